@@ -1,0 +1,1 @@
+"""Words shared by every process: frozen, pure, no clock, no I/O."""

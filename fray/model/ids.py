@@ -1,0 +1,59 @@
+"""Names and ids. Authors mint random ids, so a request can be repeated without taking effect twice."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TypeAlias
+
+from fray.errors import InvalidRequest
+
+JobId: TypeAlias = str
+"""``{name}-{token}``; survives retries."""
+AttemptId: TypeAlias = str
+"""``{job_id}:{generation}:{member}``: one incarnation of one member of a job."""
+SessionId: TypeAlias = str
+ActorId: TypeAlias = str
+"""An actor made by ``create_actor`` has its job's id; one registered with an ``ActorServer`` a token of its own."""
+NodeName: TypeAlias = str
+Namespace: TypeAlias = str
+BlobId: TypeAlias = str
+"""SHA-256 of the content, hexadecimal."""
+
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=/-]*\Z")
+NAME_LIMIT = 200
+
+
+def mint(rng: random.Random, length: int = 12) -> str:
+    """A random token (60 bits by default). ``rng`` is `random.SystemRandom` outside simulation."""
+    return "".join(rng.choice(_ALPHABET) for _ in range(length))
+
+
+def mint_job_id(name: str, rng: random.Random) -> JobId:
+    return f"{name}-{mint(rng)}"
+
+
+def attempt_id(job_id: JobId, generation: int, member: int) -> AttemptId:
+    return f"{job_id}:{generation}:{member}"
+
+
+def split_attempt(attempt: AttemptId) -> tuple[JobId, int, int]:
+    """Inverse of `attempt_id`."""
+    job_id, generation, member = attempt.rsplit(":", 2)
+    return job_id, int(generation), int(member)
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it may name a job or an actor.
+
+    Raises:
+        InvalidRequest: empty, longer than 200 characters, or with a character outside ``A-Z a-z 0-9 _ . @ + = / -``.
+    """
+    if not isinstance(name, str) or not _NAME.match(name) or len(name) > NAME_LIMIT:
+        suggestion = re.sub(r"[^A-Za-z0-9_.@+=/-]+", "-", str(name)).strip("-")[:NAME_LIMIT] or "my-job"
+        raise InvalidRequest(
+            f"{name!r} cannot be the name of {what}: use 1 to {NAME_LIMIT} letters, digits and _ . @ + = / - "
+            f"without blanks, for example {suggestion!r}"
+        )
+    return name

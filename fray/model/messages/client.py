@@ -1,0 +1,280 @@
+"""Driver (or job) with controller.
+
+Requests carry ids made by their author and may be repeated; the controller answers each once per repetition and it
+takes effect once. Notices go to whoever subscribed. A pickled value travels beside its message as an attachment,
+named by the SHA-256 that stands in the message.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import Factory, field, frozen
+
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
+from fray.model.specs import JobInfo, JobSpec, Outcome
+
+
+class Role(StrEnum):
+    DRIVER = "driver"
+    JOB = "job"
+    TOOL = "tool"
+    """Command line: owns nothing, looks on."""
+
+
+@frozen(kw_only=True)
+class ProcessMark:
+    """Tells one process from every other, ever: proof of death for a peer on the same machine."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int
+
+
+@frozen(kw_only=True)
+class ClientHello:
+    """Greeting of a driver or job to the controller (inside `fray.net`'s hello)."""
+
+    session: SessionId
+    role: Role
+    attempt_id: AttemptId | None = None
+    namespace: Namespace | None = None
+    """Asked for by a driver; None lets the controller make a unique one."""
+    grace_s: float = 30.0
+    """How long what this driver owns outlives a loss of connection without goodbye."""
+    process: ProcessMark | None = None
+    user: str = ""
+
+
+@frozen(kw_only=True)
+class ControllerHello:
+    """Greeting of the controller: which life of which cluster this is."""
+
+    cluster_id: str
+    epoch: int
+    """Grows by one at each start of the controller on its store."""
+    namespace: Namespace = ""
+    session_known: bool = False
+    """The session existed before this connection."""
+
+
+# Jobs
+
+
+@frozen(kw_only=True)
+class Launch:
+    """Launch jobs, all or none. Repeating it with the same job ids attaches to the first. Reply: `Jobs`.
+
+    Errors: NameTaken, NeverSchedulable, InvalidRequest. Attachments: the payloads.
+    The sender is subscribed to `JobChanged` of what it launches.
+    """
+
+    jobs: tuple[JobSpec, ...]
+
+
+@frozen(kw_only=True)
+class Terminate:
+    """End jobs and everything below them. Ended and unknown ids are left alone. Reply: `Done`, at once."""
+
+    jobs: tuple[JobId, ...]
+    reason: str = "terminated on request"
+
+
+@frozen(kw_only=True)
+class WatchJobs:
+    """Subscribe to `JobChanged` of these jobs. Reply: `Jobs`, as they are now, values attached. Error: NoSuchJob."""
+
+    jobs: tuple[JobId, ...]
+
+
+@frozen(kw_only=True)
+class ListJobs:
+    """Reply: `Jobs`, newest last, without values. ``namespace=None`` means the caller's own, ``"*"`` all."""
+
+    namespace: Namespace | None = None
+
+
+@frozen(kw_only=True)
+class Jobs:
+    jobs: tuple[JobInfo, ...]
+
+
+@frozen(kw_only=True)
+class JobChanged:
+    """Notice: the state of a job you launched or watch. The value of an ended job is attached."""
+
+    job: JobInfo
+
+
+@frozen(kw_only=True)
+class FetchBlob:
+    """Reply: `Done` with the content attached. Error: InvalidRequest when unknown."""
+
+    blob: BlobId
+
+
+@frozen(kw_only=True)
+class Explain:
+    """Why the job is in the state it is in. Reply: `Text`. Error: NoSuchJob."""
+
+    job: JobId
+
+
+@frozen(kw_only=True)
+class Story:
+    """What happened to the job, in order. Reply: `Events`. Error: NoSuchJob."""
+
+    job: JobId
+
+
+@frozen(kw_only=True)
+class Event:
+    """One line of the event log."""
+
+    time: float
+    job: JobId
+    what: str
+    """A word such as ``launched``, ``placed``, ``running``, ``ended``."""
+    text: str = ""
+
+
+@frozen(kw_only=True)
+class Events:
+    events: tuple[Event, ...]
+
+
+@frozen(kw_only=True)
+class Text:
+    text: str
+
+
+@frozen(kw_only=True)
+class Done:
+    pass
+
+
+# Logs
+
+
+@frozen(kw_only=True)
+class FollowLogs:
+    """Send `LogLines` of this job (``job=None``: of every job this session owns, direct or below). Reply: `Done`."""
+
+    job: JobId | None = None
+    on: bool = True
+
+
+@frozen(kw_only=True)
+class LogLines:
+    """Notice: lines that an attempt wrote, in order."""
+
+    job_id: JobId
+    name: str
+    attempt_id: AttemptId
+    lines: tuple[tuple[str, float, str], ...]
+    """(stream ``out`` or ``err``, seconds since the epoch, text without its newline)"""
+
+
+# Names
+
+
+@frozen(kw_only=True)
+class ActorEndpoint:
+    """One living actor: where it is and which incarnation it is."""
+
+    actor_id: ActorId
+    name: str
+    job_id: JobId
+    namespace: Namespace
+    metadata: dict[str, str] = Factory(dict)
+    incarnation: str = ""
+    """The attempt id of its process; for an actor in a driver, the driver's session id."""
+    number: int = 0
+    """Which actor of its host: the ``target`` of call frames."""
+    addresses: tuple[str, ...] = ()
+    """In order of preference."""
+    key: str = field(default="", repr=False)
+    """Proves to the host that the caller may dial it."""
+
+
+@frozen(kw_only=True)
+class Register:
+    """Bind an actor of the sender's process to a name. Reply: `Done`. Errors: NameTaken (if ``exclusive``).
+
+    Repeating it with the same actor id replaces metadata and addresses. Ends with the process, or by `Unregister`.
+    """
+
+    endpoint: ActorEndpoint
+    exclusive: bool = False
+
+
+@frozen(kw_only=True)
+class Unregister:
+    actor_id: ActorId
+
+
+@frozen(kw_only=True)
+class Watch:
+    """Subscribe to `Names` of a key. Reply: `Names` as it is now.
+
+    ``key`` is ``name:{namespace}/{name}`` (any number of actors) or ``actor:{actor_id}`` (one; its end is told).
+    """
+
+    key: str
+
+
+@frozen(kw_only=True)
+class Unwatch:
+    key: str
+
+
+@frozen(kw_only=True)
+class Names:
+    """Reply and notice: all endpoints under a key, oldest first. Always the whole set."""
+
+    key: str
+    endpoints: tuple[ActorEndpoint, ...]
+    ended: Outcome | None = None
+    """For ``actor:`` keys: the actor will never (again) be there, and why. Its error is attached if it has one."""
+
+
+@frozen(kw_only=True)
+class ListActors:
+    """Reply: `Names` with key ``""``: every actor of the namespace whose name starts with ``prefix``."""
+
+    prefix: str = ""
+    namespace: Namespace | None = None
+
+
+# The cluster
+
+
+@frozen(kw_only=True)
+class ListNodes:
+    """Reply: `Nodes`."""
+
+
+@frozen(kw_only=True)
+class NodeInfo:
+    name: str
+    alive: bool
+    cpu_milli: int
+    cpu_milli_free: int
+    memory_bytes: int
+    memory_bytes_free: int
+    devices: tuple[str, ...] = ()
+    attributes: dict[str, str] = Factory(dict)
+    attempts: int = 0
+    pid: int | None = None
+
+
+@frozen(kw_only=True)
+class Nodes:
+    nodes: tuple[NodeInfo, ...]
+
+
+@frozen(kw_only=True)
+class EndSession:
+    """Goodbye: end all this session owns. Reply: `Done` once all of it has ended."""
+
+    reason: str = "driver left"

@@ -1,0 +1,311 @@
+"""Jobs: what a user writes (`JobRequest`), what travels (`JobSpec`), what came of it (`Outcome`, `JobInfo`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from attrs import Factory, field, frozen
+
+from fray.errors import InvalidRequest
+from fray.model.ids import AttemptId, BlobId, JobId, Namespace, check_name
+from fray.model.resources import Demand, ResourceConfig
+
+# What a user writes --------------------------------------------------------------------------------------------------
+
+
+def _args(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(args)
+
+
+def _words(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(words)
+
+
+@frozen
+class Entrypoint:
+    """What a job runs: a Python callable (sync or async) with arguments, or a program.
+
+    Make one with `from_callable` or `from_binary`.
+    """
+
+    callable: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = field(default=(), converter=_args)
+    kwargs: dict[str, Any] = Factory(dict)
+    argv: tuple[str, ...] = ()
+
+    @classmethod
+    def from_callable(
+        cls, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Entrypoint:
+        """Run ``fn(*args, **kwargs)``; all must be picklable. An ``async def`` runs under Trio.
+
+        Raises:
+            InvalidRequest: ``fn`` is not callable.
+        """
+        if not callable(fn):
+            raise InvalidRequest(f"Entrypoint.from_callable needs a callable, not {fn!r}")
+        return cls(callable=fn, args=tuple(args), kwargs=dict(kwargs or {}))
+
+    @classmethod
+    def from_binary(cls, command: str, args: Sequence[str] = ()) -> Entrypoint:
+        """Run the program ``command`` with ``args``, without a shell. A non-zero exit code is a failure.
+
+        Raises:
+            InvalidRequest: the command is empty or an argument is no string.
+        """
+        argv = (command, *args)
+        if not command or not all(isinstance(part, str) for part in argv):
+            raise InvalidRequest(f"Entrypoint.from_binary needs a program and string arguments, not {argv!r}")
+        return cls(argv=argv)
+
+
+@frozen
+class EnvironmentConfig:
+    """Environment of a job's process, on top of the node's own."""
+
+    extras: tuple[str, ...] = field(default=(), converter=_words)
+    pip_packages: tuple[str, ...] = field(default=(), converter=_words)
+    env_vars: dict[str, str] = Factory(dict)
+
+    @classmethod
+    def create(
+        cls,
+        extras: Sequence[str] | None = None,
+        pip_packages: Sequence[str] | None = None,
+        env_vars: Mapping[str, str] | None = None,
+    ) -> EnvironmentConfig:
+        return cls(tuple(extras or ()), tuple(pip_packages or ()), dict(env_vars or {}))
+
+
+def _environment(value: EnvironmentConfig | None) -> EnvironmentConfig:
+    return value or EnvironmentConfig()
+
+
+@frozen
+class JobRequest:
+    """A job to launch.
+
+    Attributes:
+        name: no blanks; unique among the living jobs of the namespace.
+        resources: of each replica. Default 1 CPU and 2 GB.
+        entrypoint: what to run.
+        environment: variables for the process.
+        replicas: gang size; default ``resources.replicas``.
+        max_retries_failure: restarts after a failure or out of memory. Default 0.
+        max_retries_preemption: restarts after preemption or loss of a machine. Default 100.
+        detached: owned by the cluster, not by the scope or driver that launched it. Default False.
+    """
+
+    name: str
+    resources: ResourceConfig = Factory(ResourceConfig)
+    entrypoint: Entrypoint | None = None
+    environment: EnvironmentConfig = field(default=None, converter=_environment)
+    replicas: int | None = None
+    max_retries_failure: int = 0
+    max_retries_preemption: int = 100
+    detached: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        check_name(self.name, "a job")
+
+    def members(self) -> int:
+        """Processes of the gang: replicas times the hosts of one replica."""
+        replicas = self.resources.replicas if self.replicas is None else self.replicas
+        if replicas < 1:
+            raise InvalidRequest(f"job {self.name!r}: replicas={replicas} must be 1 or more")
+        return replicas * self.resources.hosts_per_replica()
+
+
+# What travels --------------------------------------------------------------------------------------------------------
+
+
+class EntryKind(StrEnum):
+    CALLABLE = "callable"
+    """Payload: pickle of ``(fn, args, kwargs)``."""
+    ACTOR = "actor"
+    """Payload: pickle of ``(cls, args, kwargs)``; the process hosts the instance until told to end."""
+    BINARY = "binary"
+    """No payload: ``argv``."""
+
+
+@frozen(kw_only=True)
+class Ladder:
+    """How a running attempt is ended: cancel, then SIGTERM after ``cancel_s``, then SIGKILL after ``term_s`` more."""
+
+    cancel_s: float = 3.0
+    term_s: float = 2.0
+
+
+@frozen(kw_only=True)
+class JobSpec:
+    """One job as the controller and the nodes know it. The payload stays closed: they carry its hash."""
+
+    job_id: JobId
+    name: str
+    namespace: Namespace
+    entry: EntryKind
+    payload: BlobId | None = None
+    argv: tuple[str, ...] = ()
+    demand: Demand = Factory(Demand)
+    members: int = 1
+    env_vars: dict[str, str] = Factory(dict)
+    sys_path: tuple[str, ...] = ()
+    """The author's ``sys.path``; entries that exist on the node are put behind the node's own."""
+    cwd: str | None = None
+    """The author's working directory, used where it exists; else the attempt's own directory."""
+    max_retries_failure: int = 0
+    max_retries_preemption: int = 100
+    detached: bool = False
+    exclusive_name: bool = True
+    """Refuse the job with `NameTaken` while another of this name lives in the namespace."""
+    ladder: Ladder = Factory(Ladder)
+    log_to_owner: bool = True
+    """Send what the job prints to the session that owns it."""
+
+
+class JobState(StrEnum):
+    """Status of a job (seed 000)."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def finished(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
+
+
+class Cause(StrEnum):
+    """Why an attempt or a job ended: the first cause, not the last symptom."""
+
+    SUCCEEDED = "succeeded"
+    FAILURE = "failure"
+    """An exception of user code or a non-zero exit code."""
+    KILLED = "killed"
+    """The process died by a signal nobody of Fray's sent. Spends the failure budget."""
+    OUT_OF_MEMORY = "out_of_memory"
+    ENVIRONMENT = "environment"
+    """The process could not be started as asked. Never retried."""
+    PREEMPTED = "preempted"
+    MACHINE_LOST = "machine_lost"
+    STOPPED = "stopped"
+    """Terminated on request."""
+    OWNER_ENDED = "owner_ended"
+    GANG = "gang"
+    """Another member of the gang ended it; that member's cause is the job's."""
+    UNSCHEDULABLE = "unschedulable"
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """How one attempt (or, committed, one job) ended.
+
+    ``value`` names the pickled result (SUCCEEDED of a callable) or the pickled exception (FAILURE in Python code).
+    """
+
+    cause: Cause
+    message: str = ""
+    """One paragraph for people; empty on success."""
+    exit_code: int | None = None
+    signal: int | None = None
+    value: BlobId | None = None
+    duration_s: float = 0.0
+
+
+@frozen(kw_only=True)
+class AttemptInfo:
+    """One attempt, for records."""
+
+    attempt_id: AttemptId
+    node: str
+    cause: Cause | None = None
+    message: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    pid: int | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+
+
+@frozen(kw_only=True)
+class JobInfo:
+    """A job's state. The first six fields are seed 000's; times are seconds since the epoch."""
+
+    job_id: JobId
+    name: str
+    state: JobState
+    error_message: str | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+    namespace: Namespace = ""
+    owner: str = ""
+    """Session or attempt whose end ends this job; empty when detached."""
+    cause: Cause | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    value: BlobId | None = None
+    reason: str = ""
+    """Why it waits, while it waits."""
+    attempts: tuple[AttemptInfo, ...] = ()
+
+
+# On the node ---------------------------------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    """Where an attempt is on its node."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@frozen(kw_only=True)
+class Wish:
+    """One attempt a node shall hold. Absent from the wanted set: end it if it lives, then forget it."""
+
+    attempt_id: AttemptId
+    spec: JobSpec
+    devices: tuple[str, ...] = ()
+    stop: bool = False
+    """End it (by the spec's ladder) and report its outcome."""
+    stop_cause: Cause = Cause.STOPPED
+    key: str = field(default="", repr=False)
+    """Credential with which the attempt's process dials the controller; never stored, filled in by the gateway."""
+    followed: bool = True
+    """Send its log lines."""
+
+
+@frozen(kw_only=True)
+class Observed:
+    """One attempt as a node sees it."""
+
+    attempt_id: AttemptId
+    phase: Phase
+    pid: int | None = None
+    outcome: Outcome | None = None
+    """Set exactly when ``phase`` is ENDED; its value travels as an attachment."""
+
+
+@frozen(kw_only=True)
+class Ticket:
+    """All that the process of one attempt needs to know; handed over on a descriptor, never on a command line."""
+
+    attempt_id: AttemptId
+    spec: JobSpec
+    controller: str
+    """Address of the controller, as `fray.net` writes it."""
+    key: str = field(repr=False)
+    payload_path: str | None = None
+    directory: str = ""
+    """The attempt's own directory (exists, mode 0700); its Unix sockets live here."""
+    node: str = ""
+    advertise: str = "127.0.0.1"
+    """Host or IP under which peers reach this node's TCP listeners."""
+    networked: bool = False
+    """True where the node is authenticated and reachable from other machines: listen on TCP too."""

@@ -1,0 +1,87 @@
+"""The seam under a channel: whole binary messages in order, and a way to dial and listen.
+
+Addresses are strings: ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``. `fray.net.websocket` and `fray.net.memory`
+implement both protocols and pass `fray.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import trio
+from attrs import field, frozen
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+@frozen
+class Credential:
+    """What a dialler proves: that it knows ``key``, which the listener finds by ``key_id``. The key never travels."""
+
+    key_id: str
+    key: str = field(repr=False)
+
+
+@frozen
+class Claim:
+    """What a listener knows of a dialler before it reads a frame."""
+
+    key_id: str
+    remote: str
+    """Where it dials from, for logs."""
+
+
+class Transport(Protocol):
+    """One connection. One task sends, one task receives.
+
+    `send` and `receive` raise `fray.errors.ConnectionFailed` (any subclass) once the connection is gone; a cancelled
+    `send` leaves the connection unusable, and the owner must `abort` it.
+    """
+
+    claim: Claim
+
+    async def send(self, parts: Sequence[Bytes]) -> None:
+        """Send one message made of ``parts``, without joining them where that costs a copy."""
+
+    async def receive(self) -> Bytes:
+        """The next message, whole. Raises MessageTooLarge for one over the limit; the connection is over then."""
+
+    async def aclose(self) -> None:
+        """Say goodbye and close; takes at most 1 s even if the peer is frozen."""
+
+    def abort(self) -> None:
+        """Drop the connection now; idempotent, never blocks."""
+
+
+Authorize: TypeAlias = Callable[[str], str | None]
+"""Key by key id; None refuses the dialler."""
+
+
+class Network(Protocol):
+    """A way to dial and to listen."""
+
+    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
+        """Connect and shake hands.
+
+        Raises:
+            Refused: nobody listens there (the process that did is gone).
+            Unauthorized: the listener does not accept the credential, or cannot prove that it knows the key itself.
+            ProtocolMismatch: something else than Fray answers.
+            Unreachable: no answer within ``timeout_s``, or no route.
+        """
+        ...
+
+    async def listen(
+        self,
+        address: str,
+        authorize: Authorize,
+        handler: Callable[[Transport], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until cancelled; reports the bound address as started. ``tcp:HOST:0`` picks a port.
+
+        Each connection runs ``handler`` in a task of its own; when that returns or fails the connection is aborted,
+        and the listener goes on.
+        """

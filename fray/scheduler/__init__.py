@@ -1,0 +1,1 @@
+"""The law: `step(state, event, now) -> effects`. No task, clock, socket or random number in here."""

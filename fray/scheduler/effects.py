@@ -1,0 +1,206 @@
+"""What the law is told (events) and what it wants done (effects). All frozen.
+
+The controller's loop turns frames into events, calls `fray.scheduler.step.step`, saves what is dirty, and only then
+carries the effects out.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from fray.errors import FrayError
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
+from fray.model.messages.client import Event as LogEvent
+from fray.model.messages.client import Launch, Register, Role
+from fray.model.messages.node import NodeHello, Report
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Restarted:
+    """The controller has started on its store (also the first time). Presence timers start again in full."""
+
+    epoch: int
+    declares_all_nodes: bool = False
+    """The nodes of this cluster are known beforehand (embedded): what fits none of ``declared`` never will."""
+    declared: tuple[NodeHello, ...] = ()
+
+
+@frozen(kw_only=True)
+class SessionOpened:
+    """A driver, job or tool has connected (again). ``attempt_id`` is set for jobs."""
+
+    session: SessionId
+    role: Role
+    namespace: Namespace
+    grace_s: float = 30.0
+    attempt_id: AttemptId | None = None
+    user: str = ""
+
+
+@frozen(kw_only=True)
+class SessionLost:
+    """The connection is gone without goodbye. A driver has its grace; a job's attempt decides for it."""
+
+    session: SessionId
+
+
+@frozen(kw_only=True)
+class SessionClosed:
+    """Goodbye, or proof that the process is dead: all it owns ends now."""
+
+    session: SessionId
+    reason: str = "driver left"
+    ref: int | None = None
+    """Reply `Done` to this request once all of it has ended."""
+
+
+@frozen(kw_only=True)
+class LaunchAsked:
+    session: SessionId
+    ref: int
+    launch: Launch
+
+
+@frozen(kw_only=True)
+class TerminateAsked:
+    session: SessionId
+    ref: int
+    jobs: tuple[JobId, ...]
+    reason: str
+
+
+@frozen(kw_only=True)
+class NodeJoined:
+    """A node has connected (first, again, or as a new incarnation: then all it held before is dead)."""
+
+    hello: NodeHello
+
+
+@frozen(kw_only=True)
+class NodeReported:
+    node: NodeName
+    incarnation: str
+    report: Report
+
+
+@frozen(kw_only=True)
+class NodeSilent:
+    """Its connection is gone: it may be dead or merely cut off."""
+
+    node: NodeName
+    incarnation: str
+
+
+@frozen(kw_only=True)
+class NodeDied:
+    """Proof: this incarnation and every attempt it held are gone for good."""
+
+    node: NodeName
+    incarnation: str
+    reason: str
+
+
+@frozen(kw_only=True)
+class NameRegistered:
+    session: SessionId
+    ref: int
+    register: Register
+
+
+@frozen(kw_only=True)
+class NameUnregistered:
+    session: SessionId
+    ref: int
+    actor_id: ActorId
+
+
+@frozen(kw_only=True)
+class Tick:
+    """Time has passed: `State.next_deadline` is due."""
+
+
+Event: TypeAlias = (
+    Restarted
+    | SessionOpened
+    | SessionLost
+    | SessionClosed
+    | LaunchAsked
+    | TerminateAsked
+    | NodeJoined
+    | NodeReported
+    | NodeSilent
+    | NodeDied
+    | NameRegistered
+    | NameUnregistered
+    | Tick
+)
+
+# Effects -------------------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Reply:
+    """Answer request ``ref`` of ``session`` with a message of `fray.model.messages.client`."""
+
+    session: SessionId
+    ref: int
+    message: object
+
+
+@frozen(kw_only=True)
+class Refusal:
+    session: SessionId
+    ref: int
+    error: FrayError = field(eq=False)
+
+
+@frozen(kw_only=True)
+class JobMoved:
+    """A job's `JobInfo` has changed: tell those who watch it."""
+
+    job_id: JobId
+
+
+@frozen(kw_only=True)
+class NamesMoved:
+    """The endpoints under a key (see `Watch.key`) have changed: tell those who watch it."""
+
+    key: str
+
+
+@frozen(kw_only=True)
+class WishesMoved:
+    """The wanted set of a node has changed in these attempts (`State.wish` has them, or they are gone)."""
+
+    node: NodeName
+    changed: tuple[AttemptId, ...] = ()
+    gone: tuple[AttemptId, ...] = ()
+
+
+@frozen(kw_only=True)
+class SessionOver:
+    """Close the conversation with this session: nothing of it is left."""
+
+    session: SessionId
+    reason: str
+
+
+@frozen(kw_only=True)
+class Forget:
+    """No living job refers to these payloads any more."""
+
+    blobs: tuple[BlobId, ...]
+
+
+@frozen(kw_only=True)
+class Happened:
+    """A line for the event log."""
+
+    event: LogEvent
+
+
+Effect: TypeAlias = Reply | Refusal | JobMoved | NamesMoved | WishesMoved | SessionOver | Forget | Happened
