@@ -1,0 +1,92 @@
+"""Fray: jobs and actors on fleets of machines, on Trio's structured concurrency."""
+
+import logging
+
+from fray.actors import ActorContext, ActorHandle, ActorServer, current_actor
+from fray.cluster import Cluster, current_cluster, open_cluster
+from fray.errors import (
+    ActorDied,
+    ConnectionFailed,
+    DeadlineExceeded,
+    FrayError,
+    InvalidRequest,
+    JobFailed,
+    JobStopped,
+    MachineLost,
+    MessageTooLarge,
+    NameTaken,
+    NeverSchedulable,
+    NoSuchActor,
+    NoSuchJob,
+    NoSuchMethod,
+    NotPicklable,
+    OutcomeUnknown,
+    RemoteError,
+    Unauthorized,
+    UnknownClusterSpec,
+    Unreachable,
+)
+from fray.futures import Future, as_completed, wait_any
+from fray.jobs import Job
+from fray.model.messages.client import ActorEndpoint
+from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
+from fray.model.specs import Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
+from fray.pools import WorkerInfo, WorkerPool
+from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+from fray.scopes import Scope
+
+logging.getLogger("fray").addHandler(logging.NullHandler())
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActorContext",
+    "ActorDied",
+    "ActorEndpoint",
+    "ActorHandle",
+    "ActorPool",
+    "ActorServer",
+    "Cause",
+    "Cluster",
+    "ClusterResolver",
+    "ConnectionFailed",
+    "CpuConfig",
+    "DeadlineExceeded",
+    "Entrypoint",
+    "EnvironmentConfig",
+    "FixedResolver",
+    "FrayError",
+    "Future",
+    "GpuConfig",
+    "InvalidRequest",
+    "Job",
+    "JobFailed",
+    "JobInfo",
+    "JobRequest",
+    "JobState",
+    "JobStopped",
+    "MachineLost",
+    "MessageTooLarge",
+    "NameTaken",
+    "NeverSchedulable",
+    "NoSuchActor",
+    "NoSuchJob",
+    "NoSuchMethod",
+    "NotPicklable",
+    "OutcomeUnknown",
+    "RemoteError",
+    "Resolver",
+    "ResourceConfig",
+    "Scope",
+    "TpuConfig",
+    "Unauthorized",
+    "UnknownClusterSpec",
+    "Unreachable",
+    "WorkerInfo",
+    "WorkerPool",
+    "as_completed",
+    "current_actor",
+    "current_cluster",
+    "open_cluster",
+    "wait_any",
+]

@@ -138,7 +138,7 @@ class DeadlineExceeded(FrayError, TimeoutError):
     """The deadline given with the call (or inherited from the caller's) has passed."""
 
 
-class OutcomeUnknown(FrayError, RuntimeError):
+class OutcomeUnknown(ActorDied):
     """The callee died or forgot while the call was under way: it may or may not have taken effect.
 
     Say ``idempotent=True`` on the call if it may be repeated.

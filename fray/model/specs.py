@@ -309,3 +309,5 @@ class Ticket:
     """Host or IP under which peers reach this node's TCP listeners."""
     networked: bool = False
     """True where the node is authenticated and reachable from other machines: listen on TCP too."""
+    devices: tuple[str, ...] = ()
+    """Ids of the accelerators granted to it (``gpu-0``, …)."""

@@ -9,11 +9,13 @@ from fray.model.ids import ActorId, SessionId
 
 @frozen(kw_only=True)
 class CallerHello:
-    """Greeting of a caller. ``caller`` is the session whose sequence numbers name its calls."""
+    """Greeting of a caller. ``caller`` names the conversation whose sequence numbers name its calls."""
 
     caller: SessionId
     expects: str | None = None
     """The host's incarnation (attempt id or session id); another one answers with `WrongIncarnation`. None: any."""
+    known: bool = False
+    """This incarnation has welcomed the caller before: what comes again may have been run."""
 
 
 @frozen(kw_only=True)

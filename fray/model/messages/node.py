@@ -50,6 +50,8 @@ class Report:
     observed: tuple[Observed, ...] = ()
     gone: tuple[AttemptId, ...] = ()
     """Forgotten because the wanted set no longer has them."""
+    serial: int = 0
+    """Grows with every report of this incarnation, so that an old full set is not taken for news. 0: not numbered."""
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,42 @@
+# make demo   the main job, on real processes of this machine
+# make test   everything that must hold: lint, types, tests
+# Both set themselves up on a bare machine (Python 3.11+ with pip); see tools/venv.
+
+PY := .venv/bin/python
+TEST_WORKERS ?= 2
+
+.PHONY: help demo test lint bench clean constraints venv
+
+help:
+	@echo "make demo [ARGS='--check --kill-worker --json report.json']   the main job: copies in the standard library"
+	@echo "make test [ARGS='-k name']                                    lint, types and all tests"
+	@echo "make lint                                                     lint and types alone"
+	@echo "make bench                                                    calls per second, start-up times"
+	@echo "make constraints                                              pin the dependencies anew (needs uv)"
+	@echo "make clean                                                    remove .venv and what tools left behind"
+
+venv:
+	@tools/venv
+
+demo: venv
+	@$(PY) examples/corpus.py $(ARGS)
+
+test: lint
+	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup $(ARGS)
+
+lint: venv
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: venv
+	@$(PY) -m bench.calls $(ARGS)
+	@$(PY) -m bench.start $(ARGS)
+
+constraints:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --quiet -o constraints.txt
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

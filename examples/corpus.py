@@ -1,0 +1,344 @@
+"""Fray's main job: copies and near copies of functions in the standard library of this Python.
+
+    python examples/corpus.py [--check] [--kill-worker] [--json PATH] [--cluster SPEC] [--workers N] [--limit FILES]
+
+A pool of worker processes tokenizes some 1,700 real files shard by shard and sends what it finds straight to one
+stateful actor, the `Merger`. Then the pool searches for near copies: the merger hands out bands of functions of like
+size, the workers send back pairs. The driver only deals out work, watches and prints.
+
+What a copy is, `corpus_text` says. The search is exact: sets so alike must share one of their rarest shingles
+(prefix filter). All the same, a sample of functions is compared with every other one, and the report says what that
+found. The nodes read the files themselves, so they need the same Python in the same place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import sysconfig
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import trio
+
+import fray
+from corpus_screen import Screen, differences, print_report, write_json
+from corpus_text import (
+    Group,
+    Place,
+    Tally,
+    in_order,
+    near_pairs,
+    packed,
+    plain_result,
+    sampled_pairs,
+    summary,
+    unpacked,
+)
+
+Worker: TypeAlias = tuple[str, int, str]
+"""Name, process id, machine."""
+Found: TypeAlias = tuple[bytes, int, Place, bytes]
+"""One function: digest of its tokens, their number, where it stands, its shingles."""
+
+SHARD_BYTES = 400_000
+SAMPLE_ONE_IN = 128
+"""Every so many-th function is compared with every other one."""
+
+# What the workers do -------------------------------------------------------------------------------------------------
+
+
+def read_shard(root: str, files: Iterable[str]) -> tuple[Tally, list[Found]]:
+    """What the merger wants to know of these files."""
+    tally = Tally()
+    ids: dict[str, int] = {}
+    functions = [
+        (one.digest(), len(one.raw), place, packed(one.shingles(), ids))
+        for file in files
+        for place, one in tally.read(root, file)
+    ]
+    return tally, functions
+
+
+def this_worker() -> Worker:
+    """Name, process id, and the machine on which that id means something."""
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return os.environ.get("FRAY_JOB_NAME", "worker"), os.getpid(), machine
+
+
+async def process_shard(number: int, root: str, files: Sequence[str], merger: Any) -> None:
+    """Task of a worker: read the files, tell the merger. A thread reads, so the worker's loop stays free."""
+    me = this_worker()
+    await merger.begin(f"shard {number}", me)
+    tally, functions = await trio.to_thread.run_sync(read_shard, root, files)
+    await merger.add(f"shard {number}", me, tally, functions)
+
+
+async def process_band(number: int, low: int, high: int, merger: Any) -> None:
+    """Task of a worker: all near pairs whose larger function has ``low`` to ``high`` shingles."""
+    me = this_worker()
+    await merger.begin(f"band {number}", me)
+    rows = await merger.band(low, high)
+    pairs, sample = await trio.to_thread.run_sync(search_band, rows, low)
+    await merger.add_pairs(f"band {number}", me, pairs, sample)
+
+
+def search_band(rows: Sequence[tuple[int, bytes]], low: int) -> tuple[list[tuple[int, int]], dict[str, int]]:
+    sets = {key: unpacked(shingles) for key, shingles in rows}
+    pairs = near_pairs(sets, least=low)
+    sample = {key for key in sets if key % SAMPLE_ONE_IN == 0}
+    found = {pair for pair in pairs if sample.intersection(pair)}
+    truth = sampled_pairs(sets, low, sample)
+    return pairs, {"pairs": len(truth), "missed": len(truth - found), "wrong": len(found - truth)}
+
+
+class Merger:
+    """Holds what the workers found. Every message names its task, so one that comes twice changes nothing."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, Worker]] = []
+        self.done: dict[str, Worker] = {}
+        self.tally = Tally()
+        self.groups: dict[bytes, Group] = {}
+        self.ordered: list[Group] = []
+        self.pairs: list[tuple[int, int]] = []
+        self.sample: Counter[str] = Counter()
+
+    def begin(self, task: str, worker: Worker) -> None:
+        self.begun.append((task, worker))
+
+    def add(self, task: str, worker: Worker, tally: Tally, functions: Iterable[Found]) -> None:
+        if task in self.done:
+            return
+        self.done[task] = worker
+        self.tally.add(tally)
+        for digest, tokens, place, shingles in functions:
+            self.groups.setdefault(digest, Group(tokens, shingles)).places.append(place)
+
+    def plan(self) -> list[tuple[int, int]]:
+        """Bands of sizes, the heaviest first. All shards must be in.
+
+        A partner has at least 0.8 of the size, so a band that ends at 1.25 times its beginning needs only itself and
+        its lower neighbour: everything travels twice at most.
+        """
+        self.ordered = in_order(self.groups.values())
+        weights: Counter[tuple[int, int]] = Counter()
+        bounds = [1]
+        while bounds[-1] <= max((len(group.content) // 8 for group in self.ordered), default=0):
+            bounds.append(bounds[-1] * 5 // 4 + 1)
+        for group in self.ordered:
+            size = len(group.content) // 8
+            place = bisect_right(bounds, size)
+            weights[bounds[place - 1], bounds[place]] += size
+        return [band for band, _ in sorted(weights.items(), key=lambda item: (-item[1], item[0]))]
+
+    def band(self, low: int, high: int) -> list[tuple[int, bytes]]:
+        return [
+            (key, group.content)
+            for key, group in enumerate(self.ordered)
+            if 4 * low <= 5 * (len(group.content) // 8) and len(group.content) // 8 < high
+        ]
+
+    def add_pairs(self, task: str, worker: Worker, pairs: Sequence[tuple[int, int]], sample: Mapping[str, int]) -> None:
+        if task in self.done:
+            return
+        self.done[task] = worker
+        self.pairs.extend(pairs)
+        self.sample.update(sample)
+
+    def progress(self) -> dict[str, Any]:
+        bands = sum(task.startswith("band") for task in self.done)
+        return {
+            "files": self.tally.counts["files"],
+            "bytes": self.tally.counts["bytes"],
+            "shards": len(self.done) - bands,
+            "bands": bands,
+            "near_pairs": len(self.pairs),
+            "busy": [(task, worker) for task, worker in dict(self.begun).items() if task not in self.done],
+        }
+
+    def history(self) -> tuple[list[tuple[str, Worker]], dict[str, Worker]]:
+        """Who began which task, in order, and whose answer was taken."""
+        return self.begun, self.done
+
+    def result(self) -> tuple[dict[str, Any], dict[str, int]]:
+        sample = {"functions": len(range(0, len(self.ordered), SAMPLE_ONE_IN)), **self.sample}
+        return summary(self.tally, self.ordered, self.pairs), sample
+
+
+# The driver ----------------------------------------------------------------------------------------------------------
+
+
+def library_files(limit: int | None = None) -> tuple[str, list[str]]:
+    """The directory of this Python's standard library and its sources below, in order.
+
+    ``limit`` takes that many, evenly spread.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = (path.relative_to(root) for path in root.rglob("*.py") if path.is_file())
+    files = sorted(path.as_posix() for path in paths if not {"site-packages", "dist-packages"} & set(path.parts))
+    if limit is not None:
+        files = files[:: max(1, len(files) // limit)][:limit]
+    return str(root), files
+
+
+def shards_of(root: str, files: Iterable[str]) -> Iterator[list[str]]:
+    """Neighbours together, about 400 kB each."""
+    shard: list[str] = []
+    size = 0
+    for file in files:
+        shard.append(file)
+        size += (Path(root) / file).stat().st_size
+        if size >= SHARD_BYTES:
+            yield shard
+            shard, size = [], 0
+    if shard:
+        yield shard
+
+
+async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
+    """The whole job on a cluster; returns the report."""
+    clock = Stages()
+    root, files = library_files(options.limit)
+    shards = list(shards_of(root, files))
+    screen.say(f"{len(files)} files of {root} in {len(shards)} shards for {options.workers} workers")
+    resources = fray.ResourceConfig.with_cpu(cpu=0.5, memory="512MB")
+    async with fray.open_cluster(options.cluster) as cluster, cluster.open_scope("corpus") as scope:
+        merger = await scope.create_actor(Merger, name="merger")
+        async with (
+            fray.WorkerPool(cluster, num_workers=options.workers, resources=resources, name_prefix="tokenizer") as pool,
+            trio.open_nursery() as nursery,
+        ):
+            clock.ended("start")
+            nursery.start_soon(watch, merger, pool, screen)
+            killing = Killing()
+            if options.kill_worker:
+                nursery.start_soon(killing.run, merger, len(shards), screen)
+            screen.stage("tokenize", "bytes", sum((Path(root) / file).stat().st_size for file in files), len(files))
+            await all_of(pool.submit(process_shard, n, root, shard, merger) for n, shard in enumerate(shards))
+            clock.ended("tokenize")
+            bands = await merger.plan()
+            screen.stage("near copies", "bands", len(bands), len(files))
+            await all_of(pool.submit(process_band, n, *band, merger) for n, band in enumerate(bands))
+            clock.ended("near copies")
+            nursery.cancel_scope.cancel()
+        result, sample = await merger.result()
+        killed = killing.story(*await merger.history())
+        clock.ended("report")
+    clock.ended("stop")
+    return {"result": result, "sample": sample, "killed": killed, "seconds": clock.seconds, "workers": options.workers}
+
+
+async def all_of(futures: Iterable[Any]) -> None:
+    for future in list(futures):
+        await future
+
+
+async def watch(merger: Any, pool: Any, screen: Screen) -> None:
+    """Ask the merger a few times a second how far it is."""
+    while True:
+        screen.update(await merger.progress(), pool.size)
+        await trio.sleep(0.2)
+
+
+class Stages:
+    """Seconds of each stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def ended(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = round(now - self._began, 3)
+        self._began = now
+
+
+class Killing:
+    """``--kill-worker``: SIGKILL to a worker in the midst of a shard, and what became of its work."""
+
+    def __init__(self) -> None:
+        self.victim: Worker | None = None
+        self.task = ""
+
+    async def run(self, merger: Any, shards: int, screen: Screen) -> None:
+        while self.victim is None:
+            progress = await merger.progress()
+            if progress["shards"] >= shards:
+                raise fray.FrayError("--kill-worker met no busy worker half-way; try with more files")
+            if progress["busy"] and progress["shards"] >= shards // 2:
+                self._kill(*progress["busy"][-1], screen)
+            await trio.sleep(0.01)
+
+    def _kill(self, task: str, worker: Worker, screen: Screen) -> None:
+        name, pid, machine = worker
+        if machine != this_worker()[2] or pid == os.getpid():
+            raise fray.FrayError(
+                f"--kill-worker: {name} is no other process of this machine; use it with --cluster machine"
+            )
+        os.kill(pid, signal.SIGKILL)
+        self.task, self.victim = task, worker
+        screen.say(f"SIGKILL to {name} (pid {pid}), busy with {task}")
+
+    def story(self, begun: Sequence[tuple[str, Worker]], done: Mapping[str, Worker]) -> dict[str, Any] | None:
+        """What happened, for the report; None if nobody was killed."""
+        if self.victim is None:
+            return None
+        lost = [task for task, worker in begun if worker == self.victim and done.get(task) != worker]
+        again = {task: "{} (pid {})".format(*done[task][:2]) for task in lost if task in done}
+        return {"worker": self.victim[0], "pid": self.victim[1], "task": self.task, "done_again": again}
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="corpus.py",
+        description=(__doc__ or "").split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--cluster", default="machine", help="machine, local, or fray://HOST:PORT with FRAY_TOKEN")
+    parser.add_argument("--workers", type=int, default=min(8, max(2, os.cpu_count() or 2)), help="worker processes")
+    parser.add_argument("--limit", type=int, help="only so many files, evenly spread")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the whole report there too")
+    parser.add_argument("--check", action="store_true", help="compute it again in one plain process and compare")
+    parser.add_argument("--kill-worker", action="store_true", help="SIGKILL a busy worker half-way")
+    options = parser.parse_args(argv)
+    for name in ("workers", "limit"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    with Screen() as screen:
+        try:
+            report = trio.run(run, options, screen)
+        except fray.FrayError as error:
+            print(f"corpus: {error}", file=sys.stderr)
+            return 2
+    print_report(report)
+    if options.json:
+        write_json(options.json, report)
+    wrong = report["sample"]["missed"] + report["sample"]["wrong"]
+    return check(options, report) or int(wrong > 0) if options.check else int(wrong > 0)
+
+
+def check(options: argparse.Namespace, report: Mapping[str, Any]) -> int:
+    """The same in this process; 1 if anything differs."""
+    began = time.perf_counter()
+    found = differences(report["result"], plain_result(*library_files(options.limit)))
+    for line in found[:20]:
+        print(f"  differs: {line}")
+    verdict = f"differs in {len(found)} places" if found else "the same"
+    print(f"check in one plain process ({time.perf_counter() - began:.1f} s): {verdict}")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

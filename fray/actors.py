@@ -1,0 +1,263 @@
+"""Actors: handles to call, and the server that exposes objects of this process."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import trio
+from attrs import evolve, frozen
+
+from fray.errors import FrayError, NoSuchMethod
+from fray.model.ids import ActorId, JobId, Namespace, check_name, mint
+from fray.model.messages.client import ActorEndpoint, Register, Unregister
+from fray.runtime.caller import Caller, CallOptions, Route
+from fray.runtime.context import Runtime, current
+from fray.runtime.current import CurrentActor, current_actor_var
+from fray.runtime.future import CallFuture
+from fray.runtime.methods import public_names
+
+if TYPE_CHECKING:
+    from fray.cluster import Cluster
+    from fray.resolver import Resolver
+
+DEFAULT_OPTIONS = CallOptions()
+
+
+class ActorMethod:
+    """One method of a remote actor: ``await method(...)``, or ``method.start(...)`` for a future at once."""
+
+    __slots__ = ("_handle", "_name", "_options")
+
+    def __init__(self, handle: ActorHandle, name: str, options: CallOptions) -> None:
+        self._handle, self._name, self._options = handle, name, options
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method and return its result. Cancelling the await cancels the remote call.
+
+        Raises:
+            BaseException: what the method raised, with its remote traceback as cause.
+            ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, NoSuchMethod, NotPicklable, MessageTooLarge.
+        """
+        caller, route = self._handle._way()
+        return await caller.call(route, self._name, args, kwargs, self._options)
+
+    def start(self, *args: Any, **kwargs: Any) -> CallFuture:
+        """Make the call now, without a checkpoint, and return a future of its result. Calls start in this order.
+
+        Raises:
+            NotPicklable, MessageTooLarge: an argument cannot travel.
+            ChannelFull: too many calls are unanswered: await some first.
+        """
+        caller, route = self._handle._way()
+        return caller.start(route, self._name, args, kwargs, self._options)
+
+    def options(
+        self, *, timeout_s: float | None = None, retry: int = 0, idempotent: bool = False
+    ) -> ActorMethod:
+        """The same method with other options.
+
+        Args:
+            timeout_s: deadline of the call and of all calls it makes; DeadlineExceeded after it. Default none.
+            retry: how many times a call may be repeated on the actor's next incarnation. Default 0.
+            idempotent: it may be repeated even when it may already have taken effect. Default False.
+        """
+        return ActorMethod(
+            self._handle, self._name, CallOptions(timeout_s=timeout_s, retry=retry, idempotent=idempotent)
+        )
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {self._handle!r}>"
+
+
+class ActorHandle:
+    """A remote actor. Its public methods are this object's; usable before the actor is up; picklable."""
+
+    __slots__ = ("_actor_id", "_label", "_methods", "_route", "_runtime")
+
+    def __init__(
+        self, actor_id: ActorId, label: str, methods: tuple[str, ...] | None = None, runtime: Runtime | None = None
+    ) -> None:
+        self._actor_id = actor_id
+        self._label = label
+        self._methods = methods
+        self._runtime = runtime
+        self._route: Route | None = None
+
+    def _way(self) -> tuple[Caller, Route]:
+        """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
+        if self._route is None:
+            if self._runtime is None:
+                self._runtime = current()
+            self._route = self._runtime.caller.route(f"actor:{self._actor_id}", self._label)
+        assert self._runtime is not None
+        return self._runtime.caller, self._route
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} begins with an underscore: only public methods of an actor can be called")
+        if self._methods is not None and name not in self._methods:
+            near = difflib.get_close_matches(name, self._methods, 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else f"; it has {', '.join(self._methods) or 'none'}"
+            raise NoSuchMethod(f"actor {self._label!r} has no public method {name!r}{hint}")
+        return ActorMethod(self, name, DEFAULT_OPTIONS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ActorHandle, (self._actor_id, self._label, self._methods))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
+
+    def __hash__(self) -> int:
+        return hash(self._actor_id)
+
+    def __repr__(self) -> str:
+        return f"<actor {self._label} ({self._actor_id})>"
+
+
+def methods_of(cls: type) -> tuple[str, ...] | None:
+    """Names a handle offers, or None when the class makes attributes up and only the actor itself can tell."""
+    return None if any("__getattr__" in vars(base) for base in cls.__mro__) else tuple(public_names(cls))
+
+
+@frozen
+class ActorContext:
+    """What an actor's method may use to reach others (seed 000).
+
+    A method whose first parameter is named ``ctx``, or annotated with this class, receives it.
+    """
+
+    cluster: Cluster
+    resolver: Resolver
+    job_id: JobId
+    namespace: Namespace
+
+    @classmethod
+    def from_environment(cls) -> ActorContext:
+        """The context of the running code: of its job, or of the driver (``job_id`` is then empty).
+
+        Raises:
+            FrayError: neither in a job nor in `open_cluster`.
+        """
+        return context_of(current())
+
+
+def context_of(runtime: Runtime) -> ActorContext:
+    """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
+    from fray.cluster import cluster_of
+    from fray.resolver import ClusterResolver
+
+    context = runtime.extras.get("context")
+    if not isinstance(context, ActorContext):
+        cluster = cluster_of(runtime)
+        context = ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
+        runtime.extras["context"] = context
+    return context
+
+
+def current_actor() -> CurrentActor:
+    """The actor call that the running code belongs to: its ``actor_id``, ``method``, ``deadline``, ``cancelled``.
+
+    Raises:
+        FrayError: the running code belongs to no actor's method.
+    """
+    actor = current_actor_var.get()
+    if actor is None:
+        raise FrayError("current_actor() is for code that an actor's method runs", reason="no actor")
+    return actor
+
+
+class ActorServer:
+    """Serve objects of this process as actors, under names that several servers may share.
+
+    Use as ``async with ActorServer(cluster) as server``, or call `shutdown` yourself; the cluster's end ends it too.
+
+    Args:
+        cluster: where the names are registered.
+        host: address to bind. Default loopback; beyond it only where the node is networked and authenticated.
+        port: 0 picks one.
+    """
+
+    def __init__(self, cluster: Cluster, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._runtime = cluster._runtime
+        self._host, self._port = host, port
+        self._endpoints: dict[ActorId, ActorEndpoint] = {}
+        self._address: str | None = None
+
+    async def __aenter__(self) -> ActorServer:
+        await self._listen()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
+
+    @property
+    def address(self) -> str:
+        """``host:port`` once it listens (after entering, or after the first `register`).
+
+        Raises:
+            FrayError: it does not listen yet.
+        """
+        if self._address is None:
+            raise FrayError("this ActorServer does not listen yet: enter it with `async with`, or register an actor")
+        return self._address
+
+    @property
+    def token(self) -> str:
+        """What a `FixedResolver` of another process must know to call these actors. Keep it secret."""
+        return self._runtime.host.key
+
+    async def _listen(self) -> None:
+        if self._address is None:
+            self._address = await self._runtime.host.listen_tcp(self._host, self._port)
+
+    async def register(self, name: str, actor: Any, metadata: dict[str, str] | None = None) -> ActorId:
+        """Serve ``actor`` under ``name``; returns its unique id.
+
+        Raises:
+            InvalidRequest: the name has blanks or other forbidden characters.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        check_name(name, "an actor")
+        await self._listen()
+        host = self._runtime.host
+        actor_id = f"{name}-{mint(self._runtime.rng)}"
+        number = host.register(actor, name, actor_id=actor_id)
+        endpoint = ActorEndpoint(
+            actor_id=actor_id,
+            name=name,
+            job_id=self._runtime.job_id or "",
+            namespace=self._runtime.namespace,
+            metadata=dict(metadata or {}),
+            incarnation=self._runtime.session,
+            number=number,
+            addresses=tuple(host.addresses),
+            key=host.key,
+        )
+        try:
+            await self._runtime.link.request(Register(endpoint=endpoint))
+        except BaseException:
+            host.unregister(number)
+            raise
+        self._endpoints[actor_id] = evolve(endpoint, key="")
+        return actor_id
+
+    async def unregister(self, name: str) -> None:
+        """Take every actor this server has under ``name`` (or with this id) off the registry and stop serving it."""
+        for actor_id, endpoint in list(self._endpoints.items()):
+            if name in (endpoint.name, actor_id):
+                del self._endpoints[actor_id]
+                await self._runtime.link.request(Unregister(actor_id=actor_id))
+                self._runtime.host.unregister(endpoint.number)
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        await self._listen()
+        await trio.sleep_forever()
+
+    async def shutdown(self, grace_period: float = 5.0) -> None:
+        """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
+        for name in dict.fromkeys(endpoint.name for endpoint in self._endpoints.values()):
+            with trio.move_on_after(1, shield=True):
+                await self.unregister(name)
+        self._address = None

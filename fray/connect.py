@@ -1,0 +1,134 @@
+"""From a cluster spec such as ``machine?nodes=2`` or ``fray://host:port`` to the driver's place in that cluster."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from urllib.parse import parse_qsl, urlsplit
+
+from attrs import frozen
+
+from fray.errors import InvalidRequest, UnknownClusterSpec
+from fray.model.ids import Namespace
+from fray.model.messages.client import LogLines, Role
+from fray.net.transport import Credential
+from fray.net.websocket import WebSocketNetwork
+from fray.node.inventory import process_mark
+from fray.runtime.context import Runtime, open_runtime
+
+DEFAULT_PORT = 7421
+
+
+@frozen
+class Spec:
+    """A parsed cluster spec."""
+
+    kind: str
+    """``local``, ``machine`` or ``fray``."""
+    address: str = ""
+    """Of a ``fray://`` controller, as `fray.net` writes it."""
+    nodes: int = 2
+    cpu: float | None = None
+    memory: str | None = None
+
+
+def parse_spec(spec: str) -> Spec:
+    """``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port``, ``fray+unix:///path``.
+
+    Raises:
+        UnknownClusterSpec: anything else.
+    """
+    url = urlsplit(spec)
+    if spec == "local":
+        return Spec("local")
+    if url.path == "machine" and not url.scheme:
+        return _machine_spec(spec, dict(parse_qsl(url.query, keep_blank_values=True)))
+    if url.scheme == "fray+unix" and url.path:
+        return Spec("fray", address=f"unix:{url.path}")
+    if url.scheme == "fray" and url.hostname and not url.path.strip("/"):
+        return Spec("fray", address=f"tcp:{url.hostname}:{_port(url.netloc, spec)}")
+    raise UnknownClusterSpec(
+        f"{spec!r} is no cluster: write 'local', 'machine', 'machine?nodes=2&cpu=4' or 'fray://host:port' "
+        "(as the argument of open_cluster or in FRAY_CLUSTER_SPEC)",
+        spec=spec,
+    )
+
+
+def _port(netloc: str, spec: str) -> int:
+    _, _, port = netloc.rpartition(":") if ":" in netloc else ("", "", str(DEFAULT_PORT))
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise UnknownClusterSpec(f"{spec!r} has no usable port: write fray://host:{DEFAULT_PORT}", spec=spec)
+    return int(port)
+
+
+def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
+    unknown = sorted(options.keys() - {"nodes", "cpu", "memory"})
+    try:
+        if unknown:
+            raise ValueError(f"unknown option {unknown[0]!r}")
+        nodes, cpu = int(options.get("nodes", 2)), options.get("cpu")
+        if not 1 <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
+            raise ValueError("nodes must be 1 to 64, and cpu more than 0")
+    except ValueError as error:
+        raise UnknownClusterSpec(
+            f"{spec!r}: {error}; write for example 'machine?nodes=2&cpu=4&memory=8GB'", spec=spec
+        ) from None
+    return Spec("machine", nodes=nodes, cpu=None if cpu is None else float(cpu), memory=options.get("memory"))
+
+
+def open_by_spec(
+    spec: Spec, *, namespace: Namespace | None, token: str | None, logs: bool
+) -> AbstractAsyncContextManager[Runtime]:
+    """The driver's place in the cluster that the spec names."""
+    on_log = LogPrinter() if logs else None
+    if spec.kind == "local":
+        from fray.local import open_local
+
+        return open_local(namespace=namespace, on_log=on_log)
+    if spec.kind == "machine":
+        from fray.machine import open_machine
+
+        return open_machine(spec.nodes, spec.cpu, spec.memory, namespace=namespace, on_log=on_log)
+    return open_remote(spec.address, namespace=namespace, token=token, on_log=on_log)
+
+
+@asynccontextmanager
+async def open_remote(
+    address: str, *, namespace: Namespace | None, token: str | None, on_log: Callable[[LogLines], None] | None
+) -> AsyncIterator[Runtime]:
+    """A driver's connection to a running controller.
+
+    Raises:
+        InvalidRequest: no token.
+        Unreachable, Unauthorized, ProtocolMismatch.
+    """
+    secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
+    if not secret:
+        raise InvalidRequest(
+            "a running controller wants a token: set FRAY_TOKEN, or pass open_cluster(token=...); "
+            "fray-controller says at its start where its token is"
+        )
+    async with open_runtime(
+        WebSocketNetwork(),
+        [address],
+        Credential("cluster", secret.strip()),
+        role=Role.DRIVER,
+        rng=random.SystemRandom(),
+        namespace=namespace,
+        process=process_mark(),
+        on_log=on_log,
+    ) as runtime:
+        if on_log is not None:
+            runtime.link.follow_logs(None)
+        yield runtime
+
+
+class LogPrinter:
+    """Prints what jobs write: ``(name) line``, to standard output or standard error as the job did."""
+
+    def __call__(self, log: LogLines) -> None:
+        for stream, _, text in log.lines:
+            print(f"({log.name}) {text}", file=sys.stderr if stream == "err" else sys.stdout, flush=True)

@@ -1,0 +1,97 @@
+"""What the controller lets in: who may speak as whom, and which launches make sense. Plain functions, no I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
+from fray.model.ids import NAME_LIMIT, BlobId, Namespace, SessionId, check_name
+from fray.model.messages.client import ClientHello, Launch, Role
+from fray.model.specs import EntryKind, JobSpec
+from fray.scheduler.rows import Session, SessionPhase
+
+CLUSTER_KEY = "cluster"
+"""Key id of the cluster's token."""
+ATTEMPT_KEY = "attempt:"
+"""Key ids of attempts: this and the attempt id."""
+LAUNCH_LIMIT_JOBS = 10_000
+"""Jobs of one `Launch`."""
+ID_LIMIT = NAME_LIMIT + 40
+_OURS = ("its peer began anew", "stopped", "superseded", "cancelled")
+
+
+def is_goodbye(error: FrayError) -> bool:
+    """The channel ended because the peer took its leave, not because of something on our side."""
+    reason = error.details.get("reason", "")
+    return type(error) is ChannelClosed and reason not in _OURS and not reason.startswith("the code behind")
+
+
+# Greetings -----------------------------------------------------------------------------------------------------------
+
+
+def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None:
+    """May a dialler that has proven ``key_id`` speak for this session?
+
+    Raises:
+        Unauthorized: its key belongs to somebody else.
+        InvalidRequest: the session or a namespace has an impossible name.
+        FrayError: the session has ended; its owner must begin a new one.
+    """
+    attempt = key_id.removeprefix(ATTEMPT_KEY) if key_id.startswith(ATTEMPT_KEY) else None
+    if (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
+        raise Unauthorized(
+            f"key {key_id!r} does not let one speak as {hello.role.value} {hello.attempt_id or ''}".rstrip()
+        )
+    if known is not None and (known.role is not hello.role or known.attempt_id != attempt):
+        raise Unauthorized(f"session {hello.session!r} belongs to another key")
+    if known is not None and known.phase is SessionPhase.ENDED:
+        raise FrayError(
+            f"session {hello.session!r} has ended ({known.reason}), and all it owned with it: open the cluster again",
+            reason=known.reason,
+        )
+    if not hello.session or len(hello.session) > ID_LIMIT:
+        raise InvalidRequest(f"a session needs an id of 1 to {ID_LIMIT} characters")
+    if hello.namespace:
+        check_name(hello.namespace, "a namespace")
+
+
+def default_namespace(session: SessionId) -> Namespace:
+    """A namespace of its own for a driver that asks for none; the same each time it asks."""
+    return f"anon-{hashlib.sha256(session.encode()).hexdigest()[:12]}"
+
+
+# Launches ------------------------------------------------------------------------------------------------------------
+
+
+def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[[BlobId], bool]) -> list[BlobId]:
+    """The payloads these jobs need, each attached or there already.
+
+    Raises:
+        InvalidRequest: too many jobs or none, an impossible name or id, a payload missing or of nobody.
+    """
+    if not 1 <= len(launch.jobs) <= LAUNCH_LIMIT_JOBS:
+        raise InvalidRequest(f"one launch takes 1 to {LAUNCH_LIMIT_JOBS} jobs, not {len(launch.jobs)}")
+    for spec in launch.jobs:
+        _check_spec(spec)
+    needed = [spec.payload for spec in launch.jobs if spec.payload is not None]
+    missing = [blob for blob in needed if blob not in attached and not has_blob(blob)]
+    if missing:
+        raise InvalidRequest(f"the payload {missing[0]} is not attached, or came damaged: send the launch again")
+    if extra := set(attached) - set(needed):
+        raise InvalidRequest(f"no job of this launch names the attachment {min(extra)}")
+    return needed
+
+
+def _check_spec(spec: JobSpec) -> None:
+    check_name(spec.name, "a job")
+    if spec.namespace:
+        check_name(spec.namespace, "a namespace")
+    token = spec.job_id.removeprefix(f"{spec.name}-")
+    if token == spec.job_id or not token.isalnum() or len(spec.job_id) > ID_LIMIT:
+        raise InvalidRequest(f"job id {spec.job_id!r} must be the job's name, a dash, and letters or digits")
+    if spec.entry is EntryKind.BINARY:
+        if not spec.argv:
+            raise InvalidRequest(f"job {spec.name!r} runs a program and names none")
+    elif spec.payload is None:
+        raise InvalidRequest(f"job {spec.name!r} runs Python code and has no payload")

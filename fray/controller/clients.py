@@ -1,0 +1,410 @@
+"""The conversation with one driver, job or tool: its requests become events, news becomes notices.
+
+Law: what changes the cluster goes into the inbox and is answered when it is saved; what only looks is answered at once
+from the state, which is always the saved one. News waits here as *which* (job, key, attempt), bounded by what is
+subscribed, until the channel has room; so a slow client is told the latest, and a log reader what it missed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import trio
+from attrs import define, evolve, field
+
+from fray.controller.admission import check_launch, is_goodbye
+from fray.controller.house import House
+from fray.controller.logs import Follower
+from fray.controller.mortality import Witness
+from fray.controller.subscriptions import Subscriptions
+from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, ProtocolMismatch
+from fray.model.ids import AttemptId, JobId, Namespace, SessionId, check_name, split_attempt
+from fray.model.messages import client as words
+from fray.model.messages.client import ClientHello
+from fray.model.specs import JobInfo
+from fray.net.channel import MESSAGE_LIMIT_BYTES, Channel
+from fray.net.codec import Kind, decode_message
+from fray.net.transport import Bytes
+from fray.scheduler.effects import (
+    LaunchAsked,
+    NameRegistered,
+    NameUnregistered,
+    SessionClosed,
+    SessionLost,
+    SessionOpened,
+    TerminateAsked,
+)
+from fray.scheduler.explain import explain
+
+LOG_CHUNK_BYTES = 64 * 1024
+"""Log lines of one notice, about."""
+REPLY_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
+"""Attachments of one reply; the rest of a message is for the words around them."""
+
+_log = logging.getLogger("fray.controller.clients")
+
+Answer = tuple[object, Sequence[Bytes]] | None
+"""A reply with attachments; None: the law answers."""
+
+
+@define(eq=False)
+class Audience:
+    """Which client follows what."""
+
+    of_job: Subscriptions[JobId, ClientLink] = field(factory=Subscriptions)
+    of_name: Subscriptions[str, ClientLink] = field(factory=Subscriptions)
+    of_log: Subscriptions[JobId | SessionId, ClientLink] = field(factory=Subscriptions)
+    """By job, or by session for all that it owns."""
+
+    def leave(self, link: ClientLink) -> None:
+        for subscriptions in (self.of_job, self.of_name, self.of_log):
+            subscriptions.leave(link)
+
+
+class Front(Protocol):
+    """What a link tells those who made it."""
+
+    def client_gone(self, link: ClientLink) -> None:
+        """Its channel has ended."""
+
+
+class ClientLink:
+    """Handler of one client's channel.
+
+    Its life: made at the greeting, `on_reset` opens the session, suspensions and resumptions are told to the law, and
+    `on_end` ends it. A goodbye closes the session, and so does proof that the process is dead.
+    """
+
+    def __init__(
+        self,
+        house: House,
+        audience: Audience,
+        front: Front,
+        hello: ClientHello,
+        namespace: Namespace,
+        channel: Channel,
+        witness: Witness | None,
+    ) -> None:
+        self.hello = hello
+        self.session = hello.session
+        self.namespace = namespace
+        self.channel = channel
+        self.witness = witness
+        self.superseded = False
+        """A later channel speaks for this session."""
+        self._house = house
+        self._audience = audience
+        self._front = front
+        self._follower = Follower(house.book)
+        self._jobs: dict[JobId, JobInfo] = {}
+        self._names: dict[str, None] = {}
+        self._finish: str | None = None
+        self._lost = False
+        self._wake = trio.Event()
+
+    def __repr__(self) -> str:
+        waiting = len(self._jobs) + len(self._names)
+        return f"<ClientLink {self.hello.role} {self.session} in {self.namespace!r}: {waiting} news waiting>"
+
+    # The channel's handler
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if kind == Kind.REQUEST:
+            self._request(ref, body)
+        elif kind == Kind.NOTICE:
+            message, _ = decode_message(body)
+            if isinstance(message, words.Unwatch):
+                self._audience.of_name.drop(message.key, self)
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        self._open()
+
+    def on_suspended(self, why: str) -> None:
+        if self.witness is not None and self.witness.dead():
+            self.died("its process is gone")
+        else:
+            self._lose()
+
+    def on_resumed(self) -> None:
+        self._open()
+
+    def on_end(self, error: FrayError) -> None:
+        self._audience.leave(self)
+        self._front.client_gone(self)
+        self._wake.set()
+        if self.superseded or self._finish is not None:
+            return
+        if is_goodbye(error):
+            self._tell(SessionClosed(session=self.session, reason=error.details["reason"] or "goodbye"))
+        else:
+            self._lose()
+
+    def _open(self) -> None:
+        hello = self.hello
+        self._lost = False
+        self._tell(
+            SessionOpened(
+                session=self.session,
+                role=hello.role,
+                namespace=self.namespace,
+                grace_s=hello.grace_s,
+                attempt_id=hello.attempt_id,
+                user=hello.user,
+            )
+        )
+
+    def _lose(self) -> None:
+        if not self._lost and not self.superseded:
+            self._lost = True
+            self._tell(SessionLost(session=self.session))
+
+    def died(self, reason: str) -> None:
+        """Its process is proven dead: nobody will come back for what it owns."""
+        if not self.superseded:
+            self._lost = True
+            self._tell(SessionClosed(session=self.session, reason=reason))
+
+    def _tell(self, event: SessionOpened | SessionLost | SessionClosed) -> None:
+        self._house.inbox.tell(event)
+
+    # Requests
+
+    def _request(self, ref: int, body: Bytes) -> None:
+        try:
+            message, blobs = decode_message(body)
+            answer = _ANSWERS.get(type(message))
+            if answer is None:
+                raise ProtocolMismatch(f"{type(message).__name__} is nothing to ask a controller")
+            reply = answer(self, ref, message, blobs)
+            if reply is not None:
+                self.reply(ref, *reply)
+        except FrayError as error:
+            self.refuse(ref, error)
+
+    def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
+        self._send(lambda: self.channel.reply(ref, message, blobs))
+
+    def refuse(self, ref: int, error: FrayError) -> None:
+        self._send(lambda: self.channel.fail(ref, error))
+
+    def _send(self, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except ChannelClosed:
+            pass  # `on_end` has been told
+        except ChannelFull as error:
+            self.channel.end(error)  # without a word: it dials again, and asks again for what it still wants
+
+    def law_answers(self, ref: int, message: object) -> None:
+        """The law's reply to a request of this session; it follows what it has launched."""
+        if not isinstance(message, words.Jobs):
+            self.reply(ref, message)
+            return
+        try:
+            reply, blobs = self._follow_jobs(message.jobs)
+        except FrayError as error:
+            self.refuse(ref, error)
+        else:
+            self.reply(ref, reply, blobs)
+
+    # Jobs
+
+    def _launch(self, ref: int, message: words.Launch, blobs: Sequence[Bytes]) -> Answer:
+        with self._house.holding(blobs) as attached:
+            needed = check_launch(message, attached, self._house.store.has_blob)
+            event = LaunchAsked(session=self.session, ref=ref, launch=message)
+            self._house.ask_with(event, needed)
+        return None
+
+    def _terminate(self, ref: int, message: words.Terminate, blobs: Sequence[Bytes]) -> Answer:
+        self._house.inbox.ask(TerminateAsked(session=self.session, ref=ref, jobs=message.jobs, reason=message.reason))
+        return None
+
+    def _watch_jobs(self, ref: int, message: words.WatchJobs, blobs: Sequence[Bytes]) -> Answer:
+        return self._follow_jobs([self._house.state.job_info(job) for job in message.jobs])
+
+    def _follow_jobs(self, infos: Sequence[JobInfo]) -> tuple[words.Jobs, list[Bytes]]:
+        """The infos with their values, each attached for itself; those that live are followed from now on."""
+        told: list[JobInfo] = []
+        values: list[Bytes] = []
+        for info in infos:
+            told_info, value = self._house.with_value(info)
+            told.append(told_info)
+            values += value
+            if not info.state.finished:
+                self._audience.of_job.add(info.job_id, self)
+        size_bytes = sum(map(len, values))
+        if size_bytes > REPLY_LIMIT_BYTES:
+            raise InvalidRequest(
+                f"the results of these {len(infos)} jobs have {size_bytes} bytes together, "
+                f"more than one reply carries ({REPLY_LIMIT_BYTES}): ask for fewer jobs at a time",
+                size_bytes=size_bytes,
+                limit_bytes=REPLY_LIMIT_BYTES,
+            )
+        return words.Jobs(jobs=tuple(told)), values
+
+    def _list_jobs(self, ref: int, message: words.ListJobs, blobs: Sequence[Bytes]) -> Answer:
+        return words.Jobs(jobs=self._house.state.list_jobs(self._namespace(message.namespace))), ()
+
+    def _namespace(self, asked: Namespace | None) -> Namespace | None:
+        """None for all."""
+        return self.namespace if asked is None else None if asked == "*" else asked
+
+    def _fetch_blob(self, ref: int, message: words.FetchBlob, blobs: Sequence[Bytes]) -> Answer:
+        data = self._house.store.blob(message.blob)
+        if data is None:
+            raise InvalidRequest(f"the controller keeps no blob {message.blob!r} (any more)")
+        return words.Done(), [data]
+
+    def _explain(self, ref: int, message: words.Explain, blobs: Sequence[Bytes]) -> Answer:
+        state = self._house.state
+        state.job_info(message.job)
+        return words.Text(text=explain(state, message.job, self._house.inbox.now)), ()
+
+    def _story(self, ref: int, message: words.Story, blobs: Sequence[Bytes]) -> Answer:
+        events = self._house.store.story(message.job)
+        if not events:
+            self._house.state.job_info(message.job)
+        return words.Events(events=events), ()
+
+    # Names
+
+    def _register(self, ref: int, message: words.Register, blobs: Sequence[Bytes]) -> Answer:
+        check_name(message.endpoint.name, "an actor")
+        self._house.inbox.ask(NameRegistered(session=self.session, ref=ref, register=message))
+        return None
+
+    def _unregister(self, ref: int, message: words.Unregister, blobs: Sequence[Bytes]) -> Answer:
+        self._house.inbox.ask(NameUnregistered(session=self.session, ref=ref, actor_id=message.actor_id))
+        return None
+
+    def _watch(self, ref: int, message: words.Watch, blobs: Sequence[Bytes]) -> Answer:
+        if message.key.partition(":")[0] not in ("name", "actor"):
+            raise InvalidRequest(f"{message.key!r} is no key: write name:NAMESPACE/NAME or actor:ID")
+        self._audience.of_name.add(message.key, self)
+        self._names.pop(message.key, None)
+        return self._names_now(message.key)
+
+    def _names_now(self, key: str) -> tuple[words.Names, list[Bytes]]:
+        names = self._house.state.names(key)
+        ended, error = self._house.with_error(names.ended)
+        return evolve(names, ended=ended), error
+
+    def _unwatch(self, ref: int, message: words.Unwatch, blobs: Sequence[Bytes]) -> Answer:
+        self._audience.of_name.drop(message.key, self)
+        return words.Done(), ()
+
+    def _list_actors(self, ref: int, message: words.ListActors, blobs: Sequence[Bytes]) -> Answer:
+        return self._house.state.list_actors(self._namespace(message.namespace), message.prefix), ()
+
+    # Logs
+
+    def _follow_logs(self, ref: int, message: words.FollowLogs, blobs: Sequence[Bytes]) -> Answer:
+        if message.job is not None:
+            self._house.state.job_info(message.job)
+        key = self.session if message.job is None else message.job
+        if message.on:
+            self._audience.of_log.add(key, self)
+        else:
+            self._audience.of_log.drop(key, self)
+        jobs = self._house.state.owned(self.session) if message.job is None else [message.job]
+        for attempt in self._house.book.attempts_of(jobs):
+            (self.log_moved if message.on else self._follower.leave)(attempt)
+        return words.Done(), ()
+
+    # The cluster
+
+    def _list_nodes(self, ref: int, message: words.ListNodes, blobs: Sequence[Bytes]) -> Answer:
+        return words.Nodes(nodes=self._house.state.nodes_info()), ()
+
+    def _end_session(self, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
+        self._house.inbox.ask(SessionClosed(session=self.session, reason=message.reason, ref=ref))
+        return None
+
+    # News
+
+    def job_moved(self, info: JobInfo) -> None:
+        self._jobs[info.job_id] = info
+        if info.state.finished:
+            self._audience.of_job.drop(info.job_id, self)
+        self._wake.set()
+
+    def names_moved(self, key: str) -> None:
+        self._names[key] = None
+        self._wake.set()
+
+    def log_moved(self, attempt: AttemptId) -> None:
+        self._follower.poke(attempt)
+        self._wake.set()
+
+    def finish(self, reason: str) -> None:
+        """Send the news that wait, then close the channel."""
+        self._finish = self._finish or reason
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send news as there is room, until the channel has ended."""
+        try:
+            while self.channel.error is None:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                while self._news_waiting():
+                    await self.channel.wait_room()
+                    self._send(self._send_one)
+                if self._finish is not None:
+                    await self.channel.close(self._finish)
+        except ChannelClosed:
+            pass  # `on_end` has been told
+
+    def _news_waiting(self) -> bool:
+        return self.channel.error is None and bool(self._names or self._jobs or self._follower.behind())
+
+    def _send_one(self) -> None:
+        """Names first, then jobs, each after the lines it has printed so far, then the lines of the others."""
+        if self._names:
+            key = next(iter(self._names))
+            del self._names[key]
+            self.channel.notice(*self._names_now(key))
+            return
+        if not self._jobs:
+            self._send_lines(self._follower.behind()[0])
+            return
+        job_id = next(iter(self._jobs))
+        lines = [attempt for attempt in self._follower.behind() if split_attempt(attempt)[0] == job_id]
+        if lines:
+            self._send_lines(lines[0])
+            return
+        info, value = self._house.with_value(self._jobs.pop(job_id))
+        self.channel.notice(words.JobChanged(job=info), value)
+
+    def _send_lines(self, attempt: AttemptId) -> None:
+        lines = self._follower.read(attempt, LOG_CHUNK_BYTES)
+        job_id = split_attempt(attempt)[0]
+        job = self._house.state.jobs.get(job_id)
+        if lines:
+            name = job.spec.name if job else job_id
+            self.channel.notice(words.LogLines(job_id=job_id, name=name, attempt_id=attempt, lines=lines))
+
+
+_ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] = {
+    words.Launch: ClientLink._launch,
+    words.Terminate: ClientLink._terminate,
+    words.WatchJobs: ClientLink._watch_jobs,
+    words.ListJobs: ClientLink._list_jobs,
+    words.FetchBlob: ClientLink._fetch_blob,
+    words.Explain: ClientLink._explain,
+    words.Story: ClientLink._story,
+    words.FollowLogs: ClientLink._follow_logs,
+    words.Register: ClientLink._register,
+    words.Unregister: ClientLink._unregister,
+    words.Watch: ClientLink._watch,
+    words.Unwatch: ClientLink._unwatch,
+    words.ListActors: ClientLink._list_actors,
+    words.ListNodes: ClientLink._list_nodes,
+    words.EndSession: ClientLink._end_session,
+}

@@ -1,0 +1,252 @@
+"""Where the controller meets the world: who may come in, which link speaks for whom, and effects to those they concern.
+
+One acceptor serves all listeners; the class of the greeting tells clients from nodes. Nothing here decides anything
+about jobs: links turn words into events, `Gateway.carry_out` hands the saved effects to links.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+
+import trio
+
+from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, default_namespace
+from fray.controller.clients import Audience, ClientLink
+from fray.controller.house import House
+from fray.controller.mortality import Witness
+from fray.controller.nodes import NodeLink
+from fray.errors import ChannelClosed, ChannelFull, NodeNameTaken, NoSuchJob, ProtocolMismatch, Unauthorized
+from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
+from fray.model.messages.client import ClientHello, ControllerHello, Role
+from fray.model.messages.node import NodeHello
+from fray.net.channel import Acceptor, Channel, Handler, HandlerFactory
+from fray.net.codec import decode_message, encode_message
+from fray.net.transport import Claim
+from fray.scheduler.effects import (
+    Effect,
+    Event,
+    Forget,
+    JobMoved,
+    NamesMoved,
+    NodeJoined,
+    Refusal,
+    Reply,
+    SessionOver,
+    WishesMoved,
+)
+
+LINKS_LIMIT = 20_000
+"""Conversations at a time."""
+KEEP_S = 60.0
+"""How long a conversation without a connection can be resumed without loss."""
+
+_log = logging.getLogger("fray.controller")
+
+
+class Gateway:
+    """All conversations of one controller.
+
+    Args:
+        token: of the cluster; attempts have keys of their own.
+    """
+
+    def __init__(self, house: House, token: str, nursery: trio.Nursery, rng: random.Random) -> None:
+        self._house = house
+        self._token = token
+        self._nursery = nursery
+        self._audience = Audience()
+        self._clients: dict[SessionId, ClientLink] = {}
+        self._nodes: dict[NodeName, NodeLink] = {}
+        self._links = 0
+        self._revision = 0
+        self.acceptor = Acceptor(f"{house.cluster_id}.{house.epoch}", self._on_greeting, keep_s=KEEP_S, rng=rng)
+
+    def __repr__(self) -> str:
+        return f"<Gateway {len(self._clients)} clients, {len(self._nodes)} nodes>"
+
+    # Who comes in
+
+    def authorize(self, key_id: str) -> str | None:
+        """The key behind a key id; None for attempts that are not wanted (any more), and for anything else."""
+        if key_id == CLUSTER_KEY:
+            return self._token
+        attempt = key_id.removeprefix(ATTEMPT_KEY)
+        if attempt != key_id and self._house.state.attempt_living(attempt):
+            return self._house.attempt_key(attempt)
+        return None
+
+    def _on_greeting(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+        if self._links >= LINKS_LIMIT:
+            raise ChannelFull(f"the controller holds {LINKS_LIMIT} conversations, its limit", limit=LINKS_LIMIT)
+        hello, _ = decode_message(greeting)
+        if isinstance(hello, NodeHello):
+            return self._greet_node(claim, hello)
+        if isinstance(hello, ClientHello):
+            return self._greet_client(claim, hello)
+        raise ProtocolMismatch(f"a controller is greeted by a client or a node, not with {type(hello).__name__}")
+
+    def _greet_client(self, claim: Claim, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
+        known = self._house.state.sessions.get(hello.session)
+        check_client(hello, claim.key_id, known)
+        namespace = known.namespace if known is not None else self._namespace_for(hello)
+        answer = ControllerHello(
+            cluster_id=self._house.cluster_id,
+            epoch=self._house.epoch,
+            namespace=namespace,
+            session_known=known is not None,
+        )
+        return encode_message(answer), lambda channel: self._add_client(hello, namespace, channel)
+
+    def _namespace_for(self, hello: ClientHello) -> Namespace:
+        """A job's is its job's; a driver's what it asks for, or its own."""
+        if hello.attempt_id is not None:
+            job = self._house.state.jobs.get(split_attempt(hello.attempt_id)[0])
+            return job.spec.namespace if job is not None else ""
+        return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
+
+    def _greet_node(self, claim: Claim, hello: NodeHello) -> tuple[bytes, HandlerFactory]:
+        if claim.key_id != CLUSTER_KEY:
+            raise Unauthorized("a node needs the token of the cluster")
+        check_name(hello.node, "a node")
+        there = self._nodes.get(hello.node)
+        if there is not None and there.incarnation != hello.incarnation:
+            self._make_way(there, hello, claim)
+        answer = ControllerHello(cluster_id=self._house.cluster_id, epoch=self._house.epoch)
+        return encode_message(answer), lambda channel: self._add_node(hello, channel)
+
+    def _make_way(self, there: NodeLink, hello: NodeHello, claim: Claim) -> None:
+        """Another incarnation takes over a name only from one that is gone: dead, or without a connection.
+
+        Raises:
+            NodeNameTaken: the first one lives.
+        """
+        if there.channel.connected and not there.proven_dead():
+            raise NodeNameTaken(
+                f"node name {hello.node!r} is taken: a living fray-node at {there.channel.remote} has it; "
+                f"give the one at {claim.remote} another --name, or end the first",
+                node=hello.node,
+                holder=there.channel.remote,
+            )
+
+    # Links
+
+    def _add_client(self, hello: ClientHello, namespace: Namespace, channel: Channel) -> Handler:
+        witness = Witness.of(hello.process)
+        link = ClientLink(self._house, self._audience, self, hello, namespace, channel, witness)
+        old = self._clients.get(hello.session)
+        self._clients[hello.session] = link
+        if old is not None:
+            self._supersede(old)
+        self._start(link)
+        return link
+
+    def _add_node(self, hello: NodeHello, channel: Channel) -> Handler:
+        link = NodeLink(self._house, self, hello, channel, Witness.of(hello.process))
+        old = self._nodes.get(hello.node)
+        self._nodes[hello.node] = link
+        if old is not None:
+            self._supersede(old)
+        self._start(link)
+        return link
+
+    def _supersede(self, link: ClientLink | NodeLink) -> None:
+        link.superseded = True
+        link.channel.abort(ChannelClosed("a newer conversation took over", reason="superseded"))
+
+    def _start(self, link: ClientLink | NodeLink) -> None:
+        self._links += 1
+        self._nursery.start_soon(link.run)
+        if link.witness is not None:
+            self._nursery.start_soon(self._watch_death, link, link.witness)
+
+    async def _watch_death(self, link: ClientLink | NodeLink, witness: Witness) -> None:
+        """The process may be gone long before its connection (a child may have inherited the socket)."""
+        try:
+            await witness.wait_dead()
+        except trio.ClosedResourceError:
+            return  # the link has ended first
+        link.died("its process is gone")
+        link.channel.end(ChannelClosed("the process of the peer is gone", reason="stopped"))
+
+    def client_gone(self, link: ClientLink) -> None:
+        if self._clients.get(link.session) is link:
+            del self._clients[link.session]
+        self._forget(link)
+
+    def node_gone(self, link: NodeLink) -> None:
+        if self._nodes.get(link.node) is link:
+            del self._nodes[link.node]
+        self._forget(link)
+
+    def _forget(self, link: ClientLink | NodeLink) -> None:
+        self._links -= 1
+        if link.witness is not None:
+            link.witness.close()
+
+    def next_revision(self) -> int:
+        self._revision += 1
+        return self._revision
+
+    # What follows from a saved batch
+
+    def carry_out(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
+        """Hand each effect to the links it concerns. Nothing here waits."""
+        for event in events:
+            if isinstance(event, NodeJoined):
+                self._node_joined(event.hello)
+        for effect in effects:
+            self._carry_out(effect)
+        self._house.unpin(events)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Reply() | Refusal() | SessionOver():
+                self._to_client(effect)
+            case JobMoved(job_id=job_id):
+                self._job_moved(job_id)
+            case NamesMoved(key=key):
+                for link in self._audience.of_name.of(key):
+                    link.names_moved(key)
+            case WishesMoved(node=name, changed=changed, gone=gone):
+                if name in self._nodes:
+                    self._nodes[name].wishes_moved((*changed, *gone))
+            case Forget(blobs=blobs):
+                self._house.forget(blobs)
+
+    def _to_client(self, effect: Reply | Refusal | SessionOver) -> None:
+        link = self._clients.get(effect.session)
+        if link is None:
+            return
+        if isinstance(effect, Reply):
+            link.law_answers(effect.ref, effect.message)
+        elif isinstance(effect, Refusal):
+            link.refuse(effect.ref, effect.error)
+        else:
+            link.finish(effect.reason)
+
+    def _job_moved(self, job_id: JobId) -> None:
+        links = list(self._audience.of_job.of(job_id))
+        if not links:
+            return
+        try:
+            info = self._house.state.job_info(job_id)
+        except NoSuchJob:
+            return  # forgotten within the same batch
+        for link in links:
+            link.job_moved(info)
+
+    def _node_joined(self, hello: NodeHello) -> None:
+        link = self._nodes.get(hello.node)
+        if link is not None and link.incarnation == hello.incarnation:
+            link.joined()
+
+    def log_moved(self, attempt: AttemptId) -> None:
+        job_id = split_attempt(attempt)[0]
+        links = dict.fromkeys(self._audience.of_log.of(job_id))
+        job = self._house.state.jobs.get(job_id)
+        if job is not None and job.root and job.spec.log_to_owner:
+            links |= dict.fromkeys(self._audience.of_log.of(job.root))
+        for link in links:
+            link.log_moved(attempt)

@@ -1,0 +1,302 @@
+"""The controller as a task (`run_controller`), and as the daemon ``fray-controller``."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+from attrs import define, field, frozen
+
+from fray.controller.gateway import Gateway
+from fray.controller.house import House
+from fray.controller.loop import Loop, anchored_clock
+from fray.controller.store import Loaded, Store
+from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError
+from fray.model.ids import mint
+from fray.model.messages.node import NodeHello
+from fray.net import journal
+from fray.net.codec import from_json
+from fray.net.transport import Network
+from fray.scheduler.effects import Restarted
+from fray.scheduler.rows import TABLES, Rules
+from fray.scheduler.state import State
+
+DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
+
+_log = logging.getLogger("fray.controller")
+
+
+@frozen
+class RunningController:
+    """What `run_controller` reports as started. Cancel its task to crash it: the store is all that counts."""
+
+    addresses: tuple[str, ...]
+    epoch: int
+    cluster_id: str
+    state: State = field(repr=False)
+    """To look into."""
+    gateway: Gateway
+    loop: Loop
+
+
+async def run_controller(
+    store: Store,
+    network: Network,
+    addresses: Sequence[str],
+    token: str,
+    *,
+    clock: Callable[[], float] | None = None,
+    rng: random.Random | None = None,
+    declared: Sequence[NodeHello] = (),
+    declares_all_nodes: bool = False,
+    rules: Rules | None = None,
+    task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be the controller of the cluster in ``store`` until cancelled.
+
+    Args:
+        clock: seconds since the epoch; default: runs as the monotonic clock does.
+        rng: for ids and keys; default: the system's.
+        declared, declares_all_nodes: what fits none of these nodes is refused as never schedulable.
+        rules: times and limits of the law.
+
+    Raises:
+        StoreError: the store is damaged, or a save has failed.
+        OSError, FrayError: an address cannot be listened at.
+    """
+    rng = rng or random.SystemRandom()
+    clock = clock or anchored_clock()
+    house = _open_house(store, clock(), rng, rules)
+    loop = Loop(house, clock)
+    with _one_error():
+        async with trio.open_nursery() as nursery:
+            gateway = Gateway(house, token, nursery, rng)
+            restarted = Restarted(epoch=house.epoch, declared=tuple(declared), declares_all_nodes=declares_all_nodes)
+            loop.begin(restarted, gateway.carry_out)
+            bound: list[str] = []
+            for address in addresses:
+                serve = gateway.acceptor.handle
+                bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
+            nursery.start_soon(loop.run)
+            running = RunningController(
+                tuple(bound), house.epoch, house.cluster_id, state=house.state, gateway=gateway, loop=loop
+            )
+            _log.info(
+                "controller started", extra={"addresses": bound, "epoch": house.epoch, "jobs": len(house.state.jobs)}
+            )
+            task_status.started(running)
+
+
+def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | None) -> House:
+    """Everything as it was saved; the new epoch is saved before anybody hears of it."""
+    loaded = store.load()
+    meta = loaded.meta
+    state = State.restore(_rows(store, loaded), max(now, meta.get("now", 0.0)), rules)
+    identity = {
+        "cluster_id": meta.get("cluster_id") or mint(rng),
+        "secret": meta.get("secret") or rng.randbytes(32).hex(),
+        "epoch": meta.get("epoch", 0) + 1,
+    }
+    store.save(meta=identity)
+    store.forget([blob for blob in store.blobs() if not state.refers(blob)])
+    secret = bytes.fromhex(identity["secret"])
+    return House(state, store, cluster_id=identity["cluster_id"], epoch=identity["epoch"], secret=secret)
+
+
+def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:
+    for table, key, text in loaded.rows:
+        try:
+            yield table, key, from_json(TABLES[table], text)
+        except (KeyError, ProtocolMismatch) as error:
+            raise StoreError(
+                f"the store {store.path} is damaged: row {key!r} of {table!r} cannot be read ({error}). "
+                "Nothing was changed. Put a copy of the directory back, or give another one as --store"
+            ) from error
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Let the one thing that went wrong out of its nursery's group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = [error for error in _leaves(group) if not isinstance(error, trio.Cancelled)]
+        if len(errors) == 1:
+            raise errors[0] from errors[0].__cause__
+        raise
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+# The daemon ----------------------------------------------------------------------------------------------------------
+
+
+@define
+class Options:
+    """What the command line comes to."""
+
+    listen: tuple[str, ...]
+    store: Path
+    token_file: Path | None
+    insecure: bool
+    json_lines: bool | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``fray-controller``. Exit status: 0 after SIGTERM or SIGINT, 1 if it cannot (go on to) serve, 2 for bad usage."""
+    sys.setswitchinterval(0.0005)
+    try:
+        options = parse(argv)
+    except InvalidRequest as error:
+        return _complain(error, 2)
+    journal.configure(options.json_lines)
+    try:
+        trio.run(_serve, options)
+    except (FrayError, OSError) as error:
+        return _complain(error, 1)
+    return 0
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"fray-controller: {error}", file=sys.stderr)
+    return status
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """Raises InvalidRequest for an address that cannot be served."""
+    state_home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    parser = argparse.ArgumentParser(prog="fray-controller", description="The controller of a Fray cluster.")
+    parser.add_argument(
+        "--listen",
+        action="append",
+        metavar="ADDRESS",
+        help=f"HOST:PORT or unix:/path; may be given several times (default: {DEFAULT_LISTEN})",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=Path(state_home) / "fray",
+        metavar="DIR",
+        help="where the cluster's decisions are kept (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the cluster's token (default: FRAY_TOKEN, else the file `token` in the store, made if it is not there)",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine, although what passes can be read by others"
+    )
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
+    style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
+    found = parser.parse_args(argv)
+    listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
+    return Options(listen, found.store.expanduser(), found.token_file, found.insecure, found.json_lines)
+
+
+def check_address(text: str, insecure: bool) -> str:
+    """``tcp:HOST:PORT`` or ``unix:/path`` of an address as people write it.
+
+    Raises:
+        InvalidRequest: it is none, or one beyond this machine without ``insecure``.
+    """
+    if text.startswith("unix:"):
+        if not text.startswith("unix:/"):
+            raise InvalidRequest(f"--listen {text!r}: write an absolute path, unix:/run/fray.sock")
+        return text
+    host, colon, port = text.removeprefix("tcp:").rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidRequest(f"--listen {text!r} is no address: write HOST:PORT (0 takes a free port) or unix:/path")
+    if not insecure and not _is_loopback(host):
+        raise InvalidRequest(
+            f"--listen {text!r} would serve other machines without encryption: add --insecure if the network is "
+            "trusted, or listen at 127.0.0.1"
+        )
+    return f"tcp:{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def find_token(options: Options) -> str:
+    """The token given, or the one in the store's directory, made at the first start.
+
+    Raises:
+        InvalidRequest: it is empty.
+        OSError: its file cannot be read or written.
+    """
+    if options.token_file is not None:
+        return _read_token(options.token_file)
+    if "FRAY_TOKEN" in os.environ:
+        token = os.environ["FRAY_TOKEN"].strip()
+        if not token:
+            raise InvalidRequest("FRAY_TOKEN is set and empty: give a token, or unset it to have one made")
+        return token
+    file = options.store / "token"
+    if not file.exists():
+        _make_token(file)
+    _log.info("the token is in a file: give it to nodes and drivers as FRAY_TOKEN", extra={"file": str(file)})
+    return _read_token(file)
+
+
+def _read_token(file: Path) -> str:
+    token = file.read_text().strip()
+    if not token:
+        raise InvalidRequest(f"the token file {file} is empty")
+    if file.stat().st_mode & 0o077:
+        _log.warning("the token file can be read by others: chmod 600 it", extra={"file": str(file)})
+    return token
+
+
+def _make_token(file: Path) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as out:
+        out.write(mint(random.SystemRandom(), 40) + "\n")
+
+
+async def _serve(options: Options) -> None:
+    """Serve until a signal says to leave. Peers see a lost connection and wait for the next controller."""
+    from fray.net.websocket import WebSocketNetwork
+
+    store = Store(options.store)
+    try:
+        token = find_token(options)
+        with _one_error():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_leave_on_signal, nursery.cancel_scope)
+                await run_controller(store, WebSocketNetwork(), options.listen, token)
+    finally:
+        store.close()
+
+
+async def _leave_on_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            _log.info("leaving; running jobs go on", extra={"signal": signal.Signals(number).name})
+            scope.cancel()
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""The conversation with one node: reports come up and become events, wishes go down as they are in the saved state.
+
+Law: what goes down is read from the state when it is sent, so a slow node is told the latest and never a detour. The
+whole set goes first on each connection; attempts it does not hold yet follow with their payloads as there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import trio
+from attrs import evolve
+
+from fray.controller.house import House
+from fray.controller.mortality import Witness
+from fray.controller.store import BLOB_LIMIT_BYTES
+from fray.errors import ChannelClosed, ChannelFull, FrayError
+from fray.model.ids import AttemptId, BlobId
+from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
+from fray.model.specs import Cause, Observed, Outcome, Phase, Wish
+from fray.net.channel import Channel
+from fray.net.codec import Kind, decode_message
+from fray.net.transport import Bytes
+from fray.scheduler.effects import NodeDied, NodeJoined, NodeReported, NodeSilent
+
+WANTED_CHUNK_BYTES = 12 * 1024 * 1024
+"""Payloads in one `Wanted`, about; the rest follows when there is room."""
+WANTED_CHUNK_WISHES = 1_000
+"""New attempts in one `Wanted`."""
+
+_log = logging.getLogger("fray.controller.nodes")
+
+
+class Front(Protocol):
+    """What a link tells those who made it."""
+
+    def node_gone(self, link: NodeLink) -> None:
+        """Its channel has ended."""
+
+    def log_moved(self, attempt: AttemptId) -> None:
+        """There are new lines in the book."""
+
+    def next_revision(self) -> int:
+        """Grows with each `Wanted` of this life of the controller."""
+
+
+class NodeLink:
+    """Handler of one node's channel."""
+
+    def __init__(self, house: House, front: Front, hello: NodeHello, channel: Channel, witness: Witness | None) -> None:
+        self.hello = hello
+        self.node = hello.node
+        self.incarnation = hello.incarnation
+        self.channel = channel
+        self.witness = witness
+        self.superseded = False
+        """A later channel speaks for this node."""
+        self._house = house
+        self._front = front
+        self._held = set(hello.holds)
+        self._joined = False
+        self._whole = False
+        self._moved: dict[AttemptId, None] = {}
+        self._told: dict[AttemptId, Observed] | None = None
+        """What it has reported on this channel; None before it has told everything."""
+        self._lost = False
+        self._over = False
+        self._wake = trio.Event()
+
+    def __repr__(self) -> str:
+        state = "connected" if self.channel.connected else "silent"
+        return f"<NodeLink {self.node} ({self.incarnation}) {state}: {len(self._moved)} wishes waiting>"
+
+    # The channel's handler
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if kind != Kind.NOTICE:
+            return
+        message, blobs = decode_message(body)
+        if isinstance(message, Report):
+            self._reported(message, blobs)
+        elif isinstance(message, AttemptLog):
+            self._printed(message)
+        elif isinstance(message, NodeGoodbye):
+            self.died(message.reason or "it left in order")
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        self._join()
+
+    def on_suspended(self, why: str) -> None:
+        if self.proven_dead():
+            self.died("its process is gone")
+        else:
+            self._lose(why)
+
+    def on_resumed(self) -> None:
+        self._join()
+        if self._told is not None:  # the channel has lost nothing: what it said last still stands
+            self._tell_report(Report(full=True, observed=tuple(self._told.values())))
+
+    def on_end(self, error: FrayError) -> None:
+        self._front.node_gone(self)
+        self._wake.set()
+        self._lose(str(error))
+
+    def _join(self) -> None:
+        self._lost = False
+        self._house.inbox.tell(NodeJoined(hello=self.hello))
+
+    def _lose(self, why: str) -> None:
+        if not self._lost and not self._over and not self.superseded:
+            self._lost = True
+            _log.warning("node silent", extra={"node": self.node, "why": why})
+            self._house.inbox.tell(NodeSilent(node=self.node, incarnation=self.incarnation))
+
+    def proven_dead(self) -> bool:
+        """It has said goodbye, or its process is on this machine and gone."""
+        return self._over or (self.witness is not None and self.witness.dead())
+
+    def died(self, reason: str) -> None:
+        """Proof: what it held is gone for good."""
+        if not self._over and not self.superseded:
+            self._over = True
+            self._house.inbox.tell(NodeDied(node=self.node, incarnation=self.incarnation, reason=reason))
+
+    # Up
+
+    def _reported(self, report: Report, blobs: Sequence[Bytes]) -> None:
+        """Values are in the store before the law hears of them; one that is too large or missing is no success."""
+        with self._house.holding([blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]) as attached:
+            kept = set(attached)
+            observed = tuple(self._with_kept_value(one, kept) for one in report.observed)
+            event = NodeReported(node=self.node, incarnation=self.incarnation, report=evolve(report, observed=observed))
+            self._house.pin(event, attached)
+            self._house.inbox.tell(event)
+
+    def _with_kept_value(self, observed: Observed, kept: set[BlobId]) -> Observed:
+        outcome = observed.outcome
+        if outcome is None or outcome.value is None or outcome.value in kept:
+            return observed
+        if self._house.store.has_blob(outcome.value):
+            kept.add(outcome.value)
+            return observed
+        outcome = evolve(outcome, value=None)
+        if outcome.cause is Cause.SUCCEEDED:
+            message = f"its result did not reach the controller: over {BLOB_LIMIT_BYTES} bytes, or lost on its node"
+            outcome = evolve(outcome, cause=Cause.FAILURE, message=message)
+        return evolve(observed, outcome=outcome)
+
+    def _printed(self, message: AttemptLog) -> None:
+        attempt = self._house.state.attempts.get(message.attempt_id)
+        if attempt is not None and attempt.node == self.node:
+            self._house.book.add(message.attempt_id, message.lines)
+            self._front.log_moved(message.attempt_id)
+
+    # Down
+
+    def joined(self) -> None:
+        """The law has heard of this connection: send everything."""
+        self._joined = self._whole = True
+        self._wake.set()
+
+    def wishes_moved(self, attempts: Sequence[AttemptId]) -> None:
+        self._moved.update(dict.fromkeys(attempts))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send wishes as there is room, until the channel has ended."""
+        try:
+            while self.channel.error is None:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                while self.channel.error is None and self._joined and (self._whole or self._moved):
+                    await self.channel.wait_room()
+                    self._send(self._send_whole if self._whole else self._send_delta)
+        except ChannelClosed:
+            pass  # `on_end` has been told
+
+    def _send(self, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except ChannelClosed:
+            pass
+        except ChannelFull as error:
+            _log.warning("node does not keep up", extra={"node": self.node})
+            self.channel.end(error)  # without a word: it dials again and gets the whole set
+
+    def _send_whole(self) -> None:
+        """All it shall hold and holds already; what it lacks waits its turn, as deltas."""
+        wishes = self._house.state.wanted(self.node)
+        held = [wish for wish in wishes if self._payload_of(wish) is None]
+        self._whole = False
+        self._moved = {wish.attempt_id: None for wish in wishes if self._payload_of(wish) is not None}
+        chunk, payloads = self._take_chunk()
+        self._notice(True, [*held, *chunk], (), payloads)
+
+    def _send_delta(self) -> None:
+        gone = tuple(attempt for attempt in self._moved if self._wish(attempt) is None)
+        for attempt in gone:
+            del self._moved[attempt]
+            self._held.discard(attempt)
+        chunk, payloads = self._take_chunk()
+        self._notice(False, chunk, gone, payloads)
+
+    def _wish(self, attempt_id: AttemptId) -> Wish | None:
+        attempt = self._house.state.attempts.get(attempt_id)
+        if attempt is None or attempt.node != self.node or attempt.incarnation != self.incarnation:
+            return None
+        return self._house.state.wish(attempt_id)
+
+    def _take_chunk(self) -> tuple[list[Wish], dict[BlobId, bytes]]:
+        """The next moved wishes, with the payloads they need; at least one."""
+        wishes: list[Wish] = []
+        payloads: dict[BlobId, bytes] = {}
+        size_bytes = 0
+        for attempt_id in list(self._moved):
+            if size_bytes >= WANTED_CHUNK_BYTES or len(wishes) >= WANTED_CHUNK_WISHES:
+                break
+            wish = self._wish(attempt_id)
+            del self._moved[attempt_id]
+            if wish is None:
+                continue
+            blob = self._payload_of(wish)
+            if blob is not None and blob not in payloads:
+                data = self._house.store.blob(blob)
+                if data is None:
+                    self._cannot_start(wish)
+                    continue
+                payloads[blob] = data
+                size_bytes += len(data)
+            wishes.append(wish)
+        return wishes, payloads
+
+    def _cannot_start(self, wish: Wish) -> None:
+        """Its payload is lost; the node has not heard of it and never will."""
+        outcome = Outcome(cause=Cause.ENVIRONMENT, message="its payload is damaged in the controller's store")
+        ended = Observed(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome)
+        self._tell_report(Report(full=False, observed=(ended,)))
+
+    def _payload_of(self, wish: Wish) -> BlobId | None:
+        """What must be attached for this wish."""
+        return None if wish.attempt_id in self._held or wish.stop else wish.spec.payload
+
+    def _notice(
+        self, full: bool, wishes: Sequence[Wish], gone: tuple[AttemptId, ...], payloads: dict[BlobId, bytes]
+    ) -> None:
+        keyed = tuple(evolve(wish, key=self._house.attempt_key(wish.attempt_id)) for wish in wishes)
+        wanted = Wanted(
+            epoch=self._house.epoch, revision=self._front.next_revision(), full=full, wishes=keyed, gone=gone
+        )
+        self.channel.notice(wanted, list(payloads.values()))
+        self._held.update(wish.attempt_id for wish in wishes if not wish.stop)

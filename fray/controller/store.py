@@ -1,0 +1,431 @@
+"""The controller's memory: what it has decided, on disk before anybody is told.
+
+Law: one batch of the loop is one transaction. Payloads and results are opaque blobs beside the database, named by
+their SHA-256; a blob that came with a batch is on disk before the transaction that refers to it commits. One
+controller at a time: a second one is turned away at once. A store that cannot be trusted is refused and left as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from attrs import frozen
+
+from fray.errors import MessageTooLarge, StoreError
+from fray.model.ids import BlobId, JobId
+from fray.model.messages.client import Event as LogEvent
+from fray.net.codec import to_json
+from fray.net.transport import Bytes
+
+BLOB_LIMIT_BYTES = 8 * 1024 * 1024
+"""One payload or result; bigger things belong into storage, with their path in the result."""
+EVENTS_LIMIT = 200_000
+"""Lines kept of the event log; the oldest go first, 1,000 at a time."""
+
+Row: TypeAlias = tuple[str, str, str]
+"""Table, key, JSON."""
+
+_APPLICATION = 0x46726179  # "Fray"
+_HEADER_BYTES = 100
+_TRIM = 1_000
+
+_MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE rows (tbl TEXT NOT NULL, key TEXT NOT NULL, json TEXT NOT NULL, UNIQUE (tbl, key));
+    CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, what TEXT NOT NULL, text TEXT);
+    CREATE INDEX events_of_job ON events (job, id);
+    CREATE TABLE meta (key TEXT PRIMARY KEY, json TEXT NOT NULL);
+    """,
+)
+"""Entry ``i`` brings a store from version ``i`` to ``i + 1``."""
+VERSION = len(_MIGRATIONS)
+
+
+@frozen
+class Loaded:
+    """What a store holds: rows in the order they first came, and the meta values."""
+
+    rows: tuple[Row, ...]
+    meta: dict[str, Any]
+
+
+class Store:
+    """Decisions in SQLite, blobs beside it.
+
+    Args:
+        path: the directory; made (mode 0700) if it is not there.
+        synchronous: SQLite's word. ``FULL`` survives a power cut; ``NORMAL`` and ``OFF`` only the end of the process.
+
+    Raises:
+        StoreError: held by another controller, damaged, of a later version of Fray, or not writable.
+    """
+
+    def __init__(self, path: str | Path, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL") -> None:
+        self.path: Path | None = Path(path)
+        self._lock: int | None = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _hold(self.path)
+            self._db = _open(self.path / "fray.db", synchronous)
+            self._blobs: _Blobs = _BlobDirectory(self.path / "blobs")
+        except (OSError, sqlite3.Error) as error:
+            self._let_go()
+            raise StoreError(f"the store {self.path} cannot be used: {error}") from error
+        except StoreError:
+            self._let_go()
+            raise
+
+    @classmethod
+    def memory(cls) -> Store:
+        """The same in RAM, for embedded clusters and simulation; it lives as long as the object."""
+        store = cls.__new__(cls)
+        store.path = None
+        store._lock = None
+        store._blobs = _BlobDict()
+        store._db = _migrate(_connect(":memory:"), 0)
+        return store
+
+    def __repr__(self) -> str:
+        return f"<Store {self.path or 'in memory'}>"
+
+    def close(self) -> None:
+        """Close and let another controller have it; a store in memory stays as it is, for the next one."""
+        if self.path is not None:
+            self._db.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # Decisions
+
+    def load(self) -> Loaded:
+        """Everything but events and blobs."""
+        rows = self._select("SELECT tbl, key, json FROM rows ORDER BY rowid")
+        meta = self._select("SELECT key, json FROM meta")
+        try:
+            return Loaded(tuple(rows), {key: json.loads(text) for key, text in meta})
+        except ValueError as error:
+            raise _damaged(self.path, f"unreadable meta data ({error})") from error
+
+    def save(
+        self,
+        upserts: Iterable[tuple[str, str, Any]] = (),
+        deletes: Iterable[tuple[str, str]] = (),
+        events: Sequence[LogEvent] = (),
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One transaction: all of it is on disk when this returns, or none of it.
+
+        Blobs put since the last call go to disk first.
+
+        Raises:
+            StoreError: the disk is full or gone. The controller must stop: it may tell nobody what it could not save.
+        """
+        rows = [(table, key, to_json(value)) for table, key, value in upserts]
+        try:
+            self._blobs.commit()
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._write(rows, deletes, events, meta or {})
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"the store {self.path} cannot be written: {error}") from error
+
+    def _write(
+        self,
+        rows: Sequence[Row],
+        deletes: Iterable[tuple[str, str]],
+        events: Sequence[LogEvent],
+        meta: Mapping[str, Any],
+    ) -> None:
+        # An update keeps the row's place, so that `load` gives rows in the order they first came.
+        self._db.executemany(
+            "INSERT INTO rows (tbl, key, json) VALUES (?, ?, ?) "
+            "ON CONFLICT (tbl, key) DO UPDATE SET json = excluded.json",
+            rows,
+        )
+        self._db.executemany("DELETE FROM rows WHERE tbl = ? AND key = ?", deletes)
+        self._db.executemany(
+            "INSERT INTO meta (key, json) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET json = excluded.json",
+            [(key, json.dumps(value)) for key, value in meta.items()],
+        )
+        self._log(events)
+
+    def _log(self, events: Sequence[LogEvent]) -> None:
+        for event in events:
+            last = self._db.execute(
+                "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
+                (event.time, event.job, event.what, event.text),
+            ).lastrowid
+            if last is not None and last % _TRIM == 0:
+                self._db.execute("DELETE FROM events WHERE id <= ?", (last - EVENTS_LIMIT,))
+
+    def story(self, job: JobId, limit: int = 1_000) -> tuple[LogEvent, ...]:
+        """The last ``limit`` events of a job, oldest first."""
+        rows = self._select(
+            "SELECT time, job, what, text FROM events WHERE job = ? ORDER BY id DESC LIMIT ?", job, limit
+        )
+        return tuple(LogEvent(time=t, job=j, what=what, text=text) for t, j, what, text in reversed(rows))
+
+    def _select(self, query: str, *values: object) -> list[Any]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise StoreError(f"the store {self.path} cannot be read: {error}") from error
+
+    # Blobs
+
+    def put_blob(self, data: Bytes) -> BlobId:
+        """Keep ``data``; it is on disk when the next `save` returns, and readable at once.
+
+        Raises:
+            MessageTooLarge: over 8 MiB.
+        """
+        size_bytes = len(data)
+        if size_bytes > BLOB_LIMIT_BYTES:
+            raise MessageTooLarge(
+                f"a payload or result of {size_bytes} bytes is over the limit of {BLOB_LIMIT_BYTES}: "
+                "write it to storage and pass its path",
+                size_bytes=size_bytes,
+                limit_bytes=BLOB_LIMIT_BYTES,
+            )
+        return self._blobs.put(bytes(data))
+
+    def has_blob(self, blob: BlobId) -> bool:
+        return self._blobs.has(blob)
+
+    def blob(self, blob: BlobId) -> bytes | None:
+        """The content; None if it is not (or no longer) here, or its file is damaged."""
+        return self._blobs.get(blob)
+
+    def forget(self, blobs: Iterable[BlobId]) -> None:
+        """Delete; unknown ones are left alone."""
+        for blob in blobs:
+            self._blobs.forget(blob)
+
+    def blobs(self) -> set[BlobId]:
+        """All that are here."""
+        return self._blobs.all()
+
+
+# The database --------------------------------------------------------------------------------------------------------
+
+
+def _connect(name: str, **options: Any) -> sqlite3.Connection:
+    db: sqlite3.Connection = sqlite3.connect(name, isolation_level=None, check_same_thread=False, **options)
+    return db
+
+
+def _open(file: Path, synchronous: str) -> sqlite3.Connection:
+    if not file.exists():
+        if Path(f"{file}-wal").exists():
+            raise _damaged(file, "the file is missing, and its log is there")
+        _create(file)
+    version = _inspect(file)
+    db = _connect(str(file))
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute(f"PRAGMA synchronous = {synchronous}")
+    return _migrate(db, version)
+
+
+def _create(file: Path) -> None:
+    """Made aside and renamed: a file under the final name is a whole store or a damaged one, never a half-made one."""
+    draft = file.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    _migrate(_connect(str(draft)), 0).close()
+    _flush(draft)
+    draft.rename(file)
+    _flush(file.parent)
+
+
+def _inspect(file: Path) -> int:
+    """The version of a sound store. Reads only."""
+    # `immutable` makes no side files; but with a write-ahead log to be read it would look past it.
+    mode = "mode=ro" if Path(f"{file}-wal").exists() else "immutable=1"
+    try:
+        if (size_bytes := file.stat().st_size) < _HEADER_BYTES:  # SQLite would take it for a new one
+            raise _damaged(file, f"the file has {size_bytes} bytes")
+        db = _connect(f"file:{_quoted(file)}?{mode}", uri=True)
+        try:
+            application, version, health = (
+                db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version", "quick_check")
+            )
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise _damaged(file, str(error)) from error
+    if application != _APPLICATION:
+        raise StoreError(f"{file} is no store of Fray; nothing was changed. Give another directory as --store")
+    if version > VERSION:
+        raise StoreError(
+            f"the store {file} was written by a later version of Fray (schema {version}, this one knows {VERSION}); "
+            "nothing was changed. Start that version, or give another directory as --store"
+        )
+    if health != "ok":
+        raise _damaged(file, health)
+    return int(version)
+
+
+def _quoted(file: Path) -> str:
+    return str(file.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def _migrate(db: sqlite3.Connection, version: int) -> sqlite3.Connection:
+    for number in range(version, VERSION):
+        db.executescript(
+            f"BEGIN; {_MIGRATIONS[number]} PRAGMA application_id = {_APPLICATION}; "
+            f"PRAGMA user_version = {number + 1}; COMMIT;"
+        )
+    return db
+
+
+def _damaged(file: Path | None, how: str) -> StoreError:
+    return StoreError(
+        f"the store {file} is damaged: {how}. Nothing was changed. Put a copy of the directory back, or give another "
+        "directory as --store to start a new cluster (nodes then end what they run for this one)"
+    )
+
+
+# The lock ------------------------------------------------------------------------------------------------------------
+
+
+def _hold(directory: Path) -> int:
+    """A descriptor that holds the store; the kernel lets go of it when this process ends, however it ends."""
+    file = directory / "lock"
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreError(
+            f"the store {directory} is held by another controller ({holder}): end that one first, "
+            "or give another directory as --store",
+            holder=holder,
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return descriptor
+
+
+# Blobs ---------------------------------------------------------------------------------------------------------------
+
+
+class _Blobs(Protocol):
+    def put(self, data: bytes) -> BlobId: ...
+    def commit(self) -> None: ...
+    def has(self, blob: BlobId) -> bool: ...
+    def get(self, blob: BlobId) -> bytes | None: ...
+    def forget(self, blob: BlobId) -> None: ...
+    def all(self) -> set[BlobId]: ...
+
+
+class _BlobDict:
+    def __init__(self) -> None:
+        self._kept: dict[BlobId, bytes] = {}
+
+    def put(self, data: bytes) -> BlobId:
+        blob = hashlib.sha256(data).hexdigest()
+        self._kept[blob] = data
+        return blob
+
+    def commit(self) -> None:
+        pass
+
+    def has(self, blob: BlobId) -> bool:
+        return blob in self._kept
+
+    def get(self, blob: BlobId) -> bytes | None:
+        return self._kept.get(blob)
+
+    def forget(self, blob: BlobId) -> None:
+        self._kept.pop(blob, None)
+
+    def all(self) -> set[BlobId]:
+        return set(self._kept)
+
+
+class _BlobDirectory:
+    """One file a blob. A file under its final name is whole: it was flushed before it got that name."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True, mode=0o700)
+        self._directory = directory
+        self._waiting: dict[BlobId, bytes] = {}
+        for draft in directory.glob("*.new"):
+            draft.unlink()
+        self._there = {entry.name for entry in directory.iterdir()}
+
+    def put(self, data: bytes) -> BlobId:
+        blob = hashlib.sha256(data).hexdigest()
+        if blob not in self._there:
+            self._waiting[blob] = data
+        return blob
+
+    def commit(self) -> None:
+        if not self._waiting:
+            return
+        for blob, data in self._waiting.items():
+            draft = self._directory / f"{blob}.new"
+            with open(draft, "wb", opener=_private) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(self._directory / blob)
+        _flush(self._directory)
+        self._there.update(self._waiting)
+        self._waiting.clear()
+
+    def has(self, blob: BlobId) -> bool:
+        return blob in self._waiting or blob in self._there
+
+    def get(self, blob: BlobId) -> bytes | None:
+        if blob not in self._there:
+            return self._waiting.get(blob)
+        try:
+            data = (self._directory / blob).read_bytes()
+        except OSError:
+            data = b""
+        if hashlib.sha256(data).hexdigest() == blob:
+            return data
+        self._there.discard(blob)  # so that the next one who brings it repairs it
+        return None
+
+    def forget(self, blob: BlobId) -> None:
+        self._waiting.pop(blob, None)
+        if blob in self._there:
+            self._there.discard(blob)
+            with suppress(OSError):  # a file that stays is no harm
+                (self._directory / blob).unlink(missing_ok=True)
+
+    def all(self) -> set[BlobId]:
+        return self._there | self._waiting.keys()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

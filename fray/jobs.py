@@ -1,0 +1,176 @@
+"""Jobs: from a `JobRequest` to what travels, and the `Job` that waits for what came of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Generator
+from typing import Any
+
+from attrs import evolve
+
+from fray.errors import InvalidRequest, JobFailed, JobStopped
+from fray.model.ids import JobId, mint_job_id
+from fray.model.messages.client import Terminate
+from fray.model.specs import Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
+from fray.runtime import payload
+from fray.runtime.context import Runtime
+from fray.runtime.links import JobRecord
+
+
+def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | None]:
+    """What travels of a request: the spec and the closed payload. Everything wrong with it is said here.
+
+    Raises:
+        InvalidRequest: no entrypoint, or an impossible amount of something.
+        NotPicklable: the callable or an argument cannot travel.
+    """
+    if not isinstance(request, JobRequest):
+        raise InvalidRequest(f"launch needs a JobRequest, not {request!r}; scope.run(fn, *args) takes a plain callable")
+    entry = request.entrypoint
+    if entry is None or (entry.callable is None and not entry.argv):
+        raise InvalidRequest(f"job {request.name!r} has no entrypoint: use Entrypoint.from_callable or from_binary")
+    environment = request.environment
+    if environment.pip_packages or environment.extras:
+        raise InvalidRequest(
+            f"job {request.name!r}: pip_packages and extras cannot be installed by this version; "
+            "install them where fray-node runs, or leave them out"
+        )
+    content = None
+    if entry.callable is not None:
+        content = payload.dumps((entry.callable, entry.args, entry.kwargs), f"the entrypoint of job {request.name!r}")
+    spec = _spec(request, runtime, EntryKind.BINARY if content is None else EntryKind.CALLABLE, content)
+    return evolve(spec, argv=entry.argv), content
+
+
+def build_actor_spec(
+    request: JobRequest, runtime: Runtime, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[JobSpec, bytes]:
+    """The job that hosts one actor. ``request`` gives name, resources and retries."""
+    if not isinstance(cls, type):
+        raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
+    content = payload.dumps((cls, args, kwargs), f"actor {request.name!r}")
+    return _spec(request, runtime, EntryKind.ACTOR, content), content
+
+
+def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: bytes | None) -> JobSpec:
+    return JobSpec(
+        job_id=mint_job_id(request.name, runtime.rng),
+        name=request.name,
+        namespace=runtime.namespace,
+        entry=entry,
+        payload=None if content is None else payload.name_of(content),
+        demand=request.resources.demand(),
+        members=request.members(),
+        env_vars=dict(request.environment.env_vars),
+        sys_path=tuple(path or os.getcwd() for path in sys.path),
+        cwd=os.getcwd(),
+        max_retries_failure=request.max_retries_failure,
+        max_retries_preemption=request.max_retries_preemption,
+        detached=request.detached,
+        ladder=Ladder(),
+    )
+
+
+def error_of(record: JobRecord) -> BaseException:
+    """The error a job's end is: the user's own exception with its remote traceback, or `JobFailed`/`JobStopped`."""
+    if record.lost is not None:
+        return record.lost
+    info = record.info
+    if record.value is not None and info.cause is Cause.FAILURE:
+        error = payload.load_error(record.value)
+        error.add_note(f"raised in job {info.job_id}")
+        return error
+    cls = JobStopped if info.state is JobState.STOPPED else JobFailed
+    return cls(
+        f"job {info.job_id} {_what_happened(info)}",
+        job_id=info.job_id,
+        name=info.name,
+        cause=info.cause,
+        exit_code=info.exit_code,
+        signal=info.signal,
+    )
+
+
+def _what_happened(info: JobInfo) -> str:
+    text = info.error_message or (info.cause or "ended")
+    if info.signal is not None and "SIG" not in text:
+        text += f" ({signal.Signals(info.signal).name})"
+    return f"{'was stopped' if info.state is JobState.STOPPED else 'failed'}: {text}"
+
+
+class Job:
+    """One job of the cluster, seen from here. ``await job`` is ``await job.wait()``."""
+
+    def __init__(self, runtime: Runtime, record: JobRecord) -> None:
+        self._runtime = runtime
+        self._record = record
+
+    @property
+    def id(self) -> JobId:
+        return self._record.info.job_id
+
+    @property
+    def name(self) -> str:
+        return self._record.info.name
+
+    @property
+    def info(self) -> JobInfo:
+        """The latest state known here."""
+        return self._record.info
+
+    async def wait(self) -> Any:
+        """What the callable returned (None for a program).
+
+        Raises:
+            BaseException: the callable's own exception, with the remote traceback as its cause.
+            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        info = await self.wait_ended()
+        if info.state is not JobState.SUCCEEDED:
+            raise error_of(self._record)
+        return None if self._record.value is None else payload.loads(self._record.value)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.wait().__await__()
+
+    async def wait_ended(self) -> JobInfo:
+        """Wait for the end, whatever it is; raises only when the conversation with the controller has ended."""
+        await self._record.ended.wait()
+        if self._record.lost is not None:
+            raise self._record.lost
+        return self._record.info
+
+    async def wait_running(self) -> JobInfo:
+        """Wait until every process of the job runs, or the job has ended."""
+        record = self._record
+        while record.info.state is JobState.PENDING and not record.ended.is_set():
+            await record.changed.wait()
+        if record.lost is not None:
+            raise record.lost
+        return record.info
+
+    async def terminate(self, reason: str = "terminated by its owner") -> None:
+        """Ask for its end and that of everything below it; returns when the controller has noted it."""
+        self._record.asked_to_end = True
+        await self._runtime.link.request(Terminate(jobs=(self.id,), reason=reason))
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.info.state.value}>"
+
+
+def job_id_of(job: Job | JobId) -> JobId:
+    """The id of a `Job`, or the id itself.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    if isinstance(job, Job):
+        return job.id
+    if isinstance(job, str):
+        return job
+    raise InvalidRequest(f"{job!r} is neither a Job nor a job id")
+
+

@@ -1,0 +1,230 @@
+"""The ``local`` cluster: the real controller and a real node, whose jobs are tasks and threads of this process.
+
+Payloads are still pickled and every conversation is held, over memory, so what works here works on machines. A thread
+cannot be killed: a sync job that does not end when told is abandoned, and said so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from attrs import define, evolve
+
+from fray.controller.main import run_controller
+from fray.controller.store import Store
+from fray.model.ids import AttemptId, Namespace
+from fray.model.messages.client import LogLines, Role
+from fray.model.messages.node import NodeHello
+from fray.model.resources import Capacity, parse_bytes
+from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
+from fray.net.codec import blob_id
+from fray.net.memory import MemoryNetwork
+from fray.net.transport import Credential, Network
+from fray.node.launcher import OnLog, OnObserved
+from fray.node.serve import run_node
+from fray.node.config import NodeConfig
+from fray.runtime.attempt import Ended, Stage, run_attempt
+from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.services import open_services
+
+log = logging.getLogger("fray.local")
+
+THREADS = trio.CapacityLimiter(1_000)
+"""Sync jobs at the same time; far above what a laptop's ``local`` cluster offers in CPUs."""
+
+
+class ThreadStage:
+    """Sync code of a job runs in a thread of its own; cancellation abandons it."""
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        return await trio.to_thread.run_sync(fn, abandon_on_cancel=True, limiter=THREADS)
+
+    def executor(self, runtime: Runtime) -> None:
+        """The host makes a thread for each actor."""
+
+
+@define(eq=False)
+class _Held:
+    ticket: Ticket
+    cancel: trio.CancelScope
+    asked_to_end: bool = False
+    ended: bool = False
+
+
+class TaskLauncher:
+    """Runs attempts as tasks of this loop: a `fray.node.launcher.Launcher`."""
+
+    def __init__(self, network: Network, stage: Callable[[Ticket], Stage], rng: random.Random) -> None:
+        self.on_observed: OnObserved = lambda observed, value: None
+        self.on_log: OnLog = lambda attempt, lines: None
+        self._network, self._stage, self._rng = network, stage, rng
+        self._held: dict[AttemptId, _Held] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+        assert self._nursery is not None, "run the launcher first"
+        held = self._held[ticket.attempt_id] = _Held(ticket, trio.CancelScope())
+        self._nursery.start_soon(self._run, held, payload)
+
+    def stop(self, attempt_id: AttemptId) -> None:
+        held = self._held.get(attempt_id)
+        if held is not None and not held.ended:
+            held.asked_to_end = True
+            self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.STOPPING, pid=os.getpid()), None)
+            held.cancel.cancel()
+
+    def kill(self, attempt_id: AttemptId) -> None:
+        self.stop(attempt_id)
+
+    def forget(self, attempt_id: AttemptId) -> None:
+        held = self._held.pop(attempt_id, None)
+        if held is not None:
+            held.cancel.cancel()
+
+    async def _run(self, held: _Held, content: bytes | None) -> None:
+        ticket, began = held.ticket, trio.current_time()
+        self.on_observed(Observed(attempt_id=ticket.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None)
+        if ticket.spec.entry is EntryKind.BINARY:
+            ended = await self._run_program(held)
+        else:
+            stage = self._stage(ticket)
+            ended = await run_attempt(ticket, content or b"", self._network, stage, rng=self._rng, cancel=held.cancel)
+        held.ended = True
+        outcome = evolve(
+            ended.outcome,
+            value=None if ended.value is None else blob_id(ended.value),
+            duration_s=trio.current_time() - began,
+        )
+        self.on_observed(Observed(attempt_id=ticket.attempt_id, phase=Phase.ENDED, outcome=outcome), ended.value)
+
+    async def _run_program(self, held: _Held) -> Ended:
+        """A program is a process in every kind of cluster; its output becomes log lines."""
+        spec = held.ticket.spec
+        try:
+            with held.cancel:
+                async with trio.open_nursery() as nursery:
+                    process = await nursery.start(_start_program, spec.argv, spec.env_vars)
+                    for stream, name in ((process.stdout, "out"), (process.stderr, "err")):
+                        nursery.start_soon(self._relay, held.ticket.attempt_id, stream, name)
+                return Ended(program_outcome(process.returncode))
+        except OSError as error:
+            message = f"cannot start {spec.argv[0]!r}: {error.strerror}"
+            return Ended(Outcome(cause=Cause.ENVIRONMENT, message=message))
+        return Ended(Outcome(cause=Cause.STOPPED, message="ended on request"))
+
+    async def _relay(self, attempt_id: AttemptId, stream: Any, name: str) -> None:
+        rest = b""
+        async for chunk in stream:
+            *lines, rest = (rest + chunk).split(b"\n")
+            self._tell(attempt_id, name, lines)
+        self._tell(attempt_id, name, [rest] if rest else [])
+
+    def _tell(self, attempt_id: AttemptId, name: str, lines: list[bytes]) -> None:
+        if lines:
+            self.on_log(attempt_id, tuple((name, time.time(), line.decode(errors="replace")) for line in lines))
+
+
+async def _start_program(
+    argv: tuple[str, ...],
+    env_vars: dict[str, str],
+    task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await trio.run_process(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        check=False,
+        env={**os.environ, **env_vars},
+        task_status=task_status,
+    )
+
+
+def program_outcome(code: int | None) -> Outcome:
+    """The outcome of a program by its return code; negative means a signal."""
+    if code == 0:
+        return Outcome(cause=Cause.SUCCEEDED, exit_code=0)
+    if code is not None and code < 0:
+        return Outcome(cause=Cause.KILLED, signal=-code, message=f"killed by signal {-code}")
+    return Outcome(cause=Cause.FAILURE, exit_code=code, message=f"the program ended with exit code {code}")
+
+
+# The cluster ---------------------------------------------------------------------------------------------------------
+
+
+def local_capacity() -> Capacity:
+    """What ``local`` offers: this machine's CPUs, at least 4 so that small gangs fit, and its memory on paper."""
+    cpus = max(4, len(os.sched_getaffinity(0)))
+    return Capacity(cpu_milli=cpus * 1000, memory_bytes=parse_bytes("1TB"), disk_bytes=parse_bytes("1TB"))
+
+
+@asynccontextmanager
+async def open_local(
+    *, namespace: Namespace | None, on_log: Callable[[LogLines], None] | None
+) -> AsyncIterator[Runtime]:
+    """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit."""
+    rng = random.SystemRandom()
+    network = MemoryNetwork(rng=rng)
+    token = f"{rng.getrandbits(128):032x}"
+    config = NodeConfig(
+        name="local", controller="memory:controller", token=token, capacity=local_capacity(), state_dir=""
+    )
+    async with open_services() as nursery:
+        await nursery.start(_controller, network, token, rng, config)
+        await nursery.start(_node, config, network, rng)
+        async with open_runtime(
+            network,
+            ["memory:controller"],
+            Credential("cluster", token),
+            role=Role.DRIVER,
+            rng=rng,
+            namespace=namespace,
+            on_log=on_log,
+        ) as runtime:
+            if on_log is not None:
+                runtime.link.follow_logs(None)
+            yield runtime
+
+
+async def _controller(
+    network: Network,
+    token: str,
+    rng: random.Random,
+    node: NodeConfig,
+    task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    declared = NodeHello(node=node.name, incarnation="", boot_id="", capacity=node.capacity)
+    await run_controller(
+        Store.memory(),
+        network,
+        ["memory:controller"],
+        token,
+        clock=time.time,
+        rng=rng,
+        declared=(declared,),
+        declares_all_nodes=True,
+        task_status=task_status,
+    )
+
+
+async def _node(
+    config: NodeConfig,
+    network: Network,
+    rng: random.Random,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    launcher = TaskLauncher(network, lambda ticket: ThreadStage(), rng)
+    await run_node(config, network, launcher, rng=rng, task_status=task_status)

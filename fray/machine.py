@@ -1,0 +1,238 @@
+"""The ``machine`` cluster: the controller in this process, nodes as child processes, jobs as real processes.
+
+Nothing makes the driver a subreaper or a session leader: its other children are its own. The nodes watch the driver by
+its pidfd, so that a ``kill -9`` of it ends them, and with them everything below, at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import trio
+from attrs import evolve
+
+from fray.controller.main import RunningController, run_controller
+from fray.controller.store import Store
+from fray.errors import LaunchFailed
+from fray.model.ids import Namespace
+from fray.model.messages.client import LogLines, Role
+from fray.model.messages.node import NodeHello
+from fray.model.resources import Capacity, parse_bytes
+from fray.net.codec import to_json
+from fray.net.memory import MemoryNetwork
+from fray.net.transport import Authorize, Credential, Network, Transport
+from fray.net.websocket import WebSocketNetwork
+from fray.node.inventory import read_capacity
+from fray.node.config import NodeConfig
+from fray.node.serve import wait_process_end
+from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.services import open_services
+
+log = logging.getLogger("fray.machine")
+
+NODES_UP_WITHIN_S = 20.0
+END_WITHIN_S = 3.0
+"""How long a node may take to leave after SIGTERM, once nothing runs on it any more."""
+
+
+class MixedNetwork:
+    """``memory:`` addresses within this process, all others over sockets."""
+
+    def __init__(self, memory: Network, sockets: Network) -> None:
+        self._memory, self._sockets = memory, sockets
+
+    def _of(self, address: str) -> Network:
+        return self._memory if address.startswith("memory:") else self._sockets
+
+    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
+        return await self._of(address).dial(address, credential, timeout_s=timeout_s)
+
+    async def listen(
+        self,
+        address: str,
+        authorize: Authorize,
+        handler: Callable[[Transport], object],
+        *,
+        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        await self._of(address).listen(address, authorize, handler, task_status=task_status)  # type: ignore[arg-type]
+
+
+def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity:
+    """What each embedded node offers: all CPUs of the machine (they share them), and its part of the memory."""
+    whole = read_capacity()
+    return evolve(
+        whole,
+        cpu_milli=whole.cpu_milli if cpu is None else round(cpu * 1000),
+        memory_bytes=whole.memory_bytes // nodes if memory is None else parse_bytes(memory, "memory"),
+        disk_bytes=whole.disk_bytes // nodes,
+    )
+
+
+def share_devices(capacity: Capacity, index: int, nodes: int) -> Capacity:
+    """Accelerators cannot be shared: each node gets every ``nodes``-th."""
+    return evolve(capacity, devices=capacity.devices[index::nodes])
+
+
+@asynccontextmanager
+async def open_machine(
+    nodes: int,
+    cpu: float | None,
+    memory: str | None,
+    *,
+    namespace: Namespace | None,
+    on_log: Callable[[LogLines], None] | None,
+) -> AsyncIterator[Runtime]:
+    """The driver's place in a cluster of real processes on this machine; all of it ends on exit.
+
+    Raises:
+        LaunchFailed: a node could not be started; its last words are in the message.
+    """
+    rng = random.SystemRandom()
+    token = f"{rng.getrandbits(256):064x}"
+    directory = tempfile.mkdtemp(prefix="fray-")
+    capacity = node_capacity(cpu, memory, nodes)
+    configs = [
+        NodeConfig(
+            name=f"node-{index}",
+            controller=f"unix:{directory}/controller.sock",
+            token=token,
+            capacity=share_devices(capacity, index, nodes),
+            state_dir=f"{directory}/node-{index}",
+            parent_pid=os.getpid(),
+        )
+        for index in range(nodes)
+    ]
+    network = MixedNetwork(MemoryNetwork(rng=rng), WebSocketNetwork())
+    try:
+        async with open_services() as nursery:
+            children = [_NodeProcess(config, directory) for config in configs]
+            try:
+                await nursery.start(_controller, network, directory, token, rng, configs)
+                for child in children:
+                    nursery.start_soon(child.watch)
+                async with open_runtime(
+                    network,
+                    ["memory:controller"],
+                    Credential("cluster", token),
+                    role=Role.DRIVER,
+                    rng=rng,
+                    namespace=namespace,
+                    on_log=on_log,
+                ) as runtime:
+                    if on_log is not None:
+                        runtime.link.follow_logs(None)
+                    yield runtime
+            finally:
+                with trio.CancelScope(shield=True):
+                    await _end(children)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _controller(
+    network: Network,
+    directory: str,
+    token: str,
+    rng: random.Random,
+    configs: list[NodeConfig],
+    task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    declared = tuple(
+        NodeHello(node=config.name, incarnation="", boot_id="", capacity=config.capacity) for config in configs
+    )
+    await run_controller(
+        Store.memory(),
+        network,
+        ["memory:controller", f"unix:{directory}/controller.sock"],
+        token,
+        clock=time.time,
+        rng=rng,
+        declared=declared,
+        declares_all_nodes=True,
+        task_status=task_status,
+    )
+
+
+class _NodeProcess:
+    """One embedded ``fray-node``. Started by the loop's own thread, never from a pool."""
+
+    def __init__(self, config: NodeConfig, directory: str) -> None:
+        self.name = config.name
+        self.leaving = False
+        self._log_path = f"{directory}/{config.name}.log"
+        read, write = os.pipe()
+        try:
+            with open(self._log_path, "wb") as out:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "fray.node", "--config-fd", str(read)],
+                    pass_fds=[read],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    env={key: value for key, value in os.environ.items() if not key.startswith("FRAY_TOKEN")},
+                )
+            os.write(write, to_json(config).encode())
+        finally:
+            os.close(read)
+            os.close(write)
+
+    async def watch(self) -> None:
+        """Say so when the node's process dies early. The controller has seen it for itself: it is the same machine.
+
+        Raises:
+            LaunchFailed: it ended by itself, which a node never does but when it cannot work.
+        """
+        await self.wait_gone()
+        code = self.process.poll()
+        if self.leaving:
+            return
+        if code is not None and code > 0:
+            raise LaunchFailed(f"{self.name} cannot work on this machine (exit code {code}): {self.last_words()}")
+        log.warning("%s ended (%s)", self.name, _how(code))
+
+    async def wait_gone(self) -> None:
+        if self.process.poll() is None:
+            await wait_process_end(self.process.pid)
+        self.process.poll()
+
+    def last_words(self) -> str:
+        try:
+            with open(self._log_path, errors="replace") as file:
+                return file.read()[-2000:].strip()
+        except OSError:
+            return ""
+
+    async def end(self) -> None:
+        """SIGTERM, then SIGKILL after `END_WITHIN_S`."""
+        self.leaving = True
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        with trio.move_on_after(END_WITHIN_S):
+            await self.wait_gone()
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.wait_gone()
+
+
+def _how(code: int | None) -> str:
+    return "unknown" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+async def _end(children: list[_NodeProcess]) -> None:
+    async with trio.open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(child.end)
+
+

@@ -1,0 +1,245 @@
+"""Frames and control messages to bytes and back. Pure.
+
+A transport message is a *batch*: the number of sequenced frames received so far (u64, the cumulative
+acknowledgement), then frames back to back. A frame is `HEADER` (body length, kind, flags, spare, target, ref) and its
+body, all little-endian.
+
+A control body is ``u32 length, JSON, attachments``: the JSON names its class under ``"t"`` and the lengths of the
+attachments under ``"b"``. Unknown fields are ignored, so that minor versions may add some.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from types import ModuleType
+from typing import Any, TypeAlias, TypeVar, cast
+
+import attrs
+from cattrs import transform_error
+from cattrs.preconf.json import make_converter
+
+from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
+from fray.model.messages import calls, client, node
+from fray.net import session
+
+HEADER = struct.Struct("<IBBHIQ")
+HEADER_BYTES = HEADER.size
+ACK = struct.Struct("<Q")
+ACK_BYTES = ACK.size
+_LENGTH = struct.Struct("<I")
+
+MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
+"""Largest body of one frame (after reassembly)."""
+FRAGMENT_BYTES = 256 * 1024 - 64
+"""Longer bodies travel as several frames, so that one transport message stays near 256 KiB."""
+VIEW_FROM_BYTES = 4096
+"""Bodies from this size on are handed over as views of the message, smaller ones as copies (cheaper than a view)."""
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+Frame: TypeAlias = tuple[int, int, int, int, Bytes]
+"""(kind, flags, target, ref, body)"""
+T = TypeVar("T")
+
+
+class Kind(IntEnum):
+    """What a frame is. Kinds from `FIRST_SEQUENCED` on are numbered, acknowledged, and sent again after a resume."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    PING = 4
+    PONG = 5
+    GOODBYE = 6
+    REQUEST = 16
+    REPLY = 17
+    ERROR = 18
+    NOTICE = 19
+    CALL = 32
+    RESULT = 33
+    FAULT = 34
+    CANCEL = 35
+    SETTLED = 36
+    SPARE_37 = 37
+    SPARE_38 = 38
+    SPARE_39 = 39
+
+
+FIRST_SEQUENCED = 16
+MORE = 1
+"""Flag: the body goes on in the next frame."""
+META = 2
+"""Flag: the body starts with a `CallMeta`."""
+
+
+# Frames --------------------------------------------------------------------------------------------------------------
+
+
+def encode_frame(kind: int, ref: int = 0, body: Bytes = b"", *, target: int = 0, flags: int = 0) -> bytes:
+    """One whole frame. ``body`` is copied."""
+    return HEADER.pack(len(body), kind, flags, 0, target, ref) + body
+
+
+def read_ack(message: Bytes) -> int:
+    """The acknowledgement in front of a batch.
+
+    Raises:
+        ProtocolMismatch: the message is shorter than one.
+    """
+    try:
+        return cast(int, ACK.unpack_from(message)[0])
+    except struct.error:
+        raise ProtocolMismatch(f"a message of {len(message)} bytes is no batch: the peer speaks no Fray") from None
+
+
+def read_frames(message: Bytes) -> Iterator[Frame]:
+    """The frames of a batch, in order.
+
+    Raises:
+        ProtocolMismatch: the last one is cut short. Those before it have been yielded.
+    """
+    at, end, unpack = ACK_BYTES, len(message), HEADER.unpack_from
+    while at < end:
+        body_at = at + HEADER_BYTES
+        if body_at > end:
+            raise ProtocolMismatch(f"a frame header is cut short at byte {at} of {end}")
+        size, kind, flags, _, target, ref = unpack(message, at)
+        at = body_at + size
+        if at > end:
+            raise ProtocolMismatch(f"a frame of kind {kind} says {size} bytes and {end - body_at} are left")
+        body = message[body_at:at] if size < VIEW_FROM_BYTES else memoryview(message)[body_at:at]
+        yield kind, flags, target, ref, body
+
+
+# Control messages ----------------------------------------------------------------------------------------------------
+
+_converter = make_converter()
+
+
+def _classes(module: ModuleType) -> dict[str, type]:
+    return {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and attrs.has(cls)}
+
+
+MESSAGES: dict[str, type] = {
+    name: cls for module in (client, node, calls, session) for name, cls in sorted(_classes(module).items())
+}
+"""Classes that may be the body of a control frame, by name."""
+
+
+def encode_message(message: object, blobs: Sequence[Bytes] = ()) -> bytes:
+    """The control body of ``message`` with its attachments.
+
+    Raises:
+        MessageTooLarge: over `MESSAGE_LIMIT_BYTES`.
+    """
+    data = {"t": type(message).__name__, "b": [len(blob) for blob in blobs], **_converter.unstructure(message)}
+    text = json.dumps(data, separators=(",", ":")).encode()
+    size = _LENGTH.size + len(text) + sum(data["b"])
+    check_size(size, type(message).__name__)
+    return b"".join((_LENGTH.pack(len(text)), text, *blobs))
+
+
+def decode_message(body: Bytes) -> tuple[Any, list[memoryview]]:
+    """The message in a control body and its attachments (views of ``body``).
+
+    Raises:
+        ProtocolMismatch: not such a body, of a class this version does not know, or with fields that do not fit it.
+    """
+    data, rest = _read_json(body)
+    cls = MESSAGES.get(str(data.get("t")))
+    if cls is None:
+        raise ProtocolMismatch(f"unknown message {data.get('t')!r}: the peer is of another version")
+    return _structure(cls, data, cls.__name__), _blobs(data.get("b", []), rest, cls.__name__)
+
+
+def check_size(size_bytes: int, what: str) -> None:
+    """Hold a body to `MESSAGE_LIMIT_BYTES`.
+
+    Raises:
+        MessageTooLarge: it is over.
+    """
+    if size_bytes > MESSAGE_LIMIT_BYTES:
+        raise MessageTooLarge(
+            f"{what} has {size_bytes} bytes and the limit is {MESSAGE_LIMIT_BYTES}: send a path or smaller pieces",
+            size_bytes=size_bytes,
+            limit_bytes=MESSAGE_LIMIT_BYTES,
+        )
+
+
+def encode_error(error: FrayError) -> bytes:
+    """The body of an ERROR frame."""
+    return json.dumps(to_wire(error), separators=(",", ":"), default=repr).encode()
+
+
+def decode_error(body: Bytes) -> FrayError:
+    """Inverse of `encode_error`.
+
+    Raises:
+        ProtocolMismatch: the body is no error.
+    """
+    try:
+        return from_wire(json.loads(bytes(body)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProtocolMismatch(f"an error frame cannot be read: {error}") from None
+
+
+def _read_json(body: Bytes) -> tuple[dict[str, Any], memoryview]:
+    try:
+        (size,) = _LENGTH.unpack_from(body)
+        view = memoryview(body)[_LENGTH.size :]
+        if size > len(view):
+            raise ValueError(f"{size} bytes of JSON announced, {len(view)} there")
+        data = json.loads(bytes(view[:size]))
+        if not isinstance(data, dict):
+            raise ValueError("the JSON is no object")
+        return data, view[size:]
+    except (struct.error, ValueError, RecursionError) as error:
+        raise ProtocolMismatch(f"a control message cannot be read: {error}") from None
+
+
+def _blobs(lengths: object, rest: memoryview, name: str) -> list[memoryview]:
+    sound = isinstance(lengths, list) and all(type(n) is int and n >= 0 for n in lengths)
+    if not isinstance(lengths, list) or not sound or sum(lengths) != len(rest):
+        raise ProtocolMismatch(f"{name}: attachments of {lengths} bytes announced, {len(rest)} bytes there")
+    blobs, at = [], 0
+    for length in lengths:
+        blobs.append(rest[at : at + length])
+        at += length
+    return blobs
+
+
+def _structure(cls: type[T], data: Any, name: str) -> T:
+    try:
+        return _converter.structure(data, cls)
+    except Exception as error:
+        why = "; ".join(transform_error(error, path=name))
+        raise ProtocolMismatch(f"a message does not fit this version: {why}") from error
+
+
+# Single objects (the store, tickets) ---------------------------------------------------------------------------------
+
+
+def to_json(obj: object) -> str:
+    """Any word of the model as JSON text."""
+    return json.dumps(_converter.unstructure(obj), separators=(",", ":"))
+
+
+def from_json(cls: type[T], text: str | bytes) -> T:
+    """Inverse of `to_json`; unknown fields are ignored.
+
+    Raises:
+        ProtocolMismatch: the text is no such object.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ProtocolMismatch(f"not the JSON of a {cls.__name__}: {error}") from None
+    return _structure(cls, data, cls.__name__)
+
+
+def blob_id(data: Bytes) -> str:
+    """Name of an attachment: the SHA-256 of its content, hexadecimal."""
+    return hashlib.sha256(data).hexdigest()

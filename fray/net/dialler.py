@@ -1,0 +1,303 @@
+"""The dialling end of a channel: dial, say hello, serve, and dial again until there is a reason to stop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+from attrs import define, field, frozen
+
+from fray.errors import (
+    ChannelClosed,
+    ConnectionFailed,
+    FrayError,
+    MessageTooLarge,
+    ProtocolMismatch,
+    Refused,
+    Unreachable,
+    from_wire,
+)
+from fray.model.ids import mint
+from fray.net import codec
+from fray.net.codec import ACK, Kind
+from fray.net.conversation import Channel, Handler, HandlerFactory
+from fray.net.link import Link
+from fray.net.session import PROTOCOL, Hello, Refuse, Welcome, check_refuse, check_welcome
+from fray.net.transport import Credential, Network, Transport
+
+GARBAGE_LIMIT = 3
+"""Connections in a row that end by a protocol error, without any progress, before the channel does."""
+
+
+@frozen(kw_only=True)
+class RedialPolicy:
+    """How patient a dialler is. The pause after the n-th failure is ``first_s * 2**n``, at most ``most_s``, times a
+    random number between 0.5 and 1.
+    """
+
+    refused_ends: bool
+    """Nobody listening at any of the addresses is proof of death (a listener lives exactly as long as its process)."""
+    give_up_s: float | None
+    """Longest time without a connection; None: for ever."""
+    first_s: float = 0.05
+    most_s: float = 2.0
+    dial_timeout_s: float = 5.0
+
+    def pause_s(self, failures: int, rng: random.Random) -> float:
+        """The pause after so many failures in a row (from 1)."""
+        longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
+        return longest * rng.uniform(0.5, 1.0)
+
+
+@frozen
+class Failure:
+    """Why one address did not do. ``final``: no use to try again."""
+
+    error: FrayError
+    final: bool
+
+
+def verdict(failures: Sequence[Failure], refused_ends: bool) -> Failure:
+    """What a round over all addresses comes to: a final error wins, then refusal by all of them, then patience."""
+    for failure in failures:
+        if failure.final:
+            return failure
+    if refused_ends and failures and all(isinstance(failure.error, Refused) for failure in failures):
+        return Failure(failures[-1].error, True)
+    patient = [failure for failure in failures if not isinstance(failure.error, Refused)]
+    return (patient or list(failures))[-1]
+
+
+def is_final(error: FrayError) -> bool:
+    """Whether a failed dial proves anything but that there is no connection now."""
+    return not isinstance(error, ConnectionFailed) or type(error) not in (
+        ConnectionFailed,
+        Unreachable,
+        Refused,
+        ChannelClosed,
+    )
+
+
+async def run_dialled(
+    network: Network,
+    addresses: Sequence[str],
+    credential: Credential | None,
+    *,
+    greeting: Callable[[], bytes],
+    handler: Handler | HandlerFactory,
+    incarnation: str,
+    expects: str | None = None,
+    policy: RedialPolicy,
+    rng: random.Random,
+    session: str | None = None,
+    task_status: trio.TaskStatus[Channel] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Hold a channel to whoever listens at ``addresses`` (tried in order) until it ends.
+
+    Reports the channel as started after the first welcome (`Handler.on_reset` has been called then) and returns when it
+    has ended (`Handler.on_end` has been called then). If it is cancelled it sends what is queued and says goodbye, at
+    most 1 s long.
+
+    Args:
+        greeting: called for each hello; handed to the listener's ``on_greeting`` when it does not know the session.
+        handler: told of everything; or a function that makes one for the channel.
+        incarnation: of this process.
+        expects: incarnation of the listener's process; another one ends the channel with `ActorDied`. None: any.
+        session: name of the session, random by default.
+
+    Raises:
+        FrayError: the first connection could not be made, for this reason. The handler was not told of anything then.
+    """
+    dialler = _Dialler(
+        network=network,
+        addresses=tuple(addresses),
+        credential=credential,
+        greeting=greeting,
+        handler=handler,
+        incarnation=incarnation,
+        expects=expects,
+        policy=policy,
+        rng=rng,
+        session=session or mint(rng, 20),
+    )
+    await dialler.run(task_status)
+
+
+@frozen
+class _Connected:
+    transport: Transport
+    welcome: Welcome
+    greeting: bytes
+
+
+@define(kw_only=True)
+class _Dialler:
+    network: Network
+    addresses: tuple[str, ...]
+    credential: Credential | None
+    greeting: Callable[[], bytes]
+    handler: Handler | HandlerFactory
+    incarnation: str
+    expects: str | None
+    policy: RedialPolicy
+    rng: random.Random
+    session: str
+    channel: Channel | None = None
+    life: str = ""
+    dials: int = 0
+    failures: int = 0
+    """In a row; connections without progress count."""
+    garbage: int = 0
+    _scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+    async def run(self, task_status: trio.TaskStatus[Channel]) -> None:
+        try:
+            with self._scope:
+                await self._serve(task_status)
+        except FrayError as error:
+            if self.channel is None:
+                raise
+            self.channel.end(error)
+        finally:
+            if self.channel is not None:
+                self.channel.end(ChannelClosed("the dialler was cancelled", reason="cancelled"))
+
+    async def _serve(self, task_status: trio.TaskStatus[Channel]) -> None:
+        started = False
+        while True:
+            channel, link = self._attach(await self._connect())
+            if not started:
+                started = True
+                task_status.started(channel)
+            await link.run()
+            self._after(link, channel)
+
+    # Serving
+
+    def _attach(self, connected: _Connected) -> tuple[Channel, Link]:
+        welcome = connected.welcome
+        if self.channel is None:
+            self.channel = self._new_channel(connected)
+        channel = self.channel
+        resumed = welcome.resumed and welcome.life == self.life
+        if resumed:
+            channel.outbox.rewind(welcome.received)
+        else:
+            channel.outbox.clear()
+            channel.inbox.clear()
+        self.life = welcome.life
+        channel.incarnation, channel.remote = welcome.incarnation, connected.transport.claim.remote
+        link = Link(channel, connected.transport, polite=True)
+        channel.attach(link, None if resumed else connected.greeting)
+        return channel, link
+
+    def _new_channel(self, connected: _Connected) -> Channel:
+        channel = Channel(
+            session=self.session, incarnation=connected.welcome.incarnation, remote=connected.transport.claim.remote
+        )
+        handler: Any = self.handler
+        channel.begin(handler if hasattr(handler, "on_frame") else handler(channel))
+        channel.on_over = self._scope.cancel
+        return channel
+
+    def _after(self, link: Link, channel: Channel) -> None:
+        channel.suspend(link)
+        self.failures = 0 if link.heard_any else self.failures + 1
+        poisoned = isinstance(link.why, ProtocolMismatch | MessageTooLarge) and not link.heard_any
+        self.garbage = self.garbage + 1 if poisoned else 0
+        if self.garbage >= GARBAGE_LIMIT and link.why is not None:
+            raise link.why
+
+    # Dialling
+
+    async def _connect(self) -> _Connected:
+        """A welcomed connection.
+
+        Raises:
+            FrayError: there is no use in trying on.
+        """
+        since = trio.current_time()
+        while True:
+            if self.failures:
+                await trio.sleep(min(self.policy.pause_s(self.failures, self.rng), self._patience_s(since)))
+            failures = []
+            for address in self.addresses:
+                try:
+                    return await self._dial(address, min(self.policy.dial_timeout_s, self._patience_s(since)))
+                except _RefusedByPeer as refusal:
+                    failures.append(Failure(refusal.error, True))
+                except FrayError as error:
+                    failures.append(Failure(error, is_final(error)))
+            outcome = verdict(failures, self.policy.refused_ends)
+            if outcome.final:
+                raise outcome.error
+            self.failures += 1
+            if self._patience_s(since) <= 0:
+                raise self._given_up(outcome.error)
+
+    def _patience_s(self, since: float) -> float:
+        """Seconds left before giving up."""
+        if self.policy.give_up_s is None:
+            return float("inf")
+        return max(0.0, since + self.policy.give_up_s - trio.current_time())
+
+    def _given_up(self, last: FrayError) -> FrayError:
+        where = ", ".join(self.addresses)
+        error = Unreachable(
+            f"no connection to {where} for {self.policy.give_up_s} s; the last attempt: {last}",
+            addresses=list(self.addresses),
+            give_up_s=self.policy.give_up_s,
+        )
+        error.__cause__ = last
+        return error
+
+    async def _dial(self, address: str, timeout_s: float) -> _Connected:
+        self.dials += 1
+        transport = None
+        with trio.move_on_after(timeout_s):
+            transport = await self.network.dial(address, self.credential, timeout_s=timeout_s)
+            try:
+                return await self._introduce(transport)
+            except BaseException:
+                transport.abort()
+                raise
+        doing = "answered the hello" if transport else "took the connection"
+        raise Unreachable(f"nobody at {address} {doing} within {timeout_s:.3g} s", address=address)
+
+    async def _introduce(self, transport: Transport) -> _Connected:
+        await transport.send([ACK.pack(0), codec.encode_frame(Kind.HELLO, 0, self._hello())])
+        message = await transport.receive()
+        frames = [(kind, body) for kind, _, _, _, body in codec.read_frames(message)]
+        if len(frames) != 1:
+            raise ProtocolMismatch(f"the peer answered the hello with {len(frames)} frames instead of one")
+        answer, blobs = codec.decode_message(frames[0][1])
+        if isinstance(answer, Refuse):
+            raise _RefusedByPeer(check_refuse(answer, self.expects, from_wire(answer.error)))
+        if not isinstance(answer, Welcome) or not blobs:
+            raise ProtocolMismatch(f"the peer answered the hello with {type(answer).__name__}")
+        check_welcome(answer, self.expects)
+        return _Connected(transport, answer, bytes(blobs[0]))
+
+    def _hello(self) -> bytes:
+        channel = self.channel
+        hello = Hello(
+            protocol=PROTOCOL,
+            session=self.session,
+            incarnation=self.incarnation,
+            resume=channel is not None,
+            life=self.life,
+            received=channel.inbox.received if channel else 0,
+            expects=self.expects,
+            dial=self.dials,
+        )
+        return codec.encode_message(hello, [self.greeting()])
+
+
+class _RefusedByPeer(Exception):
+    """The listener said no, with this error: no use in dialling again."""
+
+    def __init__(self, error: FrayError) -> None:
+        super().__init__(str(error))
+        self.error = error

@@ -1,0 +1,62 @@
+"""What a daemon says while it works: readable lines on a terminal, one JSON object a line elsewhere.
+
+Use the standard library's loggers below ``fray`` and give facts as ``extra``: they become fields of the JSON object
+and ``key=value`` behind the readable line. Never log a token or a key.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _OWN}
+
+
+class JsonLines(logging.Formatter):
+    """``{"time": seconds since the epoch, "level": …, "part": …, "text": …, facts…}``"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "part": record.name,
+            "text": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+class Readable(logging.Formatter):
+    """``12:34:56 controller  node joined  node=a``; the level only from warnings on."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        facts = "".join(f"  {key}={value}" for key, value in _facts(record).items())
+        text = f"{clock} {record.name.removeprefix('fray.')}  {level}{record.getMessage()}{facts}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def configure(json_lines: bool | None = None, *, stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """Send everything below ``fray`` to ``stream`` (default: standard error). Call once, in ``main``.
+
+    Args:
+        json_lines: None takes JSON where the stream is no terminal.
+    """
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    as_json = not stream.isatty() if json_lines is None else json_lines
+    handler.setFormatter(JsonLines() if as_json else Readable())
+    logger = logging.getLogger("fray")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False

@@ -1,0 +1,229 @@
+"""One connection of a channel: a reader (the task that runs it), a writer, and a clock.
+
+The writer drains all that is pending into one message. While it sleeps, a frame may go straight to the transport
+(`Transport.send_now`), once for each message received or burst drained: so a lone question or answer costs no task
+switch, and the second frame of a burst wakes the writer, which gathers the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+
+from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Unreachable
+from fray.net.codec import ACK, Bytes, Kind, encode_frame
+from fray.net.session import ACK_AFTER_S, Beat, Heartbeat, Inbox, Outbox
+from fray.net.transport import Transport
+
+FAREWELL_S = 1.0
+"""How long a cancelled dialler takes at most to say goodbye."""
+DIRECT_BYTES = 64 * 1024
+"""More than this pending is the writer's work."""
+_PING = encode_frame(Kind.PING)
+_PONG = encode_frame(Kind.PONG)
+
+
+class Peer(Protocol):
+    """What a link needs of its channel."""
+
+    outbox: Outbox
+    inbox: Inbox
+
+    def dispatch(self, message: Bytes, link: Link) -> None:
+        """Take one message apart. May drop the link."""
+
+    def last_word(self) -> bytes | None:
+        """The goodbye frame, if the channel is closing."""
+
+    def owns(self, link: Link) -> bool:
+        """Whether this link still is the channel's."""
+
+
+class Link:
+    """Runs one transport until it is lost or dropped; ``why`` says which."""
+
+    def __init__(
+        self, channel: Peer, transport: Transport, *, opening: bytes | None = None, polite: bool = False
+    ) -> None:
+        self.transport = transport
+        self.why: FrayError | None = None
+        self.heard_any = False
+        self.said_goodbye = False
+        self._channel = channel
+        self._opening = opening
+        self._polite = polite
+        self._scope = trio.CancelScope()
+        now = trio.current_time()
+        self._heart = Heartbeat(now, now)
+        self._alarm = trio.CancelScope()
+        self._alarm_soon = False
+        self._urgent: list[bytes] = []
+        self._ack_now = False
+        self._send_now: Callable[[list[Bytes]], bool] | None = getattr(transport, "send_now", None)
+        self._unfinished: list[Bytes] | None = None
+        self._direct = False
+        self._sending = False
+        self._idle: trio.lowlevel.Task | None = None
+        """The writer, while it sleeps."""
+
+    async def run(self) -> None:
+        """Serve until the connection is gone. A polite link that is cancelled from outside says goodbye first."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._tick)
+                    await self._read()
+                    nursery.cancel_scope.cancel()
+        finally:
+            if self._polite and self.why is None and self._channel.owns(self):
+                with trio.move_on_after(FAREWELL_S, shield=True):
+                    await self._farewell()
+            self.transport.abort()
+
+    def drop(self, why: FrayError) -> None:
+        """End it now, for this reason (the first one counts)."""
+        if self.why is None:
+            self.why = why
+        self.transport.abort()
+        self._scope.cancel()
+
+    def poke(self) -> None:
+        """Something is pending: send it now if the writer sleeps and a direct send is due, else wake the writer."""
+        if self._idle is None:
+            return
+        if self._direct and self._send_now is not None and self._channel.outbox.unsent_bytes <= DIRECT_BYTES:
+            self._direct = False
+            message = self._next_message()
+            if message is None or self._send_now(message):
+                return
+            self._unfinished = message
+        task, self._idle = self._idle, None
+        trio.lowlevel.reschedule(task)
+
+    def try_last_words(self, goodbye: bytes) -> None:
+        """Say goodbye if that is possible without waiting."""
+        if self._idle is not None and self._send_now is not None and not self.said_goodbye:
+            self.said_goodbye = True
+            self._send_now([ACK.pack(self._channel.inbox.tell()), goodbye])
+
+    def answer_ping(self) -> None:
+        """The peer asks whether we are there."""
+        self._urgent.append(_PONG)
+
+    def must_send(self) -> bool:
+        """Something that is no sequenced frame waits to be sent."""
+        return bool(self._urgent) or self._ack_now
+
+    # Reading
+
+    async def _read(self) -> None:
+        channel, receive = self._channel, self.transport.receive
+        try:
+            while True:
+                message = await receive()
+                if not channel.owns(self):
+                    return
+                self._heart.heard = trio.current_time()
+                self.heard_any = self._direct = True
+                channel.dispatch(message, self)
+        except (ConnectionFailed, MessageTooLarge) as error:
+            self._lost(error)
+
+    def note_received(self) -> None:
+        """Frames came in: see that they are acknowledged in time."""
+        if self._channel.inbox.ack_due():
+            self._ack_now = True
+        elif not self._alarm_soon:
+            self._alarm_soon = True
+            self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + ACK_AFTER_S)
+
+    # Writing
+
+    async def _write(self) -> None:
+        try:
+            if self._opening is not None:
+                await self._send([self._opening])
+            while True:
+                message = self._unfinished or self._next_message()
+                self._unfinished = None
+                if message is None:
+                    await self._sleep()
+                else:
+                    await self._send(message)
+        except ConnectionFailed as error:
+            self._lost(error)
+
+    async def _send(self, message: list[Bytes]) -> None:
+        self._sending = True
+        await self.transport.send(message)
+        self._sending = False
+
+    async def _sleep(self) -> None:
+        self._direct = True
+        self._idle = trio.lowlevel.current_task()
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            self._idle = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _next_message(self) -> list[Bytes] | None:
+        channel = self._channel
+        frames = channel.outbox.take()
+        if not (frames or self._urgent or self._ack_now):
+            return self._goodbye()
+        message: list[Bytes] = [ACK.pack(channel.inbox.tell()), *self._urgent, *frames]
+        self._urgent.clear()
+        self._ack_now = False
+        return message
+
+    def _goodbye(self) -> list[Bytes] | None:
+        word = None if self.said_goodbye else self._channel.last_word()
+        if word is None:
+            return None
+        self.said_goodbye = True
+        return [ACK.pack(self._channel.inbox.tell()), word]
+
+    async def _farewell(self) -> None:
+        if self._sending or self._unfinished is not None:
+            return
+        try:
+            while (message := self._next_message()) is not None:
+                await self.transport.send(message)
+            await self.transport.aclose()
+        except ConnectionFailed:
+            return
+
+    # Time
+
+    async def _tick(self) -> None:
+        while True:
+            self._alarm = trio.CancelScope(deadline=self._heart.next_at())
+            self._alarm_soon = False
+            if self._channel.inbox.received != self._channel.inbox.told:
+                self.note_received()
+            with self._alarm:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            self._obey(self._heart.beat(now, now - self._alarm.deadline))
+
+    def _obey(self, beat: Beat) -> None:
+        if beat is Beat.DROP:
+            silent_s = round(trio.current_time() - self._heart.heard, 1)
+            self.drop(Unreachable(f"the peer has been silent for {silent_s} s", silent_s=silent_s))
+            return
+        if beat is Beat.PING:
+            self._urgent.append(_PING)
+        if self._channel.inbox.received != self._channel.inbox.told:
+            self._ack_now = True
+        if self.must_send():
+            self.poke()
+
+    def _lost(self, error: FrayError) -> None:
+        if self.why is None:
+            self.why = error
+        self._scope.cancel()

@@ -1,0 +1,201 @@
+"""WebSocket frames (RFC 6455, section 5) to messages and back. Pure.
+
+Only what Fray needs: binary messages, control frames, no extensions. A client's frames carry a masking key of zero,
+which is legal and leaves the payload as it is: the key protects proxies from scripts in browsers, and there is none
+here. What other clients send is read whatever its key.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from attrs import frozen
+
+from fray.errors import MessageTooLarge, ProtocolMismatch
+
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+FIN = 0x80
+MASKED = 0x80
+NO_KEY = b"\0\0\0\0"
+DIRECT_FROM_BYTES = 16 * 1024
+"""A frame that lacks this much is received straight into its place."""
+_SHORT = struct.Struct("!BB")
+_MIDDLE = struct.Struct("!BBH")
+_LONG = struct.Struct("!BBQ")
+
+TOO_LARGE, BROKEN_RULE, NOT_BINARY, NORMAL = 1009, 1002, 1003, 1000
+
+
+@frozen
+class Control:
+    """A ping, pong or close frame."""
+
+    opcode: int
+    payload: bytes
+
+
+def head(opcode: int, size: int, masked: bool) -> bytes:
+    """What goes before a payload of ``size`` bytes in a frame of its own."""
+    mask = MASKED if masked else 0
+    if size < 126:
+        start = _SHORT.pack(FIN | opcode, mask | size)
+    elif size < 65536:
+        start = _MIDDLE.pack(FIN | opcode, mask | 126, size)
+    else:
+        start = _LONG.pack(FIN | opcode, mask | 127, size)
+    return start + NO_KEY if masked else start
+
+
+def close_frame(code: int, reason: str, masked: bool) -> bytes:
+    """A whole close frame; ``reason`` is cut at 123 bytes."""
+    payload = code.to_bytes(2, "big") + reason.encode()[:123]
+    return head(CLOSE, len(payload), masked) + payload
+
+
+def read_close(payload: bytes) -> tuple[int, str]:
+    """Code and reason of a close frame (1005 if it gives none)."""
+    if len(payload) < 2:
+        return 1005, ""
+    return int.from_bytes(payload[:2], "big"), payload[2:].decode(errors="replace")
+
+
+def unmask(payload: bytes | bytearray | memoryview, key: bytes) -> bytes:
+    """``payload`` without the mask ``key`` (four bytes)."""
+    size = len(payload)
+    stream = (key * (size // 4 + 1))[:size]
+    return (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")
+
+
+class Reader:
+    """Takes a byte stream apart.
+
+    Args:
+        masked: whether the other side must mask (it is the client).
+        limit_bytes: of one message.
+    """
+
+    def __init__(self, *, masked: bool, limit_bytes: int, data: bytes = b"") -> None:
+        self._masked = masked
+        self._limit_bytes = limit_bytes
+        self._data = data
+        self._at = 0
+        self._pieces: list[bytes | bytearray] | None = None
+        """Of a message in several frames."""
+        self._direct: bytearray | None = None
+        self._filled = 0
+        self._direct_head = (0, NO_KEY)
+
+    def feed(self, data: bytes) -> None:
+        """More bytes of the stream."""
+        if self._at < len(self._data):
+            self._data = self._data[self._at :] + data
+        else:
+            self._data = data
+        self._at = 0
+
+    def direct(self) -> memoryview | None:
+        """Where the next bytes belong, if a large frame is under way: receive there and call `filled`."""
+        return None if self._direct is None else memoryview(self._direct)[self._filled :]
+
+    def filled(self, count: int) -> None:
+        """``count`` bytes were received into `direct`."""
+        self._filled += count
+
+    def next(self) -> bytes | bytearray | Control | None:
+        """The next message or control frame; None when more bytes are needed.
+
+        Raises:
+            ProtocolMismatch: the peer breaks the rules (``details['code']`` is the close code).
+            MessageTooLarge: a message over the limit.
+        """
+        if self._direct is not None:
+            return self._next_direct()
+        data, at = self._data, self._at
+        have = len(data)
+        if have - at < 2:
+            return None
+        first, second = data[at], data[at + 1]
+        body = at + 2
+        size = second & 127
+        if size >= 126:
+            body += 2 if size == 126 else 8
+            if have < body:
+                return None
+            size = int.from_bytes(data[at + 2 : body], "big")
+        if second & MASKED:
+            body += 4
+        if first != FIN | BINARY or self._pieces is not None or (second >= MASKED) is not self._masked:
+            self._check(first, second, size)
+        if size > self._limit_bytes:
+            raise self._too_large(size)
+        end = body + size
+        if have < end:
+            self._go_direct(first, body, end)
+            return None
+        self._at = end
+        payload = data[body:end]
+        if second & MASKED and (key := data[body - 4 : body]) != NO_KEY:
+            payload = unmask(payload, key)
+        return payload if first == FIN | BINARY else self._assemble(first, payload)
+
+    def _go_direct(self, first: int, body: int, end: int) -> None:
+        have = len(self._data)
+        if end - have < DIRECT_FROM_BYTES or body > have:
+            return
+        self._direct = bytearray(end - body)
+        self._filled = have - body
+        self._direct[: self._filled] = memoryview(self._data)[body:]
+        self._direct_head = first, self._data[body - 4 : body] if self._masked else NO_KEY
+        self._data, self._at = b"", 0
+
+    def _next_direct(self) -> bytes | bytearray | Control | None:
+        payload: bytes | bytearray | None = self._direct
+        if payload is None or self._filled < len(payload):
+            return None
+        first, key = self._direct_head
+        self._direct = None
+        if key != NO_KEY:
+            payload = unmask(payload, key)
+        return payload if first == FIN | BINARY and self._pieces is None else self._assemble(first, payload)
+
+    def _assemble(self, first: int, payload: bytes | bytearray) -> bytes | bytearray | Control | None:
+        opcode = first & 15
+        if opcode >= CLOSE:
+            return Control(opcode, bytes(payload))
+        if self._pieces is None:
+            self._pieces = []
+        self._pieces.append(payload)
+        total = sum(map(len, self._pieces))
+        if total > self._limit_bytes:
+            raise self._too_large(total)
+        if not first & FIN:
+            return self.next()
+        message = b"".join(self._pieces)
+        self._pieces = None
+        return message
+
+    def _check(self, first: int, second: int, size: int) -> None:
+        opcode = first & 15
+        if bool(second & MASKED) is not self._masked:
+            raise broken("a frame is masked" if second & MASKED else "a frame of the client is not masked")
+        if first & 0x70:
+            raise broken("a frame uses an extension nobody agreed on")
+        if opcode >= CLOSE:
+            if opcode > PONG or not first & FIN or size > 125:
+                raise broken("a control frame is malformed")
+        elif opcode == TEXT:
+            raise broken("a text message came; only binary ones are spoken here", NOT_BINARY)
+        elif opcode not in (CONTINUATION, BINARY) or (opcode == CONTINUATION) is (self._pieces is None):
+            raise broken("a frame is out of order")
+
+    def _too_large(self, size: int) -> MessageTooLarge:
+        return MessageTooLarge(
+            f"the peer sent a transport message of {size} bytes, the limit is {self._limit_bytes}",
+            size_bytes=size,
+            limit_bytes=self._limit_bytes,
+        )
+
+
+def broken(what: str, code: int = BROKEN_RULE) -> ProtocolMismatch:
+    """A broken rule of the WebSocket protocol."""
+    return ProtocolMismatch(f"the peer breaks the WebSocket protocol: {what}", code=code)

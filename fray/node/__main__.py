@@ -1,0 +1,7 @@
+"""``python -m fray.node``: the same as ``fray-node``."""
+
+import sys
+
+from fray.node.main import main
+
+sys.exit(main())

@@ -1,0 +1,40 @@
+"""What one node is told about itself. Pure."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from fray.model.ids import NodeName
+from fray.model.messages.client import ProcessMark
+from fray.model.resources import Capacity
+
+NOTICE_MARGIN_S = 120.0
+"""Both ends notice a loss at different times (up to 80 s apart, by heartbeats), and ending attempts takes time too."""
+
+
+@frozen(kw_only=True)
+class NodeConfig:
+    """Configuration of one node, as `fray-node` makes it or an embedded cluster hands it over."""
+
+    name: NodeName
+    controller: str
+    """Address of the controller, as `fray.net` writes it; jobs dial it too."""
+    token: str = field(repr=False)
+    capacity: Capacity
+    state_dir: str
+    """Its own directory; ignored by launchers without processes."""
+    parent_pid: int | None = None
+    """The node ends, with all it runs, when this process does."""
+    advertise: str = "127.0.0.1"
+    """Host or IP under which peers reach what listens here."""
+    networked: bool = False
+    """Jobs of this node may listen for other machines."""
+    lease_s: float = 600.0
+    """After this much silence the controller places the node's attempts elsewhere."""
+    boot_id: str = ""
+    process: ProcessMark | None = None
+
+    @property
+    def patience_s(self) -> float:
+        """How long a node without a controller keeps its attempts: certainly less than the controller waits."""
+        return max(self.lease_s / 2, self.lease_s - NOTICE_MARGIN_S)

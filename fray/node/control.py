@@ -1,0 +1,56 @@
+"""The node's end of the socket between node and keeper: JSON lines (the words are listed in `fray.node.keeper`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import Any
+
+import trio
+
+READ_BYTES = 4096
+
+
+class Control:
+    """One keeper's socket; `close` it, and the keeper ends its job."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._lines: list[bytes] = []
+        self._rest = b""
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Send something large. OSError if the keeper is gone."""
+        left = memoryview(json.dumps(message).encode() + b"\n")
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._socket)
+
+    def tell(self, **message: int) -> None:
+        """Send something small: the keeper always reads, and the buffer holds thousands of these."""
+        with contextlib.suppress(OSError):
+            self._socket.send(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> dict[str, int] | None:
+        """The next message; None when the keeper is gone."""
+        while not self._lines:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+                continue
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            *self._lines, self._rest = (self._rest + data).split(b"\n")
+        message: dict[str, int] = json.loads(self._lines.pop(0))
+        return message
+
+    def close(self) -> None:
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()

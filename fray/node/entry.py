@@ -1,0 +1,224 @@
+"""From a bare process to user code: what the process of an attempt does before the runtime's ``main`` is called.
+
+Warm (forked by the keeper from what the zygote imported) and cold (a new interpreter, because the job sets variables
+that are read at exec) meet in `enter`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from attrs import frozen
+
+from fray.model.specs import Cause, Outcome, Ticket
+from fray.net.codec import from_json, to_json
+from fray.node.proctree import set_title
+
+STATE_MARK = "FRAY_NODE_STATE"
+"""Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
+SWITCH_INTERVAL_S = 0.0005
+"""A busy Python thread gives the loop beside it its turn after this long."""
+_READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
+
+
+@frozen(kw_only=True)
+class Body:
+    """All that the process of an attempt starts from."""
+
+    ticket: Ticket
+    entry: str
+    """``module:function``, called as ``function(ticket, outcome_fd, control_fd)``."""
+    environ: dict[str, str]
+    outcome_fd: int
+    """The job writes its record here: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
+    control_fd: int
+    """The job reads ``b"c"`` here: please cancel."""
+
+
+# The environment -----------------------------------------------------------------------------------------------------
+
+
+def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
+    """What a node hands down: its own environment without Fray's variables (the token is one), and the mark."""
+    handed = {key: value for key, value in environ.items() if not key.startswith("FRAY_")}
+    above = environ.get(STATE_MARK)
+    return {**handed, STATE_MARK: f"{above}:{state_dir}" if above else state_dir}
+
+
+def job_environ(base: Mapping[str, str], ticket: Ticket, kinds: Iterable[str] = ()) -> dict[str, str]:
+    """Environment of an attempt: the node's, then the job's own variables, then Fray's.
+
+    ``kinds``: kinds of accelerators the node has; a job sees only those it was granted.
+    """
+    return {**base, **_visible_devices(ticket.devices, set(kinds)), **ticket.spec.env_vars, **_fray_variables(ticket)}
+
+
+def _fray_variables(ticket: Ticket) -> dict[str, str]:
+    return {
+        "FRAY_JOB_ID": ticket.spec.job_id,
+        "FRAY_JOB_NAME": ticket.spec.name,
+        "FRAY_NAMESPACE": ticket.spec.namespace,
+        "FRAY_CLUSTER_ADDRESS": ticket.controller,
+        "FRAY_ATTEMPT_ID": ticket.attempt_id,
+        "FRAY_NODE": ticket.node,
+    }
+
+
+def _visible_devices(devices: Iterable[str], kinds: set[str]) -> dict[str, str]:
+    granted = [device.partition("-") for device in devices]
+    numbers = {kind: ",".join(number for have, _, number in granted if have == kind) for kind in ("gpu", "tpu")}
+    found = {}
+    if "gpu" in kinds:
+        found["CUDA_VISIBLE_DEVICES"] = numbers["gpu"]
+    if "tpu" in kinds:
+        found["TPU_VISIBLE_CHIPS"] = numbers["tpu"]
+    return found
+
+
+def needs_cold_start(base: Mapping[str, str], env_vars: Mapping[str, str]) -> bool:
+    """Does the job change a variable that a running interpreter has already read?"""
+    return any(key.startswith(_READ_AT_EXEC) and base.get(key) != value for key, value in env_vars.items())
+
+
+# The way in ----------------------------------------------------------------------------------------------------------
+
+
+def enter(body: Body) -> NoReturn:
+    """Furnish this process, call the entry, and exit. What goes wrong before it is recorded as `Cause.ENVIRONMENT`."""
+    try:
+        main = _furnish(body)
+    except Exception:  # noqa: BLE001 - user modules may raise anything while they are imported
+        refuse(body.outcome_fd, f"the process could not be set up:\n{traceback.format_exc(limit=-8)}")
+        os._exit(1)
+    code = 1
+    try:
+        code = _exit_code(lambda: main(body.ticket, body.outcome_fd, body.control_fd))
+        _leave()
+    finally:
+        os._exit(code)
+
+
+def _exit_code(run: Callable[[], None]) -> int:
+    """What the interpreter would exit with after ``run``."""
+    try:
+        run()
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001 - nothing is above this frame
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _leave() -> None:
+    """The interpreter's own goodbye without taking all modules apart, which costs 10 ms and copies their memory."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def refuse(outcome_fd: int, message: str) -> None:
+    """Record that user code was never reached."""
+    os.write(outcome_fd, to_json(Outcome(cause=Cause.ENVIRONMENT, message=message)).encode() + b"\n")
+    os.close(outcome_fd)
+
+
+def _furnish(body: Body) -> Callable[[Ticket, int, int], None]:
+    spec = body.ticket.spec
+    _open_stdio()
+    os.environ.clear()
+    os.environ.update(body.environ)
+    time.tzset()
+    os.chdir(spec.cwd if spec.cwd and os.path.isdir(spec.cwd) else body.ticket.directory or ".")
+    _extend_path(spec.sys_path, spec.cwd)
+    sys.argv = [spec.name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.enable()
+    return resolve(body.entry)
+
+
+def _open_stdio() -> None:
+    """Text streams of our own: the inherited ones are as the zygote's launcher left them, block-buffered or absent."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
+
+
+def _line_buffered(descriptor: int) -> Any:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _extend_path(entries: Iterable[str], cwd: str | None) -> None:
+    for entry in entries:
+        path = entry or cwd or ""
+        if path and path not in sys.path and os.path.exists(path):
+            sys.path.append(path)
+
+
+def resolve(entry: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names."""
+    module, _, name = entry.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def name_process(name: str) -> None:
+    """Show the job's name in ``ps``, and let the kernel prefer it to its keeper when memory runs out."""
+    set_title(f"fray:{name}")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        score = int(file.read())
+        file.seek(0)
+        file.write(str(max(score, 300)))
+
+
+# Cold ----------------------------------------------------------------------------------------------------------------
+
+
+def cold_command(body: Body, ticket_fd: int) -> list[str]:
+    """The command line of a new interpreter for ``body``; the ticket goes by descriptor."""
+    descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
+    return [sys.executable, "-m", "fray.node.entry", body.entry, *map(str, descriptors)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="fray.node.entry", description="process of one attempt")
+    parser.add_argument("entry")
+    parser.add_argument("fds", nargs=3, type=int)
+    arguments = parser.parse_args()
+    ticket_fd, outcome_fd, control_fd = arguments.fds
+    with open(ticket_fd, encoding="utf-8") as file:
+        ticket = from_json(Ticket, file.read())
+    for descriptor in (outcome_fd, control_fd):
+        os.set_inheritable(descriptor, False)
+    enter(
+        Body(
+            ticket=ticket,
+            entry=arguments.entry,
+            environ=dict(os.environ),
+            outcome_fd=outcome_fd,
+            control_fd=control_fd,
+        )
+    )
+
+
+if __name__ == "__main__":
+    from fray.node import entry as _entry
+
+    _entry.main()

@@ -1,0 +1,315 @@
+"""The keeper: one small process per attempt, between the zygote that forked it and the job it forks.
+
+Law: the job and everything below it end before the keeper does. It is a subreaper, so nothing of the job escapes to
+init while it lives; if it is killed, the job's main process dies by PDEATHSIG and the rest falls to the zygote, or to
+the node. The node's end (its process descriptor, or the end of the control socket) ends the attempt at once.
+
+Conversation with the node, JSON lines on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
+``{"read": offset}``. Up: ``{"keeper": pid}``, ``{"running": pid}``, ``{"log": offset}`` (at most one until the node has
+said how far it read), ``{"ended": offset, "swept": count, "left": count}`` once the outcome is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fray.model.specs import Cause, EntryKind, Outcome, Ticket
+from fray.net.codec import from_json
+from fray.node.capture import LAG_LIMIT_BYTES, LineCutter, Spool
+from fray.node.entry import Body
+from fray.node.proctree import become_subreaper, end_descendants, set_title
+from fray.node.record import Record, save
+from fray.node.spawn import Child, Start, spawn
+from fray.node.verdict import Descent, Ending, Rung, judge
+
+READ_BYTES = 64 * 1024
+DRAIN_S = 1.0
+"""After everything below has ended, its pipes are read to their end, but no longer than this."""
+LAST_LINES = 20
+LAST_LINES_LIMIT_CHARS = 4000
+
+
+def keep(control: socket.socket, node_pidfd: int) -> Body:
+    """The whole life of a keeper, in a fresh fork of the zygote. Returns only in the process of the job."""
+    become_subreaper()
+    set_title("fray-keeper")
+    lines = Lines(control)
+    first = lines.wait_first()
+    if first is None:
+        os._exit(0)
+    ticket = from_json(Ticket, first["ticket"])
+    directory = Path(ticket.directory)
+    lines.tell(keeper=os.getpid())
+    try:
+        child = spawn(Start(ticket=ticket, entry=first["entry"], kinds=tuple(first["kinds"])))
+    except OSError as error:
+        child = None
+        save(directory, Outcome(cause=Cause.ENVIRONMENT, message=f"the machine cannot start a process: {error}"))
+        lines.tell(ended=0, swept=0, left=0)
+    if isinstance(child, Body):
+        control.detach()  # closed already; the object must not close the number again once it is something else
+        return child
+    os._exit(0 if child is None else _watch(Watch(ticket, child, lines, node_pidfd)))
+
+
+def _watch(watch: Watch) -> int:
+    try:
+        watch.run()
+        return 0
+    except BaseException:  # noqa: BLE001 - said on the node's stderr; the exit code makes the zygote sweep
+        traceback.print_exc()
+        end_descendants()
+        return 1
+
+
+class Lines:
+    """The keeper's end of the control socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.socket = control
+        self.buffer = b""
+
+    def wait_first(self) -> dict[str, Any] | None:
+        """The start, however long it is; None if the node is gone."""
+        while True:
+            found = self.take()
+            if found is None or found:
+                return found[0] if found else None
+
+    def take(self) -> list[dict[str, Any]] | None:
+        """One read, and the messages that are whole now; None at the end of the stream."""
+        try:
+            data = self.socket.recv(READ_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            return None
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def tell(self, **message: int) -> None:
+        """Say something to the node; if it is gone the loop will notice by itself."""
+        with contextlib.suppress(OSError):
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+class Watch:
+    """The keeper's loop: one selector, one handler a descriptor, each bounded, so that a flood starves nobody."""
+
+    def __init__(self, ticket: Ticket, child: Child, lines: Lines, node_pidfd: int) -> None:
+        spec = ticket.spec
+        self.spec, self.child, self.lines = spec, child, lines
+        self.directory = Path(ticket.directory)
+        self.begun = time.monotonic()
+        self.oom_kills = _oom_kills()
+        self.descent = Descent(spec.ladder, hears_cancel=spec.entry is not EntryKind.BINARY)
+        self.record, self.record_at, self.record_came_first = Record(self.directory), 0.0, False
+        self.spool, self.poked, self.paused = Spool(self.directory), False, False
+        self.streams = {child.out_fd: ("out", LineCutter()), child.err_fd: ("err", LineCutter())}
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.status: int | None = None
+        self.lingered = self.node_gone = False
+        self.selector = selectors.DefaultSelector()
+        self._watch(child.pidfd, self._on_exit)
+        self._watch(lines.socket.fileno(), self._on_control)
+        self._watch(node_pidfd, self._on_node_gone)
+        self._watch(child.outcome_fd, self._on_record)
+        for descriptor in self.streams:
+            self._watch(descriptor, partial(self._on_stream, descriptor))
+
+    def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        self.selector.register(descriptor, selectors.EVENT_READ, handler)
+
+    def _unwatch(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(descriptor)
+
+    def run(self) -> None:
+        self.lines.tell(running=self.child.pid)
+        while self.status is None and not self.node_gone:
+            self._turn(self._timeout_s())
+            self._descend(time.monotonic())
+        swept, left = end_descendants()
+        if not self.node_gone:
+            self._finish(swept, left)
+
+    def _turn(self, timeout_s: float | None) -> bool:
+        """Wait, and handle what is ready once; False if nothing was."""
+        ready = self.selector.select(timeout_s)
+        for key, _ in ready:
+            key.data()
+        return bool(ready)
+
+    # What happens
+
+    def _on_exit(self) -> None:
+        self.status = os.waitpid(self.child.pid, 0)[1]
+        self._unwatch(self.child.pidfd)
+
+    def _on_node_gone(self) -> None:
+        self.node_gone = True
+
+    def _on_control(self) -> None:
+        messages = self.lines.take()
+        if messages is None:
+            self.node_gone = True
+            return
+        for message in messages:
+            if "stop" in message:
+                self._stop(self.descent.begin)
+            elif "kill" in message:
+                self._stop(self.descent.jump)
+            elif "read" in message:
+                self._on_read(message["read"])
+
+    def _stop(self, begin: Callable[[float], None]) -> None:
+        if self.descent.begun is None:
+            self.record_came_first = self.record.header is not None
+        begin(time.monotonic())
+
+    def _on_record(self) -> None:
+        data = os.read(self.child.outcome_fd, READ_BYTES)
+        if not data:
+            self._unwatch(self.child.outcome_fd)
+            return
+        self.record.feed(data)
+        self.record_at = time.monotonic()
+
+    def _on_stream(self, descriptor: int) -> None:
+        name, cutter = self.streams[descriptor]
+        data = os.read(descriptor, READ_BYTES)
+        self._put(name, cutter.feed(data) if data else cutter.flush())
+        if not data:
+            self._unwatch(descriptor)
+            del self.streams[descriptor]
+
+    def _put(self, name: str, lines: list[str]) -> None:
+        if name == "err":
+            self.last_lines.extend(lines[-LAST_LINES:])
+        with contextlib.suppress(OSError):  # a full disk costs log lines, not the job
+            self.spool.write(name, time.time(), lines)
+        self._poke()
+        self._pace()
+
+    def _on_read(self, offset: int) -> None:
+        self.spool.read, self.poked = offset, False
+        self._poke()
+        self._pace()
+
+    def _poke(self) -> None:
+        if self.spool.behind_bytes and not self.poked:
+            self.poked = True
+            self.lines.tell(log=self.spool.written)
+
+    def _pace(self) -> None:
+        """Stop reading the job's pipes while the node is too far behind: the job waits in its ``print``."""
+        pause = self.spool.behind_bytes > LAG_LIMIT_BYTES and self.status is None
+        if pause == self.paused:
+            return
+        self.paused = pause
+        for descriptor in self.streams:
+            if pause:
+                self._unwatch(descriptor)
+            else:
+                self._watch(descriptor, partial(self._on_stream, descriptor))
+
+    # Ending it
+
+    def _timeout_s(self) -> float | None:
+        times = [at for at in (self.descent.next_at(), self._linger_at()) if at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _linger_at(self) -> float | None:
+        """When a job that has written its record and still runs is killed."""
+        waiting = self.record.header is not None and not self.lingered
+        return self.record_at + self.spec.ladder.term_s if waiting else None
+
+    def _descend(self, now: float) -> None:
+        rung = self.descent.due(now)
+        if rung is Rung.CANCEL:
+            with contextlib.suppress(OSError):
+                os.write(self.child.control_fd, b"c")
+        elif rung is Rung.TERM:
+            self._signal(signal.SIGTERM)
+        elif rung is Rung.KILL:
+            self._signal(signal.SIGKILL)
+        linger_at = self._linger_at()
+        if linger_at is not None and now >= linger_at:
+            self.lingered = True
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the main process; SIGTERM of a program to its whole group, as a shell would not pass it on."""
+        if self.status is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if number is signal.SIGTERM and self.spec.entry is EntryKind.BINARY:
+                os.killpg(self.child.pid, number)
+            else:
+                signal.pidfd_send_signal(self.child.pidfd, number)
+
+    def _finish(self, swept: int, left: int) -> None:
+        self._drain()
+        for name, cutter in self.streams.values():
+            self._put(name, cutter.flush())
+        self.spool.close()
+        save(self.directory, judge(self._ending()))
+        self.lines.tell(ended=self.spool.written, swept=swept, left=left)
+
+    def _drain(self) -> None:
+        """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to a stranger."""
+        self._unwatch(self.lines.socket.fileno())
+        self._pace()
+        deadline = time.monotonic() + DRAIN_S
+        while (self.streams or self._record_open()) and not self.node_gone:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self._turn(left_s):
+                return
+
+    def _record_open(self) -> bool:
+        return self.child.outcome_fd in self.selector.get_map()
+
+    def _ending(self) -> Ending:
+        code = os.waitstatus_to_exitcode(self.status or 0)
+        return Ending(
+            entry=self.spec.entry,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            record=self.record.close(),
+            record_came_first=self.record_came_first,
+            reached=self.descent.reached,
+            out_of_memory=_oom_kills() > self.oom_kills,
+            last_lines="\n".join(self.last_lines)[-LAST_LINES_LIMIT_CHARS:],
+            ladder=self.spec.ladder,
+            duration_s=time.monotonic() - self.begun,
+        )
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for lack of memory in this control group, or else on this machine."""
+    for path in (_own_memory_events(), "/proc/vmstat"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            words = dict(line.split()[:2] for line in file)
+            if "oom_kill" in words:
+                return int(words["oom_kill"])
+    return 0
+
+
+def _own_memory_events() -> str:
+    with contextlib.suppress(OSError), open("/proc/self/cgroup") as file:
+        for line in file:
+            if line.startswith("0::"):
+                return f"/sys/fs/cgroup{line[3:].strip()}/memory.events"
+    return "/proc/vmstat"

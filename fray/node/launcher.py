@@ -1,0 +1,56 @@
+"""The seam between a node and whatever runs its attempts: processes, tasks of one loop, or a fake."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import trio
+
+from fray.model.specs import Observed, Ticket
+
+OnObserved: TypeAlias = Callable[[Observed, bytes | None], None]
+"""Told of every change of phase; the bytes are the outcome's value, with the phase ENDED."""
+OnLog: TypeAlias = Callable[[str, tuple[tuple[str, float, str], ...]], None]
+"""Told of lines: attempt id, then (stream ``out`` or ``err``, seconds since the epoch, text without newline)."""
+
+
+class Launcher(Protocol):
+    """Starts, stops and watches attempts. Nothing but `run` blocks; what happens is told through ``on_observed``.
+
+    Per attempt: any number of STARTING, RUNNING, STOPPING, then exactly one ENDED with an outcome, after its last log
+    line was told and once nothing of it lives any more.
+    """
+
+    on_observed: OnObserved
+    """Set by the node before `run`."""
+    on_log: OnLog
+    """Set by the node before `run`."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own whatever is needed; started when attempts may be started. Cancelled: every attempt ends, unreported."""
+        ...
+
+    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+        """Start an attempt; one that cannot be started ends with `Cause.ENVIRONMENT`."""
+        ...
+
+    def stop(self, attempt_id: str) -> None:
+        """End it by the ladder of its spec. Its outcome has `Cause.STOPPED` unless it succeeded before it noticed."""
+        ...
+
+    def kill(self, attempt_id: str) -> None:
+        """End it now."""
+        ...
+
+    def forget(self, attempt_id: str) -> None:
+        """Drop all that is kept of it; waits until it has ended if it has not."""
+        ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A launcher that holds log lines back while the way to the controller is full."""
+
+    log_room: Callable[[], Awaitable[None]]
+    """Set by the node before `Launcher.run`: returns when more lines may be told."""

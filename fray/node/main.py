@@ -1,0 +1,267 @@
+"""The daemon ``fray-node``: one on every machine. Jobs run below it and end with it."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import trio
+from attrs import evolve
+
+from fray.errors import FrayError, InvalidRequest
+from fray.model.ids import check_name
+from fray.model.resources import Capacity, Device, parse_bytes
+from fray.net import journal
+from fray.net.codec import from_json
+from fray.node.config import NodeConfig
+from fray.node.inventory import process_mark, read_capacity
+from fray.node.processes import ProcessLauncher
+from fray.node.serve import run_node
+
+__all__ = ["NodeConfig", "main", "run_node"]
+
+DEFAULT_PORT = 7421
+STATE_DIR_LIMIT = 70
+"""Characters; Unix sockets lie below it, and their whole path may have 107."""
+_FILE_KEYS = {
+    "controller": str,
+    "name": str,
+    "state_dir": str,
+    "token_file": str,
+    "advertise": str,
+    "insecure": bool,
+    "cpu": (int, float),
+    "memory": (int, str),
+    "disk": (int, str),
+    "gpus": (int, list),
+    "tpus": (int, list),
+    "attributes": dict,
+}
+
+log = logging.getLogger("fray.node")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``fray-node``. Exit status: 0 after SIGTERM or SIGINT, 1 if the cluster does not take it, 2 for bad usage."""
+    sys.setswitchinterval(0.0005)
+    try:
+        options = parse(argv)
+        journal.configure(options.json_lines)
+        config = _inherited_config(options.config_fd) if options.config_fd is not None else make_config(options)
+        trio.run(_serve, evolve(config, boot_id=process_mark().boot_id, process=process_mark()))
+    except (FrayError, OSError) as error:
+        print(f"fray-node: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidRequest) else 1
+    return 0
+
+
+async def _serve(config: NodeConfig) -> None:
+    """Serve until a signal says to leave; a second one ends everything at once."""
+    from fray.net.websocket import WebSocketNetwork
+
+    kinds = {device.kind for device in config.capacity.devices}
+    launcher = ProcessLauncher(config.state_dir, subreaper=True, kinds=kinds)
+    leave = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_leave_on_signal, leave, nursery.cancel_scope)
+        try:
+            await run_node(config, WebSocketNetwork(), launcher, rng=random.SystemRandom(), leave=leave)
+        except FrayError as error:
+            refused: FrayError | None = error
+        else:
+            refused = None
+        nursery.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+
+
+async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            if leave.is_set():
+                scope.cancel()
+            log.info("asked to leave", extra={"signal": signal.Signals(number).name})
+            leave.set()
+
+
+def _inherited_config(descriptor: int) -> NodeConfig:
+    """From the process that embeds this node, through a pipe; the token is in it."""
+    with open(descriptor, "rb") as file:
+        return from_json(NodeConfig, file.read())
+
+
+# The command line ----------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="fray-node", description="Offers this machine to a Fray cluster.")
+    parser.add_argument("--controller", metavar="ADDRESS", help=f"fray://HOST:PORT (default port {DEFAULT_PORT})")
+    parser.add_argument("--name", help="of this node; unique in the cluster (default: the host's name)")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML: the same options, and cpu, memory, disk, gpus, tpus, [attributes] in place of what is found here",
+    )
+    parser.add_argument("--state-dir", metavar="DIR", help="this node's own directory (default: below ~/.local/state)")
+    parser.add_argument("--token-file", metavar="FILE", help="the cluster's token (default: FRAY_TOKEN)")
+    parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="talk to other machines, although what passes can be read by others",
+    )
+    parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
+    style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
+    return parser.parse_args(argv)
+
+
+def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> NodeConfig:
+    """The configuration from command line, file and variables, in this order.
+
+    Raises:
+        InvalidRequest: something is missing or cannot be; the message says what to write.
+        OSError: a file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    told = _read_file(options.config) if options.config is not None else {}
+    for key in ("controller", "name", "state_dir", "token_file", "advertise", "insecure"):
+        if getattr(options, key) is not None:
+            told[key] = getattr(options, key)
+    if "controller" not in told:
+        raise InvalidRequest("say which cluster: --controller fray://HOST:PORT")
+    controller = parse_controller(told["controller"])
+    name = check_name(told.get("name") or socket.gethostname(), "a node")
+    networked = not _is_local(controller)
+    if networked and not told.get("insecure"):
+        raise InvalidRequest(
+            f"the controller at {told['controller']} is another machine, and what passes would not be encrypted: "
+            "add --insecure if the network is trusted"
+        )
+    state_dir = _state_dir(told.get("state_dir"), name, environ)
+    return NodeConfig(
+        name=name,
+        controller=controller,
+        token=_token(told.get("token_file"), environ),
+        capacity=override(read_capacity(), told),
+        state_dir=state_dir,
+        advertise=told.get("advertise") or _local_address(controller),
+        networked=networked,
+    )
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        told = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{path}: {error}") from None
+    for key, value in told.items():
+        if key not in _FILE_KEYS:
+            raise InvalidRequest(f"{path}: unknown key {key!r}; known are {', '.join(sorted(_FILE_KEYS))}")
+        if not isinstance(value, _FILE_KEYS[key]):  # type: ignore[arg-type]
+            raise InvalidRequest(f"{path}: {key} = {value!r} is of the wrong type")
+    return told
+
+
+def parse_controller(text: str) -> str:
+    """``tcp:HOST:PORT`` or ``unix:/path`` of ``fray://HOST[:PORT]`` or ``fray+unix:///path``.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    url = urlsplit(text)
+    try:
+        if url.scheme == "fray" and url.hostname and not url.path.strip("/"):
+            host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+            return f"tcp:{host}:{url.port or DEFAULT_PORT}"
+    except ValueError:
+        pass  # a port that is none
+    if url.scheme == "fray+unix" and url.path:
+        return f"unix:{url.path}"
+    raise InvalidRequest(f"{text!r} is no controller: write fray://HOST:{DEFAULT_PORT} or fray+unix:///path")
+
+
+def _host(controller: str) -> str | None:
+    return controller.removeprefix("tcp:").rpartition(":")[0].strip("[]") if controller.startswith("tcp:") else None
+
+
+def _is_local(controller: str) -> bool:
+    host = _host(controller)
+    try:
+        return host is None or host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _local_address(controller: str) -> str:
+    """The address of this machine on the way to the controller. Nothing is sent to find out."""
+    host = _host(controller)
+    if host is None or _is_local(controller):
+        return "127.0.0.1"
+    try:
+        family = socket.getaddrinfo(host, DEFAULT_PORT, type=socket.SOCK_DGRAM)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, DEFAULT_PORT))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def _state_dir(told: str | None, name: str, environ: Mapping[str, str]) -> str:
+    home = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    path = Path(told or f"{home}/fray/node-{name}").expanduser().absolute()
+    if len(str(path)) > STATE_DIR_LIMIT:
+        raise InvalidRequest(
+            f"the state directory {path} has {len(str(path))} characters and sockets below it would have too long "
+            f"names: give one of at most {STATE_DIR_LIMIT} as --state-dir"
+        )
+    return str(path)
+
+
+def _token(file: str | None, environ: Mapping[str, str]) -> str:
+    token = Path(file).expanduser().read_text().strip() if file else environ.get("FRAY_TOKEN", "").strip()
+    if not token:
+        where = f"the token file {file} is empty" if file else "there is no token"
+        raise InvalidRequest(f"{where}: set FRAY_TOKEN or give --token-file (fray-controller says where its token is)")
+    return token
+
+
+def override(found: Capacity, told: Mapping[str, Any]) -> Capacity:
+    """What the operator says in place of what was found."""
+    devices = [device for kind in ("gpu", "tpu") for device in _devices(kind, found, told.get(f"{kind}s"))]
+    return evolve(
+        found,
+        cpu_milli=round(told["cpu"] * 1000) if "cpu" in told else found.cpu_milli,
+        memory_bytes=parse_bytes(told["memory"], "memory") if "memory" in told else found.memory_bytes,
+        disk_bytes=parse_bytes(told["disk"], "disk") if "disk" in told else found.disk_bytes,
+        devices=tuple(devices),
+        attributes={**found.attributes, **{key: str(value) for key, value in told.get("attributes", {}).items()}},
+    )
+
+
+def _devices(kind: str, found: Capacity, told: int | list[str] | None) -> Sequence[Device]:
+    """``told``: a number takes the first so many, a list names the variants."""
+    there = [device for device in found.devices if device.kind == kind]
+    if told is None:
+        return there
+    if isinstance(told, int):
+        return [*there, *(Device(f"{kind}-{index}", kind, "unknown") for index in range(len(there), told))][:told]
+    return [Device(f"{kind}-{index}", kind, variant) for index, variant in enumerate(told)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

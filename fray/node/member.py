@@ -1,0 +1,288 @@
+"""A node as a member of a cluster: the wanted set comes down, the observed set goes up, `decide` is between them.
+
+Law. What the node holds changes only by what the launcher tells and by forgetting what is not wanted; what it wants
+only by `Wanted` messages no older than the last. Both sets are complete, so nothing that is lost needs a repair.
+A membership is one incarnation: when its channel ends, all it holds is ended before the next one begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import trio
+from attrs import evolve
+
+from fray.errors import ChannelClosed, ChannelFull, FrayError
+from fray.model.ids import AttemptId, BlobId
+from fray.model.messages.client import ControllerHello
+from fray.model.messages.node import AttemptLog, NodeHello, Report, Wanted
+from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket, Wish
+from fray.net.channel import Channel
+from fray.net.codec import Kind, blob_id, decode_message, encode_message
+from fray.net.transport import Bytes
+from fray.node.config import NodeConfig
+from fray.node.launcher import Launcher
+from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
+
+REPORT_CHUNK_BYTES = 8 * 1024 * 1024
+"""Values in one `Report`, about; the rest follows when there is room."""
+LOG_LIMIT_BYTES = 32 * 1024 * 1024
+"""Log lines are dropped, and counted, while more than this waits for the controller."""
+
+log = logging.getLogger("fray.node")
+
+
+class Member:
+    """One incarnation of a node: handler of its channel, and hands of its launcher."""
+
+    def __init__(self, config: NodeConfig, launcher: Launcher, incarnation: str) -> None:
+        self.config, self.incarnation = config, incarnation
+        self.wanted: dict[AttemptId, Wish] = {}
+        self.held: dict[AttemptId, Observed] = {}
+        self.channel: Channel | None = None
+        self.leaving: str | None = None
+        """Why nothing new is started any more."""
+        self._launcher = launcher
+        self._values: dict[AttemptId, bytes] = {}
+        self._payloads: dict[BlobId, bytes] = {}
+        self._newest = (0, 0)
+        self._moved: dict[AttemptId, None] = {}
+        self._gone: dict[AttemptId, None] = {}
+        self._whole = True
+        self._dropped_lines: dict[AttemptId, int] = {}
+        self._wake = trio.Event()
+        self._moving = trio.lowlevel.ParkingLot()
+
+    def __repr__(self) -> str:
+        return f"<Member {self.config.name} ({self.incarnation}): {len(self.wanted)} wanted, {len(self.held)} held>"
+
+    def greeting(self) -> bytes:
+        config = self.config
+        hello = NodeHello(
+            node=config.name,
+            incarnation=self.incarnation,
+            boot_id=config.boot_id,
+            capacity=config.capacity,
+            process=config.process,
+            holds=tuple(self.held),
+        )
+        return encode_message(hello)
+
+    # The channel's handler
+
+    def attach(self, channel: Channel) -> Member:
+        self.channel = channel
+        return self
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if kind == Kind.NOTICE:
+            message, blobs = decode_message(body)
+            if isinstance(message, Wanted):
+                self._on_wanted(message, blobs)
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        hello, _ = decode_message(greeting)
+        epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
+        log.info("joined the cluster", extra={"controller": self.config.controller, "epoch": epoch})
+        self._newest = max(self._newest, (epoch, 0))
+        self._whole = True
+        self._wake.set()
+
+    def on_suspended(self, why: str) -> None:
+        log.warning("lost the controller, dialling again", extra={"why": why})
+
+    def on_resumed(self) -> None:
+        log.info("the controller is back", extra={"controller": self.config.controller})
+
+    def on_end(self, error: FrayError) -> None:
+        self._wake.set()
+        self._moving.unpark_all()
+
+    # Down
+
+    def _on_wanted(self, message: Wanted, blobs: Sequence[Bytes]) -> None:
+        if (message.epoch, message.revision) < self._newest:
+            return
+        self._newest = (message.epoch, message.revision)
+        if message.full:
+            self.wanted = {}
+        for attempt_id in message.gone:
+            self.wanted.pop(attempt_id, None)
+        self.wanted.update((wish.attempt_id, wish) for wish in message.wishes)
+        self._payloads = {blob_id(blob): bytes(blob) for blob in blobs}
+        self._reconcile()
+        self._payloads = {}
+
+    def _reconcile(self) -> None:
+        for action in decide(self.wanted, self.held):
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start(wish) if self.leaving is None:
+                self._start(wish)
+            case Decline(wish):
+                self._settle(wish, Outcome(cause=wish.stop_cause, message="stopped before it started"))
+            case Stop(attempt_id):
+                self._launcher.stop(attempt_id)
+            case Kill(attempt_id):
+                self._launcher.kill(attempt_id)
+            case Forget(attempt_id):
+                self._forget(attempt_id)
+
+    def _start(self, wish: Wish) -> None:
+        payload = self._payloads.get(wish.spec.payload) if wish.spec.payload is not None else None
+        if wish.spec.payload is not None and payload is None:
+            lost = f"node {self.config.name} has not been sent its payload"
+            self._settle(wish, Outcome(cause=Cause.MACHINE_LOST, message=lost))
+            return
+        self.held[wish.attempt_id] = Observed(attempt_id=wish.attempt_id, phase=Phase.STARTING)
+        self._launcher.start(self._ticket(wish), payload)
+
+    def _ticket(self, wish: Wish) -> Ticket:
+        return Ticket(
+            attempt_id=wish.attempt_id,
+            spec=wish.spec,
+            controller=self.config.controller,
+            key=wish.key,
+            node=self.config.name,
+            advertise=self.config.advertise,
+            networked=self.config.networked,
+            devices=wish.devices,
+        )
+
+    def _settle(self, wish: Wish, outcome: Outcome) -> None:
+        """An attempt that ends without having been started."""
+        self._observe(Observed(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome))
+
+    def _forget(self, attempt_id: AttemptId) -> None:
+        self._launcher.forget(attempt_id)
+        del self.held[attempt_id]
+        self._values.pop(attempt_id, None)
+        self._dropped_lines.pop(attempt_id, None)
+        self._moved.pop(attempt_id, None)
+        self._gone[attempt_id] = None
+        self._wake.set()
+
+    # What the launcher tells
+
+    def on_observed(self, observed: Observed, value: bytes | None) -> None:
+        """A phase has changed. Nothing is done about it here: the launcher may be in the middle of something."""
+        if observed.attempt_id not in self.held:
+            return
+        if value is not None:
+            self._values[observed.attempt_id] = value
+        self._observe(evolve(observed, outcome=self._with_cause(observed)))
+
+    def _with_cause(self, observed: Observed) -> Outcome | None:
+        """Launchers know that they stopped an attempt, not what for."""
+        outcome, wish = observed.outcome, self.wanted.get(observed.attempt_id)
+        if outcome is None or outcome.cause is not Cause.STOPPED:
+            return outcome
+        if wish is not None and wish.stop:
+            return evolve(outcome, cause=wish.stop_cause)
+        if self.leaving is not None:
+            return evolve(outcome, cause=Cause.PREEMPTED, message=f"{self.leaving}; {outcome.message}")
+        return outcome
+
+    def _observe(self, observed: Observed) -> None:
+        self.held[observed.attempt_id] = observed
+        self._moved[observed.attempt_id] = None
+        self._wake.set()
+        self._moving.unpark_all()
+
+    def on_log(self, attempt_id: AttemptId, lines: tuple[tuple[str, float, str], ...]) -> None:
+        """Pass lines on, unless nobody follows or too much waits for the controller already."""
+        wish, channel = self.wanted.get(attempt_id), self.channel
+        if wish is None or not wish.followed:
+            return
+        dropped = self._dropped_lines.get(attempt_id, 0)
+        if channel is None or channel.outbox.size_bytes > LOG_LIMIT_BYTES:
+            self._dropped_lines[attempt_id] = dropped + len(lines)
+            return
+        if dropped:
+            del self._dropped_lines[attempt_id]
+            text = f"[fray] {dropped} lines were dropped while the controller could not be reached"
+            lines = (("err", lines[0][1], text), *lines)
+        try:
+            channel.notice(AttemptLog(attempt_id=attempt_id, lines=lines))
+        except (ChannelClosed, ChannelFull):
+            self._dropped_lines[attempt_id] = dropped + len(lines)
+
+    async def log_room(self) -> None:
+        """Back-pressure while there is a connection; without one, lines wait in the channel and then are dropped."""
+        channel = self.channel
+        if channel is not None and channel.connected:
+            try:
+                await channel.wait_room()
+            except ChannelClosed:
+                pass
+        await trio.lowlevel.checkpoint()
+
+    # Up
+
+    async def report(self, channel: Channel) -> None:
+        """Decide and report whenever something has moved, until the channel has ended."""
+        try:
+            while channel.error is None:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                self._reconcile()
+                while channel.error is None and (self._whole or self._moved or self._gone):
+                    await channel.wait_room()
+                    self._send_report(channel)
+        except ChannelClosed:
+            pass
+
+    def _send_report(self, channel: Channel) -> None:
+        full, self._whole = self._whole, False
+        if full:
+            self._moved, self._gone = dict.fromkeys(self.held), {}
+        chunk = self._take_chunk()
+        later = [self._without_end(self.held[attempt_id]) for attempt_id in self._moved] if full else []
+        gone, self._gone = tuple(self._gone), {}
+        values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
+        channel.notice(Report(full=full, observed=(*chunk, *later), gone=gone), values)
+        self._moving.unpark_all()
+
+    def _take_chunk(self) -> list[Observed]:
+        """The next of what has moved, with no more values than fit one message; at least one."""
+        chunk, size_bytes = [], 0
+        for attempt_id in list(self._moved):
+            if size_bytes >= REPORT_CHUNK_BYTES:
+                break
+            size_bytes += len(self._values.get(attempt_id, b""))
+            chunk.append(self.held[attempt_id])
+            del self._moved[attempt_id]
+        return chunk
+
+    def _without_end(self, observed: Observed) -> Observed:
+        """In the whole set, the end of an attempt whose value follows later is not told yet."""
+        ended = observed.phase is Phase.ENDED
+        return evolve(observed, phase=Phase.STOPPING, outcome=None) if ended else observed
+
+    # The end
+
+    async def end_all(self, *, kill: bool) -> None:
+        """End everything held, by the ladder or at once, and wait until it has ended."""
+        for attempt_id in self._living():
+            (self._launcher.kill if kill else self._launcher.stop)(attempt_id)
+        while self._living():
+            await self._moving.park()
+
+    def _living(self) -> Iterable[AttemptId]:
+        return [one.attempt_id for one in self.held.values() if one.phase is not Phase.ENDED]
+
+    def forget_all(self) -> None:
+        """Nobody will ask for what has ended here."""
+        for attempt_id in list(self.held):
+            self._forget(attempt_id)
+
+    async def wait_reported(self) -> None:
+        """All that has moved was sent (or its channel has ended)."""
+        while self._moved and self.channel is not None and self.channel.error is None:
+            await self._moving.park()

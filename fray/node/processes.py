@@ -1,0 +1,377 @@
+"""Attempts as real processes: zygote, one keeper an attempt, the job below it.
+
+Each attempt has a directory (its Unix sockets, log spool, payload and outcome) and one task here that talks with its
+keeper. The task tells every phase; it tells the end once the keeper has said that nothing is left below it, or, if
+the keeper was killed, once the orphans it left have been swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import define, evolve, field
+
+from fray.errors import LaunchFailed
+from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
+from fray.net.codec import to_json
+from fray.node.control import Control
+from fray.node.entry import STATE_MARK, node_environ
+from fray.node.launcher import OnLog, OnObserved
+from fray.node.proctree import become_subreaper, children, end_descendants, end_marked
+from fray.node.record import load
+from fray.node.tails import Tail
+from fray.node.zygotes import Zygotes
+
+ENTRY = "fray.runtime.__main__:main"
+WARM = ("fray.runtime.__main__",)
+START_S = 30.0
+"""An attempt whose keeper says nothing for so long could not be started."""
+START_TRIES = 3
+_EVERYTHING = 1 << 62
+OVERDUE_S = 10.0
+"""A keeper that has not ended its job this long after the ladder's end is killed itself."""
+
+log = logging.getLogger("fray.node")
+
+
+async def _always_room() -> None:
+    await trio.lowlevel.checkpoint()
+
+
+@define(eq=False)
+class _Attempt:
+    ticket: Ticket
+    directory: Path
+    tail: Tail
+    phase: Phase = Phase.STARTING
+    pid: int | None = None
+    control: Control | None = None
+    """Set while the keeper listens."""
+    zygote: int | None = None
+    """Pid of the zygote that was asked for the keeper, until the keeper has said its own."""
+    keeper: int | None = None
+    keeper_pidfd: int = -1
+    stop_asked: bool = False
+    kill_asked: bool = False
+    forget_asked: bool = False
+    ended: trio.Event = field(factory=trio.Event)
+
+
+class ProcessLauncher:
+    """The `fray.node.launcher.Launcher` of real nodes.
+
+    Args:
+        state_dir: this node's own directory; made with mode 0700, held exclusively while `run` runs. Keep its path
+            short: Unix sockets live below it.
+        entry: ``module:function`` that runs user code, called in the job's process (see `fray.node.entry.Body`).
+        warm: modules the zygote imports once for all jobs.
+        subreaper: adopt the zygote's orphans if it dies, and end every unknown child of this process. Only for a
+            process that starts nothing of its own: never in a driver.
+        kinds: kinds of accelerators of this node, to hide those a job was not granted.
+    """
+
+    def __init__(
+        self,
+        state_dir: str | Path,
+        *,
+        entry: str = ENTRY,
+        warm: Sequence[str] = WARM,
+        subreaper: bool = False,
+        kinds: Iterable[str] = (),
+    ) -> None:
+        self.state_dir = Path(state_dir).absolute()
+        self.entry, self.subreaper, self.kinds = entry, subreaper, sorted(set(kinds))
+        self.on_observed: OnObserved = lambda observed, value: None
+        self.on_log: OnLog = lambda attempt_id, lines: None
+        self.log_room = _always_room
+        self._zygotes = Zygotes(warm, node_environ(os.environ, str(self.state_dir)), self._on_zygote_lost)
+        self._attempts: dict[str, _Attempt] = {}
+        self._nursery: trio.Nursery | None = None
+        self._hatched = trio.Event()
+
+    def statistics(self) -> dict[str, Any]:
+        """A window for people: the zygote's pid, and phase and pids of each attempt."""
+        attempts = {a.ticket.attempt_id: (str(a.phase), a.keeper, a.pid) for a in self._attempts.values()}
+        return {"zygote": self._zygotes.pid, "attempts": attempts}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """See `Launcher.run`.
+
+        Raises:
+            LaunchFailed: another node uses the state directory, or the zygote cannot start.
+        """
+        with _claim(self.state_dir):
+            self._end_survivors()
+            if self.subreaper:
+                become_subreaper()
+            try:
+                async with trio.open_nursery() as self._nursery:
+                    await self._nursery.start(self._zygotes.run)
+                    if self.subreaper:
+                        self._nursery.start_soon(self._reap_adopted)
+                    task_status.started()
+            finally:
+                self._nursery = None
+                if self.subreaper:
+                    end_descendants()
+                    become_subreaper(False)
+                shutil.rmtree(self._root, ignore_errors=True)
+
+    # The seam
+
+    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+        assert self._nursery is not None, "start needs a launcher that runs"
+        directory = self._root / hashlib.sha256(ticket.attempt_id.encode()).hexdigest()[:12]
+        ticket = evolve(ticket, directory=str(directory))
+        attempt = _Attempt(ticket=ticket, directory=directory, tail=Tail(directory))
+        self._attempts[ticket.attempt_id] = attempt
+        try:
+            directory.mkdir(mode=0o700)
+            (directory / "attempt").write_text(ticket.attempt_id)
+            if payload is not None:
+                attempt.ticket = evolve(ticket, payload_path=str(directory / "payload"))
+                (directory / "payload").write_bytes(payload)
+        except OSError as error:
+            self._end(attempt, _environment(f"its directory on node {ticket.node} cannot be made: {error}"), None)
+        else:
+            self._nursery.start_soon(self._attend, attempt)
+
+    def stop(self, attempt_id: str) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.stop_asked or attempt.ended.is_set():
+            return
+        attempt.stop_asked = True
+        ladder = attempt.ticket.spec.ladder
+        self._ask(attempt, "stop", ladder.cancel_s + ladder.term_s + OVERDUE_S)
+
+    def kill(self, attempt_id: str) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.kill_asked or attempt.ended.is_set():
+            return
+        attempt.kill_asked = True
+        self._ask(attempt, "kill", OVERDUE_S)
+
+    def forget(self, attempt_id: str) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None:
+            return
+        attempt.forget_asked = True
+        if attempt.ended.is_set():
+            self._delete(attempt)
+
+    def _ask(self, attempt: _Attempt, what: str, overdue_s: float) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._enforce, attempt, overdue_s)
+        if attempt.control is not None:
+            attempt.control.tell(**{what: 1})
+            self._observe(attempt, Phase.STOPPING)
+
+    # One attempt
+
+    async def _attend(self, attempt: _Attempt) -> None:
+        try:
+            outcome, value = await self._run_attempt(attempt)
+        finally:
+            if attempt.keeper_pidfd >= 0:
+                os.close(attempt.keeper_pidfd)
+                attempt.keeper_pidfd = -1
+        self._end(attempt, outcome, value)
+        self._sweep_adopted()
+
+    def _end(self, attempt: _Attempt, outcome: Outcome, value: bytes | None) -> None:
+        attempt.phase = Phase.ENDED
+        attempt.ended.set()
+        attempt.tail.close()
+        told = Observed(attempt_id=attempt.ticket.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
+        self.on_observed(told, value)
+        if attempt.forget_asked:
+            self._delete(attempt)
+
+    async def _run_attempt(self, attempt: _Attempt) -> tuple[Outcome, bytes | None]:
+        for _ in range(START_TRIES):
+            if attempt.stop_asked or attempt.kill_asked:
+                return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
+            control = await self._have_keeper(attempt)
+            if control is not None:
+                with contextlib.closing(control):
+                    return await self._converse(attempt, control)
+        return _environment(f"node {attempt.ticket.node} cannot start a process; its log says why"), None
+
+    async def _have_keeper(self, attempt: _Attempt) -> Control | None:
+        """The control socket of a new keeper; None if it could not be forked (the zygote died, no process left)."""
+        ours, theirs = socket.socketpair()
+        control, greeted = Control(ours), False
+        try:
+            with trio.move_on_after(START_S) as patience, theirs:
+                attempt.zygote = await self._zygotes.keep(theirs)
+                theirs.close()
+                greeted = await self._greet(attempt, control)
+            if patience.cancelled_caught:
+                self._zygotes.replace(attempt.zygote)
+        finally:
+            attempt.zygote = None
+            self._hatched.set()
+            self._hatched = trio.Event()
+            if not greeted:
+                control.close()
+        self._sweep_adopted()
+        return control if greeted else None
+
+    async def _greet(self, attempt: _Attempt, control: Control) -> bool:
+        start = {"ticket": to_json(attempt.ticket), "entry": self.entry, "kinds": self.kinds}
+        try:
+            await control.send(start)
+        except OSError as error:
+            log.debug("%s: no keeper: %s", attempt.ticket.attempt_id, error)
+            return False
+        greeting = await control.receive()
+        if greeting is None:
+            return False
+        attempt.keeper = greeting["keeper"]
+        with contextlib.suppress(ProcessLookupError):
+            attempt.keeper_pidfd = os.pidfd_open(attempt.keeper)
+        return True
+
+    async def _converse(self, attempt: _Attempt, control: Control) -> tuple[Outcome, bytes | None]:
+        attempt.control = control
+        if attempt.stop_asked or attempt.kill_asked:
+            control.tell(**{"kill" if attempt.kill_asked else "stop": 1})
+        try:
+            while (message := await control.receive()) is not None:
+                if "running" in message:
+                    attempt.pid = message["running"]
+                    self._observe(attempt, Phase.STOPPING if attempt.stop_asked else Phase.RUNNING)
+                elif "log" in message:
+                    await self._pass_on(attempt, message["log"])
+                    control.tell(read=attempt.tail.offset)
+                elif "ended" in message:
+                    return await self._ended(attempt, message)
+        finally:
+            attempt.control = None
+        return await self._keeper_lost(attempt)
+
+    def _observe(self, attempt: _Attempt, phase: Phase) -> None:
+        attempt.phase = phase
+        self.on_observed(Observed(attempt_id=attempt.ticket.attempt_id, phase=phase, pid=attempt.pid), None)
+
+    async def _pass_on(self, attempt: _Attempt, until: int) -> None:
+        while lines := attempt.tail.read(until):
+            self.on_log(attempt.ticket.attempt_id, lines)
+            await self.log_room()
+
+    async def _ended(self, attempt: _Attempt, message: dict[str, int]) -> tuple[Outcome, bytes | None]:
+        await self._pass_on(attempt, message["ended"])
+        log.debug("%s: swept %d, left %d", attempt.ticket.attempt_id, message["swept"], message["left"])
+        return load(attempt.directory) or (_environment("the keeper left no outcome"), None)
+
+    async def _keeper_lost(self, attempt: _Attempt) -> tuple[Outcome, bytes | None]:
+        """The keeper was killed: wait until it is dead, then until its orphans are."""
+        if attempt.keeper_pidfd >= 0:
+            await trio.lowlevel.wait_readable(attempt.keeper_pidfd)
+        self._sweep_adopted(dead=attempt.keeper)
+        await self._zygotes.sweep()
+        while not self._sweep_adopted(dead=attempt.keeper):
+            await self._hatched.wait()
+        await self._pass_on(attempt, _EVERYTHING)
+        asked = attempt.stop_asked or attempt.kill_asked
+        lost = Outcome(
+            cause=Cause.STOPPED if asked else Cause.KILLED,
+            message="its keeper process was killed, and the job with it",
+            signal=signal.SIGKILL,
+        )
+        return load(attempt.directory) or (lost, None)
+
+    async def _enforce(self, attempt: _Attempt, overdue_s: float) -> None:
+        with trio.move_on_after(overdue_s):
+            await attempt.ended.wait()
+            return
+        log.error(
+            "%s: its keeper (pid %s) does not end it; killing the keeper", attempt.ticket.attempt_id, attempt.keeper
+        )
+        if attempt.keeper_pidfd >= 0 and not attempt.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(attempt.keeper_pidfd, signal.SIGKILL)
+
+    def _delete(self, attempt: _Attempt) -> None:
+        """Out of the way at once; what a job left there may be large, so a thread removes it."""
+        if self._attempts.pop(attempt.ticket.attempt_id, None) is None or self._nursery is None:
+            return
+        remove = partial(shutil.rmtree, attempt.directory, ignore_errors=True)
+        self._nursery.start_soon(partial(trio.to_thread.run_sync, remove, abandon_on_cancel=True))
+
+    # Processes that came to this one
+
+    def _end_survivors(self) -> None:
+        """End what an earlier node on this state directory left behind, and clear its directories."""
+        mark = str(self.state_dir)
+        ended, left = end_marked(lambda environ: mark in environ.get(STATE_MARK, "").split(":"))
+        if ended:
+            log.warning("ended %d processes of an earlier life of this node (%d are left)", ended, left)
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._root.mkdir(mode=0o700, parents=True)
+
+    async def _reap_adopted(self) -> None:
+        with trio.open_signal_receiver(signal.SIGCHLD) as signals:
+            async for _ in signals:
+                self._sweep_adopted()
+
+    def _on_zygote_lost(self) -> None:
+        self._sweep_adopted()
+
+    def _sweep_adopted(self, dead: int | None = None) -> bool:
+        """End every child that is neither a zygote nor a living keeper: orphans that no zygote was there to adopt.
+
+        False: not now, because one of the children may be a keeper that has not said so yet. That passes: its
+        greeting, or the end of its socket, is on its way, and `_hatched` is set then.
+        """
+        if not self.subreaper:
+            return True
+        living = [a for a in self._attempts.values() if not a.ended.is_set()]
+        if any(a.zygote not in (None, self._zygotes.pid) for a in living):
+            return False
+        keepers = [a.keeper for a in living if a.keeper != dead]
+        spare = {pid for pid in (*keepers, self._zygotes.pid) if pid is not None}
+        if any(pid not in spare for pid in children(os.getpid())):
+            end_descendants(spare)
+        return True
+
+    @property
+    def _root(self) -> Path:
+        return self.state_dir / "attempts"
+
+
+def _environment(message: str) -> Outcome:
+    return Outcome(cause=Cause.ENVIRONMENT, message=message)
+
+
+@contextlib.contextmanager
+def _claim(state_dir: Path) -> Iterator[None]:
+    """Hold the state directory for this process alone."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 100).decode() or "unknown"
+            raise LaunchFailed(
+                f"another fray-node (pid {holder}) uses the state directory {state_dir}: "
+                "give this one another --state-dir"
+            ) from None
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(descriptor)

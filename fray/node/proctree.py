@@ -1,0 +1,222 @@
+"""Processes below this one: who they are, and how to end all of them.
+
+Law: after `end_descendants` returned 0 nothing below this process lives, however it forked, called ``setsid`` or
+daemonized. It holds because this process is a *subreaper* (orphans below it become its own children), because a
+process that has been sent SIGKILL can make no more children (the kernel checks for it inside fork), and because only
+this process reaps its children (so their pids cannot be reused between looking and killing).
+
+Everything here is for single-threaded callers, or for callers that are the only ones to spawn in their process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Container
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_FIRST_NAP_S = 0.0002
+_LONGEST_NAP_S = 0.005
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper(on: bool = True) -> None:
+    """Orphans below this process become its children instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
+
+
+def die_with(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent *thread* ends; ends this process at once if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def set_title(title: str) -> None:
+    """The name that ``ps`` and ``top`` show; the kernel keeps 15 bytes of it."""
+    _libc.prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
+
+
+# Looking -------------------------------------------------------------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    """Direct children, zombies included. May miss one that is being reparented right now: ask again."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    found: list[int] = []
+    for task in tasks:
+        found.extend(_children_of_task(pid, task))
+    return found
+
+
+def _children_of_task(pid: int, task: str) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def parents() -> dict[int, int]:
+    """Parent by pid of every process of the machine: slower than `children` and complete."""
+    found = {}
+    for pid in _pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[pid] = int(_stat(pid)[1])
+    return found
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot: with its pid it names one process. OSError if none."""
+    return int(_stat(pid)[19])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Fields of ``/proc/PID/stat`` from the state on (the command before it may hold blanks and brackets)."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything below ``pid`` as far as one look can tell, parents before children."""
+    found, at = [pid], 0
+    while at < len(found):
+        found.extend(child for child in children(found[at]) if child not in found)
+        at += 1
+    return found[1:]
+
+
+# Ending --------------------------------------------------------------------------------------------------------------
+
+
+def end_descendants(spare: Container[int] = (), *, limit_s: float = 5.0) -> tuple[int, int]:
+    """Kill and reap everything below this process, except the direct children in ``spare`` and what is below those.
+
+    Returns:
+        (how many direct children were reaped, how many still live after ``limit_s``: 0 unless the kernel holds them).
+    """
+    deadline, nap_s, ended = time.monotonic() + limit_s, _FIRST_NAP_S, 0
+    while True:
+        doomed = _orphans(spare)
+        if not doomed or time.monotonic() > deadline:
+            return ended, len(doomed)
+        for pid in doomed:
+            kill_tree(pid)
+        reaped = sum(map(_reap, doomed))
+        ended += reaped
+        if reaped:  # a storm of forks is outrun only by not sleeping while there is progress
+            nap_s = _FIRST_NAP_S
+            continue
+        time.sleep(nap_s)
+        nap_s = min(nap_s * 2, _LONGEST_NAP_S)
+
+
+def _orphans(spare: Container[int]) -> list[int]:
+    me = os.getpid()
+    found = [pid for pid in children(me) if pid not in spare]
+    if found or _childless():
+        return found
+    return [pid for pid, parent in parents().items() if parent == me and pid not in spare]
+
+
+def _childless() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _reap(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return False
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and to what is below it, from the top down (so that no parent makes a replacement)."""
+    todo: list[tuple[int, int | None]] = [(pid, None)]
+    while todo:
+        target, parent = todo.pop()
+        if _kill(target, parent):
+            todo.extend((child, target) for child in children(target))
+
+
+def _kill(pid: int, parent: int | None) -> bool:
+    """Kill ``pid`` unless it is gone. With ``parent``: through a descriptor, so that a reused pid is left alone."""
+    try:
+        if parent is None:
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return _kill_grandchild(pid, parent)
+    except (ProcessLookupError, PermissionError):
+        return False
+
+
+def _kill_grandchild(pid: int, parent: int) -> bool:
+    descriptor = os.pidfd_open(pid)
+    try:
+        if int(_stat(pid)[1]) not in (parent, os.getpid()):
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        return True
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+# Survivors of an earlier life ----------------------------------------------------------------------------------------
+
+
+def marked(has_mark: Callable[[dict[str, str]], bool]) -> list[int]:
+    """Processes, other than this one, whose environment at their last exec satisfies ``has_mark``."""
+    me = os.getpid()
+    return [pid for pid in _pids() if pid != me and has_mark(environ_of(pid))]
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment a process was executed with; empty for one that is gone, a zombie, or someone else's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = os.fsdecode(file.read()).split("\0")
+    except OSError:
+        return {}
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def end_marked(has_mark: Callable[[dict[str, str]], bool], *, limit_s: float = 10.0) -> tuple[int, int]:
+    """Kill every marked process and what is below it, until a look finds none.
+
+    Returns:
+        (how many were killed, how many still live after ``limit_s``).
+    """
+    deadline, seen = time.monotonic() + limit_s, set[int]()
+    while True:
+        doomed = marked(has_mark)
+        if not doomed or time.monotonic() > deadline:
+            return len(seen), len(doomed)
+        for pid in doomed:
+            kill_tree(pid)
+        seen.update(doomed)
+        time.sleep(_FIRST_NAP_S)

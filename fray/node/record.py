@@ -1,0 +1,121 @@
+"""The record a job writes of its own end, and the outcome its keeper leaves on disk.
+
+On the job's descriptor: ``to_json(outcome)``, a newline, then the bytes of the value if there is one. An outcome that
+names its value (SHA-256 of the bytes) counts only when the bytes are all there: a job killed half-way through a
+result has none. In the attempt's directory: ``value``, and ``outcome.json``, which appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+from attrs import define, evolve, field
+
+from fray.errors import FrayError
+from fray.model.specs import Cause, Outcome
+from fray.net.codec import from_json, to_json
+
+VALUE_LIMIT_BYTES = 64 * 1024 * 1024
+HEADER_LIMIT_BYTES = 1024 * 1024
+"""A message with a long traceback fits; more than this is no record."""
+_OUTCOME = "outcome.json"
+_VALUE = "value"
+
+
+@define
+class Record:
+    """Takes the bytes as they come; the value goes to disk, never whole into memory."""
+
+    directory: Path
+    header: Outcome | None = None
+    broken: bool = False
+    _line: bytes = b""
+    _size: int = 0
+    _hash: hashlib._Hash = field(factory=hashlib.sha256)
+    _file: int = field(default=-1, alias="_file")
+
+    def feed(self, data: bytes) -> None:
+        if self.broken:
+            return
+        if self.header is None:
+            data = self._feed_header(data)
+        if data and self.header is not None:
+            self._feed_value(data)
+
+    def _feed_header(self, data: bytes) -> bytes:
+        self._line += data
+        line, newline, rest = self._line.partition(b"\n")
+        if newline:
+            try:
+                self.header = from_json(Outcome, line.decode())
+            except (FrayError, ValueError):
+                self.broken = True
+        elif len(line) > HEADER_LIMIT_BYTES:
+            self.broken = True
+        return rest
+
+    def _feed_value(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > VALUE_LIMIT_BYTES:
+            return
+        if self._file < 0:
+            self._file = os.open(self.directory / _VALUE, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        self._hash.update(data)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._file, left) :]
+
+    def close(self) -> Outcome | None:
+        """The outcome, with the hash of its value; None if the job wrote none, or not all of it."""
+        if self._file >= 0:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = -1
+        if self.header is None:
+            return None
+        if self._size > VALUE_LIMIT_BYTES:
+            return _too_large(self._size)
+        blob = self._hash.hexdigest() if self._size else None
+        whole = self.header.value in (None, blob)
+        return evolve(self.header, value=blob) if whole else None
+
+
+def _too_large(size: int) -> Outcome:
+    message = (
+        f"the result is {size} bytes when pickled and the limit is {VALUE_LIMIT_BYTES}: "
+        "write it to storage and return its address"
+    )
+    return Outcome(cause=Cause.FAILURE, message=message)
+
+
+def save(directory: Path, outcome: Outcome) -> None:
+    """Put the outcome into the directory, on disk before this returns."""
+    part = directory / f"{_OUTCOME}.part"
+    descriptor = os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, to_json(outcome).encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.rename(directory / _OUTCOME)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load(directory: Path) -> tuple[Outcome, bytes | None] | None:
+    """What `save` and `Record` left there; None if the keeper did not get so far."""
+    try:
+        outcome = from_json(Outcome, (directory / _OUTCOME).read_text())
+    except FileNotFoundError:
+        return None
+    value = None
+    if outcome.value is not None:
+        with contextlib.suppress(FileNotFoundError):
+            value = (directory / _VALUE).read_bytes()
+    return outcome, value

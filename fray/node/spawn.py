@@ -1,0 +1,134 @@
+"""One fork: from the keeper to the process of the job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import traceback
+from collections.abc import Iterable
+from typing import NoReturn
+
+from attrs import frozen
+
+from fray.model.specs import EntryKind, Ticket
+from fray.net.codec import to_json
+from fray.node.entry import Body, cold_command, job_environ, name_process, needs_cold_start, refuse
+from fray.node.proctree import die_with
+
+
+@frozen(kw_only=True)
+class Start:
+    """What the node tells a keeper."""
+
+    ticket: Ticket
+    entry: str
+    kinds: tuple[str, ...] = ()
+    """Kinds of accelerators the node has."""
+
+
+@frozen(kw_only=True)
+class Child:
+    """The job's main process as its keeper holds it. All descriptors are the keeper's ends."""
+
+    pid: int
+    pidfd: int
+    out_fd: int
+    err_fd: int
+    outcome_fd: int
+    control_fd: int
+
+
+def spawn(start: Start) -> Child | Body:
+    """Fork the job. In the keeper: its `Child`. In the job, if it runs Python warm: its `Body`. Others are executed.
+
+    Raises:
+        OSError: the machine has no process or descriptor left.
+    """
+    out, err, outcome, control = (os.pipe() for _ in range(4))
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        return _become_job(start, keeper, (out[1], err[1]), outcome[1], control[0])
+    for descriptor in (out[1], err[1], outcome[1], control[0]):
+        os.close(descriptor)
+    os.set_blocking(control[1], False)
+    return Child(
+        pid=pid, pidfd=os.pidfd_open(pid), out_fd=out[0], err_fd=err[0], outcome_fd=outcome[0], control_fd=control[1]
+    )
+
+
+# In the child --------------------------------------------------------------------------------------------------------
+
+
+def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: int, control_fd: int) -> Body:
+    try:
+        _detach(keeper, stdio, (outcome_fd, control_fd))
+        body = Body(
+            ticket=start.ticket,
+            entry=start.entry,
+            environ=job_environ(os.environ, start.ticket, start.kinds),
+            outcome_fd=outcome_fd,
+            control_fd=control_fd,
+        )
+        name_process(start.ticket.spec.name)
+        if start.ticket.spec.entry is EntryKind.BINARY:
+            _run_program(body)
+        if needs_cold_start(os.environ, start.ticket.spec.env_vars):
+            _start_cold(body)
+        return body
+    except BaseException:  # noqa: BLE001 - the keeper's own code must never go on in the child
+        refuse(outcome_fd, f"the process could not be set up:\n{traceback.format_exc()}")
+        os._exit(1)
+
+
+def _detach(keeper: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
+    os.setsid()
+    die_with(keeper)
+    reset_signals()
+    with open(os.devnull, "rb") as null:
+        for source, target in zip((null.fileno(), *stdio), (0, 1, 2), strict=True):
+            os.dup2(source, target)
+    close_all_but(keep)
+
+
+def reset_signals() -> None:
+    """As a fresh interpreter has them."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def close_all_but(keep: Iterable[int]) -> None:
+    """Close every descriptor from 3 up, except these."""
+    low = 3
+    for descriptor in sorted(keep):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, 1 << 20)
+
+
+def _run_program(body: Body) -> NoReturn:
+    spec = body.ticket.spec
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.close(body.control_fd)
+    try:
+        os.chdir(spec.cwd if spec.cwd and os.path.isdir(spec.cwd) else body.ticket.directory)
+        program = shutil.which(spec.argv[0], path=body.environ.get("PATH", os.defpath)) or spec.argv[0]
+        os.execve(program, spec.argv, body.environ)
+    except OSError as error:
+        refuse(body.outcome_fd, f"cannot run {spec.argv[0]!r}: {error.strerror}")
+        os._exit(127)
+
+
+def _start_cold(body: Body) -> NoReturn:
+    ticket_fd = os.memfd_create("ticket", 0)
+    os.write(ticket_fd, to_json(body.ticket).encode())
+    os.lseek(ticket_fd, 0, os.SEEK_SET)
+    for descriptor in (body.outcome_fd, body.control_fd):
+        os.set_inheritable(descriptor, True)
+    command = cold_command(body, ticket_fd)
+    os.execve(command[0], command, body.environ)

@@ -1,0 +1,182 @@
+"""The zygote: one single-threaded process beside each node, outside any event loop, that forks keepers.
+
+It imports once what every job needs, so that a job starts in milliseconds. Law: nothing of a keeper that died survives
+it (orphans come here and are swept), and when the node is gone, everything below ends and then the zygote does. It
+holds no secret: a keeper reads its ticket from the node on a descriptor that only passes through here.
+
+Conversation with the node, one JSON message a packet. Down: ``{"keep": 1}`` with the keeper's control socket attached,
+``{"sweep": ref}``. Up: ``{"ready": pid}``, ``{"swept": ref}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Sequence
+
+from fray.model.specs import Cause, EntryKind, JobSpec, Outcome, Ticket
+from fray.net.codec import from_json, to_json
+from fray.node.entry import enter
+from fray.node.keeper import keep
+from fray.node.proctree import become_subreaper, end_descendants, set_title
+from fray.node.spawn import close_all_but
+
+PACKET_LIMIT_BYTES = 4096
+
+
+class Zygote:
+    def __init__(self, link: socket.socket, node_pidfd: int) -> None:
+        self.link = link
+        self.node_pidfd = node_pidfd
+        self.keepers: set[int] = set()
+        self.selector = selectors.DefaultSelector()
+        self.wake, self._wake_write = socket.socketpair()
+        for end in (self.wake, self._wake_write):
+            end.setblocking(False)
+
+    def serve(self) -> socket.socket | None:
+        """Fork keepers until the node is gone, then end all below and return None.
+
+        Returns a keeper's control socket in each forked keeper, so that the child leaves this stack frame.
+        """
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        for source in (self.link, self.wake, self.node_pidfd):
+            self.selector.register(source, selectors.EVENT_READ)
+        self._say(ready=os.getpid())
+        while True:
+            ready = {key.fileobj for key, _ in self.selector.select()}
+            if self.node_pidfd in ready:
+                break
+            if self.wake in ready:
+                self._reap()
+            if self.link in ready:
+                packet, descriptors = _receive(self.link)
+                if not packet:
+                    break
+                control = self._obey(json.loads(packet), descriptors)
+                if control is not None:
+                    return control
+        end_descendants()
+        return None
+
+    def _obey(self, message: dict[str, int], descriptors: list[int]) -> socket.socket | None:
+        if "keep" in message:
+            return self._fork_keeper(socket.socket(fileno=descriptors[0]))
+        if "sweep" in message:
+            self._reap()
+            end_descendants(self.keepers)
+            self._say(swept=message["sweep"])
+        return None
+
+    def _fork_keeper(self, control: socket.socket) -> socket.socket | None:
+        """In the child the control socket. If there is no process left, closing it tells the node."""
+        with contextlib.suppress(BlockingIOError):
+            pid = os.fork()
+            if pid == 0:
+                self._forget_zygote(control)
+                return control
+            self.keepers.add(pid)
+        control.close()
+        return None
+
+    def _forget_zygote(self, control: socket.socket) -> None:
+        """Close all its descriptors, so that its end is seen as the end of its link; and leave no Python object behind
+        that would close a number again once it belongs to something else."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.selector.close()
+        for end in (self.link, self.wake, self._wake_write):
+            end.detach()
+        close_all_but((control.fileno(), self.node_pidfd))
+
+    def _reap(self) -> None:
+        """Take the dead; sweep after a keeper that did not end as it should (one that did has left nothing)."""
+        with contextlib.suppress(BlockingIOError):
+            while self.wake.recv(4096):
+                pass
+        untidy = False
+        with contextlib.suppress(ChildProcessError):
+            while (dead := os.waitpid(-1, os.WNOHANG))[0]:
+                self.keepers.discard(dead[0])
+                untidy = untidy or dead[1] != 0
+        if untidy:
+            end_descendants(self.keepers)
+
+    def _say(self, **message: int) -> None:
+        with contextlib.suppress(OSError):
+            self.link.send(json.dumps(message).encode())
+
+
+def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(link, PACKET_LIMIT_BYTES, 1)
+    except ConnectionError:
+        return b"", []
+    return packet, descriptors
+
+
+def warm(names: Sequence[str]) -> None:
+    """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
+    _warm_codec()
+    for name in names:
+        module, _, function = name.partition(":")
+        found = importlib.import_module(module)
+        if function:
+            getattr(found, function)()
+    gc.collect()
+    gc.freeze()
+
+
+def _warm_codec() -> None:
+    """The converters of what every keeper reads and writes are compiled at first use: milliseconds each."""
+    spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.CALLABLE)
+    from_json(Ticket, to_json(Ticket(attempt_id="", spec=spec, controller="", key="")))
+    from_json(Outcome, to_json(Outcome(cause=Cause.SUCCEEDED)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="fray.node.zygote", description="forks the jobs of a fray-node")
+    parser.add_argument("--link-fd", type=int, required=True)
+    parser.add_argument("--node-pid", type=int, required=True)
+    parser.add_argument("--warm", action="append", default=[])
+    options = parser.parse_args(arguments)
+    _set_up()
+    try:
+        node_pidfd = os.pidfd_open(options.node_pid)
+    except ProcessLookupError:
+        return
+    link = socket.socket(fileno=options.link_fd)
+    os.set_inheritable(options.link_fd, False)
+    if os.getppid() != options.node_pid:
+        return
+    warm(options.warm)
+    control = Zygote(link, node_pidfd).serve()
+    if control is None:
+        os._exit(0)
+    enter(keep(control, node_pidfd))
+
+
+def _set_up() -> None:
+    """Signals are for the node: a service manager sends them to all of its processes at once."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    become_subreaper()
+    set_title("fray-zygote")
+    gc.disable()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    from fray.node import zygote as _zygote
+
+    _zygote.main()

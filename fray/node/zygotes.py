@@ -1,0 +1,195 @@
+"""The node's hold on its zygote: one lives at any time; one that dies is replaced, and running jobs go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+from attrs import define, field
+
+from fray.errors import LaunchFailed
+
+READY_S = 60.0
+"""A zygote that has not imported what it should by then is killed."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+LEAVE_S = 5.0
+"""How long a zygote has to end everything below it when the node leaves."""
+
+log = logging.getLogger("fray.node")
+
+
+@define
+class _Living:
+    """One zygote."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    pidfd: int
+    swept: dict[int, trio.Event] = field(factory=dict)
+
+
+class Zygotes:
+    """Starts zygotes and passes requests to the one that lives."""
+
+    def __init__(self, warm: Sequence[str], environ: Mapping[str, str], on_lost: Callable[[], None]) -> None:
+        self.warm, self.environ = tuple(warm), dict(environ)
+        self.on_lost = on_lost
+        """Called when a zygote has died: what it had below it has come to this process, if it is a subreaper."""
+        self.pid: int | None = None
+        self._living: _Living | None = None
+        self._changed = trio.Event()
+        self._refs = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep one alive; started when the first is ready.
+
+        Raises:
+            LaunchFailed: the first one could not be started; the message says why.
+        """
+        pause_s, first = FIRST_PAUSE_S, True
+        while True:
+            try:
+                await self._live(task_status if first else None)
+                pause_s, first = FIRST_PAUSE_S, False
+            except LaunchFailed as error:
+                if first:
+                    raise
+                log.error("%s; trying again in %g s", error, pause_s)
+                await trio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _live(self, task_status: trio.TaskStatus[None] | None) -> None:
+        """One zygote from its start to its end."""
+        living = self._spawn()
+        try:
+            await self._wait_ready(living)
+            self._set(living)
+            if task_status is not None:
+                task_status.started()
+            await self._listen(living)
+        finally:
+            self._set(None)
+            with trio.CancelScope(shield=True):
+                await _bury(living)
+        log.warning("the zygote (pid %d) has died; starting another", living.process.pid)
+        self.on_lost()
+
+    def _spawn(self) -> _Living:
+        """From the node's main thread: the kernel ties a child to the thread that made it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            options = ["--link-fd", str(theirs.fileno()), "--node-pid", str(os.getpid())]
+            for name in self.warm:
+                options += ["--warm", name]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fray.node.zygote", *options],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self.pid = process.pid
+        return _Living(process=process, link=ours, pidfd=os.pidfd_open(process.pid))
+
+    async def _wait_ready(self, living: _Living) -> None:
+        with trio.move_on_after(READY_S):
+            if await _packet(living.link):
+                return
+            await trio.lowlevel.wait_readable(living.pidfd)
+            names = ", ".join(self.warm) or "nothing"
+            raise LaunchFailed(
+                f"the zygote ended with code {living.process.poll()} while it imported {names}: "
+                "its last words are on the node's stderr"
+            )
+        raise LaunchFailed(f"the zygote was not ready after {READY_S:g} s")
+
+    async def _listen(self, living: _Living) -> None:
+        while packet := await _packet(living.link):
+            event = living.swept.pop(json.loads(packet).get("swept"), None)
+            if event is not None:
+                event.set()
+
+    def _set(self, living: _Living | None) -> None:
+        if living is None and self._living is not None:
+            for event in self._living.swept.values():
+                event.set()
+        self._living = living
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _wait_living(self) -> _Living:
+        while self._living is None:
+            await self._changed.wait()
+        return self._living
+
+    async def keep(self, control: socket.socket) -> int:
+        """Have a keeper forked that holds ``control``; waits for a living zygote. If it fails the socket is closed.
+
+        Returns the pid of the zygote that was asked.
+        """
+        return await self._send({"keep": 1}, control)
+
+    def replace(self, pid: int | None) -> None:
+        """Kill the zygote of this pid, if it lives: it does not answer. Another will be started."""
+        if self._living is not None and self._living.process.pid == pid:
+            log.error("the zygote (pid %s) does not answer; killing it", pid)
+            signal.pidfd_send_signal(self._living.pidfd, signal.SIGKILL)
+
+    async def sweep(self) -> None:
+        """Returns when nothing is left of keepers that have died."""
+        self._refs += 1
+        event, ref = trio.Event(), self._refs
+        living = await self._wait_living()
+        living.swept[ref] = event
+        await self._send({"sweep": ref}, None)
+        await event.wait()
+
+    async def _send(self, message: dict[str, int], control: socket.socket | None) -> int:
+        data = [json.dumps(message).encode()]
+        descriptors = [] if control is None else [control.fileno()]
+        while True:
+            living = await self._wait_living()
+            try:
+                socket.send_fds(living.link, data, descriptors)
+                return living.process.pid
+            except BlockingIOError:
+                with contextlib.suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_writable(living.link)
+            except OSError:
+                await self._changed_from(living)
+
+    async def _changed_from(self, living: _Living) -> None:
+        while self._living is living:
+            await self._changed.wait()
+
+
+async def _packet(link: socket.socket) -> bytes:
+    """The next message; empty when the other end is gone."""
+    while True:
+        try:
+            return link.recv(4096)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(link)
+        except ConnectionError:
+            return b""
+
+
+async def _bury(living: _Living) -> None:
+    """Let it end (it sweeps what is below it first), and reap it."""
+    trio.lowlevel.notify_closing(living.link)
+    living.link.close()
+    with trio.move_on_after(LEAVE_S) as patience:
+        await trio.lowlevel.wait_readable(living.pidfd)
+    if patience.cancelled_caught:
+        signal.pidfd_send_signal(living.pidfd, signal.SIGKILL)
+    living.process.wait()
+    os.close(living.pidfd)

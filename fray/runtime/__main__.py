@@ -1,0 +1,225 @@
+"""The process of one attempt, from the moment `fray.node.entry` has furnished it.
+
+The law: user code that is sync runs on the main thread, with the loop in a thread beside it, started when first
+needed; user code that is async runs under `trio.run` on the main thread. A request to end reaches async code as
+cancellation and sync code as KeyboardInterrupt, the exception Python programs already clean up after.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from fray.errors import FrayError
+from fray.model.specs import EntryKind, Ticket
+from fray.net.codec import to_json
+from fray.net.websocket import WebSocketNetwork
+from fray.runtime import attempt, context
+from fray.runtime.attempt import Ended
+from fray.runtime.context import Runtime
+from fray.runtime.executor import Executor
+from fray.runtime.methods import has_async_methods
+
+CLOSE_WITHIN_S = 2.0
+"""How long the loop beside a sync job may take to close."""
+
+
+def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
+    ended = _run(ticket, control_fd)
+    _flush()
+    _write_record(outcome_fd, ended)
+
+
+def _run(ticket: Ticket, control_fd: int) -> Ended:
+    try:
+        work = attempt.open_payload(_read_payload(ticket))
+    except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports: its error is the outcome
+        return attempt.failed(error)
+    if ticket.spec.entry is EntryKind.ACTOR:
+        in_loop = has_async_methods(work[0])
+    else:
+        in_loop = attempt.is_async(work[0])
+    if in_loop:
+        return trio.run(_run_in_loop, ticket, work, control_fd)
+    if ticket.spec.entry is EntryKind.ACTOR:
+        return _run_sync_actor(ticket, work, control_fd)
+    return _run_sync_callable(ticket, work, control_fd)
+
+
+def _read_payload(ticket: Ticket) -> bytes:
+    if ticket.payload_path is None:
+        raise FrayError("the node handed over no payload", attempt_id=ticket.attempt_id)
+    with open(ticket.payload_path, "rb") as file:
+        return file.read()
+
+
+def _write_record(outcome_fd: int, ended: Ended) -> None:
+    with open(outcome_fd, "wb") as file:
+        file.write(to_json(ended.outcome).encode() + b"\n" + (ended.value or b""))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # closed by user code, or nobody reads any more
+
+
+# Async user code -----------------------------------------------------------------------------------------------------
+
+
+async def _run_in_loop(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
+    result: Ended | None = None
+    async with trio.open_nursery() as nursery:
+        cancel = trio.CancelScope()
+        nursery.start_soon(_cancel_when_told, control_fd, cancel)
+        with cancel:
+            async with attempt.runtime_of_ticket(ticket, WebSocketNetwork(), random.SystemRandom()) as runtime:
+                result = await attempt.run_work(ticket, work, runtime, attempt.NoStage())
+        nursery.cancel_scope.cancel()
+    return result or attempt.stopped()
+
+
+async def _cancel_when_told(control_fd: int, cancel: trio.CancelScope) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(control_fd)
+        if os.read(control_fd, 1) == b"c":
+            cancel.cancel()
+            return
+        await trio.sleep_forever()  # closed: the keeper has its own ways from here on
+
+
+# Sync user code ------------------------------------------------------------------------------------------------------
+
+
+class LoopThread:
+    """The loop beside sync user code; `runtime` starts it."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._up = threading.Event()
+        self._runtime: Runtime | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._cancel = trio.CancelScope()
+        self._error: BaseException | None = None
+        self.task: Callable[[Runtime], Any] | None = None
+        """An async function of the runtime to run in the loop; its end ends the loop."""
+        self.result: Any = None
+
+    def runtime(self) -> Runtime:
+        """The runtime of this process, its loop running."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._main, name="fray-loop", daemon=True)
+                self._thread.start()
+        self._up.wait()
+        if self._runtime is None:
+            raise FrayError(f"the loop beside this job could not start: {self._error!r}") from self._error
+        return self._runtime
+
+    def close(self) -> None:
+        """End the loop, bounded."""
+        if self._thread is not None and self._token is not None:
+            self.cancel()
+            self._thread.join(CLOSE_WITHIN_S)
+
+    def cancel(self) -> None:
+        """Ask the loop's task to end; from any thread."""
+        if self._token is not None:
+            try:
+                self._token.run_sync_soon(self._cancel.cancel)
+            except trio.RunFinishedError:
+                pass
+
+    def _main(self) -> None:
+        try:
+            trio.run(self._hold)
+        except BaseException as error:  # noqa: BLE001  # told to whoever asked for the runtime
+            self._error = error
+        finally:
+            self._up.set()
+
+    async def _hold(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._cancel:
+            async with attempt.runtime_of_ticket(self._ticket, WebSocketNetwork(), random.SystemRandom()) as runtime:
+                self._runtime = runtime
+                self._up.set()
+                if self.task is None:
+                    await trio.sleep_forever()
+                else:
+                    self.result = await self.task(runtime)
+
+
+class _Interrupter:
+    """Turns the keeper's request to end into KeyboardInterrupt on the main thread."""
+
+    def __init__(self, control_fd: int, also: Callable[[], None]) -> None:
+        self.asked = False
+        self._also = also
+        self._main = threading.main_thread().ident
+        threading.Thread(target=self._listen, args=(control_fd,), name="fray-control", daemon=True).start()
+
+    def _listen(self, control_fd: int) -> None:
+        if os.read(control_fd, 1) == b"c":
+            self.asked = True
+            self._also()
+            assert self._main is not None
+            signal.pthread_kill(self._main, signal.SIGINT)
+
+
+def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    loop = LoopThread(ticket)
+    context.set_process_runtime(loop.runtime)
+    interrupter = _Interrupter(control_fd, lambda: None)
+    fn, args, kwargs = work
+    try:
+        ended = attempt.succeeded(fn(*args, **kwargs), f"job {ticket.spec.name!r}")
+    except BaseException as error:  # noqa: BLE001  # whatever user code raises is its outcome
+        ended = attempt.stopped() if interrupter.asked else attempt.failed(error)
+    _until_done(loop.close)
+    return ended
+
+
+def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
+    """The actor's thread is the main one: the loop beside it hands it calls."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    executor = Executor()
+    loop = LoopThread(ticket)
+
+    async def serve(runtime: Runtime) -> Ended:
+        try:
+            return await attempt.run_actor(ticket, work, runtime, attempt.OneExecutor(executor))
+        finally:
+            executor.stop()
+
+    loop.task = serve
+    context.set_process_runtime(loop.runtime)
+    interrupter = _Interrupter(control_fd, loop.cancel)
+    loop.runtime()
+    try:
+        executor.run_on_this_thread()
+    except KeyboardInterrupt:
+        pass  # asked to end in the middle of a call
+    _until_done(loop.close)
+    return loop.result if loop.result is not None and not interrupter.asked else attempt.stopped()
+
+
+def _until_done(step: Callable[[], None]) -> None:
+    """A request to end that comes in the middle of leaving must not break the leaving."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    step()
+
+

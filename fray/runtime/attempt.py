@@ -1,0 +1,232 @@
+"""One attempt of a job: run the user's code, hand back what came of it.
+
+Used by a job's own process (`fray.runtime.__main__`) and, inside one process, by `fray.local` and the simulator:
+they differ only in the `Stage` they give.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeAlias
+
+import trio
+from attrs import frozen
+
+from fray.errors import FrayError, MessageTooLarge
+from fray.model.ids import split_attempt
+from fray.model.messages.client import ActorEndpoint, Register, Role
+from fray.model.specs import Cause, EntryKind, Outcome, Ticket
+from fray.net.transport import Credential, Network
+from fray.runtime import payload
+from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.executor import Executor, Runner
+from fray.runtime.methods import has_async_methods
+
+VALUE_LIMIT_BYTES = 8 * 1024 * 1024
+"""Largest pickled result of a job that travels back."""
+
+
+class Stage(Protocol):
+    """Where sync code of the user runs: the process's main thread, a thread, or inline (simulation)."""
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        """Run ``fn`` to its end off the loop; cancellation is passed on to it as far as that is possible."""
+
+    def executor(self, runtime: Runtime) -> Runner | None:
+        """The thread of an actor without async methods; None leaves it to the host."""
+
+
+class NoStage:
+    """For code that has no sync part: nothing may be run on it."""
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        raise AssertionError("sync code of a job's own process runs on its main thread")
+
+    def executor(self, runtime: Runtime) -> Runner | None:
+        return None
+
+
+@frozen
+class OneExecutor:
+    """The actor's calls run on a thread that is already there."""
+
+    thread: Executor
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        return await self.thread.run(fn)
+
+    def executor(self, runtime: Runtime) -> Runner | None:
+        return self.thread
+
+
+@frozen
+class Ended:
+    """What an attempt's code came to: the outcome, and the pickled value or error it names."""
+
+    outcome: Outcome
+    value: bytes | None = None
+
+
+Work: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""The opened payload: callable or class, arguments, keyword arguments."""
+
+
+def succeeded(value: Any, what: str) -> Ended:
+    """The outcome of a callable that returned. A result that cannot travel is a failure that says why."""
+    try:
+        data = payload.dumps(value, f"the result of {what}")
+        if len(data) > VALUE_LIMIT_BYTES:
+            raise MessageTooLarge(
+                f"the result of {what} has {len(data):,} bytes pickled; at most {VALUE_LIMIT_BYTES:,} travel back: "
+                "write it to storage and return its path",
+                size_bytes=len(data),
+                limit_bytes=VALUE_LIMIT_BYTES,
+            )
+    except FrayError as error:
+        return failed(error)
+    return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), data)
+
+
+def failed(error: BaseException) -> Ended:
+    """The outcome of a callable that raised."""
+    code = _exit_code(error)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if code == 0:
+        return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), payload.dumps(None, "None"))
+    return Ended(Outcome(cause=Cause.FAILURE, exit_code=code, message=message), payload.dump_error(error))
+
+
+def stopped(message: str = "ended on request") -> Ended:
+    return Ended(Outcome(cause=Cause.STOPPED, message=message))
+
+
+def _exit_code(error: BaseException) -> int:
+    """As the interpreter would: ``sys.exit(3)`` is 3, ``sys.exit()`` 0, anything else raised 1."""
+    if not isinstance(error, SystemExit):
+        return 1
+    return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+
+
+def runtime_of_ticket(
+    ticket: Ticket, network: Network, rng: random.Random
+) -> AbstractAsyncContextManager[Runtime]:
+    """The attempt's own place in the cluster. User code does not wait until the controller has answered."""
+    return open_runtime(
+        network,
+        [ticket.controller],
+        Credential(f"attempt:{ticket.attempt_id}", ticket.key),
+        role=Role.JOB,
+        rng=rng,
+        host_directory=lambda: ticket.directory,
+        attempt_id=ticket.attempt_id,
+        job_id=split_attempt(ticket.attempt_id)[0],
+        job_name=ticket.spec.name,
+        namespace=ticket.spec.namespace,
+        node=ticket.node,
+        advertise=ticket.advertise,
+        networked=ticket.networked,
+        wait_connected=False,
+    )
+
+
+def open_payload(content: bytes) -> Work:
+    """``(callable or class, args, kwargs)``; unpickling runs imports of the user's."""
+    fn, args, kwargs = payload.loads(content)
+    return fn, args, kwargs
+
+
+async def run_callable(ticket: Ticket, work: Work, stage: Stage) -> Ended:
+    """Run a job's callable within the current runtime."""
+    fn, args, kwargs = work
+    what = f"job {ticket.spec.name!r}"
+    try:
+        if is_async(fn):
+            return succeeded(await fn(*args, **kwargs), what)
+        return succeeded(await stage.run_sync(lambda: fn(*args, **kwargs)), what)
+    except BaseException as error:  # noqa: BLE001  # whatever user code raises is its outcome
+        if carries_cancellation(error):
+            raise
+        return failed(error)
+
+
+def carries_cancellation(error: BaseException) -> bool:
+    """Whether Trio's Cancelled is (somewhere in) it, so that it must go on up."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(trio.Cancelled) is not None
+    return isinstance(error, trio.Cancelled)
+
+
+def is_async(fn: Any) -> bool:
+    """Whether calling it gives a coroutine; sees through ``functools.partial`` and callable objects."""
+    while hasattr(fn, "func") and not inspect.isfunction(fn):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))
+
+
+async def run_actor(
+    ticket: Ticket, work: Work, runtime: Runtime, stage: Stage
+) -> Ended:
+    """Make the actor, serve it under its job's id and name until the attempt is cancelled."""
+    cls, args, kwargs = work
+    host = runtime.host
+    try:
+        await host.listen()
+        instance, executor = await _construct(cls, args, kwargs, runtime, stage)
+        number = host.register(instance, ticket.spec.name, actor_id=runtime.job_id, executor=executor)
+    except BaseException as error:  # the constructor's error is the actor's outcome
+        if carries_cancellation(error):
+            raise
+        return failed(error)
+    endpoint = ActorEndpoint(
+        actor_id=runtime.job_id or "",
+        name=ticket.spec.name,
+        job_id=runtime.job_id or "",
+        namespace=runtime.namespace,
+        incarnation=runtime.session,
+        number=number,
+        addresses=tuple(host.addresses),
+        key=host.key,
+    )
+    await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
+    return failed(await host.wait_actor_failed(number))
+
+
+async def _construct(
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], runtime: Runtime, stage: Stage
+) -> tuple[Any, Runner | None]:
+    """In the loop for a class with async methods, else on the thread that will run its calls."""
+    if has_async_methods(cls):
+        return cls(*args, **kwargs), None
+    executor = stage.executor(runtime)
+    if executor is None:
+        return cls(*args, **kwargs), None
+    return await executor.run(lambda: cls(*args, **kwargs)), executor
+
+
+async def run_work(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
+    """Run the opened payload within the current runtime."""
+    if ticket.spec.entry is EntryKind.ACTOR:
+        return await run_actor(ticket, work, runtime, stage)
+    return await run_callable(ticket, work, stage)
+
+
+async def run_attempt(
+    ticket: Ticket, content: bytes, network: Network, stage: Stage, *, rng: random.Random, cancel: trio.CancelScope
+) -> Ended:
+    """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED."""
+    result: Ended | None = None
+    try:
+        with cancel:
+            async with runtime_of_ticket(ticket, network, rng) as runtime:
+                try:
+                    work = open_payload(content)
+                except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
+                    result = failed(error)
+                else:
+                    result = await run_work(ticket, work, runtime, stage)
+    except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
+        result = result or failed(error)
+    return result or stopped()

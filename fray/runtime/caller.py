@@ -1,0 +1,217 @@
+"""Makes calls: one channel per host incarnation, calls in order, every call answered or explained.
+
+See `fray.runtime.route` for the law.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from fray.errors import ChannelClosed, FrayError
+from fray.model.ids import SessionId
+from fray.model.messages.calls import Bind, Bound
+from fray.model.messages.client import ActorEndpoint
+from fray.net.codec import check_size
+from fray.net.transport import Network
+from fray.runtime import payload
+from fray.runtime.calls import KEYWORDS, call_head
+from fray.runtime.current import current_actor_var
+from fray.runtime.future import CallFuture
+from fray.runtime.peer import Peer
+from fray.runtime.route import Directory, Route
+
+__all__ = ["CallFuture", "CallOptions", "Caller", "Directory", "Route"]
+
+NO_DIRECTORY_GIVE_UP_S = 30.0
+"""How long an endpoint that no directory speaks for may be unreachable."""
+_HEADS_LIMIT = 10_000
+
+
+@frozen
+class CallOptions:
+    """``timeout_s``: DeadlineExceeded after that long. ``idempotent``: the call may be delivered again and again to
+    later incarnations when its host dies. ``retry``: the same, at most so many times."""
+
+    timeout_s: float | None = None
+    idempotent: bool = False
+    retry: int = 0
+
+
+DEFAULT_OPTIONS = CallOptions()
+_NO_KWARGS: Mapping[str, Any] = {}
+_ALWAYS = 1 << 30
+
+
+class Caller:
+    """All calls of one session. ``run`` must be running (in a nursery of the owner) for calls to go out."""
+
+    def __init__(
+        self, network: Network, directory: Directory | None, *, session: SessionId, rng: random.Random
+    ) -> None:
+        self.network = network
+        self.directory = directory
+        self.session = session
+        self.rng = rng
+        self._conversations = count(1)
+        self._routes: dict[str | tuple[str, int], Route] = {}
+        self._peers: dict[tuple[str | tuple[str, ...], bool], Peer] = {}
+        self._heads: dict[str, bytes] = {}
+        self._nursery: trio.Nursery | None = None
+        self._early: list[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = []
+        self._closed: FrayError | None = None
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold the channels until cancelled; they say goodbye then (at most 1 s), and what is open fails."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                for task, args in self._early:
+                    self._nursery.start_soon(task, *args)
+                self._early = []
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        self._closed = self._closed or ChannelClosed("the caller has ended", reason="caller ended")
+        for peer in list(self._peers.values()):
+            peer.fail_all(self._closed)
+        for route in list(self._routes.values()):
+            route.close()
+            route.fail_all(self._closed)
+
+    def spawn(self, task: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Run a task as long as this caller lives."""
+        if self._nursery is not None:
+            self._nursery.start_soon(task, *args)
+        elif self._closed is None:
+            self._early.append((task, args))
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    def route(self, key: str, label: str = "") -> Route:
+        """The route to the actor under a directory key ``actor:{actor_id}``; the same one each time."""
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = Route(self, label or key.partition(":")[2], key)
+            if self.directory is not None:
+                route.follow(self.directory)
+        return route
+
+    def route_to(self, endpoint: ActorEndpoint) -> Route:
+        """The route to this very incarnation of an actor: when that is gone, so is the route."""
+        key = (endpoint.incarnation, endpoint.number)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = Route(self, endpoint.name or endpoint.actor_id)
+            route.endpoint = endpoint
+        return route
+
+    def forget(self, route: Route) -> None:
+        """The route is not needed any more; what is under way goes on."""
+        route.close()
+        for key in [key for key, known in self._routes.items() if known is route]:
+            del self._routes[key]
+
+    def start(
+        self,
+        route: Route,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> CallFuture:
+        """Make a call now, without a checkpoint; calls on one route start in the order they are made.
+
+        Raises:
+            NotPicklable, MessageTooLarge: an argument cannot travel.
+            ChannelFull: too many calls are unanswered; `call` waits instead.
+        """
+        if self._closed is not None:
+            raise self._closed
+        route.check_room()
+        body = (self._heads.get(method) or self._head(method)) + payload.dumps_call(method, args, kwargs)
+        check_size(len(body), f"the call of {route.label}.{method}()")
+        call = CallFuture(route, method, body, KEYWORDS if kwargs else 0)
+        if options is not DEFAULT_OPTIONS:
+            call.repeats = _ALWAYS if options.idempotent else options.retry
+            if options.timeout_s is not None:
+                call.deadline = trio.current_time() + options.timeout_s
+        inside = current_actor_var.get()
+        if inside is not None:
+            call.chain = (*inside.chain, inside.actor_id)
+            if inside.deadline is not None and (call.deadline is None or inside.deadline < call.deadline):
+                call.deadline = inside.deadline
+        route.dispatch(call)
+        return call
+
+    async def call(
+        self,
+        route: Route,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> Any:
+        """Make a call and await its result; waits for room first when the host does not keep up."""
+        if route.is_full:
+            await route.wait_room()
+        return await self.start(route, method, args, kwargs, options).wait()
+
+    async def bind(
+        self, addresses: Sequence[str], name: str, *, key: str = "", timeout_s: float | None = None
+    ) -> ActorEndpoint:
+        """Ask the host at ``addresses`` for the actor ``name``, without a directory.
+
+        Raises:
+            NoSuchActor: it has none of this name.
+            ConnectionFailed: it cannot be reached, or refuses the key.
+        """
+        endpoint = ActorEndpoint(actor_id="", name=name, job_id="", namespace="", addresses=tuple(addresses), key=key)
+        peer = self.peer(endpoint, keyed=False)
+        bound = await peer.request(Bind(name=name), timeout_s=timeout_s)
+        assert isinstance(bound, Bound)
+        self._peers.setdefault((bound.incarnation, False), peer)
+        return ActorEndpoint(
+            actor_id=bound.actor_id,
+            name=name,
+            job_id="",
+            namespace="",
+            incarnation=bound.incarnation,
+            number=bound.number,
+            addresses=tuple(addresses),
+            key=key,
+        )
+
+    def _head(self, method: str) -> bytes:
+        if len(self._heads) >= _HEADS_LIMIT:
+            self._heads.clear()
+        head = self._heads[method] = call_head(method)
+        return head
+
+    # Hosts -----------------------------------------------------------------------------------------------------------
+
+    def peer(self, endpoint: ActorEndpoint, *, keyed: bool) -> Peer:
+        """The conversation with the endpoint's host, begun if there is none."""
+        key = (endpoint.incarnation or endpoint.addresses, keyed)
+        peer = self._peers.get(key)
+        if peer is None or peer.ended is not None:
+            give_up_s = None if keyed else NO_DIRECTORY_GIVE_UP_S
+            name = f"{self.session}/{next(self._conversations)}"
+            peer = self._peers[key] = Peer(self, name, endpoint, give_up_s)
+            self.spawn(peer.run)
+        return peer
+
+    def peer_over(self, peer: Peer) -> None:
+        """The conversation has ended: the next call begins another."""
+        for key in [key for key, known in self._peers.items() if known is peer]:
+            del self._peers[key]

@@ -1,0 +1,201 @@
+"""One call as its caller sees it: made at once, answered later, awaited by any number of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import trio
+from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
+
+from fray.errors import ActorDied, DeadlineExceeded, FrayError
+from fray.net.codec import Kind
+from fray.runtime import payload
+from fray.runtime.calls import CANCELLED
+
+if TYPE_CHECKING:
+    from fray.runtime.route import Binding, Route
+
+CANCEL_WAIT_S = 5.0
+"""How long a cancelled caller waits until the callee has acknowledged."""
+
+_PENDING, _VALUE, _ERROR, _RAW_RESULT, _RAW_FAULT = range(5)
+_FAULT = int(Kind.FAULT)
+
+
+class CallCancelled(FrayError):
+    """The call was cancelled by `CallFuture.cancel`; others who await it get this."""
+
+
+class CallFuture:
+    """The answer to one call; ``await`` it for the result.
+
+    Awaiting raises what the method raised, or the `FrayError` that says why there is no answer. An await that is
+    cancelled cancels the call (when nobody else awaits it) and waits up to `CANCEL_WAIT_S` for the callee to say so.
+    An answer that is there already is returned without a checkpoint.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_state",
+        "_tasks",
+        "_value",
+        "binding",
+        "body",
+        "cancelled",
+        "chain",
+        "deadline",
+        "flags",
+        "method",
+        "number",
+        "repeats",
+        "route",
+        "size",
+    )
+
+    def __init__(self, route: Route, method: str, body: bytes, flags: int) -> None:
+        self.route = route
+        self.method = method
+        self.body = body
+        self.size = len(body)
+        self.flags = flags
+        self.deadline: float | None = None
+        self.repeats = 0
+        self.chain: tuple[str, ...] = ()
+        self.number = 0
+        self.binding: Binding | None = None
+        self.cancelled = False
+        self._state = _PENDING
+        self._value: Any = None
+        self._tasks: list[Task] = []
+        self._callbacks: list[Callable[[CallFuture], object]] = []
+
+    def __repr__(self) -> str:
+        said = ("pending", "returned", "failed", "returned", "failed")[self._state]
+        return f"<call of {self.route.label}.{self.method}(): {said}>"
+
+    # For whoever waits -----------------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.wait().__await__()
+
+    async def wait(self) -> Any:
+        """The result; see the class."""
+        if not self._state:
+            try:
+                if self.deadline is None:
+                    await self._park()
+                else:
+                    await self._park_until(self.deadline)
+            except trio.Cancelled:
+                await self._leave()
+                raise
+        return self.result()
+
+    def done(self) -> bool:
+        return self._state != _PENDING
+
+    def result(self) -> Any:
+        """The result of a call that is `done`; raises what awaiting it raises."""
+        state = self._state
+        if state == _RAW_RESULT:
+            self._settle_value()
+        elif state == _RAW_FAULT:
+            self._value, self._state = payload.load_error(self._value), _ERROR
+        if self._state == _VALUE:
+            return self._value
+        if self._state == _ERROR:
+            raise self._value
+        raise FrayError(f"{self!r} has no result yet: await it")
+
+    def exception(self) -> BaseException | None:
+        """The error of a call that is `done`, or None."""
+        try:
+            self.result()
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            return error
+        return None
+
+    def cancel(self) -> None:
+        """Ask the callee to stop; returns at once. The answer may still be a result."""
+        if not self._state and not self.cancelled:
+            self.cancelled = True
+            self.route.cancel(self)
+
+    def add_done_callback(self, callback: Callable[[CallFuture], object]) -> None:
+        """Call ``callback(self)`` in the loop when the answer is there (at once, if it is)."""
+        if self._state:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    async def _park(self) -> None:
+        task = current_task()
+        self._tasks.append(task)
+
+        def abort(_: Any) -> Abort:
+            self._tasks.remove(task)
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
+
+    async def _park_until(self, deadline: float) -> None:
+        with trio.CancelScope(deadline=deadline):
+            await self._park()
+        if not self._state:
+            self.cancel()
+            text = f"no answer to {self.route.label}.{self.method}() before its deadline"
+            self.fail(DeadlineExceeded(text, method=self.method))
+
+    async def _leave(self) -> None:
+        """Cancelled: tell the callee, and give it a bounded time to say that it has stopped."""
+        if self._state or self._tasks:
+            return
+        self.cancel()
+        if not self._state and self.route.is_connected:
+            with trio.move_on_after(CANCEL_WAIT_S, shield=True):
+                await self._park()
+
+    def _settle_value(self) -> None:
+        try:
+            self._value, self._state = payload.loads(self._value), _VALUE
+        except Exception as error:  # noqa: BLE001 - constructors of user classes raise anything
+            error.add_note(f"while unpickling the result of {self.route.label}.{self.method}()")
+            self._value, self._state = error, _ERROR
+
+    # For the caller's tables -----------------------------------------------------------------------------------------
+
+    def answer(self, kind: int, flags: int, body: Any) -> None:
+        """The answer as it came; unpickled by whoever asks first."""
+        if self._state:
+            return
+        if kind != _FAULT:
+            self._state, self._value = _RAW_RESULT, body
+        elif flags & CANCELLED:
+            self._state, self._value = _ERROR, self._stopped()
+        else:
+            self._state, self._value = _RAW_FAULT, body
+        self._wake()
+
+    def answer_cancelled(self) -> None:
+        """It was cancelled before anybody else knew of it."""
+        self.answer(_FAULT, CANCELLED, b"")
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error made on this side."""
+        if not self._state:
+            self._state, self._value = _ERROR, error
+            self._wake()
+
+    def _stopped(self) -> FrayError:
+        if self.cancelled:
+            return CallCancelled(f"{self.route.label}.{self.method}() was cancelled by its caller", method=self.method)
+        return ActorDied(f"{self.route.label}.{self.method}() was cancelled by its actor", method=self.method)
+
+    def _wake(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            reschedule(task)
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)

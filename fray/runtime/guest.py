@@ -1,0 +1,227 @@
+"""One caller at a host: its calls, each run once, and their answers, kept until it has them.
+
+A `Guest` outlives its caller's connections, and channels: the ledger (`fray.runtime.calls`) stays as long as the
+conversation does. Then what the caller still had under way is cancelled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+
+from fray.errors import ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
+from fray.model.ids import SessionId
+from fray.model.messages.calls import Bind, Bound
+from fray.net.channel import Channel
+from fray.net.codec import META, Bytes, Kind, decode_message
+from fray.runtime import payload
+from fray.runtime.calls import (
+    AGAIN,
+    CANCELLED,
+    NOT_RUN,
+    ONLY,
+    Answer,
+    Ledger,
+    Verdict,
+    split_call,
+    split_meta,
+    unpack_numbers,
+)
+from fray.runtime.hosted import HostCall, Hosted, no_such_actor
+
+if TYPE_CHECKING:
+    from fray.runtime.host import Host
+
+_CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
+_CANCEL, _SETTLED, _REQUEST = int(Kind.CANCEL), int(Kind.SETTLED), int(Kind.REQUEST)
+
+
+class Guest:
+    """One caller session: its ledger, its calls under way, and the channel it is on now, if any."""
+
+    def __init__(self, host: Host, session: SessionId, *, unbroken: bool) -> None:
+        self.host = host
+        self.session = session
+        self.channel: Channel | None = None
+        self.ledger = Ledger(unbroken=unbroken)
+        self._calls: dict[int, HostCall] = {}
+        self._held: deque[tuple[int, HostCall]] = deque()
+        """Admitted and not handed to their actor, because the caller must settle answers first."""
+        self._unsent: deque[tuple[int, Answer]] = deque()
+        """Answers that did not fit into the channel."""
+        self._touched: set[Hosted] = set()
+
+    def __repr__(self) -> str:
+        return f"<caller {self.session}: {len(self._calls)} calls under way, {self.ledger.kept_bytes} bytes kept>"
+
+    def seat(self, channel: Channel) -> Seat:
+        """The handler for a channel of this caller, which is now the one its answers go to."""
+        self.channel = channel
+        return Seat(self, channel)
+
+    def begin_anew(self) -> None:
+        """The conversation starts from zero: the caller asks again for what it has not got."""
+        self._unsent.clear()
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if kind == _CALL:
+            verdict = self.ledger.admit(ref, bool(flags & AGAIN))
+            if verdict is Verdict.RUN:
+                self._take(flags, target, ref, body)
+            else:
+                self._repeat(verdict, ref)
+        elif kind == _SETTLED:
+            self._settle(flags, body)
+        elif kind == _CANCEL:
+            self._cancel(ref)
+        elif kind == _REQUEST:
+            self._request(ref, body)
+
+    def on_batch(self) -> None:
+        if self._touched:
+            for actor in self._touched:
+                actor.flush()
+            self._touched.clear()
+
+    def _take(self, flags: int, target: int, number: int, body: Bytes) -> None:
+        meta = None
+        if flags & META:
+            meta, body = split_meta(body)
+        method, body = split_call(body)
+        call = self._calls[number] = HostCall(self, number, flags, method, body)
+        if meta is not None:
+            call.chain = meta.chain
+            if meta.deadline_s is not None:
+                call.deadline = trio.current_time() + meta.deadline_s
+        if self._held or not self.ledger.has_room:
+            self._held.append((target, call))
+        else:
+            self._hand_over(target, call)
+
+    def _hand_over(self, target: int, call: HostCall) -> None:
+        actor = self.host.actors.get(target)
+        if actor is None:
+            call.refuse(no_such_actor(target))
+        else:
+            self._touched.add(actor)
+            actor.take(call)
+
+    def _repeat(self, verdict: Verdict, number: int) -> None:
+        """A call that has come before: attach it, answer it again, or say that nobody knows."""
+        if verdict is Verdict.REPEAT:
+            answer = self.ledger.answer(number)
+            assert answer is not None
+            self._send_answer(number, answer)
+        elif verdict is Verdict.FORGOTTEN:
+            text = f"the host has forgotten what came of call {number}: it may or may not have taken effect"
+            self._send_answer(number, (_FAULT, 0, payload.dump_error(OutcomeUnknown(text))))
+        elif verdict is Verdict.FULL:
+            text = f"caller {self.session} has {len(self.ledger)} calls open at this host: settle some first"
+            self._send_answer(number, (_FAULT, NOT_RUN, payload.dump_error(ChannelFull(text))))
+
+    def _settle(self, flags: int, body: Bytes) -> None:
+        numbers = unpack_numbers(body)
+        if flags & ONLY:
+            self.ledger.settle_all_but(numbers)
+        else:
+            self.ledger.settle(numbers)
+        while self._held and self.ledger.has_room:
+            target, call = self._held.popleft()
+            if not call.cancelled:
+                self._hand_over(target, call)
+
+    def _cancel(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is None:
+            return
+        if call.actor is not None:
+            call.actor.cancel(call)
+        else:
+            call.cancelled = True
+            call.finish((_FAULT, CANCELLED, b""))
+
+    def cancel_all(self) -> None:
+        """The caller is gone for good."""
+        self._held.clear()
+        for call in list(self._calls.values()):
+            if call.actor is not None:
+                call.actor.cancel(call)
+
+    # Answers ---------------------------------------------------------------------------------------------------------
+
+    def answer(self, call: HostCall, answer: Answer) -> None:
+        number = call.number
+        if self._calls.pop(number, None) is not None and self.ledger.answered(number, answer):
+            self._send_answer(number, answer)
+
+    def _send_answer(self, number: int, answer: Answer) -> None:
+        channel = self.channel
+        if channel is None:
+            return  # kept: sent when the caller asks again
+        if self._unsent:
+            self._unsent.append((number, answer))
+            return
+        kind, flags, body = answer
+        try:
+            channel.send_nowait(kind, number, body, flags=flags)
+        except ChannelFull:
+            self._unsent.append((number, answer))
+            self.host.spawn(lambda: self._send_rest(channel))
+        except ChannelClosed:
+            pass  # kept: sent when the caller asks again
+
+    async def _send_rest(self, channel: Channel) -> None:
+        """The channel was full: send what did not fit as soon as it has emptied."""
+        try:
+            await channel.wait_room()
+        except ChannelClosed:
+            return
+        if self.channel is channel:
+            unsent, self._unsent = self._unsent, deque()
+            for number, answer in unsent:
+                self._send_answer(number, answer)
+
+    # The host itself -------------------------------------------------------------------------------------------------
+
+    def _request(self, ref: int, body: Bytes) -> None:
+        assert self.channel is not None
+        message, _ = decode_message(body)
+        if not isinstance(message, Bind):
+            self.channel.fail(ref, ProtocolMismatch(f"a host does not understand {type(message).__name__}"))
+            return
+        actor = self.host.find(message.name)
+        if actor is None:
+            known = ", ".join(sorted({each.name for each in self.host.actors.values()})) or "none"
+            text = f"no actor named {message.name!r} is served here; there are: {known}"
+            self.channel.fail(ref, NoSuchActor(text, name=message.name))
+            return
+        bound = Bound(number=actor.number, actor_id=actor.actor_id, incarnation=self.host.incarnation)
+        self.channel.reply(ref, bound)
+
+
+class Seat:
+    """The handler of one channel; the guest is the same over several."""
+
+    def __init__(self, guest: Guest, channel: Channel) -> None:
+        self._guest = guest
+        self._channel = channel
+        self.on_frame = guest.on_frame
+        self.on_batch = guest.on_batch
+
+    def on_reset(self, greeting: bytes) -> None:
+        self._guest.begin_anew()
+
+    def on_suspended(self, why: str) -> None:
+        """Answers are kept."""
+
+    def on_resumed(self) -> None:
+        """The channel itself sends again what was lost."""
+
+    def on_end(self, error: FrayError) -> None:
+        if self._guest.channel is self._channel:
+            self._guest.channel = None
+            self._guest.host.guest_left(self._guest)

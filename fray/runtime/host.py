@@ -1,0 +1,280 @@
+"""Serves the actors of this process: listens, knows its callers (`fray.runtime.guest`), hands calls to actors."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import trio
+
+from fray.errors import ActorDied, ChannelClosed, FrayError, NoSuchActor, ProtocolMismatch
+from fray.model.ids import ActorId, SessionId, mint
+from fray.model.messages.calls import CallerHello, HostHello
+from fray.net.channel import Acceptor
+from fray.net.codec import decode_message, encode_message
+from fray.net.conversation import HandlerFactory
+from fray.net.transport import Claim, Network
+from fray.runtime.calls import CALLER_KEY_ID, HOST_LEFT
+from fray.runtime.current import current_actor
+from fray.runtime.executor import Executor, InlineExecutor, Runner
+from fray.runtime.guest import Guest
+from fray.runtime.hosted import HostCall, Hosted, LoopActor, ThreadActor, no_such_actor
+from fray.runtime.methods import has_async_methods
+
+__all__ = ["Executor", "Host", "HostCall", "InlineExecutor", "Runner", "current_actor", "has_async_methods"]
+
+KEEP_S = 60.0
+"""How long a caller without a connection is remembered; then its calls are cancelled."""
+CLOSE_S = 3.0
+"""How long `Host.shutdown` takes at most after its grace."""
+UNIX_PATH_LIMIT_BYTES = 100
+
+
+class Host:
+    """The actors of one process incarnation. `run` must be running; `listen` opens the default addresses.
+
+    Args:
+        network: where to listen.
+        incarnation: attempt id, or session id of a driver; callers that look for another one are refused.
+        rng: for the key and the channels.
+        directory: says where the Unix socket goes: a directory, or a ``memory:`` address to listen at instead. None or
+            empty: ``memory:{incarnation}``.
+        key: what callers must prove to know. Default: random.
+        clock: measures how long user code holds the loop, in seconds; the simulation gives a constant.
+        make_runner: makes the thread of an all-sync actor, started; the simulation gives `InlineExecutor`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        incarnation: str,
+        rng: random.Random,
+        directory: Callable[[], str] | None = None,
+        key: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        make_runner: Callable[[str, int], Runner] | None = None,
+    ) -> None:
+        self.incarnation = incarnation
+        self.key = mint(rng, 26) if key is None else key
+        self.advertise = "127.0.0.1"
+        """Host or IP under which others reach the TCP listener of `listen`."""
+        self.networked = False
+        """`listen` opens a TCP listener too."""
+        self.make_context: Callable[[HostCall], Any] = lambda call: call
+        """Makes what a method with a ``ctx`` parameter gets."""
+        self.actors: dict[int, Hosted] = {}
+        self._network = network
+        self._directory = directory
+        self._clock = clock
+        self._make_runner = make_runner or _start_executor
+        self._guests: dict[SessionId, Guest] = {}
+        self._acceptor = Acceptor(incarnation, self._on_greeting, keep_s=KEEP_S, rng=rng)
+        self._numbers = count(1)
+        self._addresses: list[str] = []
+        self._opening = trio.Lock()
+        self._nursery: trio.Nursery | None = None
+        self._ready = trio.Event()
+        self._closed: FrayError | None = None
+        self._over = trio.Event()
+        self._scope = trio.CancelScope(shield=True)
+
+    def __repr__(self) -> str:
+        return f"<Host {self.incarnation}: {len(self.actors)} actors, {len(self._guests)} callers>"
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `shutdown`, or until cancelled: then the same, without grace."""
+        async with trio.open_nursery() as frame:
+            frame.start_soon(self._hold)
+            await self._ready.wait()
+            task_status.started()
+            try:
+                await self._over.wait()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self.shutdown(0)
+
+    async def _hold(self) -> None:
+        """Everything of this host lives here, out of reach of a cancellation until `shutdown` has said goodbye."""
+        with self._scope:
+            async with trio.open_nursery() as self._nursery:
+                self._ready.set()
+                await trio.sleep_forever()
+
+    async def listen(self) -> tuple[str, ...]:
+        """Open the default addresses, once, and return all addresses."""
+        async with self._opening:
+            if not self._addresses:
+                await self._open(self._local_address())
+                if self.networked:
+                    await self._open("tcp:0.0.0.0:0", self.advertise)
+        return self.addresses
+
+    async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen at another TCP address and return it as ``host:port``. Raises OSError if it is taken."""
+        return (await self._open(f"tcp:{host}:{port}")).partition(":")[2]
+
+    async def serve_at(self, address: str) -> str:
+        """Listen at any address of the network and return the bound one."""
+        return await self._open(address)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, in order of preference."""
+        return tuple(self._addresses)
+
+    def _local_address(self) -> str:
+        place = self._directory() if self._directory is not None else ""
+        if place.startswith("memory:"):
+            return place
+        path = f"{place}/calls.sock"
+        fits = bool(place) and len(path.encode()) <= UNIX_PATH_LIMIT_BYTES
+        return f"unix:{path}" if fits else "tcp:127.0.0.1:0" if place else f"memory:{self.incarnation}"
+
+    async def _open(self, address: str, advertise: str | None = None) -> str:
+        await self._ready.wait()
+        if self._closed is not None or self._nursery is None:
+            raise self._closed or ChannelClosed("this host has been shut down", reason="closed")
+        listen = partial(self._network.listen, address, self._authorize, self._acceptor.handle)
+        bound: str = await self._nursery.start(listen)
+        if advertise is not None:
+            bound = f"tcp:{advertise}:{bound.rpartition(':')[2]}"
+        self._addresses.append(bound)
+        return bound
+
+    def _authorize(self, key_id: str) -> str | None:
+        return self.key if key_id == CALLER_KEY_ID else None
+
+    async def shutdown(self, grace_s: float = 0.0) -> None:
+        """Take no more calls, let what is under way end for ``grace_s``, cancel and answer the rest, say goodbye.
+
+        Takes at most 3 s longer than the grace, unless user code that is cancelled does not end.
+        """
+        if self._closed is None:
+            self._closed = ActorDied("the process of this actor is shutting down")
+            for actor in self.actors.values():
+                actor.close(self._closed)
+        async with trio.open_nursery() as nursery:
+            for actor in self.actors.values():
+                nursery.start_soon(actor.drain, grace_s)
+        with trio.move_on_after(CLOSE_S):
+            await self._acceptor.close(HOST_LEFT)
+        for number in list(self.actors):
+            self._drop(number)
+        self._scope.cancel()
+        self._over.set()
+
+    # Actors ----------------------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        instance: Any,
+        name: str,
+        *,
+        actor_id: ActorId | None = None,
+        max_concurrency: int | None = None,
+        executor: Runner | None = None,
+    ) -> int:
+        """Serve ``instance``; returns its number on this host.
+
+        Args:
+            actor_id: default: the name and the number.
+            max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
+            executor: thread of an all-sync class; the host neither starts nor stops it. Default: one of its own.
+        """
+        number = next(self._numbers)
+        actor_id = actor_id or f"{name}#{number}"
+        actor: Hosted
+        if executor is None and has_async_methods(type(instance)):
+            actor = LoopActor(
+                instance,
+                name,
+                actor_id,
+                number,
+                spawn=self.spawn,
+                max_concurrency=max_concurrency,
+                clock=self._clock,
+            )
+        else:
+            own = executor is None
+            runner = executor or self._make_runner(f"fray-{name}", max_concurrency or 1)
+            actor = ThreadActor(instance, name, actor_id, number, runner=runner)
+            actor.owns_runner = own
+        actor.make_context = self._context_for
+        self.actors[number] = actor
+        return number
+
+    def _context_for(self, call: HostCall) -> Any:
+        return self.make_context(call)
+
+    def spawn(self, task: Callable[[], Any]) -> None:
+        """Run a task as long as this host lives."""
+        if self._nursery is not None:
+            self._nursery.start_soon(task)
+
+    def unregister(self, number: int) -> None:
+        """Take no more calls for it; what is under way goes on and is answered (see `drain`)."""
+        actor = self.actors.get(number)
+        if actor is not None:
+            actor.close(NoSuchActor(f"actor {actor.name} is no longer served", actor=actor.name))
+            self._drop(number)
+
+    async def drain(self, number: int, grace_s: float) -> None:
+        """`unregister`, then wait up to ``grace_s`` for what is under way; cancel and answer what is left."""
+        actor = self.actors.get(number)
+        self.unregister(number)
+        if actor is not None:
+            await actor.drain(grace_s)
+
+    async def wait_actor_failed(self, number: int) -> BaseException:
+        """Wait until a method of the actor raises SystemExit or KeyboardInterrupt, and return that."""
+        actor = self.actors.get(number)
+        if actor is None:
+            raise no_such_actor(number)
+        await actor.failed_event.wait()
+        assert actor.failed is not None
+        return actor.failed
+
+    def _drop(self, number: int) -> None:
+        actor = self.actors.pop(number, None)
+        if isinstance(actor, ThreadActor) and actor.owns_runner:
+            actor.runner.stop()
+
+    # Callers ---------------------------------------------------------------------------------------------------------
+
+    def _on_greeting(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+        hello, _ = decode_message(greeting)
+        if not isinstance(hello, CallerHello):
+            raise ProtocolMismatch("whoever dials an actor's host must greet it as a caller")
+        if hello.expects is not None and hello.expects != self.incarnation:
+            raise ActorDied(f"{hello.expects} is gone: {self.incarnation} listens at its address now")
+        guest = self._guests.get(hello.caller)
+        if guest is None:
+            guest = self._guests[hello.caller] = Guest(self, hello.caller, unbroken=not hello.known)
+        return encode_message(HostHello(incarnation=self.incarnation)), guest.seat
+
+    def guest_left(self, guest: Guest) -> None:
+        """A conversation has ended. Its successor, if there is one, begins before the next task runs."""
+        self.spawn(partial(self._forget, guest))
+
+    async def _forget(self, guest: Guest) -> None:
+        await trio.lowlevel.checkpoint()
+        if guest.channel is None and self._guests.get(guest.session) is guest:
+            del self._guests[guest.session]
+            guest.cancel_all()
+
+    def find(self, name: str) -> Hosted | None:
+        """The newest actor of this name."""
+        return next((actor for actor in reversed(self.actors.values()) if actor.name == name), None)
+
+
+def _start_executor(name: str, threads: int) -> Runner:
+    executor = Executor(name)
+    executor.start(threads)
+    return executor

@@ -1,0 +1,410 @@
+"""One object that others may call: its calls, first in, first started.
+
+An object of a class with any async method lives in the loop. Its sync methods run there too, inline where nobody waits
+before them. Async methods are run by workers: tasks that take the next call when they get their turn, whichever
+worker that is, because Trio runs its tasks in any order; so calls start in the order they came. An object of an
+all-sync class lives on a thread (`fray.runtime.executor`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from types import CoroutineType
+from typing import Any, Protocol
+
+import trio
+
+from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, NoSuchActor
+from fray.net.codec import MESSAGE_LIMIT_BYTES, Bytes, Kind
+from fray.runtime import payload
+from fray.runtime.calls import CANCELLED, KEYWORDS, NOT_RUN, Answer
+from fray.runtime.current import current_actor_var
+from fray.runtime.executor import Runner
+from fray.runtime.methods import Method, Style, find_method
+
+_RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
+SLICE_S = 0.002
+"""How long sync methods and async ones that never wait may hold the loop before others get a turn."""
+_CANCELLED: Answer = (_FAULT, CANCELLED, b"")
+
+
+class Guest(Protocol):
+    """Whoever made a call and gets its answer."""
+
+    def answer(self, call: HostCall, answer: Answer) -> None: ...
+
+
+class HostCall:
+    """One call under way at its host; also what `fray.current_actor` shows to the method."""
+
+    __slots__ = (
+        "actor",
+        "body",
+        "cancelled",
+        "chain",
+        "deadline",
+        "fatal",
+        "flags",
+        "guest",
+        "method",
+        "number",
+        "outcome",
+        "scope",
+        "spec",
+    )
+
+    def __init__(self, guest: Guest, number: int, flags: int, method: str, body: Bytes) -> None:
+        self.guest = guest
+        self.number = number
+        self.flags = flags
+        self.method = method
+        self.body = body
+        self.deadline: float | None = None
+        self.chain: tuple[str, ...] = ()
+        self.cancelled = False
+        self.actor: Hosted | None = None
+        self.spec: Method | None = None
+        self.scope: trio.CancelScope | None = None
+        self.outcome: Answer | None = None
+        self.fatal: BaseException | None = None
+        """SystemExit or KeyboardInterrupt that the method raised."""
+
+    def __repr__(self) -> str:
+        return f"<call {self.number} of {self.name}.{self.method}()>"
+
+    @property
+    def actor_id(self) -> str:
+        return self.actor.actor_id if self.actor is not None else ""
+
+    @property
+    def name(self) -> str:
+        return self.actor.name if self.actor is not None else ""
+
+    # Running it ------------------------------------------------------------------------------------------------------
+
+    def arguments(self) -> tuple[Any, Any]:
+        """The unpickled arguments, the context in front where the method wants it."""
+        assert self.spec is not None
+        assert self.actor is not None
+        args, kwargs = payload.loads_call(self.body, bool(self.flags & KEYWORDS))
+        self.body = b""
+        if self.spec.wants_context:
+            args = (self.actor.make_context(self), *args)
+        return args, kwargs
+
+    def invoke(self) -> Any:
+        """Run a sync method."""
+        current_actor_var.set(self)
+        args, kwargs = self.arguments()
+        assert self.spec is not None
+        return self.spec.function(*args, **kwargs)
+
+    def returned(self, value: Any) -> Answer:
+        """The answer that carries ``value``, or says why it cannot travel."""
+        data = payload.dumps(value, f"the result of {self.name}.{self.method}()")
+        if len(data) > MESSAGE_LIMIT_BYTES:
+            raise payload.too_large(f"the result of {self.name}.{self.method}()", len(data), MESSAGE_LIMIT_BYTES)
+        return _RESULT, 0, data
+
+    def raised(self, error: BaseException) -> Answer:
+        """The answer that carries an error."""
+        if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
+            self.fatal = error
+        return _FAULT, 0, payload.dump_error(error)
+
+    def finish(self, answer: Answer) -> None:
+        """Answer the caller, once; later answers are dropped."""
+        self.guest.answer(self, answer)
+
+    def refuse(self, error: FrayError) -> None:
+        """Answer that it has not been run and will not be."""
+        self.guest.answer(self, (_FAULT, NOT_RUN, payload.dump_error(error)))
+
+    def is_late(self) -> bool:
+        """Past its deadline before it began; then it has been answered."""
+        if self.deadline is None or trio.current_time() < self.deadline:
+            return False
+        self.finish(self.raised(self.too_late()))
+        return True
+
+    def too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self.name}.{self.method}() did not end before its deadline", method=self.method)
+
+    # As a job of an executor -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """On the actor's thread."""
+        if self.cancelled:
+            return
+        try:
+            self.outcome = self.returned(self.invoke())
+        except BaseException as error:
+            self.outcome = self.raised(error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            current_actor_var.set(None)
+
+    def done(self) -> None:
+        """In the loop."""
+        assert self.actor is not None
+        self.actor.ended(self, self.outcome or _CANCELLED)
+
+
+class Hosted:
+    """What both kinds have in common."""
+
+    def __init__(self, instance: Any, name: str, actor_id: str, number: int) -> None:
+        self.instance = instance
+        self.name = name
+        self.actor_id = actor_id
+        self.number = number
+        self.failed: BaseException | None = None
+        """SystemExit or KeyboardInterrupt of a method: the actor asks for its own end."""
+        self.failed_event = trio.Event()
+        self.make_context: Callable[[HostCall], Any] = lambda call: call
+        self.under_way: dict[HostCall, None] = {}
+        """Started, or handed to the thread, and not ended."""
+        self._methods: dict[str, Method] = {}
+        self._idle: trio.Event | None = None
+        self._closed: FrayError | None = None
+
+    def __repr__(self) -> str:
+        return f"<hosted {self.name} ({self.actor_id}): {len(self.under_way)} calls under way>"
+
+    def take(self, call: HostCall) -> None:
+        """A call has come: start it in its turn."""
+        call.actor = self
+        if self._closed is not None:
+            call.refuse(self._closed)
+            return
+        spec = self._methods.get(call.method)
+        if spec is None:
+            try:
+                spec = self._methods[call.method] = find_method(self.instance, call.method)
+            except Exception as error:  # noqa: BLE001 - a user's __getattr__ raises anything
+                call.finish(call.raised(error))
+                return
+        call.spec = spec
+        if spec.style in (Style.SYNC, Style.ASYNC):
+            self._start(call)
+        else:
+            text = f"{self.name}.{call.method}() is a generator: iterate over its stream()"
+            call.finish(call.raised(InvalidRequest(text)))
+
+    def _start(self, call: HostCall) -> None:
+        raise NotImplementedError
+
+    def cancel(self, call: HostCall) -> None:
+        """The caller no longer waits."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """A burst of calls is complete."""
+
+    def ended(self, call: HostCall, answer: Answer) -> None:
+        """A call has ended."""
+        self.under_way.pop(call, None)
+        call.finish(answer)
+        if call.fatal is not None:
+            self.failed = self.failed or call.fatal
+            self.failed_event.set()
+        if self._idle is not None and not self.under_way:
+            self._idle.set()
+
+    def close(self, error: FrayError) -> None:
+        """Take no more calls; those that have not begun are refused with ``error``. What is under way goes on."""
+        self._closed = self._closed or error
+
+    async def drain(self, grace_s: float) -> None:
+        """After `close`: let what is under way end for ``grace_s``, then cancel it and answer `ActorDied`."""
+        if self.under_way:
+            self._idle = trio.Event()
+            with trio.move_on_after(grace_s):
+                await self._idle.wait()
+        for call in list(self.under_way):
+            call.finish(call.raised(self._shut_down(call)))
+            self.cancel(call)
+
+    def _shut_down(self, call: HostCall) -> ActorDied:
+        return ActorDied(f"actor {self.name} was shut down while {call.method}() was under way", actor=self.name)
+
+
+class LoopActor(Hosted):
+    """An object that lives in the loop. ``spawn`` starts a task in the host's nursery."""
+
+    def __init__(
+        self,
+        instance: Any,
+        name: str,
+        actor_id: str,
+        number: int,
+        *,
+        spawn: Callable[[Callable[[], Any]], None],
+        max_concurrency: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(instance, name, actor_id, number)
+        self._spawn = spawn
+        self._limit = max_concurrency or 1 << 30
+        self._clock = clock
+        self._queue: deque[HostCall] = deque()
+        self._spare = False
+        """A worker is on its way that will take from the queue."""
+        self._context = copy_context()
+        self._slice_ends: float | None = None
+
+    def _start(self, call: HostCall) -> None:
+        assert call.spec is not None
+        if call.spec.style is Style.SYNC and not self._queue and len(self.under_way) < self._limit and self._has_time():
+            self._context.run(self._run_sync, call)
+        else:
+            self._queue.append(call)
+            self._call_worker()
+
+    def flush(self) -> None:
+        self._slice_ends = None
+
+    def _has_time(self) -> bool:
+        now = self._clock()
+        if self._slice_ends is None:
+            self._slice_ends = now + SLICE_S
+        return now < self._slice_ends
+
+    def cancel(self, call: HostCall) -> None:
+        call.cancelled = True
+        if call.scope is not None:
+            call.scope.cancel()
+        elif call in self._queue:
+            self._queue.remove(call)
+            call.finish(_CANCELLED)
+
+    def close(self, error: FrayError) -> None:
+        super().close(error)
+        waiting, self._queue = self._queue, deque()
+        for call in waiting:
+            call.refuse(error)
+
+    # Workers ---------------------------------------------------------------------------------------------------------
+
+    def _call_worker(self) -> None:
+        if not self._spare and len(self.under_way) < self._limit:
+            self._spare = True
+            self._context.run(self._spawn, self._work)
+
+    async def _work(self) -> None:
+        """Take calls until none is left. Before a call that may wait, see that somebody else will take the next."""
+        self._spare = False
+        turn_ends = self._clock() + SLICE_S
+        while self._queue and len(self.under_way) < self._limit:
+            call = self._queue.popleft()
+            assert call.spec is not None
+            if call.spec.style is Style.SYNC:
+                self._run_sync(call)
+            else:
+                await self._run_async(call)
+            if self._clock() >= turn_ends:
+                await trio.lowlevel.checkpoint()
+                turn_ends = self._clock() + SLICE_S
+
+    def _run_sync(self, call: HostCall) -> None:
+        if call.is_late():
+            return
+        try:
+            value = call.invoke()
+            if type(value) is CoroutineType:
+                self._run_coroutine(call, value)
+                return
+            answer = call.returned(value)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's answer
+            answer = call.raised(error)
+        finally:
+            current_actor_var.set(None)
+        self.ended(call, answer)
+        if call.fatal is not None and _is_from_signal(call.fatal):
+            raise call.fatal
+
+    def _run_coroutine(self, call: HostCall, coroutine: CoroutineType[Any, Any, Any]) -> None:
+        """A plain function that returns a coroutine (a decorated async method): await it."""
+        self.under_way[call] = None
+        self._spawn(lambda: self._attend(call, lambda: coroutine))
+
+    async def _run_async(self, call: HostCall) -> None:
+        if call.is_late():
+            return
+        self.under_way[call] = None
+        if self._queue:
+            self._call_worker()
+        await self._attend(call, lambda: self._coroutine(call))
+
+    def _coroutine(self, call: HostCall) -> Any:
+        return call.invoke()
+
+    async def _attend(self, call: HostCall, make: Callable[[], Any]) -> None:
+        """Await what ``make`` makes, within the call's deadline and cancellation, and answer."""
+        answer = _CANCELLED
+        current_actor_var.set(call)
+        call.scope = scope = trio.CancelScope() if call.deadline is None else trio.CancelScope(deadline=call.deadline)
+        if call.cancelled:
+            scope.cancel()
+        try:
+            with scope:
+                answer = call.returned(await make())
+            if scope.cancelled_caught and not call.cancelled:
+                answer = call.raised(call.too_late())
+        except trio.Cancelled:
+            answer = call.raised(self._shut_down(call))
+            raise
+        except BaseException as error:
+            answer = call.raised(error)
+            if _must_go_up(error):
+                raise
+        finally:
+            current_actor_var.set(None)
+            self.ended(call, answer)
+            if self._queue:
+                self._call_worker()
+
+
+class ThreadActor(Hosted):
+    """An object of an all-sync class: its calls run on a `Runner`."""
+
+    def __init__(self, instance: Any, name: str, actor_id: str, number: int, *, runner: Runner) -> None:
+        super().__init__(instance, name, actor_id, number)
+        self.runner = runner
+        self.owns_runner = False
+
+    def _start(self, call: HostCall) -> None:
+        if not call.is_late():
+            self.under_way[call] = None
+            self.runner.submit(call)
+
+    def flush(self) -> None:
+        self.runner.flush()
+
+    def cancel(self, call: HostCall) -> None:
+        """It is told, and that is all that can be done to a thread; if it has not begun, it never does."""
+        call.cancelled = True
+        call.finish(_CANCELLED)
+
+
+def _must_go_up(error: BaseException) -> bool:
+    """Whether it is Trio's business too: a cancellation from outside, or Ctrl-C."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(trio.Cancelled) is not None
+    return _is_from_signal(error)
+
+
+def _is_from_signal(error: BaseException) -> bool:
+    """Ctrl-C, raised in user code by Trio's signal handler; a ``raise KeyboardInterrupt`` of user code is not."""
+    trace = error.__traceback__ if isinstance(error, KeyboardInterrupt) else None
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("trio.")
+
+
+def no_such_actor(number: int) -> NoSuchActor:
+    return NoSuchActor(f"the host has no actor number {number} (any more)", number=number)

@@ -1,0 +1,380 @@
+"""This process's conversation with the controller: requests, and the subscriptions that survive any interruption.
+
+The law: whatever this process has subscribed to is a set kept here. When the controller (or its next life) does not
+remember us, `on_reset` marks the whole set as owed and one task subscribes again; requests without an answer are sent
+again by `fray.net.requests`. So a controller restart is a pause, nothing more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+import trio
+
+from fray.errors import ChannelClosed, FrayError, NoSuchJob, Unreachable
+from fray.model.ids import JobId
+from fray.model.messages.client import (
+    ClientHello,
+    ControllerHello,
+    EndSession,
+    FollowLogs,
+    JobChanged,
+    Jobs,
+    Launch,
+    LogLines,
+    Names,
+    Unwatch,
+    Watch,
+    WatchJobs,
+)
+from fray.model.specs import JobInfo, JobSpec, JobState
+from fray.net.channel import Channel, RedialPolicy, run_dialled
+from fray.net.codec import Bytes, Kind, decode_message, encode_message
+from fray.net.requests import Requests
+from fray.net.transport import Credential, Network
+
+OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
+OnLog: TypeAlias = Callable[[LogLines], None]
+
+
+class JobRecord:
+    """What this process knows of one job; `ended` is set once, with ``info`` final and ``value`` there."""
+
+    def __init__(self, info: JobInfo) -> None:
+        self.info = info
+        self.value: bytes | None = None
+        self.ended = trio.Event()
+        self.changed = trio.Event()
+        self.asked_to_end = False
+        """This process itself has asked for the job's end: no error of the scope then."""
+        self.lost: FrayError | None = None
+        """Set instead of an outcome when the conversation itself has ended."""
+
+    def update(self, info: JobInfo, value: bytes | None) -> None:
+        if self.ended.is_set():
+            return
+        self.info = info
+        if info.state.finished:
+            self.value = value
+            self.ended.set()
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def lose(self, error: FrayError) -> None:
+        if not self.ended.is_set():
+            self.lost = error
+            self.ended.set()
+            self.changed.set()
+
+
+class _NamesWatch:
+    def __init__(self) -> None:
+        self.latest: tuple[Names, Sequence[Bytes]] | None = None
+        self.listeners: list[OnNames] = []
+
+
+class ControllerLink:
+    """The channel to the controller and all that rides on it."""
+
+    def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None) -> None:
+        self.hello = hello
+        self.on_log = on_log
+        self.controller: ControllerHello | None = None
+        self.ended: FrayError | None = None
+        self.ready = trio.Event()
+        """Set when the controller first answered, or the conversation ended before."""
+        self._channel: Channel | None = None
+        self._requests: Requests | None = None
+        self._jobs: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
+        self._names: dict[str, _NamesWatch] = {}
+        self._follow: dict[JobId | None, bool] = {}
+        self._owed = trio.Event()
+        self._resets = 0
+
+    # The channel's handler -------------------------------------------------------------------------------------------
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
+            return
+        if kind == Kind.NOTICE:
+            message, blobs = decode_message(body)
+            self._notice(message, blobs)
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: Bytes) -> None:
+        message, _ = decode_message(greeting)
+        assert isinstance(message, ControllerHello)
+        self.controller = message
+        if self._requests is not None:
+            self._requests.on_reset()
+        self._resets += 1
+        self._owed.set()
+        self.ready.set()
+
+    def on_suspended(self, why: str) -> None:
+        pass
+
+    def on_resumed(self) -> None:
+        pass
+
+    def on_end(self, error: FrayError) -> None:
+        self.ended = error
+        if self._requests is not None:
+            self._requests.on_end(error)
+        for record in list(self._jobs.values()):
+            record.lose(error)
+        self._owed.set()
+        self.ready.set()
+
+    def _notice(self, message: Any, blobs: Sequence[Bytes]) -> None:
+        if isinstance(message, JobChanged):
+            self._learn(message.job, blobs[0] if blobs else None)
+        elif isinstance(message, Names):
+            self._learn_names(message, blobs)
+        elif isinstance(message, LogLines) and self.on_log is not None:
+            self.on_log(message)
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        network: Network,
+        addresses: Sequence[str],
+        credential: Credential | None,
+        *,
+        policy: RedialPolicy,
+        rng: random.Random,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Hold the conversation until it ends; reports started at once, before the controller answers."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_subscribed)
+            task_status.started()
+            await run_dialled(
+                network,
+                addresses,
+                credential,
+                greeting=lambda: encode_message(self.hello),
+                handler=self._opened,
+                incarnation=self.hello.session,
+                policy=policy,
+                rng=rng,
+            )
+            nursery.cancel_scope.cancel()
+
+    def _opened(self, channel: Channel) -> ControllerLink:
+        self._channel = channel
+        self._requests = Requests(channel)
+        return self
+
+    async def wait_ready(self, within_s: float) -> ControllerHello:
+        """The controller's greeting.
+
+        Raises:
+            ConnectionFailed: it refused us (the subclass says why), or nobody answered within ``within_s``.
+        """
+        with trio.move_on_after(within_s):
+            await self.ready.wait()
+        if self.ended is not None:
+            raise self.ended
+        if self.controller is None:
+            raise Unreachable(f"no answer from the controller within {within_s:g} s; is fray-controller running there?")
+        return self.controller
+
+    async def close(self, reason: str, within_s: float) -> None:
+        """Goodbye: end all this session owns, then the conversation. Bounded; shielded by the caller."""
+        with trio.move_on_after(within_s):
+            if self.ended is None and self.ready.is_set():
+                try:
+                    await self.request(EndSession(reason=reason))
+                except FrayError:
+                    pass  # the conversation ended first: the controller ends what we own by itself
+        if self._channel is not None and self.ended is None:
+            with trio.move_on_after(1):
+                await self._channel.close(reason)
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    async def request(self, message: Any, blobs: Sequence[Bytes] = (), *, timeout_s: float | None = None) -> Any:
+        """Ask and wait for the reply (without its attachments); see `request_blobs`."""
+        return (await self.request_blobs(message, blobs, timeout_s=timeout_s))[0]
+
+    async def request_blobs(
+        self, message: Any, blobs: Sequence[Bytes] = (), *, timeout_s: float | None = None
+    ) -> tuple[Any, Sequence[Bytes]]:
+        """Ask and wait for the reply with its attachments.
+
+        Raises:
+            FrayError: what the controller answered, DeadlineExceeded, or why the conversation ended.
+        """
+        await self.ready.wait()
+        if self.ended is not None:
+            raise self.ended
+        if self._requests is None:
+            raise ChannelClosed("the conversation with the controller has not begun", reason="closed")
+        return await self._requests.request(message, blobs, timeout_s=timeout_s)
+
+    # Jobs ------------------------------------------------------------------------------------------------------------
+
+    async def launch(self, specs: Sequence[JobSpec], payloads: Sequence[bytes]) -> list[JobRecord]:
+        """Launch all or none; the records follow the jobs to their end."""
+        records = [
+            self._record(JobInfo(job_id=spec.job_id, name=spec.name, state=JobState.PENDING, namespace=spec.namespace))
+            for spec in specs
+        ]
+        reply = await self.request(Launch(jobs=tuple(specs)), payloads)
+        assert isinstance(reply, Jobs)
+        for info in reply.jobs:
+            await self._learn_complete(info)
+        return records
+
+    async def watch_jobs(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
+        """Records of these jobs, whoever launched them.
+
+        Raises:
+            NoSuchJob: the cluster knows one of them not (or no more).
+        """
+        unknown = [job_id for job_id in job_ids if job_id not in self._jobs]
+        held = [record for job_id in job_ids if (record := self._jobs.get(job_id)) is not None]
+        if unknown:
+            reply, blobs = await self.request_blobs(WatchJobs(jobs=tuple(unknown)))
+            held += self._learn_all(reply, blobs, keep=True)
+        by_id = {record.info.job_id: record for record in held}
+        missing = [job_id for job_id in job_ids if job_id not in by_id]
+        if missing:
+            raise NoSuchJob(f"the cluster knows no job {missing[0]!r}", job_id=missing[0])
+        return [by_id[job_id] for job_id in job_ids]
+
+    def known(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
+        """The records this process already has of these jobs."""
+        return [record for job_id in job_ids if (record := self._jobs.get(job_id)) is not None]
+
+    async def _learn_complete(self, info: JobInfo) -> None:
+        if info.state.finished and info.value is not None:
+            reply, blobs = await self.request_blobs(WatchJobs(jobs=(info.job_id,)))
+            self._learn_all(reply, blobs)
+        else:
+            self._learn(info, None)
+
+    def _record(self, info: JobInfo) -> JobRecord:
+        record = self._jobs.get(info.job_id)
+        if record is None:
+            record = self._jobs[info.job_id] = JobRecord(info)
+        return record
+
+    def _learn(self, info: JobInfo, value: Bytes | None) -> None:
+        record = self._jobs.get(info.job_id)
+        if record is not None:
+            record.update(info, None if value is None else bytes(value))
+
+    def _learn_all(self, reply: Any, blobs: Sequence[Bytes], keep: bool = False) -> list[JobRecord]:
+        """Attachments stand in the order of the jobs that name a value."""
+        assert isinstance(reply, Jobs)
+        values = iter(blobs)
+        records = []
+        for info in reply.jobs:
+            value = next(values, None) if info.value is not None else None
+            if keep:
+                records.append(self._record(info))
+            self._learn(info, value)
+        return records
+
+    # Names -----------------------------------------------------------------------------------------------------------
+
+    def watch(self, key: str, on_names: OnNames) -> Callable[[], None]:
+        """Call back with all endpoints under ``key`` (see `Watch`): as known now, then at each change."""
+        entry = self._names.get(key)
+        if entry is None:
+            entry = self._names[key] = _NamesWatch()
+            self._owed.set()
+        entry.listeners.append(on_names)
+        if entry.latest is not None:
+            on_names(*entry.latest)
+
+        def unwatch() -> None:
+            if on_names in entry.listeners:
+                entry.listeners.remove(on_names)
+            if not entry.listeners and self._names.get(key) is entry:
+                del self._names[key]
+                self._forget_names(key)
+
+        return unwatch
+
+    def _forget_names(self, key: str) -> None:
+        if self._channel is not None and self.ended is None and self.ready.is_set():
+            try:
+                self._channel.notice(Unwatch(key=key))
+            except FrayError:
+                pass  # full or ending: the controller forgets with the session
+
+    def _learn_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
+        entry = self._names.get(names.key)
+        if entry is not None:
+            entry.latest = (names, [bytes(blob) for blob in blobs])
+            for listener in list(entry.listeners):
+                listener(*entry.latest)
+
+    def follow_logs(self, job: JobId | None, on: bool = True) -> None:
+        """Have `on_log` called with lines of one job, or (None) of all this session owns."""
+        self._follow[job] = on
+        self._owed.set()
+
+    # Subscribing again -----------------------------------------------------------------------------------------------
+
+    async def _keep_subscribed(self) -> None:
+        """Tell the controller every subscription it does not know, again after each reset."""
+        await self.ready.wait()
+        told: set[str] = set()
+        told_follow: dict[JobId | None, bool] = {}
+        resets = 0
+        while self.ended is None:
+            self._owed = trio.Event()
+            if resets != self._resets:
+                if resets:
+                    await self._rewatch_jobs()
+                resets, told, told_follow = self._resets, set(), {}
+            told &= self._names.keys()
+            owed_keys = [key for key in self._names if key not in told]
+            owed_logs = {job: on for job, on in self._follow.items() if told_follow.get(job) != on}
+            if not owed_keys and not owed_logs:
+                await self._owed.wait()
+                continue
+            await self._subscribe(owed_keys, owed_logs)
+            told.update(owed_keys)
+            told_follow |= owed_logs
+
+    async def _subscribe(self, keys: Sequence[str], logs: dict[JobId | None, bool]) -> None:
+        async def one(message: Any) -> None:
+            try:
+                reply, blobs = await self.request_blobs(message)
+            except FrayError:
+                return  # the conversation has ended (`on_end` tells everybody) or the controller knows no such key
+            if isinstance(reply, Names):
+                self._learn_names(reply, blobs)
+
+        async with trio.open_nursery() as nursery:
+            for key in keys:
+                nursery.start_soon(one, Watch(key=key))
+            for job, on in logs.items():
+                nursery.start_soon(one, FollowLogs(job=job, on=on))
+
+    async def _rewatch_jobs(self) -> None:
+        waiting = [job_id for job_id, record in self._jobs.items() if not record.ended.is_set()]
+        for job_id in waiting:
+            try:
+                reply, blobs = await self.request_blobs(WatchJobs(jobs=(job_id,)))
+                self._learn_all(reply, blobs)
+            except NoSuchJob as gone:
+                self._lose_job(job_id, gone)
+            except FrayError:
+                return  # ended meanwhile: `on_end` has told the waiters
+
+    def _lose_job(self, job_id: JobId, error: FrayError) -> None:
+        record = self._jobs.get(job_id)
+        if record is not None:
+            record.lose(error)

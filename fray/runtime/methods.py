@@ -1,0 +1,113 @@
+"""What of an object may be called from outside, and how."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+from attrs import frozen
+
+from fray.errors import NoSuchMethod
+
+
+class Style(Enum):
+    SYNC = "sync"
+    ASYNC = "async"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async generator"
+
+
+@frozen
+class Method:
+    """One public method of a hosted object."""
+
+    name: str
+    function: Callable[..., Any]
+    """Bound."""
+    style: Style
+    wants_context: bool
+    """Its first parameter is named ``ctx`` or annotated ``ActorContext``: it gets the context in front."""
+
+
+def has_async_methods(cls: type) -> bool:
+    """Whether any method of the class is async: then all of them run in the loop."""
+    return any(_style(_unwrap(value)) in (Style.ASYNC, Style.ASYNC_GENERATOR) for value in _members(cls))
+
+
+def find_method(instance: Any, name: str) -> Method:
+    """The public method ``name`` of ``instance``.
+
+    Raises:
+        NoSuchMethod: it is private, a plain attribute, or not there; the message names the near ones.
+    """
+    cls = type(instance)
+    if name.startswith("_"):
+        raise NoSuchMethod(f"{name!r} of {cls.__name__} begins with an underscore: it cannot be called from outside")
+    raw = _unwrap(inspect.getattr_static(cls, name, None))
+    if raw is None and _makes_attributes_up(cls):
+        raw = getattr(instance, name, None)
+    if not callable(raw):
+        raise NoSuchMethod(_explain(instance, name, raw), near=_near(cls, name))
+    function = getattr(instance, name)
+    return Method(name, function, _style(function), _wants_context(function))
+
+
+def public_names(cls: type) -> list[str]:
+    """Names of the public methods of a class."""
+    return [name for name in dir(cls) if not name.startswith("_") and callable(_static(cls, name))]
+
+
+def _members(cls: type) -> Iterator[Any]:
+    return (inspect.getattr_static(cls, name, None) for name in dir(cls))
+
+
+def _static(cls: type, name: str) -> Any:
+    return _unwrap(inspect.getattr_static(cls, name, None))
+
+
+def _unwrap(value: Any) -> Any:
+    """The function in a staticmethod, classmethod or ``functools.partialmethod``."""
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    return getattr(value, "func", value) if type(value).__name__ == "partialmethod" else value
+
+
+def _makes_attributes_up(cls: type) -> bool:
+    return any("__getattr__" in vars(base) for base in cls.__mro__)
+
+
+def _style(function: Any) -> Style:
+    if inspect.iscoroutinefunction(function):
+        return Style.ASYNC
+    if inspect.isasyncgenfunction(function):
+        return Style.ASYNC_GENERATOR
+    return Style.GENERATOR if inspect.isgeneratorfunction(function) else Style.SYNC
+
+
+def _wants_context(function: Any) -> bool:
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except (TypeError, ValueError):  # builtins without a signature
+        return False
+    if first is None or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD, first.KEYWORD_ONLY):
+        return False
+    annotation = first.annotation
+    said = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return first.name == "ctx" or said.rpartition(".")[2] == "ActorContext"
+
+
+def _near(cls: type, name: str) -> list[str]:
+    return difflib.get_close_matches(name, public_names(cls), 3)
+
+
+def _explain(instance: Any, name: str, raw: Any) -> str:
+    cls = type(instance)
+    if raw is not None or name in getattr(instance, "__dict__", {}):
+        return f"{name!r} of {cls.__name__} is an attribute, no method: write a method that returns it"
+    near = _near(cls, name)
+    known = public_names(cls)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known[:10]) or 'no public methods'}"
+    return f"{cls.__name__} has no public method {name!r}; {hint}"

@@ -1,0 +1,166 @@
+"""The scope of children that live anywhere: a Trio nursery with one watcher task per child.
+
+The nursery does the law of P2: a watcher whose child fails raises, which cancels its siblings and the body; a
+cancelled watcher ends its child and waits, bounded, for the acknowledgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from fray.errors import FrayError
+from fray.model.messages.client import Terminate
+from fray.model.specs import Cause, JobSpec
+from fray.runtime.context import Runtime
+from fray.runtime.family import Child, Family, Kind, Supervision, owes_error
+from fray.runtime.links import JobRecord
+from fray.runtime.services import open_services
+
+CONFIRM_S = 10.0
+"""How long, beyond its ladder, a scope waits for a child's end to be confirmed; the controller goes on alone."""
+
+
+class ChildScope:
+    """The living children of one ``async with``; made by `open_child_scope`."""
+
+    def __init__(self, runtime: Runtime, name: str, nursery: trio.Nursery) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.family = Family()
+        self._nursery = nursery
+        self._actors: dict[str, trio.CancelScope] = {}
+        self._settled = trio.Event()
+
+    async def launch(
+        self,
+        specs: Sequence[JobSpec],
+        payloads: Sequence[bytes],
+        kind: Kind,
+        supervision: Supervision,
+        error_of: Callable[[JobRecord], BaseException],
+    ) -> list[JobRecord]:
+        """Launch children, all or none, each watched from before the request leaves."""
+        if self.family.ending:
+            raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
+        for spec in specs:
+            if not spec.detached:
+                self.family.join(Child(spec.job_id, kind, supervision))
+        try:
+            records = await self.runtime.link.launch(specs, payloads)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._take_back(specs)
+            raise
+        for spec, record in zip(specs, records, strict=True):
+            if not spec.detached:
+                scope = trio.CancelScope()
+                if kind is Kind.ACTOR:
+                    self._actors[spec.job_id] = scope
+                child = self.family.children[spec.job_id]
+                self._nursery.start_soon(self._watch, child, scope, spec, record, error_of)
+        return records
+
+    async def _take_back(self, specs: Sequence[JobSpec]) -> None:
+        """The launch was refused, or we were cancelled in the middle: whatever of it took effect must end."""
+        with trio.move_on_after(1):
+            await _terminate(self.runtime, [spec.job_id for spec in specs], "launch was abandoned")
+        for spec in specs:
+            self._left(spec.job_id)
+
+    async def _watch(
+        self,
+        child: Child,
+        asked_to_end: trio.CancelScope,
+        spec: JobSpec,
+        record: JobRecord,
+        error_of: Callable[[JobRecord], BaseException],
+    ) -> None:
+        with asked_to_end:
+            try:
+                await record.ended.wait()
+            except trio.Cancelled:
+                with trio.CancelScope(shield=True):
+                    await self._end(spec, record)
+                raise
+            finally:
+                self._left(child.job_id)
+        if record.lost is not None:
+            raise record.lost
+        if owes_error(child, record.info.cause or Cause.FAILURE, asked_to_end.cancel_called or record.asked_to_end):
+            raise error_of(record)
+
+    async def _end(self, spec: JobSpec, record: JobRecord) -> None:
+        with trio.move_on_after(spec.ladder.cancel_s + spec.ladder.term_s + CONFIRM_S):
+            await _terminate(self.runtime, [spec.job_id], f"scope {self.name!r} ended")
+            await record.ended.wait()
+
+    def _left(self, job_id: str) -> None:
+        self.family.leave(job_id)
+        self._actors.pop(job_id, None)
+        self._settled.set()
+
+    async def wait_jobs_then_end_actors(self) -> None:
+        """The orderly exit."""
+        while self.family.living(Kind.JOB):
+            self._settled = trio.Event()
+            await self._settled.wait()
+        self.end_actors()
+
+    async def wait_empty(self) -> None:
+        """Until no child is left."""
+        while self.family.children:
+            self._settled = trio.Event()
+            await self._settled.wait()
+
+    def end_actors(self) -> None:
+        """Ask every actor to end; nothing new may join."""
+        self.family.ending = True
+        for scope in list(self._actors.values()):
+            scope.cancel()
+
+    def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Run a task that lives as long as this scope."""
+        self._nursery.start_soon(task, *args)
+
+
+async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str) -> None:
+    try:
+        await runtime.link.request(Terminate(jobs=tuple(job_ids), reason=reason))
+    except FrayError:
+        pass  # the conversation has ended, and with it, by the controller's hand, all we own
+
+
+@asynccontextmanager
+async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
+    """A scope of children. Leaving it waits for its jobs, then ends its actors; an error or cancellation ends both.
+
+    Errors come out in an ExceptionGroup, as from a Trio nursery; Ctrl-C as a plain KeyboardInterrupt.
+    """
+    try:
+        async with trio.open_nursery() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
+            yield scope
+        return
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+    raise KeyboardInterrupt
+
+
+@asynccontextmanager
+async def open_service_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
+    """The same for children that serve the body: a single error comes out as it is."""
+    async with open_services() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
+        yield scope
+
+
+@asynccontextmanager
+async def _body(scope: ChildScope) -> AsyncIterator[ChildScope]:
+    try:
+        yield scope
+        await scope.wait_jobs_then_end_actors()
+        await scope.wait_empty()
+    finally:
+        scope.family.ending = True

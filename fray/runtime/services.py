@@ -1,0 +1,27 @@
+"""Background tasks for a body: a nursery that does not show in the body's errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+
+@asynccontextmanager
+async def open_services() -> AsyncIterator[trio.Nursery]:
+    """A nursery whose tasks serve the body and end with it.
+
+    A Trio nursery wraps every error in an ExceptionGroup. Here the tasks are our business, not the user's, so a single
+    error, of the body or of one service, comes out as it is.
+    """
+    try:
+        async with trio.open_nursery() as nursery:
+            yield nursery
+            nursery.cancel_scope.cancel()
+        return
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) != 1:
+            raise
+        error = group.exceptions[0]
+    raise error  # outside the handler, so that its own __context__ stays

@@ -1,0 +1,323 @@
+"""Why a job is in the state it is in, in words for people: constraint by constraint, machine by machine.
+
+`reason` is the one line that travels with every `JobInfo`; `explain` is the whole page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from fray.errors import NoSuchJob
+from fray.model.ids import JobId
+from fray.model.resources import Capacity, Demand
+from fray.model.specs import JobSpec
+from fray.scheduler.lifecycle import Budget, job_state, limit, spent
+from fray.scheduler.match import AUTO, Machine, Variant, members_held, variants
+from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
+from fray.scheduler.starvation import blocker, starving
+from fray.scheduler.tables import Tables, takes_work
+
+NODES_SHOWN = 20
+HOLDERS_SHOWN = 4
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+
+def cpus(milli: int) -> str:
+    return f"{milli / 1000:g}"
+
+
+def size(amount: int) -> str:
+    """Bytes in the largest unit that leaves a number of 1 or more."""
+    value = float(amount)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TB"
+
+
+def needs(demand: Demand) -> str:
+    """What one member asks for."""
+    parts = []
+    if demand.cpu_milli:
+        parts.append(f"{cpus(demand.cpu_milli)} CPUs")
+    if demand.memory_bytes:
+        parts.append(f"{size(demand.memory_bytes)} memory")
+    if demand.disk_bytes:
+        parts.append(f"{size(demand.disk_bytes)} disk")
+    if demand.device_count:
+        parts.append(f"{demand.device_count} {_device(demand)}")
+    parts += _places(demand)
+    return ", ".join(parts) or "nothing of a machine"
+
+
+def _device(demand: Demand) -> str:
+    return f"{demand.device_kind}" + (f" {demand.device_variant}" if demand.device_variant.lower() != AUTO else "")
+
+
+def _places(demand: Demand) -> list[str]:
+    parts = []
+    if demand.regions:
+        parts.append(f"region {' or '.join(demand.regions)}")
+    if demand.zones:
+        parts.append(f"zone {' or '.join(demand.zones)}")
+    if not demand.preemptible:
+        parts.append("a machine that is not preemptible")
+    return parts
+
+
+def has(capacity: Capacity) -> str:
+    """What a machine offers when empty."""
+    kinds = Counter(f"{device.kind} {device.variant}" for device in capacity.devices)
+    devices = "".join(f", {count} {kind}" for kind, count in kinds.items())
+    return f"{cpus(capacity.cpu_milli)} CPUs, {size(capacity.memory_bytes)} memory{devices}"
+
+
+# One machine ----------------------------------------------------------------------------------------------------------
+
+
+def misfits(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
+    """Every constraint the machine does not meet now: in a word, and in full."""
+    yield from _wrong_place(demand, machine.capacity)
+    capacity = machine.capacity
+    if machine.cpu_milli < demand.cpu_milli:
+        yield "too few CPUs free", f"has {cpus(machine.cpu_milli)} of {cpus(capacity.cpu_milli)} CPUs free"
+    if machine.memory_bytes < demand.memory_bytes:
+        free, whole = size(machine.memory_bytes), size(capacity.memory_bytes)
+        yield "too little memory free", f"has {free} of {whole} memory free"
+    if machine.disk_bytes < demand.disk_bytes:
+        yield "too little disk free", f"has {size(machine.disk_bytes)} of {size(capacity.disk_bytes)} disk free"
+    if demand.device_count:
+        yield from _wrong_devices(demand, machine)
+
+
+def _wrong_place(demand: Demand, capacity: Capacity) -> Iterator[tuple[str, str]]:
+    region, zone = capacity.attributes.get("region"), capacity.attributes.get("zone")
+    if demand.regions and region not in demand.regions:
+        yield "in another region", f"is in region {region}" if region else "names no region"
+    if demand.zones and zone not in demand.zones:
+        yield "in another zone", f"is in zone {zone}" if zone else "names no zone"
+    if not demand.preemptible and capacity.attributes.get("preemptible", "false").lower() == "true":
+        yield "preemptible", "is preemptible"
+
+
+def _wrong_devices(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
+    fitting = variants(demand, machine.devices)
+    if not fitting:
+        yield f"without {_device(demand)}", f"has no {_device(demand)}"
+    elif max(len(machine.devices[v]) for v in fitting) < demand.device_count:
+        free = " and ".join(_free(machine, variant) for variant in fitting)
+        yield f"too few {_device(demand)} free", f"has {free} free"
+
+
+def _free(machine: Machine, variant: Variant) -> str:
+    whole = sum((d.kind, d.variant.lower()) == variant for d in machine.capacity.devices)
+    return f"{len(machine.devices[variant])} of {whole} {variant[0]} {variant[1]}"
+
+
+def _closed(state: Tables, node: Node) -> str:
+    """Why nothing is placed on a machine, whatever it has free."""
+    if node.phase is not NodePhase.ALIVE:
+        return f"has been silent for {state.now - node.silent_since:.0f} s"
+    if node.strays:
+        return f"is still ending {', '.join(node.strays[:HOLDERS_SHOWN])}"
+    return "has not yet told what it holds"
+
+
+def _machine_line(state: Tables, job: Job, node: Node) -> str:
+    if not takes_work(node):
+        return f"{node.name} {_closed(state, node)}"
+    machine = state.pool.machines[node.name]
+    wrong = [text for _, text in misfits(job.spec.demand, machine)]
+    if not wrong:
+        return f"{node.name} has room for a member"
+    return f"{node.name} {' and '.join(wrong)}{_holders(state, node)}"
+
+
+def _holders(state: Tables, node: Node) -> str:
+    jobs = list(dict.fromkeys(state.attempts[attempt].job_id for attempt in state.on_node[node.name]))
+    if not jobs:
+        return ""
+    more = f" and {len(jobs) - HOLDERS_SHOWN} more" if len(jobs) > HOLDERS_SHOWN else ""
+    return f" (held by {', '.join(jobs[:HOLDERS_SHOWN])}{more})"
+
+
+# One line -------------------------------------------------------------------------------------------------------------
+
+
+def reason(state: Tables, job: Job) -> str:
+    """Why it waits, while it waits; empty for a job that just runs or has ended."""
+    words = _WORDS.get(job.phase)
+    return words(state, job) if words else ""
+
+
+def _waits(state: Tables, job: Job) -> str:
+    ahead = state.queue.ahead(job.job_id)
+    place = f"number {ahead + 1} of {len(state.queue)} in the queue"
+    return f"{_lacking(state, job)}; {place}"
+
+
+def _lacking(state: Tables, job: Job) -> str:
+    holder = blocker(state, job)
+    if holder is not None:
+        return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
+    wants = needs(job.spec.demand)
+    gang = f"{job.spec.members} times " if job.spec.members > 1 else ""
+    return f"needs {gang}{wants}; {_census(state, job)}"
+
+
+def _census(state: Tables, job: Job) -> str:
+    """The machines in numbers, or the machine if there is only one."""
+    nodes = list(state.nodes.values())
+    if not nodes:
+        return "no machine is connected"
+    if len(nodes) == 1:
+        return _machine_line(state, job, nodes[0])
+    return state.pool.told(job.spec.demand, lambda: _counts(state, job.spec.demand))
+
+
+def _counts(state: Tables, demand: Demand) -> str:
+    counts: Counter[str] = Counter()
+    for machine in state.pool.machines.values():
+        first = next(misfits(demand, machine), ("with room for a member", ""))[0] if machine.open else "not available"
+        counts[first] += 1
+    return "of the machines " + ", ".join(f"{count} {_are(what, count)}" for what, count in counts.items())
+
+
+def _are(what: str, count: int) -> str:
+    if what.startswith("too"):
+        return f"ha{'s' if count == 1 else 've'} {what}"
+    return f"{'is' if count == 1 else 'are'} {what}"
+
+
+def _starts(state: Tables, job: Job) -> str:
+    waiting = [attempt.node for attempt in state.members(job) if not attempt.ran]
+    return f"starting on {_some(waiting)}"
+
+
+def _closes(state: Tables, job: Job) -> str:
+    living = state.living_members(job)
+    why = (job.first.message or job.first.cause.value) if job.first else ""
+    silent = _silent_text(state, job)
+    return f"ending {len(living)} of {job.spec.members} members ({why})" + (f"; {silent}" if silent else "")
+
+
+def _silent_text(state: Tables, job: Job) -> str:
+    if not state.unwell:
+        return ""
+    nodes = dict.fromkeys(attempt.node for attempt in state.living_members(job) if attempt.node in state.unwell)
+    if not nodes:
+        return ""
+    return f"silent machines: {_some(list(nodes))} (given up after {state.rules.lease_s:.0f} s, or on proof)"
+
+
+_WORDS: Mapping[JobPhase, Callable[[Tables, Job], str]] = {
+    JobPhase.QUEUED: _waits,
+    JobPhase.STARTING: _starts,
+    JobPhase.RUNNING: _silent_text,
+    JobPhase.CLOSING: _closes,
+}
+
+
+def _some(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - HOLDERS_SHOWN} more" if len(names) > HOLDERS_SHOWN else ""
+    return ", ".join(names[:HOLDERS_SHOWN]) + more
+
+
+# The whole page -------------------------------------------------------------------------------------------------------
+
+
+def explain(state: Tables, job_id: JobId, now: float) -> str:
+    """A page for people: the job's state, why, and what would change it.
+
+    Raises:
+        NoSuchJob: the cluster knows no such job.
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NoSuchJob(f"the cluster knows no job {job_id!r}", job_id=job_id)
+    lines = [f"{job_id} is {job_state(job).value}{_why(state, job)}"]
+    if job.phase is JobPhase.QUEUED:
+        lines += _waiting_lines(state, job, max(now, state.now))
+    lines += [f"retries: {_retries(job)}"]
+    lines += [_attempt_line(attempt) for attempt in state.records(job)]
+    return "\n".join(lines)
+
+
+def _why(state: Tables, job: Job) -> str:
+    if job.outcome is not None:
+        cause = job.outcome.cause.value.replace("_", " ")
+        return f" ({cause})" + (f": {job.outcome.message}" if job.outcome.message else "")
+    if job.phase is JobPhase.QUEUED:
+        return ""
+    text = reason(state, job)
+    return f": {text}" if text else ""
+
+
+def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
+    members = f"{job.spec.members} members at once, each " if job.spec.members > 1 else ""
+    yield f"needs {members}{needs(job.spec.demand)}"
+    ahead = state.queue.ahead(job.job_id)
+    yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
+    holder = blocker(state, job)
+    if holder is not None:
+        yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"
+    if starving(state, job):
+        yield "it has waited so long that later jobs are kept off the machines it could use"
+    if not state.nodes:
+        yield "no machine is connected"
+    nodes = [state.nodes[name] for name in sorted(state.nodes)]
+    for node in nodes[:NODES_SHOWN]:
+        yield f"  {_machine_line(state, job, node)}"
+    if len(nodes) > NODES_SHOWN:
+        yield f"  and {len(nodes) - NODES_SHOWN} more; {_counts(state, job.spec.demand)}"
+    yield from _too_large(state, job)
+
+
+def _too_large(state: Tables, job: Job) -> Iterator[str]:
+    machines = {node.name: node.capacity for node in state.nodes.values()}
+    held = sum(members_held(job.spec.demand, capacity) for capacity in machines.values())
+    if machines and held < job.spec.members:
+        yield f"no change of load will help, more machines would: {never_text(job.spec, machines)}"
+
+
+def _retries(job: Job) -> str:
+    return ", ".join(_budget(job, budget) for budget in Budget)
+
+
+def _budget(job: Job, budget: Budget) -> str:
+    most = limit(job.spec, budget)
+    return f"{spent(job, budget)} of {most if most >= 0 else 'any number'} after {budget.value}"
+
+
+def _attempt_line(attempt: Attempt) -> str:
+    if attempt.outcome is None:
+        return f"  {attempt.attempt_id} on {attempt.node}: {attempt.phase.value}"
+    told = f": {attempt.outcome.message}" if attempt.outcome.message else ""
+    return f"  {attempt.attempt_id} on {attempt.node}: {attempt.outcome.cause.value}{told}"
+
+
+# Never ----------------------------------------------------------------------------------------------------------------
+
+
+def never_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
+    """Why these machines could not hold the job even if they were empty, naming the largest."""
+    demand = spec.demand
+    if not machines:
+        return f"it needs {needs(demand)}, and there is no machine"
+    held = sum(members_held(demand, capacity) for capacity in machines.values())
+    if held:
+        return f"it needs {spec.members} members of {needs(demand)} each, and all machines together hold {held}"
+    name = max(machines, key=lambda name: _largeness(demand, machines[name]))
+    wrong = " and ".join(text for _, text in misfits(demand, Machine.empty(name, machines[name])))
+    return f"it needs {needs(demand)}; the largest machine, {name} ({has(machines[name])}), {wrong}"
+
+
+def _largeness(demand: Demand, capacity: Capacity) -> tuple[int, ...]:
+    devices = Machine.empty("", capacity).devices
+    wanted = max((len(devices[v]) for v in variants(demand, devices)), default=0) if demand.device_count else 0
+    return wanted, capacity.cpu_milli, capacity.memory_bytes

@@ -1,0 +1,232 @@
+"""What is true of the law's memory after every step, whatever happened: `check` names each sentence that is broken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fray.model.specs import Cause
+from fray.scheduler.lifecycle import Budget, limit, spent
+from fray.scheduler.match import Machine
+from fray.scheduler.rows import Attempt, Job, JobPhase, NodePhase, SessionPhase
+from fray.scheduler.state import State
+from fray.scheduler.tables import Tables, takes_work
+
+Rule = Callable[[State], Iterator[str]]
+
+
+def check(state: State) -> list[str]:
+    """Broken sentences; empty when the memory is sound. Cost grows with all rows: for tests."""
+    return [sentence for rule in RULES for sentence in rule(state)]
+
+
+# Machines -------------------------------------------------------------------------------------------------------------
+
+
+def _capacity(state: State) -> Iterator[str]:
+    """Free capacity is what living attempts leave, never negative, and no device is given twice."""
+    for node in state.nodes.values():
+        fresh = Machine.empty(node.name, node.capacity)
+        held = [a for a in state.attempts.values() if a.living and a.node == node.name]
+        demands = [state.jobs[a.job_id].spec.demand for a in held]
+        free = (
+            fresh.cpu_milli - sum(d.cpu_milli for d in demands),
+            fresh.memory_bytes - sum(d.memory_bytes for d in demands),
+            fresh.disk_bytes - sum(d.disk_bytes for d in demands),
+        )
+        machine = state.pool.machines[node.name]
+        if min(free) < 0:
+            yield f"node {node.name} is given away more than once: {free} left"
+        if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(held):
+            yield f"the pool thinks otherwise of node {node.name}"
+        if machine.open != takes_work(node):
+            yield f"the pool has node {node.name} open={machine.open}"
+        yield from _devices(state, held, machine)
+
+
+def _devices(state: State, held: list[Attempt], machine: Machine) -> Iterator[str]:
+    given = Counter(device for attempt in held for device in attempt.devices)
+    free = [device for ids in machine.devices.values() for device in ids]
+    yield from (f"device {d} of {machine.name} is given {n} times" for d, n in given.items() if n > 1)
+    if sorted([*given, *free]) != sorted(machine.places):
+        yield f"devices of {machine.name} do not add up: {sorted(given)} given, {free} free"
+    for attempt in held:
+        demand = state.jobs[attempt.job_id].spec.demand
+        variants = {machine.places[device][0] for device in attempt.devices}
+        if len(attempt.devices) != demand.device_count or len(variants) > 1:
+            yield f"{attempt.attempt_id} asked for {demand.device_count} devices of a kind and has {attempt.devices}"
+
+
+def _nodes(state: State) -> Iterator[str]:
+    """Timers run for exactly those that are not alive; lost machines hold nothing."""
+    unwell = sorted(node.name for node in state.nodes.values() if node.phase is not NodePhase.ALIVE)
+    if unwell != sorted(state.unwell):
+        yield f"nodes without connection are {unwell}, timers run for {sorted(state.unwell)}"
+    for node in state.nodes.values():
+        if node.phase is NodePhase.LOST and state.on_node[node.name]:
+            yield f"the lost node {node.name} still holds {list(state.on_node[node.name])}"
+
+
+# Attempts -------------------------------------------------------------------------------------------------------------
+
+
+def _attempts(state: State) -> Iterator[str]:
+    """A living attempt is held by the living incarnation of its node, for the generation its job is in."""
+    for attempt in state.attempts.values():
+        job = state.jobs.get(attempt.job_id)
+        node = state.nodes.get(attempt.node)
+        if job is None:
+            yield f"{attempt.attempt_id} is on record without its job"
+        elif attempt.living:
+            if node is None or node.incarnation != attempt.incarnation:
+                yield f"{attempt.attempt_id} lives on a dead incarnation of {attempt.node}"
+            if attempt.generation != job.generation:
+                yield f"{attempt.attempt_id} outlives its generation"
+            if job.ended and not (state.suspect(attempt) or attempt.stop_cause):
+                yield f"{attempt.attempt_id} outlives its job"
+        if (attempt.outcome is None) is not attempt.living:
+            yield f"{attempt.attempt_id} is {attempt.phase.value} with outcome {attempt.outcome}"
+
+
+def _wishes(state: State) -> Iterator[str]:
+    """Every node is asked for its living attempts and for nothing else."""
+    for node in state.nodes:
+        wanted = [wish.attempt_id for wish in state.wanted(node)]
+        living = [a.attempt_id for a in state.attempts.values() if a.living and a.node == node]
+        if sorted(wanted) != sorted(living):
+            yield f"node {node} is asked for {wanted}, living there: {living}"
+
+
+# Jobs -----------------------------------------------------------------------------------------------------------------
+
+
+def _jobs(state: State) -> Iterator[str]:
+    for job in state.jobs.values():
+        yield from (f"{job.job_id}: {sentence}" for sentence in _job(state, job))
+
+
+def _job(state: State, job: Job) -> Iterator[str]:
+    """Gangs are whole, budgets are kept, phases and outcomes agree, and the dead own nothing."""
+    members, living = state.members(job), state.living_members(job)
+    placed = job.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.CLOSING)
+    if placed and len(members) != job.spec.members:
+        yield f"{len(members)} of {job.spec.members} members placed"
+    if job.phase is JobPhase.QUEUED and members:
+        yield "queued with members placed"
+    if (job.phase is JobPhase.QUEUED) is not (job.job_id in state.queue):
+        yield f"{job.phase.value}, and in the queue: {job.job_id in state.queue}"
+    if job.ended is not (job.outcome is not None) or (job.phase is JobPhase.CLOSING) is not (job.first is not None):
+        yield f"{job.phase.value} with outcome {job.outcome} and first cause {job.first}"
+    if placed and job.phase is not JobPhase.CLOSING and any(a.stop_cause for a in living):
+        yield "a member is being stopped while the job goes on"
+    if job.phase is JobPhase.CLOSING and not all(a.stop_cause for a in living):
+        yield "closing, and a member has not been asked to stop"
+    if job.phase is JobPhase.RUNNING and not all(a.ran for a in members):
+        yield "running, and not every member has been seen running"
+    if job.outcome and job.outcome.cause is Cause.GANG:
+        yield "ended by its own gang"
+    if placed and not living and job.phase is not JobPhase.CLOSING:
+        yield "goes on without a living member"
+    yield from _budgets(job)
+    yield from _owner(state, job)
+
+
+def _budgets(job: Job) -> Iterator[str]:
+    for budget in Budget:
+        if spent(job, budget) > limit(job.spec, budget) >= 0:
+            yield f"spent {spent(job, budget)} of {limit(job.spec, budget)} {budget.value} retries"
+    if job.failures + job.preemptions != job.generation:
+        yield f"generation {job.generation} after {job.failures} + {job.preemptions} retries"
+
+
+def _owner(state: State, job: Job) -> Iterator[str]:
+    """A living job has a living owner, or is being ended for the lack of it."""
+    if job.ended or not job.owner or job.stop_cause:
+        return
+    session = state.sessions.get(job.owner)
+    if not state.attempt_living(job.owner) and (session is None or session.over):
+        yield f"goes on without its owner {job.owner}"
+
+
+def _indexes(state: State) -> Iterator[str]:
+    """Indexes say what the rows say: a state built from the same rows looks the same."""
+    rows = [(table, key, row) for table in _TABLES for key, row in state.rows(table).items()]
+    twin = Tables(state.now, state.rules)
+    twin.load(rows)
+    for index in _INDEXES:
+        mine, other = _plain(getattr(state, index)), _plain(getattr(twin, index))
+        if mine != other:
+            yield f"index {index} is {mine}, the rows say {other}"
+    if list(state.queue) != list(twin.queue):
+        yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
+    if state.blobs != state.count_blobs():
+        yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
+
+
+_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave")
+_INDEXES = (
+    "tally",
+    "on_node",
+    "children",
+    "rooted",
+    "named",
+    "finished",
+    "by_key",
+    "hosted",
+    "sessions_of",
+    "lost",
+    "closing",
+    "over",
+    "unwell",
+)
+
+
+def _plain(index: dict[Any, Any]) -> dict[Any, Any]:
+    """Without order, as far as order is no part of its meaning, and without what is empty or over."""
+    return {key: value for key, value in index.items() if not hasattr(value, "living") or value.living}
+
+
+# Sessions and names ---------------------------------------------------------------------------------------------------
+
+
+def _sessions(state: State) -> Iterator[str]:
+    """An ended session owns nothing that lives."""
+    for session in state.sessions.values():
+        if session.phase is SessionPhase.ENDED and session.attempt_id is None and state.owned(session.session):
+            yield f"session {session.session} has ended and owns {state.owned(session.session)}"
+        if session.phase is SessionPhase.CLOSING and session.session not in state.closing:
+            yield f"session {session.session} is closing and nobody waits for it"
+
+
+def _names(state: State) -> Iterator[str]:
+    """Names are bound to living incarnations, and an exclusive one to a single actor."""
+    for binding in state.bindings.values():
+        endpoint = binding.endpoint
+        session = state.sessions.get(endpoint.incarnation)
+        if not state.attempt_living(endpoint.incarnation) and (session is None or session.over):
+            yield f"name {endpoint.name} is bound to the dead {endpoint.incarnation}"
+    for key, actors in state.by_key.items():
+        if len(actors) > 1 and any(state.bindings[actor].exclusive for actor in actors):
+            yield f"{key} is exclusive and bound to {list(actors)}"
+
+
+def _bounds(state: State) -> Iterator[str]:
+    most = state.rules.finished_limit
+    idle = [job_id for job_id in state.finished if not state.tally[job_id].living]
+    for what, count in (("jobs", len(idle)), ("sessions", len(state.over)), ("actors", len(state.graves))):
+        if count > most:
+            yield f"{count} ended {what} on record, the limit is {most}"
+
+
+RULES: tuple[Rule, ...] = (
+    _capacity,
+    _nodes,
+    _attempts,
+    _wishes,
+    _jobs,
+    _indexes,
+    _sessions,
+    _names,
+    _bounds,
+)

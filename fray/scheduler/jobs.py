@@ -1,0 +1,333 @@
+"""Jobs and attempts on their way through the tables of `lifecycle`, and what follows from each move.
+
+What ends takes with it what it owns: an attempt's end removes the names it had and stops the jobs it launched.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from fray.model.ids import SessionId, attempt_id
+from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome
+from fray.scheduler.lifecycle import (
+    ATTEMPT_TABLE,
+    JOB_TABLE,
+    Budget,
+    JobTurn,
+    Sight,
+    final_outcome,
+    first_cause,
+    limit,
+    moved,
+    paying,
+    spent,
+)
+from fray.scheduler.match import Grant
+from fray.scheduler.outbox import Outbox
+from fray.scheduler.registry import drop_incarnation
+from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase
+from fray.scheduler.state import State
+
+# Coming ---------------------------------------------------------------------------------------------------------------
+
+
+def accept(state: State, out: Outbox, spec: JobSpec, owner: str, root: SessionId, session: SessionId) -> None:
+    """A new job, at the end of the queue."""
+    job = Job(
+        spec=spec,
+        order=state.next_order(),
+        owner=owner,
+        root=root,
+        launched_by=session,
+        launched_at=state.now,
+        queued_at=state.now,
+    )
+    state.add_job(job)
+    out.job(job.job_id)
+    out.happened(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
+
+
+def start(state: State, out: Outbox, job: Job, grants: list[Grant]) -> None:
+    """Every member has its machine; the pool has given its share already."""
+    _turn(state, out, job, JobTurn.PLACED)
+    state.tally[job.job_id].ran = 0
+    for member, grant in enumerate(grants):
+        attempt = Attempt(
+            attempt_id=attempt_id(job.job_id, job.generation, member),
+            job_id=job.job_id,
+            generation=job.generation,
+            member=member,
+            node=grant.node,
+            incarnation=state.nodes[grant.node].incarnation,
+            devices=grant.devices,
+            placed_at=state.now,
+        )
+        state.add_attempt(attempt)
+        out.wish(attempt)
+    out.happened(job.job_id, "placed", ", ".join(map(_place, grants)))
+
+
+def _place(grant: Grant) -> str:
+    return f"{grant.node}[{','.join(grant.devices)}]" if grant.devices else grant.node
+
+
+def _turn(state: State, out: Outbox, job: Job, turn: JobTurn) -> None:
+    job.phase = moved(JOB_TABLE, job.phase, turn)
+    out.job(job.job_id)
+
+
+# Being observed -------------------------------------------------------------------------------------------------------
+
+
+def observe(state: State, out: Outbox, attempt: Attempt, observed: Observed) -> None:
+    """A node speaks of a living attempt."""
+    sight = Sight(observed.phase.value)
+    if observed.pid is not None and observed.pid != attempt.pid:
+        attempt.pid = observed.pid
+        state.touch("attempt", attempt.attempt_id)
+    if sight is Sight.ENDED:
+        outcome = observed.outcome or Outcome(cause=Cause.KILLED, message="its node told no outcome")
+        end_attempt(state, out, attempt, sight, outcome)
+        return
+    phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
+    if phase is attempt.phase:
+        return
+    attempt.phase = phase
+    state.touch("attempt", attempt.attempt_id)
+    if phase is AttemptPhase.RUNNING:
+        _ran(state, out, attempt, state.now)
+
+
+def _ran(state: State, out: Outbox, attempt: Attempt, since: float) -> None:
+    """It runs, or has run to its good end; the last member to do so makes the job RUNNING."""
+    if attempt.ran:
+        return
+    attempt.ran = True
+    attempt.started_at = max(since, attempt.placed_at)
+    state.touch("attempt", attempt.attempt_id)
+    job = state.jobs[attempt.job_id]
+    tally = state.tally[job.job_id]
+    tally.ran += 1
+    out.job(job.job_id)
+    if job.phase is JobPhase.STARTING and tally.ran == job.spec.members:
+        _turn(state, out, job, JobTurn.ALL_RAN)
+        job.started_at = attempt.started_at if job.started_at is None else job.started_at
+        out.happened(job.job_id, "running")
+
+
+def absent(state: State, out: Outbox, attempt: Attempt) -> None:
+    """Its node, asked for everything it holds, did not name it."""
+    if moved(ATTEMPT_TABLE, attempt.phase, Sight.ABSENT) is AttemptPhase.ENDED:
+        gone = Outcome(cause=Cause.KILLED, message=f"the node {attempt.node} no longer knows it")
+        end_attempt(state, out, attempt, Sight.ABSENT, gone)
+    else:
+        out.wish(attempt)
+
+
+def lose(state: State, out: Outbox, attempt: Attempt, message: str, since: float) -> None:
+    """Its machine is gone, by proof or by lease."""
+    outcome = Outcome(cause=Cause.MACHINE_LOST, message=message)
+    end_attempt(state, out, attempt, Sight.LOST, outcome, max(since, attempt.placed_at))
+
+
+# Ending ---------------------------------------------------------------------------------------------------------------
+
+
+def end_attempt(
+    state: State, out: Outbox, attempt: Attempt, sight: Sight, outcome: Outcome, at: float | None = None
+) -> None:
+    """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
+    attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
+    attempt.outcome = outcome
+    attempt.ended_at = state.now if at is None else at
+    state.retain(outcome.value)
+    state.vacate(attempt)
+    out.wish(attempt)
+    job = state.jobs[attempt.job_id]
+    out.job(job.job_id)
+    out.happened(job.job_id, "attempt ended", f"{attempt.attempt_id} on {attempt.node}: {_told(outcome)}")
+    _sever(state, out, attempt, outcome)
+    _follow(state, out, job, attempt, outcome)
+
+
+def _sever(state: State, out: Outbox, attempt: Attempt, outcome: Outcome) -> None:
+    """From now on nothing is its: names go, the jobs it launched stop, its conversations end."""
+    out.ended_attempts.append(attempt.attempt_id)
+    drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {_told(outcome)}")
+    stop_owned(state, out, attempt.attempt_id, f"its owner {attempt.attempt_id} ended ({outcome.cause.value})")
+
+
+def _told(outcome: Outcome) -> str:
+    return f"{outcome.cause.value}: {outcome.message}" if outcome.message else outcome.cause.value
+
+
+def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outcome) -> None:
+    """What a member's end means to its job."""
+    if job.ended:
+        _leftover(state, out, job, attempt)
+        return
+    if outcome.cause is Cause.SUCCEEDED:
+        _ran(state, out, attempt, state.now - outcome.duration_s)
+    elif job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
+        _cut(state, out, job, outcome, Cause.GANG)
+    if job.phase is JobPhase.RUNNING and not state.tally[job.job_id].living:
+        _succeed(state, out, job)
+    reconsider(state, out, job)
+
+
+def _leftover(state: State, out: Outbox, job: Job, attempt: Attempt) -> None:
+    """An attempt on a silent machine that its job did not wait for (see `reconsider`)."""
+    _strip_value(state, out, attempt)
+    if not state.tally[job.job_id].living:
+        out.release(job.spec.payload)
+
+
+def _cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause) -> None:
+    """This generation ends: ask for the end of every member that lives."""
+    _turn(state, out, job, JobTurn.CUT)
+    job.first, job.first_at = first, state.now
+    for attempt in state.living_members(job):
+        attempt.stop_cause = cause
+        state.touch("attempt", attempt.attempt_id)
+        out.wish(attempt)
+
+
+def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str) -> None:
+    """End a job on request or with its owner. Stopping twice changes nothing."""
+    if job.ended or job.stop_cause is not None:
+        return
+    job.stop_cause, job.stop_reason = cause, reason
+    out.job(job.job_id)
+    out.happened(job.job_id, "stopping", reason)
+    first = Outcome(cause=cause, message=reason)
+    if job.phase is JobPhase.QUEUED:
+        _dequeue(state, job)
+        _turn(state, out, job, JobTurn.COMMITTED)
+        _commit(state, out, job, first)
+    elif job.phase is not JobPhase.CLOSING:
+        _cut(state, out, job, first, cause)
+    reconsider(state, out, job)
+
+
+def never(state: State, out: Outbox, job: Job, reason: str) -> None:
+    """A waiting job that no machine will ever hold."""
+    _dequeue(state, job)
+    _turn(state, out, job, JobTurn.COMMITTED)
+    _commit(state, out, job, Outcome(cause=Cause.UNSCHEDULABLE, message=reason))
+
+
+def _dequeue(state: State, job: Job) -> None:
+    state.queue.remove(job.job_id)
+    state.pool.version += 1  # what it held back may fit now
+
+
+def stop_owned(state: State, out: Outbox, owner: str, reason: str) -> None:
+    """Stop all jobs whose owner has ended."""
+    for job_id in list(state.children.get(owner, ())):
+        stop_job(state, out, state.jobs[job_id], Cause.OWNER_ENDED, reason)
+
+
+# Settling -------------------------------------------------------------------------------------------------------------
+
+
+def reconsider(state: State, out: Outbox, job: Job) -> None:
+    """Retry or commit a CLOSING job if that can be decided now.
+
+    It can when every member has ended. If the rest is on machines that have been silent for ``suspect_s``, a retry has
+    to wait for proof, but an end without retry does not: those attempts keep their machines' shares until then.
+    """
+    if job.phase is not JobPhase.CLOSING:
+        return
+    members = state.members(job)
+    living = [attempt for attempt in members if attempt.living]
+    if not all(map(state.suspect, living)):
+        return
+    expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
+    first = first_cause(job, expected, state.rules.suspect_s)
+    budget = paying(job, first.cause)
+    if budget is not None and not living:
+        _retry(state, out, job, members, budget, first)
+    elif budget is None:
+        _turn(state, out, job, JobTurn.COMMITTED)
+        _commit(state, out, job, final_outcome(job, first, expected))
+
+
+def _as_lost(state: State, attempt: Attempt) -> Attempt:
+    """How a silent machine's attempt will have ended."""
+    node = state.nodes[attempt.node]
+    message = f"its machine {node.name} is silent"
+    return evolve(
+        attempt,
+        outcome=Outcome(cause=Cause.MACHINE_LOST, message=message),
+        ended_at=max(node.silent_since, attempt.placed_at),
+    )
+
+
+def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: Budget, first: Outcome) -> None:
+    if budget is Budget.FAILURE:
+        job.failures += 1
+    else:
+        job.preemptions += 1
+    for attempt in members:
+        _strip_value(state, out, attempt)
+    _turn(state, out, job, JobTurn.RETRIED)
+    job.generation += 1
+    job.queued_at = state.now
+    job.first = None
+    _forget_old_records(state, job)
+    state.enqueue(job)
+    most = limit(job.spec, budget)
+    count = f"{budget.value} {spent(job, budget)}" + (f" of {most}" if most >= 0 else "")
+    out.happened(job.job_id, "retrying", f"{count} after {_told(first)}")
+
+
+def _forget_old_records(state: State, job: Job) -> None:
+    generations = max(1, state.rules.records_limit // job.spec.members)
+    while job.oldest < job.generation - generations:
+        for member in range(job.spec.members):
+            state.drop_attempt(state.attempts[attempt_id(job.job_id, job.oldest, member)])
+        job.oldest += 1
+
+
+def _succeed(state: State, out: Outbox, job: Job) -> None:
+    """All members have succeeded; the first one's value is the job's."""
+    own = state.members(job)[0].outcome
+    assert own is not None
+    _turn(state, out, job, JobTurn.ALL_SUCCEEDED)
+    _commit(state, out, job, own)
+
+
+def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
+    """The outcome, once and for good."""
+    job.outcome, job.ended_at, job.first = outcome, state.now, None
+    state.retain(outcome.value)
+    state.bury_job(job)
+    for attempt in state.members(job):
+        _strip_value(state, out, attempt)
+        if attempt.living:
+            _sever(state, out, attempt, outcome)
+    if not state.tally[job.job_id].living:
+        out.release(job.spec.payload)
+    if job.spec.entry is EntryKind.ACTOR:
+        out.actor(job.job_id)
+    out.happened(job.job_id, "ended", _told(outcome))
+
+
+def _strip_value(state: State, out: Outbox, attempt: Attempt) -> None:
+    """Keep the attempt's outcome for the record, without its pickled value."""
+    if attempt.outcome is not None and attempt.outcome.value is not None:
+        out.release(attempt.outcome.value)
+        attempt.outcome = evolve(attempt.outcome, value=None)
+        state.touch("attempt", attempt.attempt_id)
+
+
+def forget_finished(state: State, out: Outbox) -> None:
+    """Keep no more than ``finished_limit`` ended jobs on record."""
+    surplus = len(state.finished) - state.rules.finished_limit
+    if surplus <= 0:
+        return
+    idle = (job_id for job_id in state.finished if not state.tally[job_id].living)
+    for job_id in [job_id for job_id, _ in zip(idle, range(surplus), strict=False)]:
+        job = state.jobs[job_id]
+        out.release(job.outcome.value if job.outcome else None)
+        state.drop_job(job)

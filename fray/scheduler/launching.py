@@ -1,0 +1,138 @@
+"""Requests of users: launch, all or nothing, where a repetition attaches to the first; and terminate."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from fray.errors import FrayError, InvalidRequest, NameTaken, NeverSchedulable
+from fray.model.messages.client import Done, Role
+from fray.model.resources import Capacity
+from fray.model.specs import Cause, JobSpec
+from fray.scheduler.effects import LaunchAsked, TerminateAsked
+from fray.scheduler.explain import never_text
+from fray.scheduler.jobs import accept, never, stop_job
+from fray.scheduler.lifecycle import job_state
+from fray.scheduler.match import ever
+from fray.scheduler.outbox import Outbox
+from fray.scheduler.rows import Session
+from fray.scheduler.sessions import living
+from fray.scheduler.state import State
+
+
+def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
+    """Accept every job of the request, or refuse with what is wrong with the first bad one."""
+    ids = tuple(spec.job_id for spec in event.launch.jobs)
+    try:
+        if not _repeated(state, event.launch.jobs):
+            _accept_all(state, event, out)
+    except FrayError as error:
+        out.refuse(event.session, event.ref, error)
+    else:
+        out.launched(event.session, event.ref, ids)
+    for spec in event.launch.jobs:
+        out.unused(spec.payload)
+
+
+def _repeated(state: State, specs: tuple[JobSpec, ...]) -> bool:
+    """All of it is known already."""
+    known = [spec for spec in specs if spec.job_id in state.jobs]
+    for spec in known:
+        first = state.jobs[spec.job_id].spec
+        if first.name != spec.name:
+            raise InvalidRequest(f"job id {spec.job_id!r} belongs to another job, {first.name!r}")
+    if known and len(known) < len(specs):
+        raise InvalidRequest(f"a repeated launch must name the same jobs; only {known[0].job_id!r}… is known")
+    return bool(specs) and bool(known)
+
+
+def _accept_all(state: State, event: LaunchAsked, out: Outbox) -> None:
+    session = living(state, event.session)
+    specs = [evolve(spec, namespace=spec.namespace or session.namespace) for spec in event.launch.jobs]
+    owner = session.owner if session.role is not Role.TOOL else ""
+    _check(state, specs, owner)
+    for spec in specs:
+        mine = "" if spec.detached else owner
+        accept(state, out, spec, mine, _root(state, session) if mine else "", session.session)
+
+
+def _root(state: State, session: Session) -> str:
+    if session.attempt_id is None:
+        return session.session
+    attempt = state.attempts[session.attempt_id]
+    return state.jobs[attempt.job_id].root
+
+
+def _check(state: State, specs: list[JobSpec], owner: str) -> None:
+    """Raises: InvalidRequest, NameTaken, NeverSchedulable."""
+    if len({spec.job_id for spec in specs}) < len(specs):
+        raise InvalidRequest("a launch names the same job id twice")
+    if state.living_jobs() + len(specs) > state.rules.living_limit:
+        raise InvalidRequest(f"the cluster holds its limit of {state.rules.living_limit} living jobs; end some first")
+    taken: dict[tuple[str, str], str] = {}
+    for spec in specs:
+        _check_spec(spec, owner)
+        _check_name(state, spec, taken)
+        _check_size(state, spec)
+        taken[spec.namespace, spec.name] = spec.job_id
+
+
+def _check_spec(spec: JobSpec, owner: str) -> None:
+    if spec.members < 1:
+        raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 or more")
+    if not owner and not spec.detached:
+        raise InvalidRequest(f"job {spec.name!r}: a tool owns nothing, so it can only launch with detached=True")
+
+
+def _check_name(state: State, spec: JobSpec, taken: dict[tuple[str, str], str]) -> None:
+    if not spec.exclusive_name:
+        return
+    key = spec.namespace, spec.name
+    holder = taken.get(key) or next(iter(state.named.get(key, ())), None)
+    if holder is None:
+        return
+    job = state.jobs.get(holder)
+    doing = f"job {holder} ({job_state(job).value}) has it" if job else "this launch uses it twice"
+    raise NameTaken(
+        f"job name {spec.name!r} is taken in namespace {spec.namespace!r}: {doing}; "
+        f"wait for its end or choose another name",
+        name=spec.name,
+        namespace=spec.namespace,
+        holder=holder,
+    )
+
+
+def _check_size(state: State, spec: JobSpec) -> None:
+    reason = _never(state, spec)
+    if reason:
+        raise NeverSchedulable(f"job {spec.name!r} can never run here: {reason}", name=spec.name)
+
+
+def _never(state: State, spec: JobSpec) -> str:
+    """Why no machine of this cluster could ever hold the job; empty when one might."""
+    if not state.declares_all_nodes:
+        return ""
+    machines = known_machines(state)
+    return "" if ever(spec.demand, spec.members, machines.values()) else never_text(spec, machines)
+
+
+def known_machines(state: State) -> dict[str, Capacity]:
+    """Declared and joined machines by name."""
+    declared = {hello.node: hello.capacity for hello in state.declared}
+    return declared | {node.name: node.capacity for node in state.nodes.values()}
+
+
+def end_the_impossible(state: State, out: Outbox) -> None:
+    """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
+    for job_id in list(state.queue):
+        job = state.jobs[job_id]
+        reason = _never(state, job.spec)
+        if reason:
+            never(state, out, job, reason)
+
+
+def terminate(state: State, event: TerminateAsked, out: Outbox) -> None:
+    """Ask for the end of jobs; answered at once. Ended and unknown ids are left alone."""
+    for job_id in event.jobs:
+        if job_id in state.jobs:
+            stop_job(state, out, state.jobs[job_id], Cause.STOPPED, event.reason)
+    out.reply(event.session, event.ref, Done())

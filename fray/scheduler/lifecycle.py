@@ -1,0 +1,254 @@
+"""Lifecycles as tables: what a job, an attempt and a node may become, and which budget pays for a retry.
+
+A move that is not in its table is a mistake of the law and raises `LawBroken`; nothing else decides a phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from attrs import evolve
+
+from fray.model.specs import Cause, JobSpec, JobState, Outcome, Phase
+from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase, NodePhase
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+class JobTurn(StrEnum):
+    """What can happen to a job."""
+
+    PLACED = "placed"
+    """Every member has its machine."""
+    ALL_RAN = "all ran"
+    """Every member has been seen running."""
+    ALL_SUCCEEDED = "all succeeded"
+    CUT = "cut"
+    """A member ended without success, or the job shall stop."""
+    RETRIED = "retried"
+    """No member lives, and a budget pays for another generation."""
+    COMMITTED = "committed"
+    """The outcome is settled."""
+
+
+JOB_TABLE: Mapping[tuple[JobPhase, JobTurn], JobPhase] = {
+    (JobPhase.QUEUED, JobTurn.PLACED): JobPhase.STARTING,
+    (JobPhase.QUEUED, JobTurn.COMMITTED): JobPhase.ENDED,
+    (JobPhase.STARTING, JobTurn.ALL_RAN): JobPhase.RUNNING,
+    (JobPhase.STARTING, JobTurn.CUT): JobPhase.CLOSING,
+    (JobPhase.RUNNING, JobTurn.ALL_SUCCEEDED): JobPhase.ENDED,
+    (JobPhase.RUNNING, JobTurn.CUT): JobPhase.CLOSING,
+    (JobPhase.CLOSING, JobTurn.RETRIED): JobPhase.QUEUED,
+    (JobPhase.CLOSING, JobTurn.COMMITTED): JobPhase.ENDED,
+}
+
+PUBLIC: Mapping[JobPhase, JobState] = {
+    JobPhase.QUEUED: JobState.PENDING,
+    JobPhase.STARTING: JobState.PENDING,
+    JobPhase.RUNNING: JobState.RUNNING,
+    JobPhase.CLOSING: JobState.RUNNING,
+}
+"""What users see of a living job; an ended one shows `FINAL` of its cause."""
+
+FINAL: Mapping[Cause, JobState] = {
+    Cause.SUCCEEDED: JobState.SUCCEEDED,
+    Cause.STOPPED: JobState.STOPPED,
+    Cause.OWNER_ENDED: JobState.STOPPED,
+    Cause.FAILURE: JobState.FAILED,
+    Cause.KILLED: JobState.FAILED,
+    Cause.OUT_OF_MEMORY: JobState.FAILED,
+    Cause.ENVIRONMENT: JobState.FAILED,
+    Cause.PREEMPTED: JobState.FAILED,
+    Cause.MACHINE_LOST: JobState.FAILED,
+    Cause.GANG: JobState.FAILED,
+    Cause.UNSCHEDULABLE: JobState.FAILED,
+}
+
+
+def job_state(job: Job) -> JobState:
+    return FINAL[job.outcome.cause] if job.outcome else PUBLIC[job.phase]
+
+
+# Attempts ------------------------------------------------------------------------------------------------------------
+
+
+class Sight(StrEnum):
+    """What is learnt of an attempt."""
+
+    STARTING = Phase.STARTING.value
+    RUNNING = Phase.RUNNING.value
+    STOPPING = Phase.STOPPING.value
+    ENDED = Phase.ENDED.value
+    ABSENT = "absent"
+    """Its node, asked for everything it holds, did not name it."""
+    LOST = "lost"
+    """Its machine is gone, by proof or by lease."""
+
+
+_A = AttemptPhase
+ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, Sight], AttemptPhase] = {
+    (_A.WISHED, Sight.STARTING): _A.STARTING,
+    (_A.WISHED, Sight.RUNNING): _A.RUNNING,
+    (_A.WISHED, Sight.STOPPING): _A.STOPPING,
+    (_A.WISHED, Sight.ENDED): _A.ENDED,
+    (_A.WISHED, Sight.ABSENT): _A.WISHED,  # it has not heard of it yet: wished again
+    (_A.WISHED, Sight.LOST): _A.ENDED,
+    (_A.STARTING, Sight.STARTING): _A.STARTING,
+    (_A.STARTING, Sight.RUNNING): _A.RUNNING,
+    (_A.STARTING, Sight.STOPPING): _A.STOPPING,
+    (_A.STARTING, Sight.ENDED): _A.ENDED,
+    (_A.STARTING, Sight.ABSENT): _A.ENDED,
+    (_A.STARTING, Sight.LOST): _A.ENDED,
+    (_A.RUNNING, Sight.STARTING): _A.RUNNING,  # old news
+    (_A.RUNNING, Sight.RUNNING): _A.RUNNING,
+    (_A.RUNNING, Sight.STOPPING): _A.STOPPING,
+    (_A.RUNNING, Sight.ENDED): _A.ENDED,
+    (_A.RUNNING, Sight.ABSENT): _A.ENDED,
+    (_A.RUNNING, Sight.LOST): _A.ENDED,
+    (_A.STOPPING, Sight.STARTING): _A.STOPPING,  # old news
+    (_A.STOPPING, Sight.RUNNING): _A.STOPPING,  # old news
+    (_A.STOPPING, Sight.STOPPING): _A.STOPPING,
+    (_A.STOPPING, Sight.ENDED): _A.ENDED,
+    (_A.STOPPING, Sight.ABSENT): _A.ENDED,
+    (_A.STOPPING, Sight.LOST): _A.ENDED,
+}
+"""An ended attempt has no row here: whatever is said of it later changes nothing."""
+
+# Nodes ---------------------------------------------------------------------------------------------------------------
+
+
+class NodeTurn(StrEnum):
+    JOINED = "joined"
+    LOST_CONNECTION = "lost connection"
+    DUE = "due"
+    """The time of its phase is over."""
+    RESTARTED = "restarted"
+    """The controller has: every connection is gone and every timer starts again."""
+
+
+_N = NodePhase
+NODE_TABLE: Mapping[tuple[NodePhase, NodeTurn], NodePhase] = {
+    (_N.ALIVE, NodeTurn.JOINED): _N.ALIVE,
+    (_N.ALIVE, NodeTurn.LOST_CONNECTION): _N.SILENT,
+    (_N.ALIVE, NodeTurn.RESTARTED): _N.SILENT,
+    (_N.SILENT, NodeTurn.JOINED): _N.ALIVE,
+    (_N.SILENT, NodeTurn.LOST_CONNECTION): _N.SILENT,
+    (_N.SILENT, NodeTurn.DUE): _N.SUSPECT,
+    (_N.SILENT, NodeTurn.RESTARTED): _N.SILENT,
+    (_N.SUSPECT, NodeTurn.JOINED): _N.ALIVE,
+    (_N.SUSPECT, NodeTurn.LOST_CONNECTION): _N.SUSPECT,
+    (_N.SUSPECT, NodeTurn.DUE): _N.LOST,
+    (_N.SUSPECT, NodeTurn.RESTARTED): _N.SILENT,
+    (_N.LOST, NodeTurn.JOINED): _N.ALIVE,
+    (_N.LOST, NodeTurn.LOST_CONNECTION): _N.LOST,
+    (_N.LOST, NodeTurn.RESTARTED): _N.LOST,
+}
+"""A lost node whose time is over (`Rules.forget_node_s`) is struck off the list."""
+
+# Moves ---------------------------------------------------------------------------------------------------------------
+
+
+class LawBroken(AssertionError):
+    """A move that no table has: a mistake of the law, not of its users."""
+
+
+P = TypeVar("P", bound=StrEnum)
+T = TypeVar("T", bound=StrEnum)
+
+
+def moved(table: Mapping[tuple[P, T], P], phase: P, turn: T) -> P:
+    """The next phase.
+
+    Raises:
+        LawBroken: the table has no such move.
+    """
+    try:
+        return table[phase, turn]
+    except KeyError:
+        raise LawBroken(f"{type(phase).__name__} {phase.value!r} has no turn {turn.value!r}") from None
+
+
+# Retries -------------------------------------------------------------------------------------------------------------
+
+
+class Budget(StrEnum):
+    """Who pays for another generation."""
+
+    FAILURE = "failure"
+    PREEMPTION = "preemption"
+
+
+BUDGETS: Mapping[Cause, Budget | None] = {
+    Cause.SUCCEEDED: None,
+    Cause.FAILURE: Budget.FAILURE,
+    Cause.KILLED: Budget.FAILURE,
+    Cause.OUT_OF_MEMORY: Budget.FAILURE,
+    Cause.ENVIRONMENT: None,
+    Cause.PREEMPTED: Budget.PREEMPTION,
+    Cause.MACHINE_LOST: Budget.PREEMPTION,
+    Cause.STOPPED: None,
+    Cause.OWNER_ENDED: None,
+    Cause.GANG: Budget.FAILURE,
+    Cause.UNSCHEDULABLE: None,
+}
+"""None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
+unasked, it counts as a failure.)"""
+
+MACHINES_DOING = (Cause.MACHINE_LOST, Cause.PREEMPTED)
+SYMPTOMS = (Cause.FAILURE, Cause.KILLED, Cause.GANG)
+"""How the other members of a gang end when a machine is taken from under one of them."""
+
+
+def limit(spec: JobSpec, budget: Budget) -> int:
+    """Retries the budget has; negative: no limit."""
+    return spec.max_retries_failure if budget is Budget.FAILURE else spec.max_retries_preemption
+
+
+def spent(job: Job, budget: Budget) -> int:
+    return job.failures if budget is Budget.FAILURE else job.preemptions
+
+
+def affordable(job: Job, cause: Cause) -> Budget | None:
+    """The budget that would pay for a retry after ``cause``."""
+    budget = BUDGETS[cause]
+    if budget is None:
+        return None
+    most = limit(job.spec, budget)
+    return budget if most < 0 or spent(job, budget) < most else None
+
+
+def paying(job: Job, cause: Cause) -> Budget | None:
+    """The budget that pays for a retry after ``cause``; None: no retry."""
+    return None if job.stop_cause is not None else affordable(job, cause)
+
+
+def first_cause(job: Job, members: list[Attempt], symptom_s: float) -> Outcome:
+    """What ended this generation of a CLOSING job: the first cause, not the loudest symptom.
+
+    When a machine dies, the other members of its gang often fail within seconds, long before the silence proves the
+    death. So a loss that began no later than ``symptom_s`` after the failure is taken for its cause. The ``ended_at``
+    of a lost attempt is when its machine fell silent.
+    """
+    assert job.first is not None
+    if job.first.cause in SYMPTOMS:
+        for attempt in members:
+            outcome, at = attempt.outcome, attempt.ended_at
+            if outcome and outcome.cause in MACHINES_DOING and at is not None and at <= job.first_at + symptom_s:
+                return outcome
+    return job.first
+
+
+def final_outcome(job: Job, first: Outcome, members: list[Attempt]) -> Outcome:
+    """What is committed when no retry follows ``first``."""
+    if job.stop_cause is None:
+        return first
+    if members and all(attempt.outcome and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members):
+        own = members[0].outcome
+        assert own is not None
+        return own  # it was done before the request arrived
+    if affordable(job, first.cause) is None:
+        return first
+    told = f"{job.stop_reason}; it would have been retried after: {first.message or first.cause.value}"
+    return evolve(first, cause=job.stop_cause, message=told, value=None)

@@ -1,0 +1,309 @@
+"""Which machines can take a demand, and which of them should.
+
+A `Pool` keeps every machine's free capacity and a few sorted lists over it, so that one placement looks at few
+machines. The choice is a plain minimum (`preference`), and the tests compare the pool with a twin that computes just
+that over all machines.
+
+- A demand without devices goes where the fewest devices lie idle, then to the tightest CPU, memory and name.
+- A demand for devices goes where the fewest of the wanted kind are left, then as above.
+- A demand for nothing (an actor) goes where the fewest attempts are.
+- A gang is placed member by member, all or none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import TypeAlias, TypeVar
+
+from attrs import define, frozen
+
+from fray.model.ids import NodeName
+from fray.model.resources import Capacity, Demand
+
+Variant: TypeAlias = tuple[str, str]
+"""(kind, variant in lower case) of devices."""
+Key: TypeAlias = tuple[int, int, int, str, NodeName]
+"""Order of preference within one list: the first that fits is the best."""
+
+AUTO = "auto"
+_MANY = 1 << 30
+
+
+@frozen
+class Grant:
+    """One member's place: a node and the devices of it."""
+
+    node: NodeName
+    devices: tuple[str, ...] = ()
+
+
+@define(eq=False)
+class Machine:
+    """One machine's free capacity."""
+
+    name: NodeName
+    capacity: Capacity
+    open: bool
+    """New attempts may be placed on it."""
+    cpu_milli: int
+    memory_bytes: int
+    disk_bytes: int
+    devices: dict[Variant, list[str]]
+    """Free ids, in the order the machine names them."""
+    places: dict[str, tuple[Variant, int]]
+    """Of each device id: its variant, and its place in the machine's order."""
+    attempts: int = 0
+
+    @classmethod
+    def empty(cls, name: NodeName, capacity: Capacity, open: bool = True) -> Machine:
+        devices: dict[Variant, list[str]] = {}
+        places: dict[str, tuple[Variant, int]] = {}
+        for place, device in enumerate(capacity.devices):
+            variant = device.kind, device.variant.lower()
+            devices.setdefault(variant, []).append(device.id)
+            places[device.id] = variant, place
+        size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes
+        return cls(name, capacity, open, *size, devices, places)
+
+    @property
+    def free_devices(self) -> int:
+        return sum(len(ids) for ids in self.devices.values())
+
+
+def weightless(demand: Demand) -> bool:
+    """Takes nothing of a machine."""
+    return not (demand.cpu_milli or demand.memory_bytes or demand.disk_bytes or demand.device_count)
+
+
+def admits(demand: Demand, capacity: Capacity) -> bool:
+    """The machine's attributes (region, zone, preemptible) allow the demand."""
+    attributes = capacity.attributes
+    return (
+        (demand.preemptible or attributes.get("preemptible", "false").lower() != "true")
+        and (not demand.regions or attributes.get("region") in demand.regions)
+        and (not demand.zones or attributes.get("zone") in demand.zones)
+    )
+
+
+def variants(demand: Demand, known: Iterable[Variant]) -> list[Variant]:
+    """Those of ``known`` that serve the demand, in alphabetical order."""
+    wanted = demand.device_variant.lower()
+    return sorted(v for v in known if v[0] == demand.device_kind and wanted in (AUTO, v[1]))
+
+
+def _room(demand: Demand, machine: Machine) -> bool:
+    return (
+        machine.cpu_milli >= demand.cpu_milli
+        and machine.memory_bytes >= demand.memory_bytes
+        and machine.disk_bytes >= demand.disk_bytes
+    )
+
+
+def fit(demand: Demand, machine: Machine) -> Grant | None:
+    """The place of one member on this machine as it is now, or None. All devices granted are of one variant."""
+    if not (machine.open and _room(demand, machine) and admits(demand, machine.capacity)):
+        return None
+    if not demand.device_count:
+        return Grant(machine.name)
+    enough = [v for v in variants(demand, machine.devices) if len(machine.devices[v]) >= demand.device_count]
+    if not enough:
+        return None
+    best = min(enough, key=lambda v: (len(machine.devices[v]), v[1]))
+    return Grant(machine.name, tuple(machine.devices[best][: demand.device_count]))
+
+
+def preference(demand: Demand, machine: Machine) -> tuple[object, ...]:
+    """Among machines that `fit`, the least goes first."""
+    if weightless(demand):
+        return machine.attempts, machine.name
+    size = machine.cpu_milli, machine.memory_bytes
+    if not demand.device_count:
+        return machine.free_devices, *size, machine.name
+    counts = [(len(machine.devices[v]), v[1]) for v in variants(demand, machine.devices)]
+    count, variant = min(c for c in counts if c[0] >= demand.device_count)
+    return count, *size, variant, machine.name
+
+
+def members_held(demand: Demand, capacity: Capacity) -> int:
+    """How many members of this demand the empty machine holds."""
+    if not admits(demand, capacity):
+        return 0
+    pairs = [
+        (capacity.cpu_milli, demand.cpu_milli),
+        (capacity.memory_bytes, demand.memory_bytes),
+        (capacity.disk_bytes, demand.disk_bytes),
+    ]
+    held = min((have // want for have, want in pairs if want), default=_MANY)
+    if not demand.device_count:
+        return held
+    devices = Machine.empty("", capacity).devices
+    groups = (len(devices[v]) // demand.device_count for v in variants(demand, devices))
+    return min(held, sum(groups))
+
+
+class Pool:
+    """All machines, and where the next member goes."""
+
+    def __init__(self) -> None:
+        self.machines: dict[NodeName, Machine] = {}
+        self.version = 0
+        """Grows whenever something may fit that did not before (also because nobody holds it back any more)."""
+        self.changes = 0
+        """Grows with every change."""
+        self._idle: dict[int, list[tuple[int, int, NodeName]]] = {}
+        self._by_variant: dict[Variant, list[Key]] = {}
+        self._calm: list[tuple[int, NodeName]] = []
+        self._usable: dict[Demand, dict[NodeName, int]] = {}
+        self._told: dict[Demand, tuple[int, str]] = {}
+
+    # Machines
+
+    def add(self, name: NodeName, capacity: Capacity, open: bool = True) -> None:
+        """An empty machine; one of the same name is replaced."""
+        self.remove(name)
+        self.machines[name] = Machine.empty(name, capacity, False)
+        self.set_open(name, open)
+
+    def remove(self, name: NodeName) -> None:
+        if name in self.machines:
+            self.set_open(name, False)
+            del self.machines[name]
+
+    def set_open(self, name: NodeName, open: bool) -> None:
+        machine = self.machines[name]
+        if machine.open is open:
+            return
+        if not open:
+            self._unlist(machine)
+        machine.open = open
+        if open:
+            self._list(machine)
+        self.changes += 1
+        self.version += 1
+        self._usable.clear()
+
+    def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...]) -> None:
+        self._shift(self.machines[name], demand, devices, -1)
+
+    def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...]) -> None:
+        self._shift(self.machines[name], demand, devices, +1)
+        self.version += 1
+
+    def _shift(self, machine: Machine, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
+        self.changes += 1
+        if machine.open:
+            self._unlist(machine)
+        machine.cpu_milli += sign * demand.cpu_milli
+        machine.memory_bytes += sign * demand.memory_bytes
+        machine.disk_bytes += sign * demand.disk_bytes
+        machine.attempts -= sign
+        if devices:
+            self._shift_devices(machine, devices, sign)
+        if machine.open:
+            self._list(machine)
+
+    def _shift_devices(self, machine: Machine, devices: tuple[str, ...], sign: int) -> None:
+        for device in devices:
+            variant, _ = machine.places[device]
+            if sign < 0:
+                machine.devices[variant].remove(device)
+            else:
+                insort(machine.devices[variant], device, key=machine.places.__getitem__)
+
+    # Lists
+
+    def _list(self, machine: Machine) -> None:
+        size = machine.cpu_milli, machine.memory_bytes
+        insort(self._idle.setdefault(machine.free_devices, []), (*size, machine.name))
+        for variant, ids in machine.devices.items():
+            insort(self._by_variant.setdefault(variant, []), (len(ids), *size, variant[1], machine.name))
+        insort(self._calm, (machine.attempts, machine.name))
+
+    def _unlist(self, machine: Machine) -> None:
+        size = machine.cpu_milli, machine.memory_bytes
+        _drop(self._idle[machine.free_devices], (*size, machine.name))
+        for variant, ids in machine.devices.items():
+            _drop(self._by_variant[variant], (len(ids), *size, variant[1], machine.name))
+        _drop(self._calm, (machine.attempts, machine.name))
+
+    # Placing
+
+    def place(self, demand: Demand, members: int, closed: Container[NodeName] = ()) -> list[Grant] | None:
+        """Take places for a whole gang and return them, or None and nothing is taken. ``closed`` may not be used."""
+        grants: list[Grant] = []
+        for _ in range(members):
+            grant = self._best(demand, closed)
+            if grant is None:
+                self._give_back(demand, grants)
+                return None
+            self.take(grant.node, demand, grant.devices)
+            grants.append(grant)
+        return grants
+
+    def _give_back(self, demand: Demand, grants: list[Grant]) -> None:
+        for grant in grants:
+            self._shift(self.machines[grant.node], demand, grant.devices, +1)
+
+    def _best(self, demand: Demand, closed: Container[NodeName]) -> Grant | None:
+        for name in self._in_order(demand):
+            if name not in closed:
+                grant = fit(demand, self.machines[name])
+                if grant is not None:
+                    return grant
+        return None
+
+    def _in_order(self, demand: Demand) -> Iterator[NodeName]:
+        """Open machines by `preference`, without most of those that cannot fit."""
+        if weightless(demand):
+            return (name for _, name in self._calm)
+        if demand.device_count:
+            return self._by_devices(demand)
+        return self._by_size(demand)
+
+    def _by_size(self, demand: Demand) -> Iterator[NodeName]:
+        for idle in sorted(self._idle):
+            entries = self._idle[idle]
+            for at in range(bisect_left(entries, (demand.cpu_milli, 0, "")), len(entries)):
+                yield entries[at][2]
+
+    def _by_devices(self, demand: Demand) -> Iterator[NodeName]:
+        start = (demand.device_count, 0, 0, "", "")
+        lists = [self._by_variant[v] for v in variants(demand, self._by_variant)]
+        if len(lists) == 1:
+            merged: Iterable[Key] = lists[0][bisect_left(lists[0], start) :]
+        else:
+            merged = sorted(key for entries in lists for key in entries[bisect_left(entries, start) :])
+        return (key[4] for key in merged)
+
+    # Judging
+
+    def usable(self, demand: Demand) -> dict[NodeName, int]:
+        """Open machines that could hold members of this demand if they were empty, and how many."""
+        known = self._usable.get(demand)
+        if known is None:
+            held = {m.name: members_held(demand, m.capacity) for m in self.machines.values() if m.open}
+            known = self._usable[demand] = {name: count for name, count in held.items() if count}
+        return known
+
+
+    def told(self, demand: Demand, text: Callable[[], str]) -> str:
+        """``text()``, computed once for each state of the pool (one for each demand is kept, 1000 at most)."""
+        known = self._told.get(demand)
+        if known is None or known[0] != self.changes:
+            if len(self._told) >= 1000:
+                self._told.clear()
+            known = self._told[demand] = self.changes, text()
+        return known[1]
+
+
+E = TypeVar("E", Key, tuple[int, int, NodeName], tuple[int, NodeName])
+
+
+def _drop(entries: list[E], entry: E) -> None:
+    del entries[bisect_left(entries, entry)]
+
+
+def ever(demand: Demand, members: int, capacities: Iterable[Capacity]) -> bool:
+    """The gang would fit if all these machines were empty."""
+    return sum(members_held(demand, capacity) for capacity in capacities) >= members

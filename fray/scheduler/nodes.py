@@ -1,0 +1,192 @@
+"""Machines coming, falling silent, coming back, and being given up.
+
+Silence is not death: what a silent machine holds is placed again only after its lease, or after proof. A node that
+ends and starts again has another incarnation, and that is proof for all that the old one held.
+"""
+
+from __future__ import annotations
+
+from fray.model.ids import AttemptId
+from fray.model.messages.node import NodeHello, Report
+from fray.model.specs import Observed, Phase
+from fray.scheduler.effects import NodeDied, NodeJoined, NodeReported, NodeSilent
+from fray.scheduler.jobs import absent, lose, observe, reconsider
+from fray.scheduler.lifecycle import NODE_TABLE, NodeTurn, moved
+from fray.scheduler.outbox import Outbox
+from fray.scheduler.registry import moved_with_node
+from fray.scheduler.rows import Attempt, Node, NodePhase
+from fray.scheduler.state import State, node_deadline
+
+
+def joined(state: State, event: NodeJoined, out: Outbox) -> None:
+    """First, again, or as a new incarnation."""
+    hello = event.hello
+    node = state.nodes.get(hello.node)
+    if node is not None and node.incarnation == hello.incarnation:
+        _rejoined(state, out, node)
+        return
+    if node is not None:
+        _give_up(state, out, node, f"the node {node.name} was started anew", node_since(state, node))
+    state.put_node(_new(hello))
+    out.happened("", "node joined", f"{hello.node} ({hello.incarnation})")
+
+
+def _new(hello: NodeHello) -> Node:
+    return Node(
+        name=hello.node,
+        incarnation=hello.incarnation,
+        boot_id=hello.boot_id,
+        capacity=hello.capacity,
+        process=hello.process,
+        settled=not hello.holds,
+    )
+
+
+def _rejoined(state: State, out: Outbox, node: Node) -> None:
+    """It holds what it held; nothing new before it has told us what that is."""
+    was_hidden = node.phase in (NodePhase.SUSPECT, NodePhase.LOST)
+    node.phase = moved(NODE_TABLE, node.phase, NodeTurn.JOINED)
+    node.settled = False
+    state.node_changed(node)
+    if was_hidden:
+        moved_with_node(state, out, node.name)
+        _tell_jobs(state, out, node)
+    out.happened("", "node rejoined", node.name)
+
+
+def node_since(state: State, node: Node) -> float:
+    """When it was last there."""
+    return state.now if node.phase is NodePhase.ALIVE else node.silent_since
+
+
+def _tell_jobs(state: State, out: Outbox, node: Node) -> None:
+    for attempt_id in state.on_node[node.name]:
+        out.job(state.attempts[attempt_id].job_id)
+
+
+# Reports --------------------------------------------------------------------------------------------------------------
+
+
+def reported(state: State, event: NodeReported, out: Outbox) -> None:
+    """What the node holds, or what changed of it. Reports of another incarnation say nothing."""
+    node = state.nodes.get(event.node)
+    report = event.report
+    if node is None or node.incarnation != event.incarnation:
+        _unused_values(report, out)
+        return
+    is_latest = not report.serial or report.serial > node.serial
+    node.serial = max(node.serial, report.serial)
+    for observed in report.observed:
+        _observed(state, out, node, observed)
+    if is_latest:
+        _compare(state, out, node, report)
+    _unused_values(report, out)
+
+
+def _observed(state: State, out: Outbox, node: Node, observed: Observed) -> None:
+    attempt = state.attempts.get(observed.attempt_id)
+    if attempt is not None and attempt.living and attempt.node == node.name:
+        observe(state, out, attempt, observed)
+
+
+def _unused_values(report: Report, out: Outbox) -> None:
+    """A late report's values are nobody's."""
+    for observed in report.observed:
+        if observed.outcome is not None:
+            out.unused(observed.outcome.value)
+
+
+def _compare(state: State, out: Outbox, node: Node, report: Report) -> None:
+    """What it holds, against what is wanted of it."""
+    seen = {observed.attempt_id: observed.phase for observed in report.observed}
+    missing = list(report.gone)
+    if report.full:
+        missing = [attempt_id for attempt_id in state.on_node[node.name] if attempt_id not in seen]
+        node.settled = True
+    for attempt_id in missing:
+        attempt = state.attempts.get(attempt_id)
+        if attempt is not None and attempt.living and attempt.node == node.name:
+            absent(state, out, attempt)
+    node.strays = _strays(state, node, report, seen)
+    state.node_changed(node)
+
+
+def _strays(state: State, node: Node, report: Report, seen: dict[AttemptId, Phase]) -> tuple[AttemptId, ...]:
+    """Living attempts it holds that are not wanted of it."""
+    known = {} if report.full else dict.fromkeys(node.strays)
+    for attempt_id, phase in seen.items():
+        known.pop(attempt_id, None)
+        if phase is not Phase.ENDED and attempt_id not in state.on_node[node.name]:
+            known[attempt_id] = None
+    return tuple(attempt_id for attempt_id in known if attempt_id not in report.gone)
+
+
+# Silence and death ----------------------------------------------------------------------------------------------------
+
+
+def silent(state: State, event: NodeSilent, out: Outbox) -> None:
+    """Its connection is gone: the suspect timer starts."""
+    node = state.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
+        _fall_silent(state, node, NodeTurn.LOST_CONNECTION)
+        out.happened("", "node silent", node.name)
+
+
+def _fall_silent(state: State, node: Node, turn: NodeTurn) -> None:
+    node.phase = moved(NODE_TABLE, node.phase, turn)
+    node.silent_since = state.now
+    state.node_changed(node)
+
+
+def died(state: State, event: NodeDied, out: Outbox) -> None:
+    """Proof of death: nothing of this incarnation lives."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return
+    _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", node_since(state, node))
+    state.drop_node(node)
+    out.happened("", "node died", f"{node.name}: {event.reason}")
+
+
+def _give_up(state: State, out: Outbox, node: Node, message: str, since: float) -> None:
+    for attempt in _held(state, node):
+        if attempt.living:
+            lose(state, out, attempt, message, since)
+
+
+def _held(state: State, node: Node) -> list[Attempt]:
+    return [state.attempts[attempt_id] for attempt_id in state.on_node[node.name]]
+
+
+def restarted(state: State, out: Outbox) -> None:
+    """Every connection is gone with the old controller; silence is counted from now."""
+    for node in state.nodes.values():
+        if node.phase is not NodePhase.LOST:
+            _fall_silent(state, node, NodeTurn.RESTARTED)
+            _tell_jobs(state, out, node)
+            moved_with_node(state, out, node.name)
+
+
+def ticked(state: State, out: Outbox) -> None:
+    """Turns of silent nodes that are due."""
+    for name in sorted(state.unwell):
+        node = state.nodes[name]
+        while node.name in state.nodes and node_deadline(node, state.rules) <= state.now:
+            _due(state, out, node)
+
+
+def _due(state: State, out: Outbox, node: Node) -> None:
+    if node.phase is NodePhase.LOST:
+        state.drop_node(node)
+        return
+    node.phase = moved(NODE_TABLE, node.phase, NodeTurn.DUE)
+    state.node_changed(node)
+    out.happened("", f"node {node.phase.value}", f"{node.name} has been silent since {node.silent_since:.0f}")
+    if node.phase is NodePhase.LOST:
+        lease = f"the node {node.name} has been silent for {state.rules.lease_s:.0f} s"
+        _give_up(state, out, node, lease, node.silent_since)
+        return
+    moved_with_node(state, out, node.name)
+    _tell_jobs(state, out, node)
+    for attempt in _held(state, node):
+        reconsider(state, out, state.jobs[attempt.job_id])

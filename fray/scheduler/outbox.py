@@ -1,0 +1,111 @@
+"""What one step wants done: gathered without repetition, handed out in one stated order.
+
+Handlers say *that* something moved; what it has become is read at the end of the step, so an effect never shows a
+half-way state.
+"""
+
+from __future__ import annotations
+
+from fray.errors import FrayError
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, NodeName, SessionId
+from fray.model.messages.client import Event as LogEvent
+from fray.model.messages.client import Jobs
+from fray.scheduler.effects import (
+    Effect,
+    Forget,
+    Happened,
+    JobMoved,
+    NamesMoved,
+    Refusal,
+    Reply,
+    SessionOver,
+    WishesMoved,
+)
+from fray.scheduler.rows import Attempt, Binding
+from fray.scheduler.state import State
+from fray.scheduler.tables import actor_key, binding_key
+
+
+class Outbox:
+    """Effects of one step. Order: log, wishes, answers, refusals, jobs, names, late answers, sessions, blobs."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.ended_attempts: list[AttemptId] = []
+        """For those who act after the handler (`sessions.settle`)."""
+        self._log: list[Effect] = []
+        self._wishes: dict[NodeName, dict[AttemptId, None]] = {}
+        self._launches: list[tuple[SessionId, int, tuple[JobId, ...]]] = []
+        self._answers: list[Effect] = []
+        self._late: list[Effect] = []
+        self._jobs: dict[JobId, None] = {}
+        self._names: dict[str, None] = {}
+        self._over: list[Effect] = []
+        self._blobs: dict[BlobId, None] = {}
+
+    def happened(self, job_id: JobId, what: str, text: str = "") -> None:
+        """A line for the event log; ``job_id`` is empty for what concerns machines and sessions."""
+        self._log.append(Happened(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
+
+    def wish(self, attempt: Attempt) -> None:
+        """What is wanted of this attempt has changed."""
+        self._wishes.setdefault(attempt.node, {})[attempt.attempt_id] = None
+
+    def job(self, job_id: JobId) -> None:
+        self._jobs[job_id] = None
+        self.state.touch("job", job_id)
+
+    def binding(self, binding: Binding) -> None:
+        """It has come, changed, gone, or its machine has."""
+        self._names[binding_key(binding)] = None
+        self.actor(binding.endpoint.actor_id)
+
+    def actor(self, actor_id: ActorId) -> None:
+        self._names[actor_key(actor_id)] = None
+
+    def launched(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> None:
+        self._launches.append((session, ref, jobs))
+
+    def reply(self, session: SessionId, ref: int, message: object, late: bool = False) -> None:
+        """``late`` answers come after the news of jobs and names they stand for."""
+        (self._late if late else self._answers).append(Reply(session=session, ref=ref, message=message))
+
+    def refuse(self, session: SessionId, ref: int, error: FrayError) -> None:
+        self._answers.append(Refusal(session=session, ref=ref, error=error))
+
+    def over(self, session: SessionId, reason: str) -> None:
+        self._over.append(SessionOver(session=session, reason=reason))
+
+    def release(self, blob: BlobId | None) -> None:
+        """One row less refers to it."""
+        self.state.release(blob)
+        self.unused(blob)
+
+    def unused(self, blob: BlobId | None) -> None:
+        """Forget it unless some row refers to it when the step is over."""
+        if blob is not None:
+            self._blobs[blob] = None
+
+    def effects(self) -> list[Effect]:
+        gone = tuple(blob for blob in self._blobs if not self.state.refers(blob))
+        return [
+            *self._log,
+            *(self._wishes_of(node, attempts) for node, attempts in self._wishes.items() if node in self.state.nodes),
+            *(self._launch_reply(*launch) for launch in self._launches),
+            *self._answers,
+            *(JobMoved(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
+            *(NamesMoved(key=key) for key in self._names),
+            *self._late,
+            *self._over,
+            *([Forget(blobs=gone)] if gone else []),
+        ]
+
+    def _wishes_of(self, node: NodeName, attempts: dict[AttemptId, None]) -> Effect:
+        wanted = {attempt: self.state.wish(attempt) is not None for attempt in attempts}
+        changed = tuple(attempt for attempt, is_wanted in wanted.items() if is_wanted)
+        gone = tuple(attempt for attempt, is_wanted in wanted.items() if not is_wanted)
+        return WishesMoved(node=node, changed=changed, gone=gone)
+
+    def _launch_reply(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> Effect:
+        infos = tuple(self.state.job_info(job_id) for job_id in jobs)
+        return Reply(session=session, ref=ref, message=Jobs(jobs=infos))

@@ -1,0 +1,226 @@
+"""What the law remembers: one class a table, plain typed fields only, so that each row is one JSON text in the store.
+
+`TABLES` maps the name of a table to the class of its rows.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import define, frozen
+
+from fray.model.ids import ActorId, AttemptId, JobId, Namespace, NodeName, SessionId
+from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
+from fray.model.resources import Capacity
+from fray.model.specs import Cause, JobSpec, Outcome
+
+
+class JobPhase(StrEnum):
+    """Where a job is; `JobState` is the same with fewer words (see `lifecycle.PUBLIC`)."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    """Placed; not every member has been seen running yet."""
+    RUNNING = "running"
+    CLOSING = "closing"
+    """Its end (or the end of this generation) is decided; members are still being ended."""
+    ENDED = "ended"
+
+
+class AttemptPhase(StrEnum):
+    """Where an attempt is, as far as the law knows. All but ENDED hold their share of the machine."""
+
+    WISHED = "wished"
+    """Placed; its node has not spoken of it yet."""
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class NodePhase(StrEnum):
+    ALIVE = "alive"
+    SILENT = "silent"
+    """No connection, for less than ``suspect_s``."""
+    SUSPECT = "suspect"
+    """Silent for ``suspect_s``: its actors' callers are told, its attempts are not placed again yet."""
+    LOST = "lost"
+    """Silent for ``lease_s``: all it held counts as ended."""
+
+
+class SessionPhase(StrEnum):
+    OPEN = "open"
+    LOST = "lost"
+    """The connection is gone; a driver has its grace."""
+    CLOSING = "closing"
+    """All it owns is being ended."""
+    ENDED = "ended"
+    """Nothing of it is left; remembered so that it can change nothing when it comes back."""
+
+
+@define(kw_only=True)
+class Job:
+    spec: JobSpec
+    order: int
+    """Place in the order of acceptance; a retry keeps it."""
+    owner: str
+    """Session or attempt whose end ends this job; empty when detached."""
+    root: SessionId = ""
+    """The driver's session at the top of the chain of owners; empty below a detached job."""
+    launched_by: SessionId = ""
+    launched_at: float = 0.0
+    queued_at: float = 0.0
+    phase: JobPhase = JobPhase.QUEUED
+    generation: int = 0
+    """Of the attempts there are, or of the next ones while it is queued."""
+    oldest: int = 0
+    """The first generation whose attempts are still on record."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    failures: int = 0
+    """Spent of ``max_retries_failure``."""
+    preemptions: int = 0
+    """Spent of ``max_retries_preemption``."""
+    stop_cause: Cause | None = None
+    stop_reason: str = ""
+    first: Outcome | None = None
+    """While CLOSING: what ended this generation."""
+    first_at: float = 0.0
+    outcome: Outcome | None = None
+    """Committed exactly once."""
+
+    @property
+    def job_id(self) -> JobId:
+        return self.spec.job_id
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is JobPhase.ENDED
+
+
+@define(kw_only=True)
+class Attempt:
+    attempt_id: AttemptId
+    job_id: JobId
+    generation: int
+    member: int
+    node: NodeName
+    incarnation: str
+    """Of the node: another incarnation never held it."""
+    devices: tuple[str, ...] = ()
+    phase: AttemptPhase = AttemptPhase.WISHED
+    ran: bool = False
+    """Has been seen running (or has succeeded)."""
+    stop_cause: Cause | None = None
+    """Set once the node is asked to end it."""
+    pid: int | None = None
+    outcome: Outcome | None = None
+    placed_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def living(self) -> bool:
+        return self.phase is not AttemptPhase.ENDED
+
+
+@define(kw_only=True)
+class Node:
+    name: NodeName
+    incarnation: str
+    boot_id: str
+    capacity: Capacity
+    process: ProcessMark | None = None
+    phase: NodePhase = NodePhase.ALIVE
+    silent_since: float = 0.0
+    settled: bool = True
+    """It has told what it holds since it connected; nothing new is placed before."""
+    strays: tuple[AttemptId, ...] = ()
+    """Living attempts it holds and nobody wants: nothing new is placed until they are gone."""
+    serial: int = 0
+    """Highest `Report.serial` seen of this incarnation."""
+
+
+@define(kw_only=True)
+class Session:
+    session: SessionId
+    role: Role
+    namespace: Namespace
+    grace_s: float = 30.0
+    attempt_id: AttemptId | None = None
+    user: str = ""
+    phase: SessionPhase = SessionPhase.OPEN
+    lost_at: float = 0.0
+    ended_at: float = 0.0
+    reason: str = ""
+    refs: tuple[int, ...] = ()
+    """Requests that wait for its end."""
+
+    @property
+    def owner(self) -> str:
+        """What jobs it launches are owned by."""
+        return self.attempt_id or self.session
+
+    @property
+    def over(self) -> bool:
+        return self.phase in (SessionPhase.CLOSING, SessionPhase.ENDED)
+
+
+@define(kw_only=True)
+class Binding:
+    """A living actor in the registry."""
+
+    endpoint: ActorEndpoint
+    session: SessionId
+    """Who registered it."""
+    exclusive: bool
+    order: int
+
+
+@define(kw_only=True)
+class Grave:
+    """Why an actor that was no job of its own is gone."""
+
+    actor_id: ActorId
+    outcome: Outcome
+    order: int
+
+
+@define(kw_only=True)
+class Law:
+    """The one row of table ``law``."""
+
+    now: float = 0.0
+    """Seconds since the epoch; never decreases, also over restarts."""
+    epoch: int = 0
+    order: int = 0
+    """Last number given to a job, binding or grave."""
+
+
+@frozen(kw_only=True)
+class Rules:
+    """Limits the law goes by; not stored."""
+
+    suspect_s: float = 30.0
+    lease_s: float = 600.0
+    starve_s: float = 60.0
+    finished_limit: int = 10_000
+    """Ended jobs, sessions and actors on record; the oldest are forgotten (repeating their launch runs them anew)."""
+    living_limit: int = 100_000
+    """Jobs that have not ended; more are refused."""
+    records_limit: int = 100
+    """Attempts of earlier generations on record for each job."""
+    forget_node_s: float = 86_400.0
+    """How long a lost node is listed."""
+
+
+TABLES: dict[str, type] = {
+    "law": Law,
+    "node": Node,
+    "session": Session,
+    "job": Job,
+    "attempt": Attempt,
+    "name": Binding,
+    "grave": Grave,
+}
+"""In the order in which `State.restore` can be given the rows (any order will do)."""

@@ -1,0 +1,248 @@
+"""`State`: the law's memory, and the windows through which the controller looks into it.
+
+Only `fray.scheduler.step.step` changes it. Everything public here reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fray.errors import NoSuchJob
+from fray.model.ids import ActorId, AttemptId, JobId, Namespace, NodeName, SessionId
+from fray.model.messages.client import ActorEndpoint, Names, NodeInfo
+from fray.model.messages.node import NodeHello
+from fray.model.specs import AttemptInfo, Cause, JobInfo, Outcome, Wish
+from fray.scheduler.explain import reason
+from fray.scheduler.lifecycle import job_state
+from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
+from fray.scheduler.tables import Tables
+
+_SILENT = (NodePhase.SUSPECT, NodePhase.LOST)
+
+
+class State(Tables):
+    """All the law knows.
+
+    Args:
+        now: first value of the law's time, seconds since the epoch.
+        rules: limits; default `Rules()`.
+    """
+
+    def __init__(self, now: float = 0.0, rules: Rules | None = None) -> None:
+        super().__init__(now, rules)
+        self.declares_all_nodes = False
+        self.declared: tuple[NodeHello, ...] = ()
+
+    @classmethod
+    def restore(cls, rows: Iterable[tuple[str, str, object]], now: float, rules: Rules | None = None) -> State:
+        """The state again from stored rows ``(table, key, row)``; step `Restarted` next."""
+        state = cls(now, rules)
+        state.load(rows)
+        state.law.now = max(state.law.now, now)
+        return state
+
+    # Jobs
+
+    def job_info(self, job_id: JobId) -> JobInfo:
+        """Raises: NoSuchJob."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise NoSuchJob(f"the cluster knows no job {job_id!r} (it may be long over)", job_id=job_id)
+        outcome = job.outcome or Outcome(cause=Cause.SUCCEEDED)
+        return JobInfo(
+            job_id=job_id,
+            name=job.spec.name,
+            state=job_state(job),
+            error_message=error_message(job.outcome),
+            start_time=job.started_at,
+            end_time=job.ended_at,
+            namespace=job.spec.namespace,
+            owner=job.owner,
+            cause=job.outcome.cause if job.outcome else None,
+            exit_code=outcome.exit_code,
+            signal=outcome.signal,
+            value=outcome.value,
+            reason=reason(self, job),
+            attempts=tuple(map(_attempt_info, self.records(job))),
+        )
+
+    def list_jobs(self, namespace: Namespace | None = None) -> tuple[JobInfo, ...]:
+        """All jobs on record (of one namespace), newest last."""
+        return tuple(
+            self.job_info(job.job_id) for job in self.jobs.values() if namespace in (None, job.spec.namespace)
+        )
+
+    def job_ended(self, job_id: JobId) -> bool:
+        """Ended, or unknown."""
+        job = self.jobs.get(job_id)
+        return job is None or job.ended
+
+    # Sessions and owners
+
+    def root_session(self, job_id: JobId) -> SessionId | None:
+        """The driver's session at the top of a job's chain of owners; None below a detached job."""
+        job = self.jobs.get(job_id)
+        return job.root or None if job else None
+
+    def owned(self, session: SessionId) -> tuple[JobId, ...]:
+        """Living jobs of a session, direct and below, oldest first."""
+        known = self.sessions.get(session)
+        if known is None or known.attempt_id is None:
+            return tuple(self.rooted.get(session, ()))
+        return tuple(self.below(known.attempt_id))
+
+    def below(self, owner: str) -> Iterator[JobId]:
+        """Living jobs owned by a session or attempt, and by their attempts, and so on."""
+        for job_id in self.children.get(owner, ()):
+            yield job_id
+            for attempt in self.living_members(self.jobs[job_id]):
+                yield from self.below(attempt.attempt_id)
+
+    def session_known(self, session: SessionId) -> bool:
+        """It lives: connected, in its grace, or being ended."""
+        known = self.sessions.get(session)
+        return known is not None and known.phase is not SessionPhase.ENDED
+
+    def attempt_living(self, attempt_id: AttemptId) -> bool:
+        """Neither it nor its job has ended: its process may dial the controller, launch, and hold names."""
+        attempt = self.attempts.get(attempt_id)
+        return attempt is not None and attempt.living and not self.jobs[attempt.job_id].ended
+
+    # Nodes and wishes
+
+    def wish(self, attempt_id: AttemptId) -> Wish | None:
+        """What is wanted of an attempt; None: nothing, its node ends and forgets it."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None or not attempt.living:
+            return None
+        return Wish(
+            attempt_id=attempt_id,
+            spec=self.jobs[attempt.job_id].spec,
+            devices=attempt.devices,
+            stop=attempt.stop_cause is not None,
+            stop_cause=attempt.stop_cause or Cause.STOPPED,
+        )
+
+    def wanted(self, node: NodeName) -> tuple[Wish, ...]:
+        """The complete wanted set of a node."""
+        wishes = (self.wish(attempt_id) for attempt_id in self.on_node.get(node, ()))
+        return tuple(wish for wish in wishes if wish is not None)
+
+    def node_alive(self, node: NodeName) -> bool:
+        """Connected as far as the law knows: a second node of this name is an impostor."""
+        known = self.nodes.get(node)
+        return known is not None and known.phase is NodePhase.ALIVE
+
+    def suspect(self, attempt: Attempt) -> bool:
+        """Its machine has been silent for ``suspect_s``."""
+        return attempt.living and self.nodes[attempt.node].phase in _SILENT
+
+    def nodes_info(self) -> tuple[NodeInfo, ...]:
+        return tuple(self._node_info(self.nodes[name]) for name in sorted(self.nodes))
+
+    def _node_info(self, node: Node) -> NodeInfo:
+        machine = self.pool.machines[node.name]
+        return NodeInfo(
+            name=node.name,
+            alive=node.phase not in _SILENT,
+            cpu_milli=node.capacity.cpu_milli,
+            cpu_milli_free=machine.cpu_milli,
+            memory_bytes=node.capacity.memory_bytes,
+            memory_bytes_free=machine.memory_bytes,
+            devices=tuple(device.id for device in node.capacity.devices),
+            attributes=dict(node.capacity.attributes),
+            attempts=machine.attempts,
+            pid=node.process.pid if node.process else None,
+        )
+
+    # Names
+
+    def names(self, key: str) -> Names:
+        """All living actors under a key (see `Watch.key`), oldest first; those of silent machines left out."""
+        kind, _, rest = key.partition(":")
+        if kind == "actor":
+            return self._actor(key, rest)
+        found = sorted((self.bindings[actor] for actor in self.by_key.get(key, ())), key=lambda b: b.order)
+        return Names(key=key, endpoints=tuple(b.endpoint for b in found if not self.hidden(b)))
+
+    def list_actors(self, namespace: Namespace | None = None, prefix: str = "") -> Names:
+        """Every living actor (of one namespace) whose name starts with ``prefix``, under the key ``""``."""
+        found = tuple(self._visible(namespace, prefix))
+        return Names(key="", endpoints=found)
+
+    def _visible(self, namespace: Namespace | None, prefix: str) -> Iterator[ActorEndpoint]:
+        for binding in sorted(self.bindings.values(), key=lambda b: b.order):
+            endpoint = binding.endpoint
+            wanted = namespace in (None, endpoint.namespace) and endpoint.name.startswith(prefix)
+            if wanted and not self.hidden(binding):
+                yield endpoint
+
+    def hidden(self, binding: Binding) -> bool:
+        """Its machine is silent: callers are told so, but the name is kept."""
+        attempt = self.attempts.get(binding.endpoint.incarnation)
+        return attempt is not None and self.suspect(attempt)
+
+    def _actor(self, key: str, actor_id: ActorId) -> Names:
+        binding = self.bindings.get(actor_id)
+        if binding is None:
+            return Names(key=key, endpoints=(), ended=self._absence(actor_id))
+        if self.hidden(binding):
+            return Names(key=key, endpoints=(), ended=self._silence(self.attempts[binding.endpoint.incarnation]))
+        return Names(key=key, endpoints=(binding.endpoint,))
+
+    def _absence(self, actor_id: ActorId) -> Outcome | None:
+        """Why no actor of this id is there; None: it is on its way."""
+        job = self.jobs.get(actor_id)
+        if job is not None:
+            silent = next(filter(self.suspect, self.members(job)), None) if not job.ended else None
+            return self._silence(silent) if silent else job.outcome
+        if actor_id in self.graves:
+            return self.graves[actor_id].outcome
+        return Outcome(cause=Cause.FAILURE, message="no such actor")
+
+    def _silence(self, attempt: Attempt) -> Outcome:
+        silent_s = self.now - self.nodes[attempt.node].silent_since
+        return Outcome(
+            cause=Cause.MACHINE_LOST,
+            message=f"its machine {attempt.node} has been silent for {silent_s:.0f} s",
+        )
+
+    # Time
+
+    def next_deadline(self) -> float | None:
+        """When a `Tick` is due, by the law's time; None: nothing is timed."""
+        nodes = (node_deadline(self.nodes[name], self.rules) for name in self.unwell)
+        sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost)
+        return min([*nodes, *sessions], default=None)
+
+
+def node_deadline(node: Node, rules: Rules) -> float:
+    """When a silent node's next turn is due."""
+    waits = {
+        NodePhase.SILENT: rules.suspect_s,
+        NodePhase.SUSPECT: rules.lease_s,
+        NodePhase.LOST: rules.lease_s + rules.forget_node_s,
+    }
+    return node.silent_since + waits[node.phase]
+
+
+def error_message(outcome: Outcome | None) -> str | None:
+    """A finished job's trouble in words; None while it lives and on success."""
+    if outcome is None or outcome.cause is Cause.SUCCEEDED:
+        return None
+    return outcome.message or outcome.cause.value.replace("_", " ")
+
+
+def _attempt_info(attempt: Attempt) -> AttemptInfo:
+    outcome = attempt.outcome
+    return AttemptInfo(
+        attempt_id=attempt.attempt_id,
+        node=attempt.node,
+        cause=outcome.cause if outcome else None,
+        message=outcome.message if outcome else "",
+        exit_code=outcome.exit_code if outcome else None,
+        signal=outcome.signal if outcome else None,
+        pid=attempt.pid,
+        start_time=attempt.started_at,
+        end_time=attempt.ended_at,
+    )

@@ -1,0 +1,84 @@
+"""The one door of the law: `step(state, event, now) -> effects`.
+
+`HANDLERS` maps each class of event to the function that obeys it; to teach the law a new event, add a line. After the
+handler, whatever it did, waiting jobs are placed, finished sessions are ended, and old records are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fray.scheduler import launching, nodes, registry, sessions
+from fray.scheduler.effects import (
+    Effect,
+    Event,
+    LaunchAsked,
+    NameRegistered,
+    NameUnregistered,
+    NodeDied,
+    NodeJoined,
+    NodeReported,
+    NodeSilent,
+    Restarted,
+    SessionClosed,
+    SessionLost,
+    SessionOpened,
+    TerminateAsked,
+    Tick,
+)
+from fray.scheduler.jobs import forget_finished
+from fray.scheduler.outbox import Outbox
+from fray.scheduler.placement import place_waiting
+from fray.scheduler.state import State
+
+
+def _restarted(state: State, event: Restarted, out: Outbox) -> None:
+    state.law.epoch = event.epoch
+    state.declares_all_nodes = event.declares_all_nodes
+    state.declared = event.declared
+    state.touch("law", "law")
+    nodes.restarted(state, out)
+    sessions.restarted(state)
+    launching.end_the_impossible(state, out)
+
+
+def _tick(state: State, event: Tick, out: Outbox) -> None:
+    nodes.ticked(state, out)
+    sessions.ticked(state, out)
+
+
+HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
+    Restarted: _restarted,
+    SessionOpened: sessions.opened,
+    SessionLost: sessions.lost,
+    SessionClosed: sessions.closed,
+    LaunchAsked: launching.launch,
+    TerminateAsked: launching.terminate,
+    NodeJoined: nodes.joined,
+    NodeReported: nodes.reported,
+    NodeSilent: nodes.silent,
+    NodeDied: nodes.died,
+    NameRegistered: registry.register,
+    NameUnregistered: registry.unregister,
+    Tick: _tick,
+}
+
+
+def step(state: State, event: Event, now: float) -> list[Effect]:
+    """Obey one event; ``state`` is changed in place.
+
+    Args:
+        now: seconds since the epoch. An earlier time than the law has seen counts as the latest it has seen.
+
+    Returns:
+        What shall be done, after the state has been saved, in this order.
+    """
+    state.law.now = max(state.law.now, now)
+    out = Outbox(state)
+    HANDLERS[type(event)](state, event, out)
+    place_waiting(state, out)
+    sessions.settle(state, out)
+    forget_finished(state, out)
+    registry.forget_graves(state)
+    return out.effects()

@@ -1,0 +1,403 @@
+"""The law's tables and the indexes over them: each row is changed in one place, and marked to be saved.
+
+Rows are stored; indexes are not, they are built again by `Tables.load`. Dicts stand where sets would do, so that every
+walk has the same order in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from attrs import define
+
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
+from fray.model.specs import Outcome
+from fray.scheduler.match import Pool
+from fray.scheduler.queue import Queue, Shape
+from fray.scheduler.rows import (
+    Attempt,
+    Binding,
+    Grave,
+    Job,
+    JobPhase,
+    Law,
+    Node,
+    NodePhase,
+    Rules,
+    Session,
+    SessionPhase,
+)
+
+
+@define
+class Tally:
+    """Members of a job's generation."""
+
+    living: int = 0
+    ran: int = 0
+
+
+def name_key(namespace: Namespace, name: str) -> str:
+    return f"name:{namespace}/{name}"
+
+
+def actor_key(actor_id: ActorId) -> str:
+    return f"actor:{actor_id}"
+
+
+def binding_key(binding: Binding) -> str:
+    return name_key(binding.endpoint.namespace, binding.endpoint.name)
+
+
+class Tables:
+    """Rows and indexes, without decisions."""
+
+    def __init__(self, now: float = 0.0, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self.law = Law(now=now)
+        self.jobs: dict[JobId, Job] = {}
+        self.attempts: dict[AttemptId, Attempt] = {}
+        self.nodes: dict[NodeName, Node] = {}
+        self.sessions: dict[SessionId, Session] = {}
+        self.bindings: dict[ActorId, Binding] = {}
+        self.graves: dict[ActorId, Grave] = {}
+        self._dirty: dict[tuple[str, str], None] = {}
+        self._make_indexes()
+
+    def _make_indexes(self) -> None:
+        self.pool = Pool()
+        self.queue = Queue()
+        self.tally: dict[JobId, Tally] = {}
+        self.on_node: dict[NodeName, dict[AttemptId, None]] = {}
+        """Living attempts."""
+        self.children: dict[str, dict[JobId, None]] = {}
+        """Living jobs by owner."""
+        self.rooted: dict[SessionId, dict[JobId, None]] = {}
+        """Living jobs by the session at the top."""
+        self.named: dict[tuple[Namespace, str], dict[JobId, None]] = {}
+        """Living jobs by name."""
+        self.finished: dict[JobId, None] = {}
+        """Ended jobs, oldest end first."""
+        self.by_key: dict[str, dict[ActorId, None]] = {}
+        self.hosted: dict[str, dict[ActorId, None]] = {}
+        """Bindings by incarnation."""
+        self.sessions_of: dict[AttemptId, dict[SessionId, None]] = {}
+        self.lost: dict[SessionId, None] = {}
+        """Drivers in their grace."""
+        self.closing: dict[SessionId, None] = {}
+        self.over: dict[SessionId, None] = {}
+        """Ended sessions, oldest end first."""
+        self.unwell: dict[NodeName, None] = {}
+        """Nodes that are not alive."""
+        self.blobs: dict[BlobId, int] = {}
+        """How many rows refer to a payload or value."""
+
+    # Time and order
+
+    @property
+    def now(self) -> float:
+        """The law's time, seconds since the epoch; never decreases."""
+        return self.law.now
+
+    def next_order(self) -> int:
+        self.law.order += 1
+        return self.law.order
+
+    # Saving
+
+    def touch(self, table: str, key: str) -> None:
+        """The row has changed, or is gone."""
+        self._dirty[(table, key)] = None
+
+    def rows(self, table: str) -> dict[str, Any]:
+        tables: dict[str, dict[str, Any]] = {
+            "job": self.jobs,
+            "attempt": self.attempts,
+            "node": self.nodes,
+            "session": self.sessions,
+            "name": self.bindings,
+            "grave": self.graves,
+            "law": {"law": self.law},
+        }
+        return tables[table]
+
+    def take_dirty(self) -> tuple[list[tuple[str, str, object]], list[tuple[str, str]]]:
+        """Rows to write ``(table, key, row)`` and to delete ``(table, key)`` since the last call.
+
+        Rows are the living objects: turn them into text before the next step.
+        """
+        upserts: list[tuple[str, str, object]] = []
+        deletes: list[tuple[str, str]] = []
+        if self._dirty:
+            self.touch("law", "law")
+        for table, key in self._dirty:
+            row = self.rows(table).get(key)
+            if row is None:
+                deletes.append((table, key))
+            else:
+                upserts.append((table, key, row))
+        self._dirty = {}
+        return upserts, deletes
+
+    def load(self, rows: Iterable[tuple[str, str, object]]) -> None:
+        """Fill empty tables from the store, in any order, and build the indexes."""
+        found = {(table, key): row for table, key, row in rows}
+        law = found.pop(("law", "law"), None)
+        if isinstance(law, Law):
+            self.law = law
+        for (table, key), row in found.items():
+            self.rows(table)[key] = row
+        self._sort_tables()
+        self._index_all()
+
+    def _sort_tables(self) -> None:
+        self.jobs = dict(sorted(self.jobs.items(), key=lambda item: item[1].order))
+        self.attempts = dict(sorted(self.attempts.items(), key=lambda item: self._attempt_order(item[1])))
+        self.nodes = dict(sorted(self.nodes.items()))
+        self.sessions = dict(sorted(self.sessions.items()))
+        self.bindings = dict(sorted(self.bindings.items(), key=lambda item: item[1].order))
+        self.graves = dict(sorted(self.graves.items(), key=lambda item: item[1].order))
+
+    def _attempt_order(self, attempt: Attempt) -> tuple[int, int, int]:
+        job = self.jobs.get(attempt.job_id)
+        return (job.order if job else 0), attempt.generation, attempt.member
+
+    def _index_all(self) -> None:
+        for node in self.nodes.values():
+            self.index_node(node)
+        for session in sorted(self.sessions.values(), key=lambda s: (s.ended_at, s.session)):
+            self.index_session(session)
+        for job in sorted(self.jobs.values(), key=lambda j: (j.ended_at or 0.0, j.order)):
+            self._index_job(job)
+        for attempt in self.attempts.values():
+            self._index_attempt(attempt)
+        for binding in self.bindings.values():
+            self._index_binding(binding)
+        self.blobs = self.count_blobs()
+
+    # Nodes
+
+    def put_node(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        self.index_node(node)
+        self.touch("node", node.name)
+
+    def index_node(self, node: Node) -> None:
+        self.pool.add(node.name, node.capacity, takes_work(node))
+        self.on_node.setdefault(node.name, {})
+        self._time_node(node)
+
+    def _time_node(self, node: Node) -> None:
+        if node.phase is NodePhase.ALIVE:
+            self.unwell.pop(node.name, None)
+        else:
+            self.unwell[node.name] = None
+
+    def node_changed(self, node: Node) -> None:
+        """Its phase, strays or settledness may have changed."""
+        self._time_node(node)
+        self.pool.set_open(node.name, takes_work(node))
+        self.touch("node", node.name)
+
+    def drop_node(self, node: Node) -> None:
+        del self.nodes[node.name], self.on_node[node.name]
+        self.unwell.pop(node.name, None)
+        self.pool.remove(node.name)
+        self.touch("node", node.name)
+
+    # Sessions
+
+    def put_session(self, session: Session) -> None:
+        self.sessions[session.session] = session
+        self.session_changed(session)
+
+    def session_changed(self, session: Session) -> None:
+        for index in (self.lost, self.closing, self.over):
+            index.pop(session.session, None)
+        self.index_session(session)
+        self.touch("session", session.session)
+
+    def index_session(self, session: Session) -> None:
+        if session.attempt_id:
+            self.sessions_of.setdefault(session.attempt_id, {})[session.session] = None
+        index = {
+            SessionPhase.LOST: None if session.attempt_id else self.lost,
+            SessionPhase.CLOSING: self.closing,
+            SessionPhase.ENDED: self.over,
+        }.get(session.phase)
+        if index is not None:
+            index[session.session] = None
+
+    def drop_session(self, session: Session) -> None:
+        del self.sessions[session.session]
+        for index in (self.lost, self.closing, self.over):
+            index.pop(session.session, None)
+        if session.attempt_id:
+            _discard(self.sessions_of, session.attempt_id, session.session)
+        self.touch("session", session.session)
+
+    # Jobs
+
+    def add_job(self, job: Job) -> None:
+        self.jobs[job.job_id] = job
+        self._index_job(job)
+        self.retain(job.spec.payload)
+        self.touch("job", job.job_id)
+
+    def _index_job(self, job: Job) -> None:
+        self.tally[job.job_id] = Tally()
+        if job.ended:
+            self.finished[job.job_id] = None
+            return
+        self.named.setdefault((job.spec.namespace, job.spec.name), {})[job.job_id] = None
+        if job.owner:
+            self.children.setdefault(job.owner, {})[job.job_id] = None
+        if job.root:
+            self.rooted.setdefault(job.root, {})[job.job_id] = None
+        if job.phase is JobPhase.QUEUED:
+            self.enqueue(job)
+
+    def bury_job(self, job: Job) -> None:
+        """It has ended: it is nobody's living job any more."""
+        _discard(self.named, (job.spec.namespace, job.spec.name), job.job_id)
+        _discard(self.children, job.owner, job.job_id)
+        _discard(self.rooted, job.root, job.job_id)
+        self.finished[job.job_id] = None
+        self.touch("job", job.job_id)
+
+    def drop_job(self, job: Job) -> None:
+        for attempt in list(self.records(job)):
+            self.drop_attempt(attempt)
+        del self.jobs[job.job_id], self.tally[job.job_id], self.finished[job.job_id]
+        self.touch("job", job.job_id)
+
+    def shape(self, job: Job) -> Shape:
+        return Shape(job.spec.demand, job.spec.members, bool(job.owner) and job.owner != job.root)
+
+    def enqueue(self, job: Job) -> None:
+        self.queue.add(job.job_id, job.order, self.shape(job))
+
+    def living_jobs(self) -> int:
+        return len(self.jobs) - len(self.finished)
+
+    # Attempts
+
+    def records(self, job: Job) -> Iterator[Attempt]:
+        """All attempts on record, oldest first."""
+        for generation in range(job.oldest, job.generation + 1):
+            for member in range(job.spec.members):
+                attempt = self.attempts.get(attempt_id(job.job_id, generation, member))
+                if attempt is not None:
+                    yield attempt
+
+    def members(self, job: Job) -> list[Attempt]:
+        """Attempts of the generation that is there, empty while the job is queued."""
+        ids = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
+        return [self.attempts[id_] for id_ in ids if id_ in self.attempts]
+
+    def living_members(self, job: Job) -> list[Attempt]:
+        return [attempt for attempt in self.members(job) if attempt.living]
+
+    def add_attempt(self, attempt: Attempt) -> None:
+        """Its share of the machine is taken already (`Pool.place`)."""
+        self.attempts[attempt.attempt_id] = attempt
+        self.tally[attempt.job_id].living += 1
+        self.on_node[attempt.node][attempt.attempt_id] = None
+        self.touch("attempt", attempt.attempt_id)
+
+    def _index_attempt(self, attempt: Attempt) -> None:
+        job = self.jobs[attempt.job_id]
+        tally = self.tally[attempt.job_id]
+        tally.ran += attempt.ran and attempt.generation == job.generation
+        if attempt.living:
+            tally.living += 1
+            self.on_node[attempt.node][attempt.attempt_id] = None
+            self.pool.take(attempt.node, job.spec.demand, attempt.devices)
+
+    def vacate(self, attempt: Attempt) -> None:
+        """It has ended: its share of the machine is free."""
+        demand = self.jobs[attempt.job_id].spec.demand
+        self.tally[attempt.job_id].living -= 1
+        del self.on_node[attempt.node][attempt.attempt_id]
+        self.pool.release(attempt.node, demand, attempt.devices)
+        self.touch("attempt", attempt.attempt_id)
+
+    def drop_attempt(self, attempt: Attempt) -> None:
+        del self.attempts[attempt.attempt_id]
+        self.touch("attempt", attempt.attempt_id)
+
+    # Names
+
+    def put_binding(self, binding: Binding) -> None:
+        self.bindings[binding.endpoint.actor_id] = binding
+        self._index_binding(binding)
+        self.touch("name", binding.endpoint.actor_id)
+
+    def _index_binding(self, binding: Binding) -> None:
+        actor_id = binding.endpoint.actor_id
+        self.by_key.setdefault(binding_key(binding), {})[actor_id] = None
+        self.hosted.setdefault(binding.endpoint.incarnation, {})[actor_id] = None
+
+    def drop_binding(self, binding: Binding) -> None:
+        actor_id = binding.endpoint.actor_id
+        del self.bindings[actor_id]
+        _discard(self.by_key, binding_key(binding), actor_id)
+        _discard(self.hosted, binding.endpoint.incarnation, actor_id)
+        self.touch("name", actor_id)
+
+    def put_grave(self, grave: Grave) -> None:
+        self.graves.pop(grave.actor_id, None)
+        self.graves[grave.actor_id] = grave
+        self.touch("grave", grave.actor_id)
+
+    def drop_grave(self, actor_id: ActorId) -> None:
+        if self.graves.pop(actor_id, None) is not None:
+            self.touch("grave", actor_id)
+
+    # Payloads and values
+
+    def refers(self, blob: BlobId) -> bool:
+        """Some row still needs this payload or value."""
+        return blob in self.blobs
+
+    def retain(self, blob: BlobId | None) -> None:
+        if blob is not None:
+            self.blobs[blob] = self.blobs.get(blob, 0) + 1
+
+    def release(self, blob: BlobId | None) -> None:
+        if blob is not None:
+            self.blobs[blob] -= 1
+            if not self.blobs[blob]:
+                del self.blobs[blob]
+
+    def needs_payload(self, job: Job) -> bool:
+        return not job.ended or self.tally[job.job_id].living > 0
+
+    def count_blobs(self) -> dict[BlobId, int]:
+        """References counted from the rows: what ``blobs`` must be."""
+        found: dict[BlobId, int] = {}
+        payloads = [job.spec.payload for job in self.jobs.values() if self.needs_payload(job)]
+        rows: list[Job | Attempt] = [*self.jobs.values(), *self.attempts.values()]
+        for blob in [*payloads, *(_value(row.outcome) for row in rows)]:
+            if blob is not None:
+                found[blob] = found.get(blob, 0) + 1
+        return found
+
+
+def takes_work(node: Node) -> bool:
+    """New attempts may be placed on it."""
+    return node.phase is NodePhase.ALIVE and node.settled and not node.strays
+
+
+def _value(outcome: Outcome | None) -> BlobId | None:
+    return outcome.value if outcome else None
+
+
+def _discard(index: dict[Any, dict[Any, None]], key: object, item: object) -> None:
+    """Remove ``item`` under ``key``, and the key with the last item."""
+    items = index.get(key)
+    if items is not None:
+        items.pop(item, None)
+        if not items:
+            del index[key]

@@ -1,0 +1,202 @@
+"""What simulated jobs and actors do: user code that writes every execution into the book (`fray.testing.truth`).
+
+All of it is importable, so that it travels by name and its bytes are the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import trio
+from attrs import frozen
+
+import fray
+from fray import ActorHandle, Entrypoint, JobRequest, ResourceConfig
+from fray.runtime.context import current
+from fray.testing.truth import Truth
+
+SMALL = ResourceConfig(cpu=0.5, memory="100MB")
+_books: list[Truth] = []
+
+
+@contextmanager
+def book(truth: Truth) -> Iterator[None]:
+    """The book that errands write into while entered."""
+    _books.append(truth)
+    try:
+        yield
+    finally:
+        _books.pop()
+
+
+class Boom(Exception):
+    """The errors of errands that shall fail; ``token`` says whose."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
+        self.token = token
+
+
+@contextmanager
+def running(token: str) -> Iterator[None]:
+    """One execution of ``token`` by the process this code runs in."""
+    truth = _books[-1]
+    run = truth.run_begins(token, current().session)
+    try:
+        yield
+    finally:
+        truth.run_ends(run)
+
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+async def give(token: str, value: int, sleep_s: float) -> int:
+    """Sleep, then return."""
+    with running(token):
+        await trio.sleep(sleep_s)
+        return value
+
+
+def give_at_once(token: str, value: int) -> int:
+    """The same as sync code."""
+    with running(token):
+        return value
+
+
+async def fail(token: str, sleep_s: float) -> None:
+    """Sleep, then raise."""
+    with running(token):
+        await trio.sleep(sleep_s)
+        raise Boom(token)
+
+
+async def linger(token: str, cleanup_s: float) -> None:
+    """Stay until cancelled, then take a while to leave."""
+    with running(token):
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(cleanup_s)
+
+
+@frozen
+class Child:
+    """A child job of `family`: what it does, and its own children."""
+
+    token: str
+    value: int
+    sleep_s: float
+    fails: bool = False
+    children: tuple[Child, ...] = ()
+
+    def total(self) -> int:
+        """What the family comes to if nothing fails."""
+        return self.value + sum(child.total() for child in self.children)
+
+    def tokens(self) -> Iterator[str]:
+        """Of itself and all below."""
+        yield self.token
+        for child in self.children:
+            yield from child.tokens()
+
+    def booms(self) -> Iterator[str]:
+        """Tokens of those that fail."""
+        if self.fails:
+            yield self.token
+        for child in self.children:
+            yield from child.booms()
+
+
+async def family(me: Child) -> int:
+    """Launch the children in a scope, sleep, and return the sum of all values; or raise."""
+    with running(me.token):
+        jobs = []
+        async with fray.current_cluster().open_scope(me.token) as scope:
+            for child in me.children:
+                jobs.append(await scope.launch(request(child.token, family, child)))
+            await trio.sleep(me.sleep_s)
+            if me.fails:
+                raise Boom(me.token)
+        total = me.value
+        for job in jobs:
+            total += await job.wait()
+        return total
+
+
+def request(
+    name: str,
+    fn: object,
+    *args: object,
+    resources: ResourceConfig = SMALL,
+    replicas: int | None = None,
+    max_retries_failure: int = 0,
+    detached: bool = False,
+) -> JobRequest:
+    """A job that runs an errand."""
+    return JobRequest(
+        name=name,
+        resources=resources,
+        entrypoint=Entrypoint.from_callable(fn, args),  # type: ignore[arg-type]
+        replicas=replicas,
+        max_retries_failure=max_retries_failure,
+        detached=detached,
+    )
+
+
+# Actors --------------------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Counts tokens; lives in the loop."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def add(self, token: str) -> int:
+        """Count one."""
+        with running(token):
+            self.count += 1
+            return self.count
+
+    async def slow_add(self, token: str, sleep_s: float) -> int:
+        """Sleep, then count one."""
+        with running(token):
+            await trio.sleep(sleep_s)
+            self.count += 1
+            return self.count
+
+    async def relay(self, token: str, others: Sequence[ActorHandle], sleep_s: float) -> int:
+        """Count one, and have the others count, one after another, nested."""
+        with running(token):
+            self.count += 1
+            if not others:
+                await trio.sleep(sleep_s)
+                return 1
+            return 1 + int(await others[0].relay(f"{token}+", others[1:], sleep_s))
+
+    async def boom(self, token: str) -> None:
+        """Raise."""
+        with running(token):
+            await trio.lowlevel.checkpoint()
+            raise Boom(token)
+
+
+class Tally:
+    """The same without async methods: one thread, here the loop."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def add(self, token: str) -> int:
+        """Count one."""
+        with running(token):
+            self.count += 1
+            return self.count
+
+    def boom(self, token: str) -> None:
+        """Raise."""
+        with running(token):
+            raise Boom(token)

@@ -1,0 +1,312 @@
+"""Stand-ins for what a simulation cannot have: the network between machines, processes, threads.
+
+Everything else in a simulated cluster is the real thing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from attrs import define, evolve, field
+
+from fray.errors import Unreachable
+from fray.model.ids import AttemptId
+from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
+from fray.net.codec import blob_id
+from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
+from fray.net.transport import Authorize, Credential, Transport
+from fray.node.launcher import OnLog, OnObserved
+from fray.runtime.attempt import Ended, run_attempt
+from fray.runtime.context import Runtime
+from fray.runtime.executor import InlineExecutor
+from fray.testing.seed import Trace
+from fray.testing.truth import Truth
+
+NEAR_S = (0.00002, 0.0001)
+"""One trip between two processes of one machine."""
+FAR_S = (0.0003, 0.003)
+"""One trip between two machines."""
+START_S = (0.005, 0.05)
+"""From the node's wish to a process that runs."""
+
+
+# The network ---------------------------------------------------------------------------------------------------------
+
+
+class SimNetwork(MemoryNetwork):
+    """Every process is a host, every host stands in a machine; machines are cut off, frozen and lost as a whole."""
+
+    def __init__(self, rng: random.Random, trace: Trace) -> None:
+        super().__init__(rng)
+        self._places: dict[str, str] = {}
+        self._killed: set[str] = set()
+        self._dark: set[str] = set()
+        self._trace = trace
+        self.on_delivery = self._delivered
+
+    def at(self, host: str) -> SimHost:
+        return SimHost(self, host)
+
+    def process(self, host: str, machine: str) -> SimHost:
+        """The network as a new process on ``machine`` sees it."""
+        self._places[host] = machine
+        return SimHost(self, host)
+
+    def machine_of(self, host: str) -> str:
+        return self._places.get(host, host)
+
+    def kill(self, host: str, *, silent: bool = False) -> None:
+        """The process is gone; it will never send again.
+
+        Args:
+            silent: as when the power fails: nobody is told, its peers wait. Otherwise their connections break.
+        """
+        self._killed.add(host)
+        if silent:
+            self._dark.add(host)
+        else:
+            self.crash(host)
+
+    def revive(self, host: str) -> None:
+        """Another process may use the host's name (only the controller's is used again)."""
+        self._killed.discard(host)
+
+    def light(self, machine: str) -> None:
+        """Power is back: what was lost with it is refused now."""
+        for host in [host for host in self._places if host in self._dark and self._places[host] == machine]:
+            self._dark.discard(host)
+            self.crash(host)
+
+    def holds(self, a: str, b: str) -> bool:
+        if a in self._dark or b in self._dark:
+            return True
+        here, there = self.machine_of(a), self.machine_of(b)
+        if here in self._frozen or there in self._frozen:
+            return True
+        return here != there and (here, there) in self._cut
+
+    def delay_s(self, a: str, b: str) -> float:
+        near = self.machine_of(a) == self.machine_of(b)
+        return self.rng.uniform(*(NEAR_S if near else FAR_S))
+
+    def drop_machines(self, a: str, b: str) -> int:
+        """Break all connections between two machines; how many."""
+        doomed = [transport for transport in self._living.values() if self._joins(transport, a, b)]
+        for transport in doomed:
+            transport.break_off()
+        return len({transport.number for transport in doomed})
+
+    def _joins(self, transport: MemoryTransport, a: str, b: str) -> bool:
+        ends = {self.machine_of(host) for host in transport.hosts}
+        return ends == {a, b}
+
+    async def connect(self, source: str, address: str, credential: Credential | None) -> MemoryTransport:
+        if source in self._killed:
+            raise Unreachable(f"{source} has been killed", address=address)
+        return await super().connect(source, address, credential)
+
+    def _delivered(self, source: str, target: str, connection: int, message: bytes) -> None:
+        self._trace.note("sent", f"{trio.current_time():.9f}", source, target, connection, message)
+
+
+class SimHost(MemoryHost):
+    """The network as one process sees it; TCP ports are places of the same network."""
+
+    async def listen(
+        self,
+        address: str,
+        authorize: Authorize,
+        handler: Callable[[Transport], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        if address.startswith("tcp:"):
+            address = f"memory:{self.host}/tcp"
+        await super().listen(address, authorize, handler, task_status=task_status)
+
+
+# Processes -----------------------------------------------------------------------------------------------------------
+
+
+class InlineStage:
+    """Sync user code runs in the loop: it must be short, and cannot be interrupted."""
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        await trio.lowlevel.checkpoint()
+        return fn()
+
+    def executor(self, runtime: Runtime) -> InlineExecutor:
+        return InlineExecutor()
+
+
+@define(eq=False)
+class _Process:
+    """One attempt's process."""
+
+    ticket: Ticket
+    starting: trio.CancelScope = field(factory=trio.CancelScope)
+    cancel: trio.CancelScope = field(factory=trio.CancelScope)
+    asked: bool = False
+    gone: bool = False
+    """Ended or killed: what its tasks still do concerns nobody."""
+    ended: trio.Event = field(factory=trio.Event)
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        return self.ticket.attempt_id
+
+
+class SimLauncher:
+    """Runs attempts as tasks that can be killed like processes: a `fray.node.launcher.Launcher`.
+
+    A killed one is off the network at once, and its tasks are cancelled; whatever their ``finally`` blocks do then
+    reaches nobody.
+    """
+
+    def __init__(self, machine: str, network: SimNetwork, truth: Truth, rng: random.Random) -> None:
+        self.on_observed: OnObserved = lambda observed, value: None
+        self.on_log: OnLog = lambda attempt, lines: None
+        self.held: dict[AttemptId, _Process] = {}
+        self._machine, self._network, self._truth, self._rng = machine, network, truth, rng
+        self._nursery: trio.Nursery | None = None
+        self._pids = 100
+        self._dead = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        try:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self.lose("with its node")
+
+    # What a node asks
+
+    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+        assert self._nursery is not None, "run the launcher first"
+        if self._dead:
+            return
+        process = self.held[ticket.attempt_id] = _Process(ticket)
+        self._nursery.start_soon(self._run, process, payload)
+
+    def stop(self, attempt_id: AttemptId) -> None:
+        process = self.held.get(attempt_id)
+        if process is None or process.gone or process.asked or self._nursery is None:
+            return
+        process.asked = True
+        self._tell(process, Phase.STOPPING)
+        process.starting.cancel()
+        process.cancel.cancel()
+        self._nursery.start_soon(self._ladder, process)
+
+    def kill(self, attempt_id: AttemptId) -> None:
+        process = self.held.get(attempt_id)
+        if process is not None:
+            self._end_now(process, Outcome(cause=Cause.STOPPED, message="killed on request"), "asked")
+
+    def forget(self, attempt_id: AttemptId) -> None:
+        process = self.held.get(attempt_id)
+        if process is not None and self._nursery is not None:
+            self._nursery.start_soon(self._forget, process)
+
+    # What a simulation does to it
+
+    def crash(self, attempt_id: AttemptId) -> bool:
+        """The process dies by SIGKILL of somebody's; False if there is none."""
+        process = self.held.get(attempt_id)
+        if process is None or process.gone or attempt_id not in self._truth.living:
+            return False
+        self._end_now(process, Outcome(cause=Cause.KILLED, signal=9, message="killed by signal 9"), "crashed")
+        return True
+
+    def lose(self, how: str, *, silent: bool = False) -> None:
+        """The machine (or the node with all its keepers) is gone: every process ends, nobody is told."""
+        self._dead = True
+        for process in self.held.values():
+            if not process.gone:
+                self._network.kill(process.attempt_id, silent=silent)
+                self._leave(process, how)
+
+    # Running
+
+    async def _run(self, process: _Process, content: bytes | None) -> None:
+        ticket = process.ticket
+        self._tell(process, Phase.STARTING)
+        with process.starting:
+            await trio.sleep(self._rng.uniform(*START_S))
+        if process.gone:
+            return
+        if process.asked:
+            self._end(process, Outcome(cause=Cause.STOPPED, message="ended before it began"), None, "asked")
+            return
+        self._pids += 1
+        began = trio.current_time()
+        self._truth.began(ticket.attempt_id, self._machine, ticket.spec, ticket.devices)
+        self._tell(process, Phase.RUNNING, self._pids)
+        ended = await self._work(process, content or b"")
+        outcome = evolve(
+            ended.outcome,
+            value=None if ended.value is None else blob_id(ended.value),
+            duration_s=round(trio.current_time() - began, 6),
+        )
+        self._end(process, outcome, ended.value, "asked" if process.asked else "by itself")
+
+    async def _work(self, process: _Process, content: bytes) -> Ended:
+        ticket = process.ticket
+        if ticket.spec.entry is EntryKind.BINARY:
+            return await _program(ticket.spec.argv, process.cancel)
+        network = self._network.process(ticket.attempt_id, self._machine)
+        rng = random.Random(f"{ticket.attempt_id}/{self._rng.random()}")
+        try:
+            return await run_attempt(ticket, content, network, InlineStage(), rng=rng, cancel=process.cancel)
+        except Exception as error:  # noqa: BLE001  # nothing may come out of there: written down as a breach
+            if not process.gone:
+                self._truth.breach("house", f"the runtime of {ticket.attempt_id} failed: {error!r}")
+            return Ended(Outcome(cause=Cause.KILLED, message=repr(error)))
+
+    async def _ladder(self, process: _Process) -> None:
+        ladder = process.ticket.spec.ladder
+        with trio.move_on_after(ladder.cancel_s + ladder.term_s):
+            await process.ended.wait()
+        self._end_now(process, Outcome(cause=Cause.STOPPED, signal=9, message="did not end when asked"), "asked")
+
+    async def _forget(self, process: _Process) -> None:
+        await process.ended.wait()
+        self.held.pop(process.attempt_id, None)
+
+    # Ending
+
+    def _end_now(self, process: _Process, outcome: Outcome, how: str) -> None:
+        if not process.gone:
+            self._network.kill(process.attempt_id)
+            self._end(process, outcome, None, how)
+
+    def _end(self, process: _Process, outcome: Outcome, value: bytes | None, how: str) -> None:
+        if process.gone:
+            return
+        self._leave(process, how)
+        self.on_observed(Observed(attempt_id=process.attempt_id, phase=Phase.ENDED, outcome=outcome), value)
+
+    def _leave(self, process: _Process, how: str) -> None:
+        process.gone = True
+        self._truth.ended(process.attempt_id, how)
+        process.starting.cancel()
+        process.cancel.cancel()
+        process.ended.set()
+
+    def _tell(self, process: _Process, phase: Phase, pid: int | None = None) -> None:
+        if not process.gone:
+            self.on_observed(Observed(attempt_id=process.attempt_id, phase=phase, pid=pid), None)
+
+
+async def _program(argv: tuple[str, ...], cancel: trio.CancelScope) -> Ended:
+    """A program whose arguments say what it does: ``(name, seconds, exit code)``."""
+    with cancel:
+        await trio.sleep(float(argv[1]))
+        code = int(argv[2])
+        cause = Cause.FAILURE if code else Cause.SUCCEEDED
+        return Ended(Outcome(cause=cause, exit_code=code, message=f"exit code {code}" if code else ""))
+    return Ended(Outcome(cause=Cause.STOPPED, message="ended on request"))

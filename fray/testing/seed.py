@@ -1,0 +1,101 @@
+"""One seed decides everything: the order of tasks, every generator, and what the process says of itself.
+
+What would differ between two runs of the same seed is held still while a story runs: Trio's own shuffling is seeded,
+the garbage collector waits (weak tables would otherwise shrink at moments of its choosing), and the words that jobs
+carry about their author (`sys.path`, directory, user) are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import trio
+
+import fray.jobs
+
+USER = "sim"
+DIRECTORY = "/sim"
+
+
+class Seed:
+    """The source of all generators of one story. Streams of different names do not disturb one another."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def stream(self, name: str) -> random.Random:
+        """The generator of this name: the same numbers for the same seed and name, whatever else was drawn."""
+        return random.Random(f"{self.number}/{name}")
+
+    def __repr__(self) -> str:
+        return f"<Seed {self.number}>"
+
+
+class Trace:
+    """A running hash over all that happens; two runs are the same exactly if they end with the same `digest`.
+
+    With ``keep`` (for looking for the first difference) every entry is kept as text too.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
+        self.count = 0
+        self.kept: list[str] | None = [] if keep else None
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def note(self, *words: object) -> None:
+        """Add an entry: words whose ``str`` does not depend on the run (bytes are taken whole)."""
+        self.count += 1
+        for word in words:
+            self._hash.update(word if isinstance(word, bytes) else str(word).encode())
+            self._hash.update(b"\0")
+        if self.kept is not None:
+            self.kept.append(" ".join(word.hex() if isinstance(word, bytes) else str(word) for word in words))
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+@contextmanager
+def steady(seed: Seed) -> Iterator[None]:
+    """While entered, what runs under Trio in this process is decided by ``seed`` alone."""
+    run: Any = trio._core._run
+    before = run._r.getstate()
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
+        stack.enter_context(_author())
+        stack.callback(run._r.setstate, before)
+        run._r.seed(f"{seed.number}/trio")
+        stack.enter_context(_garbage_waits())
+        yield
+
+
+@contextmanager
+def _author() -> Iterator[None]:
+    """What a job says about the process that launched it."""
+    words = SimpleNamespace(path=[DIRECTORY]), SimpleNamespace(getcwd=lambda: DIRECTORY)
+    with (
+        mock.patch.object(fray.jobs, "sys", words[0]),
+        mock.patch.object(fray.jobs, "os", words[1]),
+        mock.patch.dict(os.environ, {"USER": USER}),
+    ):
+        yield
+
+
+@contextmanager
+def _garbage_waits() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,192 @@
+"""What really happened, as against what Fray says: written by the fakes and the errands, read by the checks.
+
+The launchers of the simulated machines write down every process that lived, where and how long; the errands (the user
+code of the simulation) write down every execution. Fray itself writes nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from attrs import Factory, define, frozen
+
+from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
+from fray.model.resources import Demand
+from fray.model.specs import JobSpec
+
+
+@frozen
+class Breach:
+    """One broken promise."""
+
+    promise: str
+    """``P1`` to ``P7``, ``law`` (an invariant of the state), or ``house`` (an error nobody asked for)."""
+    time: float
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.promise} at {self.time:.3f}: {self.text}"
+
+
+@define
+class Life:
+    """One process of a job."""
+
+    attempt_id: AttemptId
+    machine: str
+    spec: JobSpec
+    devices: tuple[str, ...]
+    began: float
+    ended: float | None = None
+    how: str = ""
+    """``by itself``, ``asked``, ``crashed`` (the process alone) or ``with its machine``."""
+
+    @property
+    def job_id(self) -> JobId:
+        return split_attempt(self.attempt_id)[0]
+
+    @property
+    def generation(self) -> int:
+        return split_attempt(self.attempt_id)[1]
+
+    @property
+    def member(self) -> int:
+        return split_attempt(self.attempt_id)[2]
+
+
+@define
+class DriverLife:
+    """One process of a driver."""
+
+    session: SessionId
+    machine: str
+    grace_s: float
+    began: float
+    ended: float | None = None
+    vanished: bool = False
+    """Killed without a word: what it owns has its grace."""
+
+
+@define
+class Run:
+    """One execution of a token: a call or a job's callable."""
+
+    token: str
+    incarnation: str
+    began: float
+    ended: float | None = None
+
+
+@define
+class Truth:
+    """The book. ``clock`` is the virtual one."""
+
+    clock: Callable[[], float]
+    lives: dict[AttemptId, Life] = Factory(dict)
+    living: dict[AttemptId, Life] = Factory(dict)
+    of_job: dict[JobId, list[Life]] = Factory(dict)
+    drivers: dict[SessionId, DriverLife] = Factory(dict)
+    runs: dict[str, list[Run]] = Factory(dict)
+    open_runs: dict[int, Run] = Factory(dict)
+    breaches: list[Breach] = Factory(list)
+    ghosts: int = 0
+    """Steps of code whose process had been killed; they count for nothing."""
+
+    def breach(self, promise: str, text: str) -> None:
+        """Write a broken promise down, once."""
+        if not any(known.promise == promise and known.text == text for known in self.breaches):
+            self.breaches.append(Breach(promise, self.clock(), text))
+
+    # Processes of jobs
+
+    def began(self, attempt_id: AttemptId, machine: str, spec: JobSpec, devices: tuple[str, ...]) -> None:
+        """A machine has started the process of an attempt."""
+        life = Life(attempt_id, machine, spec, devices, self.clock())
+        if attempt_id in self.lives:
+            self.breach("P4", f"{attempt_id} was started again on {machine}")
+        self._check_successor(life)
+        self._check_devices(life)
+        self.lives[attempt_id] = self.living[attempt_id] = life
+        self.of_job.setdefault(life.job_id, []).append(life)
+
+    def ended(self, attempt_id: AttemptId, how: str) -> None:
+        """Nothing of it lives any more."""
+        life = self.living.pop(attempt_id, None)
+        if life is not None:
+            life.ended, life.how = self.clock(), how
+
+    def _check_successor(self, new: Life) -> None:
+        """No generation lives beside another, and none comes after its successor."""
+        for old in self.of_job.get(new.job_id, ()):
+            if old.ended is None and (old.generation, old.member) != (new.generation, new.member):
+                if old.generation != new.generation:
+                    self.breach("P5", f"{new.attempt_id} begins on {new.machine}, {old.attempt_id} lives on {old.machine}")
+            if old.generation > new.generation:
+                self.breach("P5", f"{new.attempt_id} begins on {new.machine} after {old.attempt_id} began")
+
+    def _check_devices(self, new: Life) -> None:
+        for other in self.on(new.machine):
+            shared = sorted(set(other.devices) & set(new.devices))
+            if shared:
+                self.breach("P6", f"{shared} of {new.machine} given to {other.attempt_id} and {new.attempt_id}")
+
+    def on(self, machine: str) -> Iterator[Life]:
+        """Processes that live on a machine."""
+        return (life for life in self.living.values() if life.machine == machine)
+
+    def load(self, machine: str) -> Demand:
+        """What those processes have been granted together."""
+        demands = [life.spec.demand for life in self.on(machine)]
+        return Demand(
+            cpu_milli=sum(demand.cpu_milli for demand in demands),
+            memory_bytes=sum(demand.memory_bytes for demand in demands),
+        )
+
+    # Drivers
+
+    def driver_began(self, session: SessionId, machine: str, grace_s: float) -> None:
+        self.drivers[session] = DriverLife(session, machine, grace_s, self.clock())
+
+    def driver_ended(self, session: SessionId, vanished: bool) -> None:
+        life = self.drivers.get(session)
+        if life is not None and life.ended is None:
+            life.ended, life.vanished = self.clock(), vanished
+
+    # Executions
+
+    def lives_now(self, incarnation: str) -> bool:
+        """Whether the process of this name (attempt or driver session) has not been killed."""
+        if incarnation in self.living:
+            return True
+        driver = self.drivers.get(incarnation)
+        return driver is not None and driver.ended is None
+
+    def run_begins(self, token: str, incarnation: str) -> Run:
+        """User code begins to execute ``token``."""
+        run = Run(token, incarnation, self.clock())
+        if not self.lives_now(incarnation):
+            self.ghosts += 1
+            return run
+        self._check_not_replaced(run)
+        earlier = self.runs.setdefault(token, [])
+        if any(other.incarnation == incarnation for other in earlier):
+            self.breach("P4", f"{token} was executed twice by {incarnation}")
+        earlier.append(run)
+        self.open_runs[id(run)] = run
+        return run
+
+    def run_ends(self, run: Run) -> None:
+        """It returned, raised or was cancelled."""
+        if self.open_runs.pop(id(run), None) is not None:
+            run.ended = self.clock()
+
+    def _check_not_replaced(self, run: Run) -> None:
+        mine = self.lives.get(run.incarnation)
+        if mine is None:
+            return
+        newest = max(life.generation for life in self.of_job[mine.job_id])
+        if newest > mine.generation:
+            self.breach("P5", f"{run.token} was executed by {run.incarnation} after generation {newest} began")
+
+    def times_run(self, token: str) -> int:
+        return len(self.runs.get(token, ()))

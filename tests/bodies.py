@@ -1,0 +1,139 @@
+"""What the jobs and actors of the tests run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import trio
+
+import fray
+
+
+class Counter:
+    """State, sync and async methods: all of it in the loop."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.n = start
+
+    def add(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+    async def slow_add(self, k: int, seconds: float = 30.0) -> int:
+        await trio.sleep(seconds)
+        return self.add(k)
+
+    async def fail(self) -> None:
+        raise ValueError("the counter is broken")
+
+
+class SyncCounter:
+    """Only sync methods: a thread of its own."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.n = start
+
+    def add(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self) -> None:
+        os._exit(3)
+
+
+class Unmakeable:
+    """Its constructor raises."""
+
+    def __init__(self) -> None:
+        raise LookupError("no such model")
+
+    def add(self, k: int) -> int:
+        return k
+
+
+class Contextual:
+    """A method that takes the context, and one that does not."""
+
+    def where(self, ctx: fray.ActorContext, suffix: str) -> str:
+        return f"{ctx.namespace}|{ctx.job_id}|{suffix}"
+
+    def plain(self, suffix: str) -> str:
+        return suffix
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+async def double_async(x: int) -> int:
+    await trio.lowlevel.checkpoint()
+    return 2 * x
+
+
+def shout(text: str) -> None:
+    print(text)
+    print(text.upper(), file=sys.stderr)
+    sys.stdout.write("no newline at the end")
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def fail_oddly() -> None:
+    class Odd(Exception):
+        def __init__(self, a: int, b: int) -> None:
+            super().__init__(f"{a} and {b}")
+
+    raise Odd(1, 2)
+
+
+def exit_with(code: int) -> None:
+    sys.exit(code)
+
+
+async def hang() -> None:
+    await trio.sleep_forever()
+
+
+def hang_sync() -> None:
+    while True:
+        time.sleep(3600)
+
+
+async def call_actor(counter: Any, k: int) -> int:
+    return int(await counter.add(k))
+
+
+async def launch_child(k: int) -> Any:
+    cluster = fray.current_cluster()
+    async with cluster.open_scope("inner") as scope:
+        return await scope.run(double, k)
+
+
+async def launch_hanging_child(started: Any) -> None:
+    cluster = fray.current_cluster()
+    async with cluster.open_scope("inner") as scope:
+        job = await scope.launch(fray.JobRequest(name="child", entrypoint=fray.Entrypoint.from_callable(hang)))
+        await job.wait_running()
+        await started.add(1)
+
+
+def environment(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def whoami() -> tuple[str, str]:
+    return os.environ["FRAY_JOB_ID"], os.environ["FRAY_NAMESPACE"]
+
+
+async def serve_counter(name: str) -> None:
+    async with fray.ActorServer(fray.current_cluster()) as server:
+        await server.register(name, Counter(100), {"kind": "counter"})
+        await trio.sleep_forever()

@@ -1,0 +1,365 @@
+"""A controller on a network in memory, with clients and nodes that do what the test says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import trio
+
+from fray.controller.main import RunningController, run_controller
+from fray.controller.store import Store
+from fray.errors import FrayError
+from fray.model.ids import mint
+from fray.model.messages.client import ClientHello, ControllerHello, JobChanged, Jobs, Launch, ProcessMark, Role
+from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
+from fray.model.resources import Capacity, Demand
+from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, Observed, Outcome, Phase, Wish
+from fray.net.channel import Channel, RedialPolicy, run_dialled
+from fray.net.codec import Bytes, Kind, blob_id, decode_message, encode_message
+from fray.net.memory import MemoryNetwork
+from fray.net.requests import Requests
+from fray.net.transport import Credential
+from fray.scheduler.rows import Rules
+
+T = TypeVar("T")
+TOKEN = "a-token-nobody-guesses"
+ADDRESS = "memory:controller/main"
+GB = 1024**3
+
+
+def spec(name: str = "work", payload: bytes = b"payload", **more: Any) -> JobSpec:
+    entry = more.pop("entry", EntryKind.CALLABLE)
+    return JobSpec(
+        job_id=more.pop("job_id", f"{name}-1"),
+        name=name,
+        namespace=more.pop("namespace", ""),
+        entry=entry,
+        payload=None if entry is EntryKind.BINARY else blob_id(payload),
+        demand=Demand(cpu_milli=1000),
+        **more,
+    )
+
+
+def succeeded(value: bytes = b"value") -> tuple[Outcome, bytes]:
+    return Outcome(cause=Cause.SUCCEEDED, value=blob_id(value)), value
+
+
+class Peer:
+    """One end of a channel to the controller; keeps all notices, in order."""
+
+    def __init__(self, greeting: Callable[[], object]) -> None:
+        self.greeting = greeting
+        self.notices: list[tuple[Any, list[bytes]]] = []
+        self.channel: Channel | None = None
+        self.requests: Requests | None = None
+        self.welcomes: list[ControllerHello] = []
+        self.suspensions = 0
+        self.patience_s = 60.0
+        self.ended: FrayError | None = None
+        self.scope = trio.CancelScope()
+        self._changed = trio.Event()
+        self._seen = 0
+
+    def make(self, channel: Channel) -> Peer:
+        self.channel = channel
+        self.requests = Requests(channel)
+        return self
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        assert self.requests is not None
+        if self.requests.on_frame(kind, flags, target, ref, body):
+            return
+        assert kind == Kind.NOTICE
+        message, blobs = decode_message(body)
+        self.notices.append((message, [bytes(blob) for blob in blobs]))
+        self.heard(message, self.notices[-1][1])
+        self._poke()
+
+    def heard(self, message: Any, blobs: list[bytes]) -> None:
+        pass
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        self.welcomes.append(decode_message(greeting)[0])
+        assert self.requests is not None
+        self.requests.on_reset()
+        self._poke()
+
+    def on_suspended(self, why: str) -> None:
+        self.suspensions += 1
+        self._poke()
+
+    def on_resumed(self) -> None:
+        self._poke()
+
+    def on_end(self, error: FrayError) -> None:
+        self.ended = error
+        assert self.requests is not None
+        self.requests.on_end(error)
+        self._poke()
+
+    def _poke(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, condition: Callable[[], T | None]) -> T:
+        """The first true value of ``condition``, asked again after each thing that happens here."""
+        with trio.fail_after(self.patience_s):
+            while not (found := condition()):
+                await self._changed.wait()
+        return found
+
+    async def next_notice(
+        self, cls: type[T], where: Callable[[T], bool] = lambda notice: True
+    ) -> tuple[T, list[bytes]]:
+        """The next notice of a class, after the last one this returned."""
+
+        def find() -> tuple[T, list[bytes]] | None:
+            for index in range(self._seen, len(self.notices)):
+                message, blobs = self.notices[index]
+                if isinstance(message, cls) and where(message):
+                    self._seen = index + 1
+                    return message, blobs
+            return None
+
+        return await self.until(find)
+
+    async def ask(self, message: object, blobs: Sequence[Bytes] = ()) -> Any:
+        return (await self.ask_blobs(message, blobs))[0]
+
+    async def ask_blobs(self, message: object, blobs: Sequence[Bytes] = ()) -> tuple[Any, list[bytes]]:
+        assert self.requests is not None
+        with trio.fail_after(60):
+            reply, attached = await self.requests.request(message, blobs)
+        return reply, [bytes(blob) for blob in attached]
+
+
+class Client(Peer):
+    """A driver, job or tool."""
+
+    async def launch(self, *specs: JobSpec, payload: bytes = b"payload") -> tuple[JobInfo, ...]:
+        payloads = [payload] if any(one.payload for one in specs) else []
+        reply = await self.ask(Launch(jobs=specs), payloads)
+        assert isinstance(reply, Jobs)
+        return reply.jobs
+
+    async def job(self, job_id: str, where: Callable[[JobInfo], bool]) -> tuple[JobInfo, list[bytes]]:
+        """The next news of a job that fits."""
+        notice, blobs = await self.next_notice(JobChanged, lambda n: n.job.job_id == job_id and where(n.job))
+        return notice.job, blobs
+
+    async def job_ended(self, job_id: str) -> tuple[JobInfo, list[bytes]]:
+        return await self.job(job_id, lambda info: info.state.finished)
+
+
+class Node(Peer):
+    """A machine whose attempts run (and stop) when the test says so, or at once."""
+
+    def __init__(self, greeting: Callable[[], NodeHello], *, obedient: bool = True) -> None:
+        super().__init__(greeting)
+        self.name = greeting().node
+        self.obedient = obedient
+        self.wishes: dict[str, Wish] = {}
+        self.held: dict[str, Observed] = {}
+        self.values: dict[str, bytes] = {}
+        self.payloads: dict[str, bytes] = {}
+
+    def on_reset(self, greeting: bytes) -> None:
+        super().on_reset(greeting)
+        self.report(full=True)
+
+    def report(self, *attempts: str, full: bool = False, gone: Sequence[str] = ()) -> None:
+        observed = tuple(self.held.values()) if full else tuple(self.held[attempt] for attempt in attempts)
+        values = [self.values[one.attempt_id] for one in observed if one.outcome is not None and one.outcome.value]
+        assert self.channel is not None
+        self.channel.notice(Report(full=full, observed=observed, gone=tuple(gone)), values)
+
+    def heard(self, message: Any, blobs: list[bytes]) -> None:
+        if isinstance(message, Wanted):
+            self.payloads |= {blob_id(blob): blob for blob in blobs}
+            if message.full:
+                self.wishes = {}
+            self.wishes |= {wish.attempt_id: wish for wish in message.wishes}
+            for attempt in message.gone:
+                self.wishes.pop(attempt, None)
+            if self.obedient:
+                self.obey()
+
+    def obey(self) -> None:
+        """Start, stop and forget as wished."""
+        gone = [attempt for attempt in self.held if attempt not in self.wishes]
+        for attempt in gone:
+            del self.held[attempt]
+        if gone:
+            self.report(gone=gone)
+        for attempt, wish in self.wishes.items():
+            held = self.held.get(attempt)
+            if wish.stop and (held is None or held.phase is not Phase.ENDED):
+                self.end(attempt, Outcome(cause=wish.stop_cause))
+            elif held is None:
+                self.held[attempt] = Observed(attempt_id=attempt, phase=Phase.RUNNING, pid=77)
+                self.report(attempt)
+
+    def end(self, attempt: str, outcome: Outcome, value: bytes = b"") -> None:
+        self.held[attempt] = Observed(attempt_id=attempt, phase=Phase.ENDED, outcome=outcome)
+        self.values[attempt] = value
+        self.report(attempt)
+
+    def succeed(self, attempt: str, value: bytes = b"value") -> None:
+        self.end(attempt, *succeeded(value))
+
+    def print_lines(self, attempt: str, *texts: str) -> None:
+        assert self.channel is not None
+        self.channel.notice(AttemptLog(attempt_id=attempt, lines=tuple(("out", 1.0, text) for text in texts)))
+
+    def say_goodbye(self) -> None:
+        assert self.channel is not None
+        self.channel.notice(NodeGoodbye(reason="drained"))
+
+    async def wished(self, attempt: str) -> Wish:
+        return await self.until(lambda: self.wishes.get(attempt))
+
+
+class Stage:
+    """One cluster: a store, a network, and at most one controller at a time."""
+
+    def __init__(self, nursery: trio.Nursery, store: Store, **options: Any) -> None:
+        self.nursery = nursery
+        self.store = store
+        self.rng = random.Random(7)
+        self.network = MemoryNetwork(self.rng)
+        self.options = options
+        self.controller: RunningController = None  # type: ignore[assignment]
+        self._scope = trio.CancelScope()
+        self._down = trio.Event()
+
+    async def start(self) -> RunningController:
+        """Begin the next life of the controller."""
+        self._scope, self._down = trio.CancelScope(), trio.Event()
+        self.controller = await self.nursery.start(self._run)
+        return self.controller
+
+    async def _run(self, task_status: trio.TaskStatus[RunningController]) -> None:
+        try:
+            with self._scope:
+                network = self.network.at("controller")
+                await run_controller(
+                    self.store, network, [ADDRESS], TOKEN, rng=self.rng, task_status=task_status, **self.options
+                )
+        finally:
+            self._down.set()
+
+    async def crash(self) -> None:
+        """End the controller in the middle of whatever it does."""
+        self._scope.cancel()
+        await self._down.wait()
+        self.network.crash("controller")
+
+    async def client(
+        self,
+        session: str | None = None,
+        role: Role = Role.DRIVER,
+        *,
+        host: str = "driver",
+        attempt_id: str | None = None,
+        namespace: str | None = None,
+        grace_s: float = 30.0,
+        process: ProcessMark | None = None,
+        credential: Credential | None = None,
+    ) -> Client:
+        hello = ClientHello(
+            session=session or attempt_id or f"session-{mint(self.rng)}",
+            role=role,
+            attempt_id=attempt_id,
+            namespace=namespace,
+            grace_s=grace_s,
+            process=process,
+        )
+        client = Client(lambda: hello)
+        await self.dial(client, host, credential)
+        return client
+
+    async def node(
+        self,
+        name: str = "n1",
+        *,
+        incarnation: str | None = None,
+        cpu: int = 4,
+        holds: Sequence[str] = (),
+        process: ProcessMark | None = None,
+        obedient: bool = True,
+        credential: Credential | None = None,
+    ) -> Node:
+        incarnation = incarnation or mint(self.rng)
+
+        def hello() -> NodeHello:
+            return NodeHello(
+                node=name,
+                incarnation=incarnation,
+                boot_id="boot",
+                capacity=Capacity(cpu_milli=cpu * 1000, memory_bytes=16 * GB, disk_bytes=GB),
+                process=process,
+                holds=tuple({*holds, *(node.held if node is not None else ())}),
+            )
+
+        node: Node | None = None
+        node = Node(hello, obedient=obedient)
+        await self.dial(node, name, credential)
+        return node
+
+    async def dial(self, peer: Peer, host: str, credential: Credential | None = None) -> None:
+        """Hold the peer's channel in the background; raises what its first connection is refused for."""
+        await self.nursery.start(self._hold, peer, host, credential or Credential("cluster", TOKEN))
+
+    async def _hold(self, peer: Peer, host: str, credential: Credential, task_status: trio.TaskStatus[None]) -> None:
+        failed: list[FrayError] = []
+        with peer.scope:
+            async with trio.open_nursery() as nursery:
+
+                async def run(task_status: trio.TaskStatus[Channel]) -> None:
+                    try:
+                        await run_dialled(
+                            self.network.at(host),
+                            [ADDRESS],
+                            credential,
+                            greeting=lambda: encode_message(peer.greeting()),
+                            handler=peer.make,
+                            incarnation=mint(self.rng),
+                            policy=RedialPolicy(refused_ends=False, give_up_s=None),
+                            rng=self.rng,
+                            task_status=task_status,
+                        )
+                    except FrayError as error:
+                        if peer.channel is not None:
+                            raise
+                        failed.append(error)
+                        task_status.started(None)
+
+                await nursery.start(run)
+                if not failed:
+                    task_status.started()
+        if failed:
+            raise failed[0]
+
+
+@asynccontextmanager
+async def stage(store: Store | None = None, *, begin: bool = True, **options: Any) -> AsyncIterator[Stage]:
+    """A cluster in memory; all of it ends with the block."""
+    options.setdefault("rules", Rules())
+    try:
+        async with trio.open_nursery() as nursery:
+            place = Stage(nursery, store or Store.memory(), **options)
+            with trio.fail_after(100_000):
+                if begin:
+                    await place.start()
+                yield place
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None

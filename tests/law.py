@@ -1,0 +1,245 @@
+"""The law under test: a `Cluster` owns a state and a clock, tells events, and checks the invariants after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fray.model.messages.client import ActorEndpoint, Launch, Names, Register, Role
+from fray.model.messages.node import NodeHello, Report
+from fray.model.resources import Capacity, Demand, Device
+from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Observed, Outcome, Phase
+from fray.net.codec import from_json, to_json
+from fray.scheduler.effects import (
+    Effect,
+    Event,
+    LaunchAsked,
+    NameRegistered,
+    NameUnregistered,
+    NodeDied,
+    NodeJoined,
+    NodeReported,
+    NodeSilent,
+    Refusal,
+    Reply,
+    Restarted,
+    SessionClosed,
+    SessionLost,
+    SessionOpened,
+    TerminateAsked,
+    Tick,
+)
+from fray.scheduler.invariants import check
+from fray.scheduler.rows import TABLES, Rules
+from fray.scheduler.state import State
+from fray.scheduler.step import step
+
+GB = 1024**3
+
+
+def capacity(cpu: float = 4, memory: int = 64 * GB, gpu: str = "", tpu: str = "", **attributes: str) -> Capacity:
+    """``gpu="h100*4,a100*2"``: devices gpu-0 to gpu-5."""
+    devices = []
+    for kind, text in (("gpu", gpu), ("tpu", tpu)):
+        variants = [variant for part in text.split(",") if part for variant in _times(part)]
+        devices += [Device(f"{kind}-{index}", kind, variant) for index, variant in enumerate(variants)]
+    return Capacity(round(cpu * 1000), memory, 100 * GB, tuple(devices), attributes)
+
+
+def _times(part: str) -> list[str]:
+    variant, _, count = part.partition("*")
+    return [variant] * int(count or 1)
+
+
+def demand(cpu: float = 1, memory: int = 0, gpu: int = 0, variant: str = "auto", **more: Any) -> Demand:
+    kind = "gpu" if gpu else None
+    cpu_milli = round(cpu * 1000)
+    return Demand(cpu_milli, memory, device_kind=kind, device_variant=variant, device_count=gpu, **more)
+
+
+def job(name: str, need: Demand | None = None, **more: Any) -> JobSpec:
+    """A job whose id is its name unless ``job_id`` is given."""
+    more = {"job_id": name, "namespace": "ns", "entry": EntryKind.CALLABLE, "max_retries_preemption": 0} | more
+    return JobSpec(name=name, demand=need or demand(), **more)
+
+
+def ended(cause: Cause = Cause.SUCCEEDED, message: str = "", **more: Any) -> Outcome:
+    return Outcome(cause=cause, message=message, **more)
+
+
+class Cluster:
+    """A state with its clock. Every `tell` checks the invariants."""
+
+    def __init__(self, rules: Rules | None = None, **restarted: Any) -> None:
+        self.rules = rules or Rules()
+        self.now = 0.0
+        self.state = State(self.now, self.rules)
+        self.store: dict[tuple[str, str], str] = {}
+        self.refs = 0
+        self.epoch = 0
+        self.incarnations: dict[str, str] = {}
+        self.tell(self._restarted(**restarted))
+
+    def tell(self, event: Event, now: float | None = None) -> list[Effect]:
+        """Step, save as the controller does, check."""
+        self.now = self.now if now is None else now
+        living = [job_id for job_id, row in self.state.jobs.items() if not row.ended]
+        effects = step(self.state, event, self.now)
+        self.save()
+        self.check_ends(living)
+        broken = check(self.state)
+        assert not broken, f"{broken} after {event}"
+        return effects
+
+    def check_ends(self, living_before: list[str]) -> None:
+        """A job ends when all its attempts have, but for those on silent machines."""
+        for job_id in living_before:
+            row = self.state.jobs.get(job_id)
+            if row is not None and row.ended:
+                assert all(map(self.state.suspect, self.state.living_members(row))), job_id
+
+    def save(self) -> None:
+        upserts, deletes = self.state.take_dirty()
+        self.store.update({(table, key): to_json(row) for table, key, row in upserts})
+        for key in deletes:
+            self.store.pop(key, None)
+
+    def restart(self, **restarted: Any) -> list[Effect]:
+        """The controller dies and starts again on what was saved."""
+        rows = [(table, key, from_json(TABLES[table], text)) for (table, key), text in sorted(self.store.items())]
+        self.state = State.restore(rows, self.now, self.rules)
+        assert check(self.state) == []
+        return self.tell(self._restarted(**restarted))
+
+    def _restarted(self, **restarted: Any) -> Restarted:
+        self.epoch += 1
+        return Restarted(epoch=self.epoch, **restarted)
+
+    def ref(self) -> int:
+        self.refs += 1
+        return self.refs
+
+    # Time
+
+    def tick(self, at: float | None = None) -> list[Effect]:
+        """Every deadline up to ``at`` (default: the next one), each at its time."""
+        effects: list[Effect] = []
+        deadline = self.state.next_deadline()
+        until = at if at is not None else deadline
+        assert until is not None, "nothing is timed"
+        while deadline is not None and deadline <= until:
+            effects += self.tell(Tick(), deadline)
+            deadline = self.state.next_deadline()
+            if at is None:
+                break
+        self.now = max(self.now, until)
+        return effects
+
+    # Sessions
+
+    def driver(self, session: str = "d", namespace: str = "ns", grace_s: float = 30.0) -> list[Effect]:
+        return self.tell(SessionOpened(session=session, role=Role.DRIVER, namespace=namespace, grace_s=grace_s))
+
+    def process(self, attempt_id: str, session: str | None = None) -> list[Effect]:
+        """The attempt's process connects."""
+        name = session or f"s-{attempt_id}"
+        return self.tell(SessionOpened(session=name, role=Role.JOB, namespace="ns", attempt_id=attempt_id))
+
+    def lose(self, session: str = "d") -> list[Effect]:
+        return self.tell(SessionLost(session=session))
+
+    def close(self, session: str = "d", ref: int | None = None) -> list[Effect]:
+        return self.tell(SessionClosed(session=session, reason="driver left", ref=ref))
+
+    # Requests
+
+    def launch(self, *specs: JobSpec, session: str = "d") -> tuple[JobInfo, ...]:
+        """Launch, and raise the refusal if it is refused."""
+        effects = self.ask_launch(*specs, session=session)
+        for effect in effects:
+            if isinstance(effect, Refusal):
+                raise effect.error
+        return next(effect.message.jobs for effect in effects if isinstance(effect, Reply))  # type: ignore[attr-defined]
+
+    def ask_launch(self, *specs: JobSpec, session: str = "d") -> list[Effect]:
+        return self.tell(LaunchAsked(session=session, ref=self.ref(), launch=Launch(jobs=specs)))
+
+    def terminate(self, *jobs: str, session: str = "d") -> list[Effect]:
+        return self.tell(TerminateAsked(session=session, ref=self.ref(), jobs=jobs, reason="terminated on request"))
+
+    def registration(self, name: str, actor_id: str, session: str, exclusive: bool = False) -> NameRegistered:
+        endpoint = ActorEndpoint(actor_id=actor_id, name=name, job_id="", namespace="", addresses=("unix:/x",))
+        return NameRegistered(session=session, ref=self.ref(), register=Register(endpoint=endpoint, exclusive=exclusive))
+
+    def register(self, name: str, actor_id: str, session: str, exclusive: bool = False) -> list[Effect]:
+        """Register, and raise the refusal if it is refused."""
+        effects = self.tell(self.registration(name, actor_id, session, exclusive))
+        for effect in effects:
+            if isinstance(effect, Refusal):
+                raise effect.error
+        return effects
+
+    def unregister(self, actor_id: str, session: str) -> list[Effect]:
+        return self.tell(NameUnregistered(session=session, ref=self.ref(), actor_id=actor_id))
+
+    # Nodes
+
+    def node(self, name: str = "n1", incarnation: str = "i1", holds: tuple[str, ...] = (), **what: Any) -> list[Effect]:
+        self.incarnations[name] = incarnation
+        known = self.state.nodes.get(name)
+        size = known.capacity if known and not what else capacity(**what)
+        hello = NodeHello(node=name, incarnation=incarnation, boot_id="b", capacity=size, holds=holds)
+        return self.tell(NodeJoined(hello=hello))
+
+    def silence(self, name: str = "n1") -> list[Effect]:
+        return self.tell(NodeSilent(node=name, incarnation=self.incarnations[name]))
+
+    def die(self, name: str = "n1") -> list[Effect]:
+        return self.tell(NodeDied(node=name, incarnation=self.incarnations[name], reason="machine deleted"))
+
+    def see(self, attempt_id: str, seen: Phase | Outcome, node: str | None = None, **report: Any) -> list[Effect]:
+        """The attempt's node reports it."""
+        known = self.state.attempts.get(attempt_id)
+        where = node or (known.node if known else "n1")
+        return self.report(where, [(attempt_id, seen)], **report)
+
+    def report(
+        self,
+        node: str,
+        seen: Iterable[tuple[str, Phase | Outcome]],
+        full: bool = False,
+        gone: tuple[str, ...] = (),
+        incarnation: str = "",
+        serial: int = 0,
+    ) -> list[Effect]:
+        observed = tuple(
+            Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=what)
+            if isinstance(what, Outcome)
+            else Observed(attempt_id=attempt_id, phase=what)
+            for attempt_id, what in seen
+        )
+        report = Report(full=full, observed=observed, gone=gone, serial=serial)
+        of = incarnation or self.incarnations[node]
+        return self.tell(NodeReported(node=node, incarnation=of, report=report))
+
+    def run(self, *attempts: str) -> None:
+        for attempt_id in attempts:
+            self.see(attempt_id, Phase.RUNNING)
+
+    # Looking
+
+    def info(self, job_id: str) -> JobInfo:
+        return self.state.job_info(job_id)
+
+    def states(self, *job_ids: str) -> list[JobState]:
+        return [self.info(job_id).state for job_id in job_ids]
+
+    def names(self, key: str) -> Names:
+        return self.state.names(key)
+
+    def actors(self, key: str) -> list[str]:
+        return [endpoint.actor_id for endpoint in self.names(key).endpoints]
+
+    def wished(self, node: str = "n1") -> dict[str, bool]:
+        """Attempts wanted of a node, and whether they shall stop."""
+        return {wish.attempt_id: wish.stop for wish in self.state.wanted(node)}

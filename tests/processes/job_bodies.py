@@ -1,0 +1,202 @@
+"""Entries for the jobs of these tests: what user code might do to a process tree. No test runs in this module.
+
+Each is called in the process of an attempt as the runtime's ``main`` would be; arguments come as variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from fray.model.specs import Cause, Outcome, Ticket
+from fray.net.codec import blob_id, to_json
+
+
+def record(outcome_fd: int, outcome: Outcome, value: bytes = b"") -> None:
+    with open(outcome_fd, "wb") as file:
+        file.write(to_json(outcome).encode() + b"\n" + value)
+
+
+def succeed(outcome_fd: int, value: bytes = b"") -> None:
+    record(outcome_fd, Outcome(cause=Cause.SUCCEEDED, value=blob_id(value) if value else None), value)
+
+
+def dispatch(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Run the function that the job's name (before the first dash) says."""
+    globals()[ticket.spec.name.partition("-")[0]](ticket, outcome_fd, control_fd)
+
+
+def wait_forever() -> NoReturn:
+    while True:
+        signal.pause()
+
+
+def answer(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    succeed(outcome_fd, os.environ.get("VALUE", "42").encode())
+
+
+def describe(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """The world as the job sees it."""
+    seen = {
+        "environ": dict(os.environ),
+        "cwd": os.getcwd(),
+        "path": sys.path,
+        "argv": sys.argv,
+        "main": sys.modules["__main__"].__dict__.get("__file__"),
+        "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
+        "outcome_fd": outcome_fd,
+        "control_fd": control_fd,
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "sid": os.getsid(0),
+        "pid": os.getpid(),
+        "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "interval": sys.getswitchinterval(),
+        "payload": ticket.payload_path and open(ticket.payload_path).read(),  # noqa: SIM115
+        "interpreter_flag": sys.dont_write_bytecode,
+    }
+    succeed(outcome_fd, json.dumps(seen).encode())
+
+
+def chatter(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    print("first")
+    print("warning", file=sys.stderr)
+    subprocess.run(["sh", "-c", "echo from a child"], check=True)
+    os.write(1, b"no newline")
+    succeed(outcome_fd)
+
+
+def flood(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    for number in range(int(os.environ["LINES"])):
+        print(f"{number} " + "x" * 200)
+    succeed(outcome_fd)
+
+
+def leave(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    print("oh no", file=sys.stderr, flush=True)
+    os._exit(int(os.environ["CODE"]))
+
+
+def shoot(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+    wait_forever()
+
+
+def half(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Killed in the middle of its result."""
+    os.write(outcome_fd, to_json(Outcome(cause=Cause.SUCCEEDED, value=blob_id(b"whole"))).encode() + b"\nwho")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def linger(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Says that it is done and never exits."""
+    succeed(outcome_fd, b"done")
+    threading.Thread(target=wait_in_thread).start()
+
+
+def wait_in_thread() -> None:
+    threading.Event().wait()
+
+
+def obey(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Ends when it is cancelled."""
+    print("ready", flush=True)
+    assert os.read(control_fd, 1) == b"c"
+    record(outcome_fd, Outcome(cause=Cause.STOPPED, message="cancelled"))
+
+
+def finish(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Is cancelled and succeeds all the same."""
+    print("ready", flush=True)
+    os.read(control_fd, 1)
+    succeed(outcome_fd, b"in time")
+
+
+def deaf(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Hears no cancel, but SIGTERM."""
+    print("ready", flush=True)
+    wait_forever()
+
+
+def stubborn(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Hears neither."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    wait_forever()
+
+
+def scatter(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Leaves a child, a grandchild in its own session, and a daemon; then ends."""
+    _child(wait_forever)
+    _child(lambda: (os.setsid(), _child(wait_forever), wait_forever()))
+    _daemon()
+    subprocess.Popen(["sleep", "1000"], start_new_session=True, env={})
+    succeed(outcome_fd)
+
+
+def _child(body: object) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            body()  # type: ignore[operator]
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _daemon() -> None:
+    """The old way: fork, setsid, fork, let the parents go."""
+    pid = _child(lambda: (os.setsid(), _child(wait_forever)))
+    os.waitpid(pid, 0)
+
+
+def storm(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Forks, changes sessions and daemonizes without end, and moves on while it does; some children run programs."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for _ in range(int(os.environ.get("HOPPERS", "3"))):
+        _child(_hop)
+    for number in range(1 << 30):
+        if number == 3:
+            print("ready", flush=True)
+        _child((_leaf, _program, _leaf, _bare_program)[number % 4])
+        time.sleep(0.02)
+
+
+def _leaf() -> None:
+    os.setsid()
+    _child(lambda: time.sleep(1000))
+
+
+def _program() -> None:
+    os.setsid()
+    os.execv("/bin/sleep", [f"{os.environ['FRAY_NODE_STATE']}/{os.environ['FRAY_JOB_NAME']}", "1000"])
+
+
+def _bare_program() -> None:
+    """Without a mark in its environment."""
+    os.setsid()
+    os.execve("/bin/sleep", [f"{os.environ['FRAY_NODE_STATE']}/{os.environ['FRAY_JOB_NAME']}", "1000"], {})
+
+
+def _hop() -> NoReturn:
+    """One process that is always another: each forks the next and ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        os.setpgid(0, 0)
+        if os.fork() != 0:
+            os._exit(0)
+        time.sleep(0.001)
+
+
+def dial(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Tells a test that user code runs."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(os.environ["DIAL"])
+    succeed(outcome_fd)

@@ -1,0 +1,210 @@
+"""Law: whoever is killed, in whatever combination, nothing of the dead stays behind and nobody else is harmed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import define
+
+from fray.node.entry import STATE_MARK
+from fray.node.processes import ProcessLauncher
+from fray.node.proctree import end_marked, environ_of
+
+TREE = Path(__file__).with_name("tree.py")
+LIMIT_S = 1.0
+READY_S = 30.0
+
+
+@define
+class Tree:
+    """The processes that `tree.py` made, and those the storms made."""
+
+    state_dir: str
+    popen: subprocess.Popen[bytes]
+    pids: dict[str, Any]
+
+    def pid(self, who: str) -> int:
+        return self.pids["keepers"]["storm-a"] if who == "keeper" else self.pids[who]
+
+    def kill(self, *who: str) -> None:
+        for pid in [self.pid(name) for name in who]:
+            os.kill(pid, signal.SIGKILL)
+
+    def marked(self) -> list[int]:
+        """Everything below the node that a later node would recognize by the mark in its environment."""
+        return [pid for pid in _pids() if self.state_dir in environ_of(pid).get(STATE_MARK, "").split(":")]
+
+    def below(self) -> list[int]:
+        """Everything below the node, programs with an empty environment included."""
+        return self.marked() + [pid for pid in _pids() if _argv0(pid).startswith(self.state_dir)]
+
+    def of_job(self, name: str) -> list[int]:
+        """Processes of one storm, executed programs included."""
+        argv0 = f"{self.state_dir}/{name}"
+        return [pid for pid in self.below() if _comm(pid) == f"fray:{name}" or _argv0(pid) == argv0]
+
+    def keepers(self) -> dict[int, str]:
+        """Living keepers and their jobs' names as they are now; those that have forked their job."""
+        found = {}
+        for pid in self.marked():
+            if _comm(pid).startswith("fray:storm") and _comm(parent := parent_of(pid)) == "fray-keeper":
+                found[parent] = _comm(pid).removeprefix("fray:")
+        return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _read(pid: int, what: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes().decode()
+    except OSError:
+        return ""
+
+
+def _comm(pid: int) -> str:
+    return _read(pid, "comm").strip()
+
+
+def _argv0(pid: int) -> str:
+    return _read(pid, "cmdline").partition("\0")[0]
+
+
+def seconds_until_gone(look: Callable[[], list[int]], limit_s: float) -> float:
+    """Wait for the end of all that ``look`` finds, until it finds nothing; fails after ``limit_s``."""
+    begun = time.monotonic()
+    while pids := look():
+        for pid in pids:
+            left_s = limit_s - (time.monotonic() - begun)
+            assert left_s > 0, f"{len(pids)} are left after {limit_s} s: {[(pid, _comm(pid)) for pid in pids]}"
+            wait_end(pid, left_s)
+    return time.monotonic() - begun
+
+
+def wait_end(pid: int, limit_s: float) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            return bool(select.select([descriptor], [], [], limit_s)[0])
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def parent_of(pid: int) -> int:
+    words = _read(pid, "stat").rpartition(")")[2].split()
+    return int(words[1]) if words else 0
+
+
+def lives(pid: int) -> bool:
+    return bool(_read(pid, "stat")) and ") Z " not in _read(pid, "stat")
+
+
+@contextlib.contextmanager
+def open_tree(state_dir: str) -> Iterator[Tree]:
+    read, write = os.pipe()
+    command = [sys.executable, str(TREE), "driver", state_dir, str(write)]
+    popen = subprocess.Popen(command, pass_fds=[write], start_new_session=True)
+    os.close(write)
+    with open(read) as ready:
+        assert select.select([read], [], [], READY_S)[0], "the tree was not ready in time"
+        line = ready.readline()
+    tree = Tree(state_dir, popen, json.loads(line))
+    try:
+        yield tree
+    finally:
+        for who in ("driver", "unrelated", "node"):
+            with contextlib.suppress(ProcessLookupError):
+                tree.kill(who)
+        popen.wait()
+        end_marked(lambda environ: state_dir in environ.get(STATE_MARK, "").split(":"))
+        for pid in tree.below():
+            os.kill(pid, signal.SIGKILL)
+
+
+SUBSETS = [
+    subset for size in range(1, 5) for subset in itertools.combinations(("driver", "node", "zygote", "keeper"), size)
+]
+ALL_THREE = {"node", "zygote", "keeper"}
+
+
+def check(tree: Tree, subset: tuple[str, ...]) -> float:
+    """Kill a subset at one instant and hold the law. Returns how long it took to be true."""
+    tree.kill(*subset)
+    if set(subset) >= ALL_THREE:
+        return check_next_start(tree)
+    if {"driver", "node"} & set(subset):
+        took_s = seconds_until_gone(tree.below, LIMIT_S)
+        wait_end(tree.pid("node"), READY_S)
+    elif "keeper" in subset:
+        took_s = seconds_until_gone(lambda: tree.of_job("storm-a"), LIMIT_S)
+        assert lives(tree.pids["jobs"]["storm-b"]), "the neighbour must not notice"
+    else:
+        took_s = 0.0
+        wait_end(tree.pid("zygote"), LIMIT_S)
+        assert all(lives(pid) for pid in tree.pids["jobs"].values()), "running jobs go on without a zygote"
+    assert lives(tree.pids["unrelated"]), "the driver's own child is its own"
+    return took_s
+
+
+def check_next_start(tree: Tree) -> float:
+    """Nobody is left to sweep: the next node on the state directory does."""
+    for pid in (tree.pid("node"), tree.pids["jobs"]["storm-a"]):
+        wait_end(pid, LIMIT_S)
+    trio.run(start_and_stop, tree.state_dir)
+    assert tree.marked() == []
+    return 0.0
+
+
+async def start_and_stop(state_dir: str) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ProcessLauncher(state_dir, warm=()).run)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("subset", SUBSETS, ids="+".join)
+def test_killing_any_of_them_leaves_nothing_of_theirs_and_harms_nobody_else(
+    subset: tuple[str, ...], tmp_path: Path
+) -> None:
+    with open_tree(str(tmp_path / "node")) as tree:
+        check(tree, subset)
+
+
+def test_two_hundred_random_kills_below_a_living_node_leave_nothing_each_time(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    with open_tree(str(tmp_path / "node")) as tree:
+        took_s = [strike(tree, rng) for _ in range(200)]
+        assert lives(tree.pid("node"))
+        check(tree, ("node",))
+    print(f"longest {max(took_s):.3f} s, mean {sum(took_s) / len(took_s):.3f} s")
+
+
+def strike(tree: Tree, rng: random.Random) -> float:
+    """Kill a keeper or two and perhaps the zygote at one instant, wherever in their lives they are."""
+    while not (keepers := tree.keepers()):
+        assert lives(tree.pid("node"))
+    wait_end(min(keepers), rng.choice((0.0, 0.02, 0.1)))
+    doomed = rng.sample(sorted(keepers), rng.randint(1, len(keepers)))
+    victims = [*doomed]
+    if rng.random() < 0.3:
+        victims += [pid for pid in tree.marked() if _comm(pid) == "fray-zygote"]
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    names = [keepers[pid] for pid in doomed]
+    return seconds_until_gone(lambda: [pid for name in names for pid in tree.of_job(name)], LIMIT_S)

@@ -1,0 +1,983 @@
+"""Conversations between callers and hosts, over a network in memory."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from calling import Stage, cut_at, inline, open_stage
+
+from fray.errors import (
+    ActorDied,
+    ChannelFull,
+    DeadlineExceeded,
+    FrayError,
+    InvalidRequest,
+    MachineLost,
+    MessageTooLarge,
+    NoSuchActor,
+    NoSuchMethod,
+    NotPicklable,
+    OutcomeUnknown,
+    RemoteError,
+    RemoteTraceback,
+    Unauthorized,
+)
+from fray.model.messages.client import ActorEndpoint
+from fray.model.specs import Cause
+from fray.net.memory import Fate
+from fray.runtime import calls, payload
+from fray.runtime.caller import CallOptions
+from fray.runtime.current import current_actor
+from fray.runtime.future import CANCEL_WAIT_S, CallCancelled
+from fray.runtime.host import Executor
+from fray.runtime.route import PROOF_WAIT_S
+
+KEY = "actor:a"
+
+
+class Counter:
+    """Sync and async methods: it lives in the loop."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.log: list[Any] = []
+        self.gate = trio.Event()
+        self.left = trio.Event()
+
+    def add(self, k: int = 1) -> int:
+        self.n += k
+        return self.n
+
+    async def add_async(self, k: int = 1) -> int:
+        return self.add(k)
+
+    async def note(self, what: Any) -> None:
+        self.log.append(what)
+        await self.gate.wait()
+
+    def note_now(self, what: Any) -> None:
+        self.log.append(what)
+
+    def notes(self) -> list[Any]:
+        return self.log
+
+    async def wait_for_gate(self) -> str:
+        self.log.append("waiting")
+        try:
+            await self.gate.wait()
+        except trio.Cancelled:
+            self.log.append("cancelled")
+            self.left.set()
+            raise
+        return "open"
+
+    def open_gate(self) -> None:
+        self.gate.set()
+
+    async def stubborn(self, seconds: float) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(seconds)
+
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+    async def fail_async(self, text: str) -> None:
+        raise LookupError(text)
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def keywords(self, a: int, *, b: int) -> tuple[int, int]:
+        return a, b
+
+    def lock(self) -> Any:
+        return {"held": threading.Lock()}
+
+    def exit(self) -> None:
+        sys.exit(3)
+
+    async def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    def who(self) -> tuple[str, str]:
+        return current_actor().actor_id, current_actor().method
+
+    def with_context(self, ctx: Any, k: int) -> tuple[str, int]:
+        return type(ctx).__name__, k
+
+    def with_annotation(self, where: ActorContext, k: int) -> tuple[str, int]:
+        return type(where).__name__, k
+
+    def decorated(self) -> Any:
+        return self.add_async()
+
+    def _private(self) -> None:
+        raise AssertionError("private")
+
+    @property
+    def size(self) -> int:
+        return self.n
+
+    @staticmethod
+    def still(k: int) -> int:
+        return k
+
+    @classmethod
+    def name_of_class(cls) -> str:
+        return cls.__name__
+
+
+class ActorContext:
+    """Stands for the one of the API."""
+
+
+class Plain:
+    """Only sync methods: it lives on a thread."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.release = threading.Event()
+        self.log: list[Any] = []
+
+    def add(self, k: int = 1) -> int:
+        self.n += k
+        return self.n
+
+    def thread(self) -> str:
+        return threading.current_thread().name
+
+    def hold(self) -> bool:
+        """Until released; says whether it was told to stop meanwhile."""
+        self.release.wait(10)
+        return current_actor().cancelled
+
+    def note_now(self, what: Any) -> None:
+        self.log.append(what)
+
+    def exit(self) -> None:
+        sys.exit(3)
+
+
+# Calls and answers ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_is_answered(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        assert await counter.call("add", 2) == 2
+        assert await counter.call("add_async", 3) == 5
+        assert await counter.call("decorated") == 6
+        assert await counter.call("still", 9) == 9
+        assert await counter.call("name_of_class") == "Counter"
+
+
+async def test_keyword_arguments_travel(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        assert await stage.caller.call(counter.route, "keywords", (1,), {"b": 2}) == (1, 2)
+
+
+async def test_calls_start_in_the_order_they_were_made(autojump_clock: Any) -> None:
+    """Also where sync and async methods take turns, and Trio shuffles its tasks."""
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        made = [counter.start("note" if number % 3 else "note_now", number) for number in range(50)]
+        await counter.call("open_gate")
+        for call in made:
+            await call
+        assert await counter.call("notes") == list(range(50))
+
+
+async def test_an_async_call_that_waits_holds_up_nobody(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        waiting = counter.start("wait_for_gate")
+        assert await counter.call("add") == 1
+        assert not waiting.done()
+        await counter.call("open_gate")
+        assert await waiting == "open"
+
+
+async def test_max_concurrency_limits_what_is_under_way(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance, max_concurrency=2)
+        made = [counter.start("note", number) for number in range(4)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert instance.log == [0, 1]
+        instance.gate.set()
+        for call in made:
+            await call
+        assert instance.log == [0, 1, 2, 3]
+
+
+async def test_a_future_may_be_awaited_by_many_and_again(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        call = counter.start("wait_for_gate")
+        seen: list[str] = []
+
+        async def wait() -> None:
+            seen.append(await call)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+            await counter.call("open_gate")
+        assert seen == ["open", "open"]
+        assert await call == "open"
+
+
+async def test_a_callback_is_told_when_the_answer_is_there(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        told: list[Any] = []
+        call = counter.start("add")
+        call.add_done_callback(lambda done: told.append(done.result()))
+        await call
+        call.add_done_callback(lambda done: told.append(done.result()))
+        assert told == [1, 1]
+
+
+async def test_results_are_copies(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance)
+        mine = [1]
+        theirs = await counter.call("echo", mine)
+        assert theirs == mine
+        assert theirs is not mine
+
+
+# Errors of user code -------------------------------------------------------------------------------------------------
+
+
+async def test_an_error_keeps_its_type_and_its_remote_traceback(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(ValueError, match="sync") as caught:
+            await counter.call("fail", "sync")
+        assert isinstance(caught.value.__cause__, RemoteTraceback)
+        assert "in fail" in str(caught.value.__cause__)
+        with pytest.raises(LookupError, match="async"):
+            await counter.call("fail_async", "async")
+
+
+async def test_wrong_arguments_are_a_type_error(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(TypeError, match="positional argument"):
+            await counter.call("add", 1, 2, 3)
+        assert await counter.call("add") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ad", "no public method 'ad'; did you mean add"),
+        ("zzz", "no public method 'zzz'; it has "),
+        ("_private", "begins with an underscore"),
+        ("__class__", "begins with an underscore"),
+        ("n", "is an attribute, no method"),
+        ("size", "is an attribute, no method"),
+    ],
+)
+async def test_only_public_methods_can_be_called(name: str, message: str, autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(NoSuchMethod, match=message):
+            await counter.call(name)
+
+
+async def test_an_argument_that_cannot_be_pickled_is_told_at_the_door(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(NotPicklable, match=r"argument 1 of echo\(\)"):
+            counter.start("echo", threading.Lock())
+        assert await counter.call("add") == 1
+
+
+async def test_a_result_that_cannot_be_pickled_fails_that_call(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(NotPicklable, match=r"the result of a.lock\(\) cannot be sent: item 'held'"):
+            await counter.call("lock")
+        assert await counter.call("add") == 1
+
+
+async def test_a_message_over_the_limit_is_told_at_the_door(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(MessageTooLarge) as caught:
+            counter.start("echo", bytes(64 * 1024 * 1024))
+        assert caught.value.details["limit_bytes"] == 64 * 1024 * 1024
+        assert await counter.call("add") == 1
+
+
+async def test_large_messages_arrive_whole_and_in_order(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        sizes = [10, 4096, 300_000, 5_000_000, 1]
+        made = [counter.start("echo", bytes([size % 251]) * size) for size in sizes]
+        assert [await call for call in made] == [bytes([size % 251]) * size for size in sizes]
+
+
+async def test_an_argument_that_cannot_be_rebuilt_fails_the_call_with_that_error(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(ZeroDivisionError):
+            await counter.call("echo", Bomb())
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return explode, ()
+
+
+def explode() -> None:
+    raise ZeroDivisionError("rebuilt")
+
+
+@pytest.mark.parametrize(("method", "name"), [("exit", "SystemExit"), ("interrupt", "KeyboardInterrupt")])
+async def test_user_code_that_would_end_the_process_leaves_no_caller_waiting(
+    method: str, name: str, autojump_clock: Any
+) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        with pytest.raises(RemoteError, match=name):
+            await counter.call(method)
+        host = stage.hosts["h1"]
+        assert type(await host.wait_actor_failed(1)).__name__ == name
+
+
+async def test_a_generator_must_be_iterated(autojump_clock: Any) -> None:
+    class Streams:
+        def count(self) -> Any:
+            yield 1
+
+    async with open_stage() as stage:
+        streams = await stage.actor(Streams())
+        with pytest.raises(InvalidRequest, match=r"iterate over its stream\(\)"):
+            await streams.call("count")
+
+
+# Where the code runs -------------------------------------------------------------------------------------------------
+
+
+async def test_a_method_knows_its_actor(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        assert await counter.call("who") == ("a", "who")
+        with pytest.raises(FrayError, match="no actor here"):
+            current_actor()
+
+
+async def test_a_method_that_asks_for_the_context_gets_it(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        stage.hosts["h1"].make_context = lambda call: ActorContext()
+        assert await counter.call("with_context", 3) == ("ActorContext", 3)
+        assert await counter.call("with_annotation", 4) == ("ActorContext", 4)
+
+
+async def test_an_all_sync_class_keeps_one_thread() -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1", make_runner=None)
+        way = stage.way(stage.caller.route_to(stage.endpoint(host, host.register(Plain(), "plain"))))
+        names = {await call for call in [way.start("thread") for _ in range(20)]}
+        assert names == {"fray-plain"}
+        assert [await call for call in [way.start("add") for _ in range(100)]] == list(range(1, 101))
+
+
+async def test_an_all_sync_class_may_have_more_threads() -> None:
+    class Meeting:
+        def __init__(self) -> None:
+            self.barrier = threading.Barrier(3, timeout=10)
+
+        def meet(self) -> int:
+            return self.barrier.wait()
+
+    async with open_stage() as stage:
+        host = await stage.host("h1", make_runner=None)
+        number = host.register(Meeting(), "meeting", max_concurrency=3)
+        way = stage.way(stage.caller.route_to(stage.endpoint(host, number)))
+        assert sorted([await call for call in [way.start("meet") for _ in range(3)]]) == [0, 1, 2]
+
+
+async def test_an_actor_may_live_on_a_thread_that_is_there_already() -> None:
+    executor = Executor()
+    thread = threading.Thread(target=executor.run_on_this_thread, name="mine")
+    thread.start()
+    async with open_stage() as stage:
+        host = await stage.host("h1")
+        instance = await executor.run(Plain)
+        number = host.register(instance, "plain", executor=executor)
+        way = stage.way(stage.caller.route_to(stage.endpoint(host, number)))
+        assert await way.call("thread") == "mine"
+        with pytest.raises(ZeroDivisionError):
+            await executor.run(explode)
+        with pytest.raises(RemoteError, match="SystemExit"):
+            await way.call("exit")
+        assert await way.call("add") == 1, "the thread goes on"
+        executor.stop()
+        with pytest.raises(ActorDied):
+            await executor.run(Plain)
+    await trio.to_thread.run_sync(thread.join)
+
+
+async def test_a_blocked_thread_holds_up_no_other_actor() -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1", make_runner=None)
+        plain = Plain()
+        held = stage.way(stage.caller.route_to(stage.endpoint(host, host.register(plain, "held"))))
+        other = stage.way(stage.caller.route_to(stage.endpoint(host, host.register(Plain(), "other"))))
+        waiting = held.start("hold")
+        assert await other.call("add") == 1
+        plain.release.set()
+        assert await waiting is False
+
+
+# Cancelling and deadlines --------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_caller_cancels_the_remote_task_and_waits_for_it(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance)
+        with trio.move_on_after(1) as scope:
+            await counter.call("wait_for_gate")
+        assert scope.cancelled_caught
+        assert instance.log == ["waiting", "cancelled"], "it has ended before the caller goes on"
+
+
+async def test_a_cancelled_caller_waits_no_longer_than_it_must(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        began = trio.current_time()
+        with trio.move_on_after(1):
+            await counter.call("stubborn", 1000)
+        assert trio.current_time() - began == pytest.approx(1 + CANCEL_WAIT_S)
+
+
+async def test_a_cancelled_call_that_has_not_begun_never_does(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance, max_concurrency=1)
+        first = counter.start("note", "first")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(1):
+            await counter.call("note", "second")
+        instance.gate.set()
+        await first
+        await counter.call("add")
+        assert instance.log == ["first"]
+
+
+async def test_a_method_in_a_thread_is_told_and_the_caller_leaves_at_once() -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1", make_runner=None)
+        plain = Plain()
+        number = host.register(plain, "plain")
+        way = stage.way(stage.caller.route_to(stage.endpoint(host, number)))
+        call = way.start("hold")
+        behind = way.start("note_now", "behind")
+        while not host.actors[number].under_way:
+            await trio.lowlevel.checkpoint()
+        call.cancel()
+        behind.cancel()
+        with pytest.raises(CallCancelled):
+            await call
+        with pytest.raises(CallCancelled):
+            await behind
+        (told, _) = host.actors[number].under_way
+        assert told.cancelled
+        plain.release.set()
+        assert await way.call("add") == 1
+        assert plain.log == []
+
+
+async def test_a_call_past_its_deadline_is_given_up_on_both_sides(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance)
+        began = trio.current_time()
+        with pytest.raises(DeadlineExceeded):
+            await counter.call("wait_for_gate", timeout_s=2)
+        assert trio.current_time() - began == pytest.approx(2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert instance.log == ["waiting", "cancelled"]
+
+
+async def test_a_call_that_waits_in_the_queue_past_its_deadline_is_never_run(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance, max_concurrency=1)
+        first = counter.start("note", "first")
+        await trio.testing.wait_all_tasks_blocked()
+        late = counter.start("note", "late", timeout_s=1)
+        await trio.sleep(2)
+        instance.gate.set()
+        await first
+        with pytest.raises(DeadlineExceeded):
+            await late
+        assert instance.log == ["first"]
+
+
+async def test_deadlines_and_the_chain_of_calls_are_inherited(autojump_clock: Any) -> None:
+    class Relay:
+        def __init__(self, stage: Stage, endpoint: ActorEndpoint) -> None:
+            self.stage, self.endpoint = stage, endpoint
+
+        async def relay(self) -> tuple[str, ...]:
+            way = self.stage.way(self.stage.caller.route_to(self.endpoint))
+            return tuple(await way.call("chain"))
+
+        async def relay_for_ever(self) -> None:
+            way = self.stage.way(self.stage.caller.route_to(self.endpoint))
+            await way.call("sleep")
+
+    class Inner:
+        def __init__(self) -> None:
+            self.cancelled_at = 0.0
+
+        def chain(self) -> tuple[str, ...]:
+            return current_actor().chain
+
+        async def sleep(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.cancelled_at = trio.current_time()
+
+    async with open_stage() as stage:
+        inner = Inner()
+        host = await stage.host("h2")
+        endpoint = stage.endpoint(host, host.register(inner, "inner", actor_id="inner"), "inner")
+        relay = await stage.actor(Relay(stage, endpoint))
+        assert await relay.call("relay") == ("a",)
+        began = trio.current_time()
+        with pytest.raises(DeadlineExceeded):
+            await relay.call("relay_for_ever", timeout_s=3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert inner.cancelled_at - began == pytest.approx(3)
+
+
+async def test_what_a_caller_leaves_behind_is_cancelled(autojump_clock: Any) -> None:
+    """Nothing outlives its owner: a goodbye ends the calls at once."""
+    async with open_stage() as stage:
+        instance = Counter()
+        host = await stage.host("h1")
+        number = host.register(instance, "a")
+        async with open_stage() as other:
+            other.caller.network = stage.network.at("other")
+            way = stage.way(other.caller.route_to(stage.endpoint(host, number)))
+            way.caller = other.caller
+            way.start("wait_for_gate")
+            await trio.testing.wait_all_tasks_blocked()
+            assert instance.log == ["waiting"]
+        await trio.testing.wait_all_tasks_blocked()
+        assert instance.log == ["waiting", "cancelled"]
+
+
+async def test_what_a_vanished_caller_leaves_behind_is_cancelled_after_a_while(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance)
+        counter.start("wait_for_gate")
+        await trio.testing.wait_all_tasks_blocked()
+        stage.network.cut("driver", "h1")
+        stage.network.drop("driver")
+        began = trio.current_time()
+        await instance.left.wait()
+        assert 30 < trio.current_time() - began < 130
+
+
+# Connections come and go ---------------------------------------------------------------------------------------------
+
+
+async def talk(stage: Stage, count: int = 12) -> tuple[list[Any], list[int]]:
+    """A mixed conversation; what it answered, and what the actor did."""
+    instance = Counter()
+    counter = await stage.actor(instance)
+    made = [counter.start("echo", number) if number % 2 else counter.start("add_async") for number in range(count)]
+    answers = [await call for call in made]
+    answers += [await counter.call("add") for _ in range(3)]
+    return answers, instance.n
+
+
+async def hops_of_a_conversation() -> int:
+    async with open_stage() as stage:
+        seen = []
+        stage.network.on_hop = lambda hop: (seen.append(hop), Fate.DELIVER)[1]
+        await talk(stage)
+        return len(seen)
+
+
+@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST], ids=["lost", "arrived"])
+async def test_a_cut_at_any_message_loses_no_call_and_repeats_none(fate: Fate, autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        expected = await talk(stage)
+    for number in range(1, await hops_of_a_conversation() + 3):
+        async with open_stage() as stage:
+            stage.network.on_hop = cut_at(number, fate)
+            assert await talk(stage) == expected, f"cut at message {number}"
+
+
+async def test_a_host_that_forgot_the_connection_still_knows_the_calls(autojump_clock: Any) -> None:
+    """The session is lost at one end only; the caller asks again and is attached."""
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance)
+        call = counter.start("wait_for_gate")
+        assert await counter.call("add") == 1
+        channel = next(iter(stage.hosts["h1"]._acceptor.channels.values()))
+        peer = counter.route.binding.peer
+        peer._channel.outbox.clear()
+        stage.network.drop("driver")
+        instance.gate.set()
+        assert await call == "open"
+        assert await counter.call("add") == 2
+        assert instance.log == ["waiting"]
+        assert channel.stats.connections == 2
+
+
+async def test_calls_wait_while_there_is_no_connection(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        await counter.call("add")
+        stage.network.cut("driver", "h1")
+        stage.network.drop("driver")
+        made = [counter.start("add") for _ in range(3)]
+        await trio.sleep(20)
+        assert not any(call.done() for call in made)
+        stage.network.heal("driver", "h1")
+        assert [await call for call in made] == [2, 3, 4]
+
+
+async def test_calls_made_before_the_caller_runs_are_sent_in_order(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        made = [counter.start("add") for _ in range(5)]
+        assert [await call for call in made] == [1, 2, 3, 4, 5]
+
+
+async def test_too_many_unanswered_calls_are_refused_and_a_patient_caller_waits(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "OPEN_CALLS_LIMIT", 10)
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance)
+        made = [counter.start("note", number) for number in range(10)]
+        with pytest.raises(ChannelFull, match="await some before making more"):
+            counter.start("add")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(counter.call, "note", "patient")
+            await trio.testing.wait_all_tasks_blocked()
+            assert "patient" not in instance.log
+            instance.gate.set()
+            for call in made:
+                await call
+        assert instance.log[-1] == "patient"
+
+
+async def test_a_host_holds_calls_back_while_their_caller_settles_nothing(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        await counter.call("add")
+        (guest,) = stage.hosts["h1"]._guests.values()
+        guest.ledger.kept_limit_bytes = 1
+        peer = counter.route.binding.peer
+        settle, peer.table.settlement = peer.table.settlement, lambda force=False: None
+        assert await counter.call("add") == 2
+        held = counter.start("add")
+        await trio.testing.wait_all_tasks_blocked()
+        assert not held.done()
+        peer._channel.send_nowait(36, 0, settle(force=True))
+        assert await held == 3
+
+
+# Death ---------------------------------------------------------------------------------------------------------------
+
+
+async def keyed(stage: Stage, instance: Any, incarnation: str = "h1") -> tuple[Any, ActorEndpoint]:
+    """An actor that the directory knows, and the way to it by its key."""
+    host = await stage.host(incarnation)
+    endpoint = stage.endpoint(host, host.register(instance, "a", actor_id="a"))
+    stage.directory.say(KEY, endpoint)
+    return stage.way(stage.caller.route(KEY, "counter")), endpoint
+
+
+async def test_a_call_in_flight_when_the_host_dies_has_an_unknown_outcome(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        call = counter.start("wait_for_gate")
+        await counter.call("add")
+        stage.kill("h1")
+        with pytest.raises(OutcomeUnknown, match="may or may not have taken effect") as caught:
+            await call
+        assert isinstance(caught.value, ActorDied)
+        with pytest.raises(ActorDied):
+            await counter.call("add")
+
+
+async def test_calls_to_an_actor_that_is_not_there_yet_wait_for_it(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way = stage.way(stage.caller.route(KEY, "counter"))
+        made = [way.start("add") for _ in range(3)]
+        await trio.sleep(100)
+        await keyed(stage, Counter())
+        assert [await call for call in made] == [1, 2, 3]
+
+
+async def test_an_actor_that_restarts_gets_the_calls_that_were_not_delivered(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        under_way = way.start("wait_for_gate")
+        assert await way.call("add") == 1
+        stage.kill("h1")
+        await trio.testing.wait_all_tasks_blocked()
+        queued = way.start("add")
+        with pytest.raises(OutcomeUnknown):
+            await under_way
+        stage.directory.say(KEY)
+        await trio.sleep(10)
+        assert not queued.done()
+        await keyed(stage, Counter(), "h2")
+        assert await queued == 1
+
+
+async def test_an_idempotent_call_goes_to_the_next_incarnation(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        first, second = Counter(), Counter()
+        way, _ = await keyed(stage, first)
+        call = way.start("wait_for_gate", idempotent=True)
+        once = way.start("wait_for_gate", retry=1)
+        await way.call("add")
+        stage.kill("h1")
+        await keyed(stage, second, "h2")
+        await way.call("add")
+        assert second.log == ["waiting", "waiting"]
+        stage.kill("h2")
+        third = Counter()
+        third.gate.set()
+        await keyed(stage, third, "h3")
+        assert await call == "open"
+        with pytest.raises(OutcomeUnknown):
+            await once
+
+
+async def test_the_directory_says_why_an_actor_has_ended(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        await way.call("add")
+        stage.kill("h1")
+        await trio.sleep(0.2)
+        error = payload.dump_error(LookupError("no model"))
+        stage.directory.end(KEY, Cause.FAILURE, "its process exited with code 1", error)
+        with pytest.raises(OutcomeUnknown, match="its process exited with code 1") as caught:
+            await call
+        assert isinstance(caught.value.__cause__, LookupError)
+        with pytest.raises(ActorDied, match="its process exited with code 1"):
+            await way.call("add")
+
+
+async def test_the_directory_can_end_calls_on_a_connection_that_nobody_answers(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        await way.call("add")
+        stage.network.freeze("h1")
+        began = trio.current_time()
+        stage.directory.end(KEY, Cause.MACHINE_LOST, "node-3 has been silent for 30 s")
+        with pytest.raises(MachineLost, match="node-3"):
+            await call
+        assert trio.current_time() - began == pytest.approx(PROOF_WAIT_S)
+
+
+async def test_an_answer_that_is_on_its_way_beats_the_word_of_the_directory(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        way, _ = await keyed(stage, instance)
+        await way.call("add")
+        stage.network.set_delay("h1", "driver", 0.5)
+        call = way.start("add")
+        await trio.sleep(0.1)
+        stage.directory.end(KEY, Cause.SUCCEEDED)
+        assert await call == 2
+
+
+async def test_a_machine_that_is_given_up_while_silent_ends_calls_as_lost(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        await way.call("add")
+        stage.network.cut("driver", "h1")
+        stage.network.drop("driver")
+        await trio.sleep(30)
+        assert not call.done()
+        stage.directory.say(KEY)
+        with pytest.raises(MachineLost):
+            await call
+
+
+async def test_an_actor_that_is_taken_off_the_registry_still_answers_what_it_has_begun(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        way, endpoint = await keyed(stage, instance)
+        call = way.start("wait_for_gate")
+        await way.call("add")
+        stage.directory.say(KEY)
+        stage.hosts["h1"].unregister(endpoint.number)
+        later = way.start("add")
+        await trio.sleep(100)
+        instance.gate.set()
+        assert await call == "open"
+        stage.directory.end(KEY, Cause.SUCCEEDED, "it was unregistered")
+        with pytest.raises(ActorDied, match="unregistered"):
+            await later
+
+
+async def test_a_call_that_the_host_refused_goes_to_the_next_incarnation(autojump_clock: Any) -> None:
+    """Unregistered at its host before the directory says so: surely not run."""
+    async with open_stage() as stage:
+        way, endpoint = await keyed(stage, Counter())
+        await way.call("add")
+        stage.hosts["h1"].unregister(endpoint.number)
+        call = way.start("add")
+        await trio.sleep(1)
+        assert not call.done()
+        await keyed(stage, Counter(), "h2")
+        assert await call == 1
+
+
+async def test_an_endpoint_whose_actor_is_gone_says_so(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        await counter.call("add")
+        stage.hosts["h1"].unregister(1)
+        with pytest.raises(NoSuchActor):
+            await counter.call("add")
+
+
+async def test_another_process_at_the_same_address_is_no_heir(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        call = counter.start("wait_for_gate")
+        await counter.call("add")
+        stage.kill("h1")
+        instance = Counter()
+        heir = await stage.host("h2", machine="h1", key=stage.hosts["h1"].key)
+        heir.register(instance, "a")
+        with pytest.raises(OutcomeUnknown):
+            await call
+        assert instance.n == 0
+
+
+async def test_a_wrong_key_gets_nothing(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1")
+        endpoint = stage.endpoint(host, host.register(Counter(), "a"))
+        for key in ("", "wrong"):
+            wrong = ActorEndpoint(
+                actor_id="a",
+                name="a",
+                job_id="",
+                namespace="",
+                incarnation="h1",
+                number=endpoint.number,
+                addresses=host.addresses,
+                key=key,
+            )
+            caller = stage.caller
+            with pytest.raises(Unauthorized):
+                await caller.call(caller.route_to(wrong), "add", (), {}, CallOptions())
+            caller.forget(caller.route_to(wrong))
+
+
+async def test_an_address_without_a_listener_is_dead_at_once(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        nowhere = ActorEndpoint(
+            actor_id="a", name="a", job_id="", namespace="", incarnation="h9", number=1, addresses=("memory:h9",)
+        )
+        with pytest.raises(ActorDied, match="process is gone"):
+            await stage.way(stage.caller.route_to(nowhere)).call("add")
+
+
+async def test_a_host_that_shuts_down_answers_everybody(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        counter = await stage.actor(instance, max_concurrency=1)
+        running = counter.start("wait_for_gate")
+        queued = counter.start("note", "queued")
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        await stage.hosts["h1"].shutdown(grace_s=3)
+        assert trio.current_time() - began == pytest.approx(3, abs=0.1)
+        for call in (running, queued):
+            with pytest.raises(ActorDied):
+                await call
+        assert instance.log == ["waiting", "cancelled"]
+        with pytest.raises(ActorDied):
+            await counter.call("add")
+
+
+async def test_a_host_that_is_cancelled_says_goodbye(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter = await stage.actor(Counter())
+        call = counter.start("wait_for_gate")
+        await counter.call("add")
+        stage.scopes["h1"].cancel()
+        began = trio.current_time()
+        with pytest.raises(ActorDied):
+            await call
+        assert trio.current_time() - began < 1
+
+
+# Without a directory -------------------------------------------------------------------------------------------------
+
+
+async def test_a_host_tells_which_number_a_name_has(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1")
+        number = host.register(Counter(), "counter", actor_id="counter-1")
+        endpoint = await stage.caller.bind(host.addresses, "counter", key=host.key)
+        assert (endpoint.number, endpoint.actor_id, endpoint.incarnation) == (number, "counter-1", "h1")
+        assert await stage.way(stage.caller.route_to(endpoint)).call("add") == 1
+        with pytest.raises(NoSuchActor, match="there are: counter"):
+            await stage.caller.bind(host.addresses, "other", key=host.key)
+        with pytest.raises(Unauthorized):
+            await stage.caller.bind(host.addresses, "counter", key="wrong")
+
+
+async def test_a_process_that_took_over_a_bound_address_gets_none_of_the_calls(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1")
+        host.register(Counter(), "counter")
+        endpoint = await stage.caller.bind(host.addresses, "counter", key=host.key)
+        way = stage.way(stage.caller.route_to(endpoint))
+        call = way.start("wait_for_gate")
+        await way.call("add")
+        stage.kill("h1")
+        heir = Counter()
+        (await stage.host("h2", machine="h1", key=host.key)).register(heir, "counter")
+        with pytest.raises(OutcomeUnknown):
+            await call
+        assert heir.log == []
+
+
+async def test_inline_execution_needs_no_thread(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1", make_runner=inline)
+        before = threading.active_count()
+        way = stage.way(stage.caller.route_to(stage.endpoint(host, host.register(Plain(), "plain"))))
+        assert [await call for call in [way.start("add") for _ in range(10)]] == list(range(1, 11))
+        assert threading.active_count() == before

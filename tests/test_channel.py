@@ -1,0 +1,991 @@
+"""The channel as conversations on the virtual clock: cuts at every message, forgetting, freezing, refusing, ending."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field
+
+from fray.errors import (
+    ActorDied,
+    ChannelClosed,
+    ChannelFull,
+    FrayError,
+    MessageTooLarge,
+    NoSuchActor,
+    ProtocolMismatch,
+    Refused,
+    Unauthorized,
+    Unreachable,
+)
+from fray.net import codec, session
+from fray.net.channel import MESSAGE_LIMIT_BYTES, Acceptor, Channel, HandlerFactory, RedialPolicy, run_dialled
+from fray.net.codec import ACK, MORE, Bytes, Kind, encode_frame
+from fray.net.dialler import Failure, verdict
+from fray.net.memory import PIPE_LIMIT_BYTES, Fate, Hop, MemoryNetwork
+from fray.net.session import HEARTBEAT_S, PROTOCOL, SILENT_PERIODS, Goodbye, Hello, Refuse, Welcome
+from fray.net.transport import Claim, Credential, Transport
+from fray.net.websocket import WebSocketNetwork
+
+CREDENTIAL = Credential("cluster", "key")
+PATIENT = RedialPolicy(refused_ends=False, give_up_s=None)
+CALLER = RedialPolicy(refused_ends=True, give_up_s=None)
+HOST = "memory:host"
+
+
+@define(eq=False)
+class Recorder:
+    """A handler that writes down what it is told."""
+
+    channel: Channel
+    told: list[str] = field(factory=list)
+    bodies: list[bytes] = field(factory=list)
+    frames: list[tuple[int, int, int, int]] = field(factory=list)
+    error: FrayError | None = None
+    on_body: Callable[[Recorder, bytes], None] = lambda recorder, body: None
+    at_reset: Callable[[Recorder], None] = lambda recorder: None
+    news: trio.Event = field(factory=trio.Event)
+    rng: random.Random = field(factory=lambda: random.Random(0))
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        self.frames.append((kind, flags, target, ref))
+        self.bodies.append(bytes(body))
+        self.on_body(self, bytes(body))
+
+    def on_batch(self) -> None:
+        self._tell()
+
+    def on_reset(self, greeting: bytes) -> None:
+        self.told.append(f"reset {greeting.decode()}")
+        self.at_reset(self)
+        self._tell()
+
+    def on_suspended(self, why: str) -> None:
+        self.told.append("suspended")
+        self._tell()
+
+    def on_resumed(self) -> None:
+        self.told.append("resumed")
+        self._tell()
+
+    def on_end(self, error: FrayError) -> None:
+        assert self.error is None, "on_end came twice"
+        self.error = error
+        self.told.append(f"end {type(error).__name__}")
+        self._tell()
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.news = trio.Event()
+
+    async def wait_bodies(self, count: int) -> None:
+        while len(self.bodies) < count:
+            await self.news.wait()
+
+    async def wait_told(self, what: str, count: int = 1) -> None:
+        while sum(word.startswith(what) for word in self.told) < count:
+            await self.news.wait()
+
+
+@define
+class House:
+    """A network, a listening host, and all handlers made on it."""
+
+    network: MemoryNetwork
+    nursery: trio.Nursery
+    acceptor: Acceptor
+    recorders: list[Recorder] = field(factory=list)
+    stop: Callable[[], None] = lambda: None
+    make: Callable[[Channel], Recorder] = Recorder
+    refusal: FrayError | None = None
+    greeted: list[tuple[str, bytes]] = field(factory=list)
+    seed: int = 0
+    dials: int = 0
+
+    def greet(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+        self.greeted.append((claim.key_id, greeting))
+        if self.refusal is not None:
+            raise self.refusal
+        return b"host", self._record
+
+    def _record(self, channel: Channel) -> Recorder:
+        self.recorders.append(self.make(channel))
+        return self.recorders[-1]
+
+    async def dial(
+        self,
+        *,
+        policy: RedialPolicy = PATIENT,
+        make: Callable[[Channel], Recorder] = Recorder,
+        credential: Credential = CREDENTIAL,
+        expects: str | None = None,
+        addresses: tuple[str, ...] = (HOST,),
+        session: str | None = None,
+        incarnation: str = "driver-1",
+    ) -> Recorder:
+        """A dialled channel's handler, after its first welcome."""
+        made: list[Recorder] = []
+        self.dials += 1
+
+        def factory(channel: Channel) -> Recorder:
+            made.append(make(channel))
+            return made[0]
+
+        await self.nursery.start(
+            partial(
+                run_dialled,
+                self.network.at("driver"),
+                addresses,
+                credential,
+                greeting=lambda: b"driver",
+                handler=factory,
+                incarnation=incarnation,
+                expects=expects,
+                policy=policy,
+                session=session,
+                rng=random.Random(f"{self.seed} {self.dials}"),
+            )
+        )
+        return made[0]
+
+
+async def serve(house: House, incarnation: str = "host-1", address: str = HOST, keep_s: float = 60.0) -> Acceptor:
+    """Let a (new) incarnation of the host listen; the old one has crashed before."""
+    house.acceptor = Acceptor(incarnation, house.greet, keep_s=keep_s, rng=random.Random(f"{house.seed} {incarnation}"))
+    scope = trio.CancelScope()
+
+    async def listen(task_status: trio.TaskStatus[str]) -> None:
+        with scope:
+            await house.network.listen(address, lambda key_id: "key", house.acceptor.handle, task_status=task_status)
+
+    await house.nursery.start(listen)
+    house.stop = scope.cancel
+    return house.acceptor
+
+
+@asynccontextmanager
+async def a_house(seed: int = 0, **options: Any) -> AsyncIterator[House]:
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(seed)
+        house = House(network=MemoryNetwork(rng), nursery=nursery, acceptor=None, seed=seed)  # type: ignore[arg-type]
+        await serve(house, **options)
+        with trio.fail_after(3600):
+            yield house
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def _virtual_time(autojump_clock: trio.testing.MockClock) -> None:
+    """All of this runs on the virtual clock."""
+
+
+# Frames, once and in order ---------------------------------------------------------------------------------------------
+
+
+async def test_frames_pass_both_ways_with_all_their_fields() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        far = house.recorders[0]
+        near.channel.send_nowait(Kind.CALL, 2**63, b"abc", target=2**31, flags=2)
+        far.channel.send_nowait(Kind.RESULT, 1)
+        await far.wait_bodies(1)
+        await near.wait_bodies(1)
+        assert (far.frames, far.bodies) == ([(Kind.CALL, 2, 2**31, 2**63)], [b"abc"])
+        assert (near.frames, near.bodies) == ([(Kind.RESULT, 0, 0, 1)], [b""])
+        assert (near.told, far.told) == (["reset host"], ["reset driver"])
+        assert (near.channel.incarnation, far.channel.incarnation) == ("host-1", "driver-1")
+        assert house.acceptor.channels == {near.channel.session: far.channel}
+
+
+@pytest.mark.parametrize("size", [4095, 4096, codec.FRAGMENT_BYTES, codec.FRAGMENT_BYTES + 1, 3_000_000])
+async def test_a_large_body_arrives_whole_between_its_neighbours(size: int) -> None:
+    body = random.Random(size).randbytes(size)
+    async with a_house() as house:
+        near = await house.dial()
+        for piece in (b"before", body, bytearray(body), memoryview(body), b"after"):
+            near.channel.send_nowait(Kind.CALL, 1, piece, flags=2)
+        far = house.recorders[0]
+        await far.wait_bodies(5)
+        assert far.bodies == [b"before", body, body, body, b"after"]
+        assert {flags for _, flags, _, _ in far.frames} == {2}
+
+
+async def test_one_byte_over_the_limit_is_refused_at_the_door_and_the_channel_goes_on() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        with pytest.raises(MessageTooLarge) as caught:
+            near.channel.send_nowait(Kind.CALL, 1, bytes(MESSAGE_LIMIT_BYTES + 1))
+        assert caught.value.details == {"size_bytes": MESSAGE_LIMIT_BYTES + 1, "limit_bytes": MESSAGE_LIMIT_BYTES}
+        near.channel.send_nowait(Kind.CALL, 1, bytes(MESSAGE_LIMIT_BYTES))
+        await house.recorders[0].wait_bodies(1)
+        assert len(house.recorders[0].bodies[0]) == MESSAGE_LIMIT_BYTES
+
+
+async def test_a_burst_travels_in_few_messages() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        for n in range(1000):
+            near.channel.send_nowait(Kind.CALL, n, b"x" * 60)
+        far = house.recorders[0]
+        await far.wait_bodies(1000)
+        assert far.channel.stats.messages_received <= 3
+
+
+async def test_answers_given_while_a_batch_is_dispatched_travel_together() -> None:
+    async with a_house() as house:
+        house.make = lambda channel: Recorder(channel, on_body=lambda me, body: me.channel.send_nowait(33, 0, body))
+        near = await house.dial()
+        for n in range(1000):
+            near.channel.send_nowait(Kind.CALL, n, b"x" * 60)
+        await near.wait_bodies(1000)
+        assert near.channel.stats.messages_received <= 4
+
+
+# Cuts ------------------------------------------------------------------------------------------------------------------
+
+
+def chatter(count: int, seed: int) -> Callable[[Channel], Recorder]:
+    """A handler that sends ``count`` numbered bodies of all sizes, some at once, some as answers."""
+    rng = random.Random(seed)
+    todo = [b"%d " % n * rng.choice((1, 1, 1, 10, 3000, 150_000)) for n in range(count)]
+
+    def more(me: Recorder, how_many: int) -> None:
+        for _ in range(min(how_many, len(todo))):
+            me.channel.send_nowait(Kind.CALL, 0, todo.pop(0))
+
+    return lambda channel: Recorder(
+        channel, on_body=lambda me, body: more(me, rng.choice((0, 1, 2))), at_reset=lambda me: more(me, 3)
+    )
+
+
+def numbers(recorder: Recorder) -> list[int]:
+    return [int(body.split()[0]) for body in recorder.bodies]
+
+
+async def converse(seed: int, on_hop: Callable[[Hop], Fate]) -> int:
+    """A conversation with faults, which must not be noticeable; how many messages it took."""
+    count, hops = 25, 0
+
+    def counted(hop: Hop) -> Fate:
+        nonlocal hops
+        hops += 1
+        return on_hop(hop)
+
+    async with a_house(seed) as house:
+        house.network.set_delay("driver", "host", 0.0, 0.01)
+        house.network.on_hop = counted
+        house.make = chatter(count, seed)
+        near = await house.dial(make=chatter(count, seed + 1))
+        far = house.recorders[0]
+        for n in range(100):  # nudges: the chatter may die out while both wait for the other's next word
+            near.channel.send_nowait(Kind.CALL, 0, b"%d" % (1000 + n))
+            far.channel.send_nowait(Kind.CALL, 0, b"%d" % (1000 + n))
+            await trio.sleep(0.003)
+        await near.wait_bodies(count + 100)
+        await far.wait_bodies(count + 100)
+        await near.channel.close()
+        await far.wait_told("end")
+        for end in (near, far):
+            assert [n for n in numbers(end) if n < 1000] == list(range(count))
+            assert [n for n in numbers(end) if n >= 1000] == list(range(1000, 1100))
+            assert sum(word.startswith("reset") for word in end.told) == 1
+            assert end.told.count("suspended") >= end.told.count("resumed")
+        assert len(house.recorders) == len(house.greeted) == 1
+    return hops
+
+
+@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST])
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_cut_at_any_message_loses_nothing_and_repeats_nothing(seed: int, fate: Fate) -> None:
+    total = await converse(seed, lambda hop: Fate.DELIVER)
+    for k in range(1, total + 1, 1 if seed == 1 else 5):
+        left = k
+
+        def cut(hop: Hop) -> Fate:
+            nonlocal left
+            left -= 1
+            return fate if left == 0 else Fate.DELIVER
+
+        await converse(seed, cut)
+
+
+@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("source", ["driver", "host"])
+async def test_every_early_connection_may_die_at_its_kth_message(source: str, k: int, fate: Fate) -> None:
+    await converse(
+        3, lambda hop: fate if hop.connection <= 12 and (hop.source, hop.number) == (source, k) else Fate.DELIVER
+    )
+
+
+@pytest.mark.parametrize("seed", range(10, 40))
+async def test_random_cuts_lose_nothing_and_repeat_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    fates = random.Random(seed).choices(list(Fate), [8, 1, 1], k=400)
+    await converse(seed, lambda hop: fates.pop() if fates and rng.random() < 0.9 else Fate.DELIVER)
+
+
+async def test_the_same_seed_gives_the_same_conversation() -> None:
+    async def record(seed: int) -> list[Hop]:
+        hops: list[Hop] = []
+
+        def note(hop: Hop) -> Fate:
+            hops.append(hop)
+            return Fate.LOSE if len(hops) % 7 == 0 else Fate.DELIVER
+
+        await converse(seed, note)
+        return hops
+
+    assert (await record(5))[:20] == (await record(5))[:20]
+
+
+# Forgetting ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_host_that_forgot_resets_the_dialler_and_drops_what_it_had_not_acknowledged() -> None:
+    async with a_house(keep_s=10) as house:
+        near = await house.dial()
+        house.network.cut("driver", "host")
+        near.channel.send_nowait(Kind.CALL, 1, b"never seen")
+        house.network.drop("driver")
+        await trio.sleep(30)
+        house.network.heal("driver", "host")
+        await near.wait_told("reset", 2)
+        near.channel.send_nowait(Kind.CALL, 2, b"seen")
+        old, new = house.recorders
+        await new.wait_bodies(1)
+        assert old.told == ["reset driver", "suspended", "end Unreachable"]
+        assert new.bodies == [b"seen"]
+        assert near.told == ["reset host", "suspended", "reset host"]
+        assert near.error is None
+
+
+async def test_a_restarted_host_resets_a_patient_dialler() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.crash("host")
+        house.stop()
+        await near.wait_told("suspended")
+        await trio.sleep(60)
+        await serve(house, "host-2")
+        await near.wait_told("reset", 2)
+        assert near.channel.incarnation == "host-2"
+        assert near.told == ["reset host", "suspended", "reset host"]
+
+
+async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames() -> None:
+    async with a_house() as house:
+        house.make = lambda channel: Recorder(channel, at_reset=lambda me: me.channel.send_nowait(19, 0, b"first word"))
+        near = await house.dial()
+        house.network.crash("host")
+        house.stop()
+        await near.wait_told("suspended")
+        lost = 0
+
+        def lose_three_welcomes(hop: Hop) -> Fate:
+            nonlocal lost
+            if hop.source == "host" and hop.number == 1 and lost < 3:
+                lost += 1
+                return Fate.LOSE
+            return Fate.DELIVER
+
+        house.network.on_hop = lose_three_welcomes
+        await serve(house, "host-2")
+        await near.wait_bodies(2)
+        assert lost == 3
+        assert near.bodies == [b"first word"] * 2
+        assert near.told == ["reset host", "suspended", "reset host"]
+        assert len(house.recorders) == 2
+
+
+async def test_a_dialler_that_begins_anew_under_the_same_name_ends_the_old_session() -> None:
+    async with a_house() as house:
+        await house.dial(session="same", incarnation="driver-1")
+        await house.dial(session="same", incarnation="driver-2")
+        old, new = house.recorders
+        await old.wait_told("end")
+        assert old.told == ["reset driver", "end ChannelClosed"]
+        assert house.acceptor.channels == {"same": new.channel}
+
+
+async def test_a_session_belongs_to_the_key_that_opened_it() -> None:
+    async with a_house() as house:
+        await house.dial(session="same")
+        with pytest.raises(Unauthorized, match="another key"):
+            await house.dial(session="same", credential=Credential("attempt:x", "key"))
+        assert house.recorders[0].error is None
+
+
+# Superseding -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_newer_connection_takes_over_from_one_that_still_seems_alive() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        far = house.recorders[0]
+        house.network.cut("driver", "host")
+        near.channel._link.transport.abort()  # type: ignore[union-attr]
+        near.channel.send_nowait(Kind.CALL, 1, b"by the new one")
+        await near.wait_told("suspended")
+        assert far.channel.connected
+        house.network.cut("host", "driver", both=False)
+        far.channel.send_nowait(Kind.CALL, 1, b"into the old one")
+        hold_old_connection(house)
+        await far.wait_bodies(1)
+        await near.wait_bodies(1)
+        assert far.told == ["reset driver", "suspended", "resumed"]
+        assert near.told == ["reset host", "suspended", "resumed"]
+
+
+def hold_old_connection(house: House) -> None:
+    """Heal the network, except that the end of the first connection stays unknown to the host."""
+    for (number, side), transport in house.network._living.items():
+        if (number, side) == (1, "listener"):
+            transport._back.ended_at = float("inf")
+    house.network.heal("driver", "host")
+
+
+async def test_a_hello_that_arrives_late_does_not_take_over() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        stale = await house.network.at("driver").dial(HOST, CREDENTIAL, timeout_s=1)
+        hello = Hello(protocol=PROTOCOL, session=near.channel.session, incarnation="driver-1", dial=0)
+        await stale.send([ACK.pack(0), encode_frame(Kind.HELLO, 0, codec.encode_message(hello, [b""]))])
+        with pytest.raises(FrayError):
+            await stale.receive()
+        assert near.told == ["reset host"]
+        assert house.recorders[0].told == ["reset driver"]
+
+
+# Silence ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_frozen_peer_is_noticed_by_the_heartbeat_and_forgiven() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.freeze("host")
+        near.channel.send_nowait(Kind.CALL, 1, b"when you wake")
+        await near.wait_told("suspended")
+        assert HEARTBEAT_S * SILENT_PERIODS <= trio.current_time() <= HEARTBEAT_S * SILENT_PERIODS + 1
+        await trio.sleep(15)
+        house.network.thaw("host")
+        await near.wait_told("resumed")
+        await house.recorders[0].wait_bodies(1)
+        assert house.recorders[0].bodies == [b"when you wake"]
+
+
+async def test_an_idle_channel_pings_each_period_and_stays() -> None:
+    hops = 0
+
+    def count(hop: Hop) -> Fate:
+        nonlocal hops
+        hops += 1
+        return Fate.DELIVER
+
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.on_hop = count
+        await trio.sleep(1000)
+        assert near.told == ["reset host"]
+        assert 1000 / HEARTBEAT_S <= hops <= 4 * 1000 / HEARTBEAT_S
+
+
+async def test_what_is_received_is_acknowledged_within_a_second() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        near.channel.send_nowait(Kind.CALL, 1, b"x" * 100)
+        assert near.channel.outbox.size_bytes > 0
+        await trio.sleep(1.1)
+        assert near.channel.outbox.size_bytes == 0
+
+
+# Ending ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_close_delivers_what_is_queued_and_both_ends_learn_the_reason() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        for n in range(300):
+            near.channel.send_nowait(Kind.CALL, n, b"%d " % n * 500)
+        await near.channel.close("all done")
+        far = house.recorders[0]
+        await far.wait_told("end")
+        assert numbers(far) == list(range(300))
+        for end in (near, far):
+            assert isinstance(end.error, ChannelClosed)
+            assert (str(end.error), end.error.details) == ("all done", {"reason": "all done"})
+        with pytest.raises(ChannelClosed, match="all done"):
+            near.channel.send_nowait(Kind.CALL, 1)
+        assert not house.acceptor.channels
+
+
+async def test_close_takes_two_seconds_at_most_when_nobody_answers() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.freeze("host")
+        began = trio.current_time()
+        await near.channel.close("bye")
+        assert trio.current_time() - began <= 2.0
+        assert near.told == ["reset host", "end ChannelClosed"]
+
+
+async def test_close_while_suspended_waits_for_a_redial_but_not_long() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.cut("driver", "host")
+        house.network.drop("driver")
+        await near.wait_told("suspended")
+        began = trio.current_time()
+        await near.channel.close("bye")
+        assert trio.current_time() - began <= 2.0
+        assert near.told == ["reset host", "suspended", "end ChannelClosed"]
+
+
+async def test_the_acceptor_says_goodbye_to_all() -> None:
+    async with a_house() as house:
+        ends = [await house.dial() for _ in range(3)]
+        await house.acceptor.close("maintenance")
+        for near in ends:
+            await near.wait_told("end")
+            assert str(near.error) == "maintenance"
+        assert not house.acceptor.channels
+
+
+async def test_abort_ends_both_ends_with_its_error() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        near.channel.abort(NoSuchActor("wrong door", actor="x"))
+        far = house.recorders[0]
+        await far.wait_told("end")
+        for end in (near, far):
+            assert isinstance(end.error, NoSuchActor)
+            assert end.error.details == {"actor": "x"}
+
+
+async def test_a_handler_that_fails_ends_the_channel_with_that_reason() -> None:
+    def fail(me: Recorder, body: bytes) -> None:
+        raise NoSuchActor("nobody of that name")
+
+    async with a_house() as house:
+        house.make = lambda channel: Recorder(channel, on_body=fail)
+        near = await house.dial()
+        near.channel.send_nowait(Kind.CALL, 1, b"x")
+        near.channel.send_nowait(Kind.CALL, 2, b"y")
+        await near.wait_told("end")
+        far = house.recorders[0]
+        assert isinstance(near.error, NoSuchActor)
+        assert isinstance(far.error, NoSuchActor)
+        assert len(far.bodies) == 1
+
+
+async def test_a_bug_in_a_handler_ends_the_channel_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(me: Recorder, body: bytes) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async with a_house() as house:
+        house.make = lambda channel: Recorder(channel, on_body=fail)
+        near = await house.dial()
+        near.channel.send_nowait(Kind.CALL, 1, b"x")
+        await near.wait_told("end")
+        far = house.recorders[0]
+        assert isinstance(far.error, ChannelClosed)
+        assert isinstance(far.error.__cause__, ZeroDivisionError)
+        assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_cancelled_dialler_delivers_what_is_queued_and_says_goodbye() -> None:
+    async with a_house() as house:
+        async with trio.open_nursery() as inner:
+            outer, house.nursery = house.nursery, inner
+            near = await house.dial()
+            house.nursery = outer
+            near.channel.send_nowait(Kind.CALL, 1, b"last words")
+            near.channel.send_nowait(Kind.CALL, 1, b"and more")
+            inner.cancel_scope.cancel()
+        far = house.recorders[0]
+        await far.wait_told("end")
+        assert far.bodies == [b"last words", b"and more"]
+        assert isinstance(far.error, ChannelClosed)
+        assert near.told == ["reset host", "end ChannelClosed"]
+
+
+async def test_a_stopped_listener_ends_its_channels_without_goodbye() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        house.stop()
+        await house.recorders[0].wait_told("end")
+        await near.wait_told("suspended")
+        assert near.error is None
+        assert isinstance(house.recorders[0].error, ChannelClosed)
+
+
+# Verdicts of the dialler -----------------------------------------------------------------------------------------------
+
+
+async def test_a_refused_redial_ends_the_channel_as_dead() -> None:
+    async with a_house() as house:
+        near = await house.dial(policy=CALLER)
+        house.network.crash("host")
+        await near.wait_told("end")
+        assert near.told == ["reset host", "suspended", "end Refused"]
+        assert trio.current_time() < 1
+
+
+async def test_a_patient_dialler_ends_when_its_patience_does() -> None:
+    async with a_house() as house:
+        near = await house.dial(policy=RedialPolicy(refused_ends=False, give_up_s=30))
+        house.network.crash("host")
+        await near.wait_told("end")
+        assert isinstance(near.error, Unreachable)
+        assert isinstance(near.error.__cause__, Refused)
+        assert 30 <= trio.current_time() <= 31
+
+
+async def test_patience_also_covers_dials_that_nobody_answers() -> None:
+    async with a_house() as house:
+        near = await house.dial(policy=RedialPolicy(refused_ends=True, give_up_s=7, dial_timeout_s=5))
+        house.network.cut("driver", "host")
+        house.network.drop("driver")
+        await near.wait_told("end")
+        assert isinstance(near.error, Unreachable)
+        assert 7 <= trio.current_time() <= 7.5
+
+
+@pytest.mark.parametrize("policy", [PATIENT, CALLER])
+async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(policy: RedialPolicy) -> None:
+    async with a_house() as house:
+        near = await house.dial(policy=policy)
+        house.network._listeners[HOST].door.authorize = lambda key_id: None
+        house.network.drop("driver")
+        await near.wait_told("end")
+        assert isinstance(near.error, Unauthorized)
+        assert trio.current_time() < 0.1
+
+
+@pytest.mark.parametrize("policy", [PATIENT, CALLER])
+async def test_another_incarnation_at_the_address_ends_the_channel(policy: RedialPolicy) -> None:
+    async with a_house() as house:
+        near = await house.dial(policy=policy, expects="host-1")
+        house.network.crash("host")
+        house.stop()
+        await serve(house, "host-2")
+        await near.wait_told("end")
+        assert isinstance(near.error, ActorDied)
+        assert near.error.details == {"expects": "host-1", "found": "host-2"}
+        assert len(house.greeted) == 1
+
+
+async def test_the_first_dial_raises_what_went_wrong_and_tells_no_handler() -> None:
+    async with a_house() as house:
+        with pytest.raises(Refused):
+            await house.dial(policy=CALLER, addresses=("memory:nobody",))
+        with pytest.raises(Unauthorized):
+            await house.dial(credential=Credential("cluster", "wrong"))
+        with pytest.raises(ActorDied):
+            await house.dial(expects="host-0")
+        house.refusal = NoSuchActor("not here")
+        with pytest.raises(NoSuchActor, match="not here"):
+            await house.dial()
+        assert house.recorders == []
+
+
+async def test_a_listener_whose_greeting_fails_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_house() as house:
+        house.acceptor._on_greeting = lambda claim, greeting: 1 / 0  # type: ignore[return-value, assignment]
+        with pytest.raises(FrayError, match="ZeroDivisionError"):
+            await house.dial()
+
+
+async def test_a_dialler_may_be_there_before_the_listener() -> None:
+    async with a_house() as house:
+        house.network.crash("host")
+        house.stop()
+        async with trio.open_nursery() as nursery:
+
+            async def later() -> None:
+                await trio.sleep(20)
+                await serve(house, "host-2")
+
+            nursery.start_soon(later)
+            near = await house.dial()
+        assert near.channel.incarnation == "host-2"
+        assert trio.current_time() < 20 + PATIENT.most_s
+
+
+async def test_addresses_are_tried_in_order_and_one_living_is_enough() -> None:
+    async with a_house() as house:
+        near = await house.dial(policy=CALLER, addresses=("memory:nobody", HOST))
+        assert near.channel.remote == HOST
+
+
+def test_a_round_of_dials_ends_only_by_proof() -> None:
+    refused, silent = Failure(Refused("r"), False), Failure(Unreachable("u"), False)
+    denied = Failure(Unauthorized("a"), True)
+    assert verdict([refused, refused], True).final
+    assert not verdict([refused, refused], False).final
+    assert not verdict([refused, silent], True).final
+    assert isinstance(verdict([silent, refused], True).error, Unreachable)
+    assert verdict([silent, denied, refused], False) is denied
+
+
+def test_pauses_grow_to_their_limit_with_jitter() -> None:
+    rng = random.Random(1)
+    pauses = [PATIENT.pause_s(n, rng) for n in range(1, 2000)]
+    assert 0.025 <= pauses[0] <= 0.05
+    assert all(1.0 <= pause <= 2.0 for pause in pauses[6:])
+    assert len(set(pauses)) > 1900
+
+
+# Back-pressure -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_peer_that_does_not_read_fills_a_bounded_outbox() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.freeze("host")
+        with pytest.raises(ChannelFull) as caught:
+            for _ in range(200):
+                near.channel.send_nowait(Kind.CALL, 1, bytes(1_000_000))
+        assert caught.value.details["held_bytes"] <= caught.value.details["limit_bytes"]
+        held = near.channel.outbox.size_bytes
+        with trio.move_on_after(5) as scope:
+            await near.channel.wait_room()
+        assert scope.cancelled_caught
+        house.network.thaw("host")
+        await near.channel.wait_room()
+        assert near.channel.outbox.size_bytes <= session.HIGH_WATER_BYTES < held
+
+
+async def test_small_frames_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fray.net.conversation.BUFFER_LIMIT_FRAMES", 1000)
+    monkeypatch.setattr("fray.net.session.BUFFER_LIMIT_FRAMES", 1000)
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.drop("driver")
+        await near.wait_told("suspended")
+        with pytest.raises(ChannelFull):
+            for _ in range(1001):
+                near.channel.send_nowait(Kind.CALL, 1)
+
+
+async def test_waiting_for_room_ends_with_the_channel() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        house.network.freeze("host")
+        for _ in range(20):
+            near.channel.send_nowait(Kind.CALL, 1, bytes(1_000_000))
+
+        async def abort_later() -> None:
+            await trio.sleep(1)
+            near.channel.abort(ChannelClosed("enough", reason="enough"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(abort_later)
+            with pytest.raises(ChannelClosed, match="enough"):
+                await near.channel.wait_room()
+
+
+async def test_both_sides_may_send_much_without_reading_first() -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        far = house.recorders[0]
+        for _ in range(40):
+            near.channel.send_nowait(Kind.CALL, 1, bytes(PIPE_LIMIT_BYTES))
+            far.channel.send_nowait(Kind.CALL, 1, bytes(PIPE_LIMIT_BYTES))
+        await near.wait_bodies(40)
+        await far.wait_bodies(40)
+
+
+# Strangers ---------------------------------------------------------------------------------------------------------------
+
+
+async def introduce(house: House, *frames: bytes, ack: int = 0) -> Transport:
+    """A connection of someone who says this."""
+    transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
+    await transport.send([ACK.pack(ack), *frames])
+    return transport
+
+
+def hello(**changes: Any) -> bytes:
+    fields = {"protocol": PROTOCOL, "session": "s", "incarnation": "i", **changes}
+    return encode_frame(Kind.HELLO, 0, codec.encode_message(Hello(**fields), [b"hi"]))
+
+
+async def answer(transport: Transport) -> object:
+    message = await transport.receive()
+    (frame,) = codec.read_frames(message)
+    return codec.decode_message(frame[4])[0]
+
+
+async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_house() as house:
+        refuse = await answer(await introduce(house, hello(protocol=(2, 0))))
+        assert isinstance(refuse, Refuse)
+        assert refuse.error["error"] == "ProtocolMismatch"
+        assert "version 2.0" in caplog.text
+        monkeypatch.setattr("fray.net.dialler.PROTOCOL", (2, 0))
+        with pytest.raises(ProtocolMismatch, match="version 2.0"):
+            await house.dial()
+        monkeypatch.setattr("fray.net.dialler.PROTOCOL", PROTOCOL)
+        monkeypatch.setattr("fray.net.acceptor.PROTOCOL", (3, 1))
+        with pytest.raises(ProtocolMismatch, match=r"version 3.1"):
+            await house.dial()
+
+
+async def test_a_later_minor_version_with_unknown_fields_is_welcome() -> None:
+    async with a_house() as house:
+        body = codec.encode_message(Hello(protocol=(1, 7), session="s", incarnation="i"), [b"hi"])
+        assert b'"dial"' in body
+        body = body.replace(b'"dial"', b'"news"')
+        welcome = await answer(await introduce(house, encode_frame(Kind.HELLO, 0, body)))
+        assert isinstance(welcome, Welcome)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"",
+        b"short",
+        ACK.pack(0),
+        ACK.pack(0) + b"\xff" * 20,
+        ACK.pack(0) + encode_frame(Kind.CALL, 1, b"no hello"),
+        ACK.pack(0) + encode_frame(Kind.HELLO, 0, b"no message"),
+        ACK.pack(0) + hello()[:-1],
+        ACK.pack(0) + hello() + hello(),
+        ACK.pack(0) + encode_frame(Kind.HELLO, 0, codec.encode_message(Goodbye(), [b""])),
+        ACK.pack(0)
+        + encode_frame(Kind.HELLO, 0, codec.encode_message(Hello(protocol=PROTOCOL, session="s", incarnation=""))),
+    ],
+)
+async def test_garbage_instead_of_a_hello_is_refused_and_the_listener_goes_on(first: bytes) -> None:
+    async with a_house() as house:
+        transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
+        await transport.send([first])
+        refuse = await answer(transport)
+        assert isinstance(refuse, Refuse)
+        assert refuse.error["error"] == "ProtocolMismatch"
+        await house.dial()
+
+
+async def test_a_dialler_that_says_nothing_is_dropped() -> None:
+    async with a_house() as house:
+        transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
+        with pytest.raises(FrayError):
+            await transport.receive()
+        assert trio.current_time() == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"short",
+        ACK.pack(99),
+        ACK.pack(0) + encode_frame(Kind.CALL, 1, b"cut short")[:-1],
+        ACK.pack(0) + encode_frame(Kind.CALL, 1)[:-1],
+        ACK.pack(0) + encode_frame(Kind.GOODBYE, 1, b"nonsense"),
+    ],
+    ids=["no batch", "acknowledges too much", "truncated body", "truncated header", "unreadable goodbye"],
+)
+async def test_garbage_in_a_conversation_ends_only_that_connection(message: bytes) -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        transport = await introduce(house, hello())
+        assert isinstance(await answer(transport), Welcome)
+        await transport.send([ACK.pack(0), encode_frame(Kind.CALL, 1, b"sound")])
+        await transport.send([message])
+        with pytest.raises(FrayError):
+            while True:
+                await transport.receive()
+        stranger = house.recorders[1]
+        await stranger.wait_told("suspended")
+        assert stranger.bodies == [b"sound"]
+        near.channel.send_nowait(Kind.CALL, 1, b"and on")
+        await house.recorders[0].wait_bodies(1)
+
+
+async def test_fragments_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fray.net.conversation.MESSAGE_LIMIT_BYTES", 1_000_000)
+    async with a_house() as house:
+        transport = await introduce(house, hello())
+        for _ in range(5):
+            await transport.send([ACK.pack(0), encode_frame(Kind.CALL, 1, bytes(250_000), flags=MORE)])
+        far = house.recorders[0]
+        await far.wait_told("end")
+        assert isinstance(far.error, MessageTooLarge)
+        assert far.bodies == []
+
+
+async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch() -> None:
+    async def nonsense(transport: Transport) -> None:
+        await transport.receive()
+        await transport.send([b"\xff" * 30])
+        await trio.sleep_forever()
+
+    async with a_house() as house:
+        await house.nursery.start(house.network.listen, "memory:odd", lambda key_id: "key", nonsense)
+        with pytest.raises(ProtocolMismatch):
+            await house.dial(addresses=("memory:odd",))
+
+
+async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel() -> None:
+    """A connection that breaks by nonsense is dialled again, but not for ever."""
+    dials = 0
+
+    async def nonsense(transport: Transport) -> None:
+        nonlocal dials
+        dials += 1
+        await transport.receive()
+        welcome = Welcome(protocol=PROTOCOL, incarnation="odd", life="l", resumed=dials > 1)
+        await transport.send([ACK.pack(0), encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [b""]))])
+        await transport.send([b"nonsense" * 4])
+        await trio.sleep_forever()
+
+    async with a_house() as house:
+        await house.nursery.start(house.network.listen, "memory:odd", lambda key_id: "key", nonsense)
+        near = await house.dial(addresses=("memory:odd",))
+        await near.wait_told("end")
+        assert isinstance(near.error, ProtocolMismatch)
+        assert dials == 3
+
+
+# Over real sockets ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_survives_cuts_of_a_real_socket(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    made: list[Recorder] = []
+    network = WebSocketNetwork(rng)
+
+    def record(channel: Channel) -> Recorder:
+        made.append(Recorder(channel))
+        return made[-1]
+
+    acceptor = Acceptor("host", lambda claim, greeting: (b"host", record), rng=rng)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(network.listen, f"unix:{tmp_path}/s", lambda key_id: "key", acceptor.handle)
+        options: dict[str, Any] = {"greeting": lambda: b"", "handler": record, "incarnation": "d", "policy": CALLER}
+        channel = await nursery.start(partial(run_dialled, network, [address], CREDENTIAL, rng=rng, **options))
+        far, near = made
+        for n in range(60):
+            channel.send_nowait(Kind.CALL, n, b"%d " % n * 20_000)
+            far.channel.send_nowait(Kind.CALL, n, b"%d " % n * 20_000)
+            if n % 7 == 0:
+                await trio.sleep(0)
+                link = (near if n % 2 else far).channel._link
+                if link is not None:
+                    link.transport.abort()
+        await near.wait_bodies(60)
+        await far.wait_bodies(60)
+        assert numbers(near) == numbers(far) == list(range(60))
+        assert far.told.count("resumed") >= 2
+        await channel.close("done")
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,51 @@
+"""A cluster spec is understood, or refused with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+import fray
+from fray.connect import Spec, parse_spec
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("local", Spec("local")),
+        ("machine", Spec("machine")),
+        ("machine?nodes=3&cpu=0.5&memory=2GB", Spec("machine", nodes=3, cpu=0.5, memory="2GB")),
+        ("fray://10.0.0.5:7000", Spec("fray", address="tcp:10.0.0.5:7000")),
+        ("fray://head", Spec("fray", address="tcp:head:7421")),
+        ("fray+unix:///run/fray.sock", Spec("fray", address="unix:/run/fray.sock")),
+    ],
+)
+def test_a_spec_is_understood(text: str, spec: Spec) -> None:
+    assert parse_spec(text) == spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "lokal", "ray://x", "machine?nodes=0", "machine?nodes=x", "machine?cpus=4", "fray://", "fray://h:99999"],
+)
+def test_an_unknown_spec_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(fray.UnknownClusterSpec, match=r"machine|fray://"):
+        parse_spec(text)
+
+
+async def test_an_unreachable_controller_is_said_within_a_second() -> None:
+    with trio.fail_after(1), pytest.raises(fray.Unreachable, match="fray-controller"):
+        async with fray.open_cluster("fray://127.0.0.1:1", token="t"):
+            pass
+
+
+async def test_a_missing_token_is_said_before_anything_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FRAY_TOKEN", raising=False)
+    with pytest.raises(fray.InvalidRequest, match="FRAY_TOKEN"):
+        async with fray.open_cluster("fray://127.0.0.1:1"):
+            pass
+
+
+async def test_outside_of_a_cluster_there_is_no_current_one() -> None:
+    with pytest.raises(fray.FrayError, match="open_cluster"):
+        fray.current_cluster()

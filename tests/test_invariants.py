@@ -1,0 +1,426 @@
+"""Random walks: nodes obey with delays, forget, die and come back; drivers leave; the controller restarts.
+
+The invariants of the law are checked after every step (by `law.Cluster`), and the truth on the machines, which the law
+does not see, after every action: no two generations of a job live at once, and no device serves two processes. When
+everything is healed and every owner has left, nothing lives.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+from attrs import Factory, define, evolve
+from law import Cluster, capacity, demand, job
+
+from fray.errors import FrayError
+from fray.model.ids import split_attempt
+from fray.model.messages.node import NodeHello, Report
+from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Wish
+from fray.scheduler.effects import Effect, Forget, Happened, JobMoved, NodeDied, NodeJoined, NodeReported, NodeSilent, WishesMoved
+from fray.scheduler.rows import JobPhase, Rules
+
+WALKS, EVENTS, CHUNKS = 240, 200, 12
+RULES = Rules(finished_limit=12, records_limit=3)
+MARGIN_S = 60.0
+LIVING = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+OUTCOMES = [
+    Outcome(cause=Cause.SUCCEEDED, value="v1"),
+    Outcome(cause=Cause.SUCCEEDED),
+    Outcome(cause=Cause.FAILURE, value="v2", message="boom"),
+    Outcome(cause=Cause.KILLED, signal=9),
+    Outcome(cause=Cause.OUT_OF_MEMORY),
+    Outcome(cause=Cause.ENVIRONMENT),
+    Outcome(cause=Cause.PREEMPTED),
+]
+
+
+@define
+class Machine:
+    """A node as it is, not as the law knows it."""
+
+    name: str
+    hello: NodeHello
+    up: bool = True
+    connected: bool = False
+    heard_at: float = 0.0
+    serial: int = 0
+    held: dict[str, Observed] = Factory(dict)
+    wished: dict[str, Wish] = Factory(dict)
+    down_link: deque[tuple[bool, tuple[Wish, ...], tuple[str, ...]]] = Factory(deque)
+    up_link: deque[Report] = Factory(deque)
+    sent: list[Report] = Factory(list)
+
+    def living(self) -> list[str]:
+        return [attempt for attempt, seen in self.held.items() if seen.phase in LIVING]
+
+    def say(self, *observed: Observed, full: bool = False, gone: tuple[str, ...] = ()) -> None:
+        if self.connected:
+            self.serial += 1
+            report = Report(full=full, observed=observed, gone=gone, serial=self.serial)
+            self.up_link.append(report)
+            self.sent.append(report)
+
+    def obey(self) -> None:
+        """Take one message of the controller."""
+        full, wishes, gone = self.down_link.popleft()
+        for attempt in [a for a in self.held if a in gone or (full and a not in {w.attempt_id for w in wishes})]:
+            del self.held[attempt]
+            self.say(gone=(attempt,))
+        for wish in wishes:
+            self.obey_wish(wish)
+
+    def obey_wish(self, wish: Wish) -> None:
+        self.wished[wish.attempt_id] = wish
+        seen = self.held.get(wish.attempt_id)
+        if seen is None and wish.stop:
+            self.see(wish.attempt_id, Phase.ENDED, Outcome(cause=wish.stop_cause))
+        elif seen is None:
+            self.see(wish.attempt_id, Phase.STARTING)
+        elif wish.stop and seen.phase in (Phase.STARTING, Phase.RUNNING):
+            self.see(wish.attempt_id, Phase.STOPPING)
+
+    def see(self, attempt: str, phase: Phase, outcome: Outcome | None = None) -> None:
+        self.held[attempt] = Observed(attempt_id=attempt, phase=phase, outcome=outcome)
+        self.say(self.held[attempt])
+
+    def advance(self, rng: random.Random) -> None:
+        """One of its processes does something."""
+        attempt = rng.choice(self.living())
+        phase, wish = self.held[attempt].phase, self.wished[attempt]
+        if phase is Phase.STOPPING:
+            stopped = Outcome(cause=wish.stop_cause)
+            self.see(attempt, Phase.ENDED, rng.choice([stopped, stopped, stopped, OUTCOMES[0], OUTCOMES[2]]))
+        elif phase is Phase.STARTING and rng.random() < 0.8:
+            self.see(attempt, Phase.RUNNING)
+        elif rng.random() < 0.5:
+            self.see(attempt, Phase.ENDED, rng.choice(OUTCOMES))
+
+    def fall(self) -> None:
+        self.up = False
+        self.held.clear()
+
+
+class World:
+    """Machines, drivers and the law, at the mercy of one generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.law = Cluster(RULES)
+        self.count = 0
+        self.machines: dict[str, Machine] = {}
+        self.drivers: list[str] = []
+        self.specs: list[JobSpec] = []
+        for name, more in (("n1", {}), ("n2", {"gpu": "h100*2"}), ("n3", {"gpu": "h100*1,a100*2", "cpu": 2})):
+            hello = NodeHello(node=name, incarnation="i0", boot_id="b", capacity=capacity(**more))  # type: ignore[arg-type]
+            self.machines[name] = Machine(name, hello)
+            self.connect(self.machines[name])
+        self.open_driver()
+
+    # The controller's hands
+
+    def tell(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, WishesMoved):
+                self.send_wishes(effect)
+            elif isinstance(effect, JobMoved):
+                self.law.info(effect.job_id)
+            elif isinstance(effect, Happened) and "no longer knows it" in effect.event.text:
+                attempt, _, rest = effect.event.text.partition(" on ")
+                assert attempt not in self.machines[rest.partition(":")[0]].living(), effect
+            elif isinstance(effect, Forget):
+                assert not any(map(self.law.state.refers, effect.blobs))
+
+    def send_wishes(self, effect: WishesMoved) -> None:
+        machine = self.machines[effect.node]
+        wishes = [self.law.state.wish(attempt) for attempt in effect.changed]
+        if machine.connected:
+            machine.down_link.append((False, tuple(wish for wish in wishes if wish), effect.gone))
+
+    def connect(self, machine: Machine) -> None:
+        if not machine.up:
+            token = f"i{self.fresh()}"
+            machine.hello = evolve(machine.hello, incarnation=token)
+            machine.up, machine.serial, machine.sent = True, 0, []
+        machine.connected = True
+        machine.down_link.clear()
+        machine.up_link.clear()
+        self.law.incarnations[machine.name] = machine.hello.incarnation
+        effects = self.law.tell(NodeJoined(hello=evolve(machine.hello, holds=tuple(machine.held))))
+        machine.down_link.append((True, self.law.state.wanted(machine.name), ()))
+        self.tell(effects)
+        machine.say(*machine.held.values(), full=True)
+
+    def cut(self, machine: Machine) -> None:
+        """The connection breaks; what was under way is lost."""
+        if machine.connected:
+            machine.connected = False
+            machine.heard_at = self.law.now
+            machine.up_link.clear()
+            machine.down_link.clear()
+            self.tell(self.law.tell(NodeSilent(node=machine.name, incarnation=machine.hello.incarnation)))
+
+    def deliver(self, machine: Machine) -> None:
+        report = machine.up_link.popleft()
+        self.report(machine, report)
+        if self.rng.random() < 0.1:
+            self.report(machine, report)
+
+    def report(self, machine: Machine, report: Report) -> None:
+        incarnation = machine.hello.incarnation
+        self.tell(self.law.tell(NodeReported(node=machine.name, incarnation=incarnation, report=report)))
+
+    def fresh(self) -> int:
+        self.count += 1
+        return self.count
+
+    # What happens. Each says whether there was anything to do.
+
+    def any_machine(self, good: Callable[[Machine], object]) -> Machine | None:
+        found = [machine for machine in self.machines.values() if good(machine)]
+        return self.rng.choice(found) if found else None
+
+    def do_obey(self) -> bool:
+        machine = self.any_machine(lambda m: m.up and m.connected and m.down_link)
+        if machine:
+            machine.obey()
+        return machine is not None
+
+    def do_deliver(self) -> bool:
+        machine = self.any_machine(lambda m: m.connected and m.up_link)
+        if machine:
+            self.deliver(machine)
+        return machine is not None
+
+    def do_advance(self) -> bool:
+        machine = self.any_machine(lambda m: m.up and m.living())
+        if machine:
+            machine.advance(self.rng)
+        return machine is not None
+
+    def do_repeat_old_report(self) -> bool:
+        machine = self.any_machine(lambda m: m.connected and m.sent)
+        delivered = [report for report in machine.sent if report not in machine.up_link] if machine else []
+        if machine and delivered:
+            self.report(machine, self.rng.choice(delivered))
+        return bool(delivered)
+
+    def do_full_report(self) -> bool:
+        machine = self.any_machine(lambda m: m.up and m.connected)
+        if machine:
+            machine.say(*machine.held.values(), full=True)
+        return machine is not None
+
+    def do_cut(self) -> bool:
+        machine = self.any_machine(lambda m: m.connected)
+        if machine:
+            self.cut(machine)
+        return machine is not None
+
+    def do_connect(self) -> bool:
+        machine = self.any_machine(lambda m: not m.connected or self.rng.random() < 0.02)
+        if machine:
+            self.connect(machine)
+        return machine is not None
+
+    def do_fall(self) -> bool:
+        machine = self.any_machine(lambda m: m.up)
+        if machine:
+            machine.fall()
+            self.cut(machine)
+            if self.rng.random() < 0.4:
+                died = NodeDied(node=machine.name, incarnation=machine.hello.incarnation, reason="gone")
+                self.tell(self.law.tell(died))
+        return machine is not None
+
+    def do_restart(self) -> bool:
+        for machine in self.machines.values():
+            if machine.connected:
+                machine.connected, machine.heard_at = False, self.law.now
+                machine.up_link.clear()
+                machine.down_link.clear()
+        self.tell(self.law.restart())
+        return True
+
+    def do_wait(self) -> bool:
+        self.wait(self.rng.choice([0.1, 1.0, 5.0, 20.0, 20.0]))
+        return True
+
+    def do_wait_long(self) -> bool:
+        self.wait(self.rng.choice([40.0, 100.0, 700.0]))
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; a node that hears nothing ends what it holds before the law gives it up."""
+        until = self.law.now + seconds
+        while self.law.now < until:
+            deadline = self.law.state.next_deadline()
+            at = until if deadline is None else min(until, max(deadline, self.law.now))
+            for machine in self.machines.values():
+                if machine.up and not machine.connected and at - machine.heard_at >= RULES.lease_s - MARGIN_S:
+                    for attempt in machine.living():
+                        machine.see(attempt, Phase.ENDED, Outcome(cause=Cause.MACHINE_LOST, message="heard nothing"))
+            self.tell(self.law.tick(at))
+            self.law.now = max(self.law.now, at)
+
+    def open_driver(self) -> None:
+        self.drivers.append(f"d{self.fresh()}")
+        self.tell(self.law.driver(self.drivers[-1], grace_s=self.rng.choice([0.0, 30.0])))
+
+    def do_driver(self) -> bool:
+        session = self.rng.choice(self.drivers)
+        turn = self.rng.random()
+        if turn < 0.3:
+            self.open_driver()
+        elif turn < 0.6:
+            self.tell(self.law.driver(session))
+        elif turn < 0.9:
+            self.tell(self.law.lose(session))
+        else:
+            self.tell(self.law.close(session, ref=self.law.ref()))
+        return True
+
+    def do_launch(self) -> bool:
+        rng = self.rng
+        living = [name for name, known in self.law.state.sessions.items() if not known.over]
+        if not living:
+            self.open_driver()
+            return True
+        session = rng.choice(living if rng.random() < 0.95 else self.drivers)
+        specs = tuple(self.spec() for _ in range(rng.choice([1, 1, 1, 2])))
+        if self.specs and rng.random() < 0.15:
+            specs = (rng.choice(self.specs),)
+        self.specs += specs
+        self.tell(self.law.ask_launch(*specs, session=session))
+        return True
+
+    def spec(self) -> JobSpec:
+        rng = self.rng
+        need = rng.choice(
+            [demand(0), demand(1), demand(1), demand(2), demand(4), demand(1, gpu=1), demand(0, gpu=2, variant="a100")]
+        )
+        return job(
+            rng.choice("abcde"),
+            need,
+            job_id=f"j{self.fresh()}",
+            payload=rng.choice([None, "p1", "p2"]),
+            members=rng.choice([1, 1, 1, 2, 3]),
+            max_retries_failure=rng.choice([0, 0, 1, 2]),
+            max_retries_preemption=rng.choice([0, 1, 100]),
+            exclusive_name=rng.random() < 0.3,
+            detached=rng.random() < 0.1,
+            entry=rng.choice([EntryKind.CALLABLE, EntryKind.ACTOR]),
+        )
+
+    def do_process(self) -> bool:
+        """An attempt's process speaks to the controller."""
+        state = self.law.state
+        known = [a.attempt_id for a in state.attempts.values() if a.ran and (a.living or self.rng.random() < 0.1)]
+        if not known:
+            return False
+        attempt = self.rng.choice(known)
+        session = f"s-{attempt}"
+        self.tell(self.law.process(attempt))
+        turn = self.rng.random()
+        try:
+            if turn < 0.6:
+                actor = self.rng.choice([split_attempt(attempt)[0], f"actor{self.rng.randrange(9)}"])
+                self.tell(self.law.register(self.rng.choice("xy"), actor, session, self.rng.random() < 0.3))
+            elif turn < 0.7:
+                self.tell(self.law.unregister(f"actor{self.rng.randrange(9)}", session))
+            elif turn < 0.75:
+                self.tell(self.law.close(session, ref=self.law.ref()))
+        except FrayError:
+            pass
+        return True
+
+    def do_terminate(self) -> bool:
+        living = [job_id for job_id, row in self.law.state.jobs.items() if not row.ended]
+        if living:
+            self.tell(self.law.terminate(self.rng.choice(living)))
+        return bool(living)
+
+    CALM = [do_obey] * 12 + [do_deliver] * 14 + [do_advance] * 10 + [do_launch] * 4 + [do_wait] * 3 + [do_process] * 4
+    ROUGH = [do_connect] * 4 + [do_cut] * 2 + [do_fall, do_wait_long, do_terminate, do_driver]
+    ROUGH += [do_repeat_old_report] * 3 + [do_full_report] * 2 + [do_restart]
+
+    def walk(self) -> None:
+        """``EVENTS`` things happen; some worlds are calmer than others."""
+        roughness = self.rng.choice([0.05, 0.15, 0.4])
+        happened = 0
+        while happened < EVENTS:
+            dice = self.ROUGH if self.rng.random() < roughness else self.CALM
+            happened += self.rng.choice(dice)(self)
+            self.check_truth()
+
+    def check_truth(self) -> None:
+        generations: dict[str, int] = {}
+        for machine in self.machines.values():
+            devices: list[str] = []
+            for attempt in machine.living():
+                name, generation, _ = split_attempt(attempt)
+                assert generations.setdefault(name, generation) == generation, f"two generations of {name} live"
+                devices += machine.wished[attempt].devices
+            assert len(devices) == len(set(devices)), f"a device of {machine.name} serves twice: {devices}"
+
+    # The end
+
+    def heal(self) -> None:
+        """Every machine comes back, every owner leaves, every message arrives."""
+        for machine in self.machines.values():
+            self.connect(machine)
+        for session in self.drivers:
+            self.tell(self.law.close(session))
+        self.tell(self.law.terminate(*(j for j, row in self.law.state.jobs.items() if not row.owner)))
+        self.settle()
+        self.wait(RULES.lease_s)
+
+    def settle(self) -> None:
+        for _ in range(10_000):
+            self.check_truth()
+            busy = False
+            for machine in self.machines.values():
+                if machine.down_link:
+                    machine.obey()
+                    busy = True
+                if machine.up_link:
+                    self.deliver(machine)
+                    busy = True
+                for attempt in machine.living():
+                    if machine.held[attempt].phase is Phase.STOPPING:
+                        machine.see(attempt, Phase.ENDED, Outcome(cause=machine.wished[attempt].stop_cause))
+                        busy = True
+            if not busy:
+                return
+        raise AssertionError("the world does not come to rest")
+
+    def check_nothing_lives(self) -> None:
+        state = self.law.state
+        assert [job_id for job_id, row in state.jobs.items() if row.phase is not JobPhase.ENDED] == []
+        assert [a.attempt_id for a in state.attempts.values() if a.living] == []
+        assert [m.living() for m in self.machines.values()] == [[], [], []]
+        assert [state.wanted(name) for name in self.machines] == [(), (), ()]
+        assert state.bindings == {}
+        assert [state.owned(session) for session in self.drivers] == [()] * len(self.drivers)
+        assert state.next_deadline() is None
+        assert set(state.blobs) == {row.outcome.value for row in state.jobs.values() if row.outcome} - {None}
+        assert all(not node.strays and node.settled for node in state.nodes.values())
+        assert set(self.law.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
+
+
+TABLES_HELD = ("law", "node", "session", "job", "attempt", "name", "grave")
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_whatever_happens_the_invariants_hold_and_nothing_outlives_its_owner(chunk: int) -> None:
+    for seed in range(chunk, WALKS, CHUNKS):
+        world = World(seed)
+        try:
+            world.walk()
+            world.heal()
+            world.check_nothing_lives()
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise

@@ -1,0 +1,144 @@
+"""The walls of the house: who may import whom, who alone opens which library, and what stays pure."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "fray"
+
+API = ("cluster", "scopes", "jobs", "reservations", "actors", "resolver", "pools", "futures")
+WORDS = {"model", "errors"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "model": {"errors"},
+    "net": WORDS,
+    "scheduler": WORDS,
+    "runtime": {"net"} | WORDS,
+    "node": {"net"} | WORDS,
+    "controller": {"scheduler", "net"} | WORDS,
+    **{name: {"runtime", *API} | WORDS for name in API},
+}
+"""Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
+
+INSIDE_FUNCTIONS = {("cluster", "local"), ("cluster", "connect")}
+"""`open_cluster` chooses among the kinds of clusters when it is called."""
+
+ALONE_OPENS = {
+    "cattrs": "net/codec.py",
+    "trio_websocket": "net/websocket.py",
+    "cloudpickle": "runtime/payload.py",
+    "sqlite3": "controller/store.py",
+}
+PUT_TOGETHER = ("testing", "local", "cli")
+
+PURE = (
+    *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "node/reconcile.py"),
+    *("runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "model/**/*.py", "scheduler/**/*.py"),
+)
+IMPURE = {
+    *("trio", "time", "datetime", "secrets", "socket", "select", "os", "io", "pathlib", "tempfile", "shutil"),
+    *("subprocess", "threading", "signal"),
+}
+FOR_ANNOTATIONS = {"random"}
+"""A pure module may name `random.Random`, the type of the generator it is given, and nothing else of it."""
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+    """Each imported module, its line, and whether it is imported inside a function."""
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno, id(node) in inside) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports of Fray are written in full"
+            yield from ((f"{node.module}.{name.name}", node.lineno, id(node) in inside) for name in node.names)
+
+
+def part_of(module: str) -> str:
+    """``fray.net.codec`` is of the part ``net``."""
+    return [*module.split("."), "fray"][1]
+
+
+def violations(path: str, source: str) -> Iterator[str]:
+    """Sentences about what the file at ``path`` (below ``fray/``) must not do."""
+    tree = ast.parse(source)
+    part = path.split("/")[0].removesuffix(".py")
+    pure = any(Path(path).match(pattern) or Path(path).match(pattern.replace("**/", "")) for pattern in PURE)
+    for module, line, in_function in imports(tree):
+        library = module.split(".")[0]
+        where = f"fray/{path}:{line}"
+        if library == "fray" and part in MAY_IMPORT:
+            other = part_of(module)
+            allowed = other == part or other in MAY_IMPORT[part] or (in_function and (part, other) in INSIDE_FUNCTIONS)
+            if not allowed:
+                yield f"{where}: {part} must not import {module}; it may import {sorted(MAY_IMPORT[part])}"
+        if library in ALONE_OPENS and path != ALONE_OPENS[library] and part not in PUT_TOGETHER:
+            yield f"{where}: {library} is opened by fray/{ALONE_OPENS[library]} alone"
+        if pure and library in IMPURE:
+            yield f"{where}: this file is pure, but imports {module}"
+    if pure:
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in FOR_ANNOTATIONS
+            ):
+                if node.attr != "Random":
+                    yield f"fray/{path}:{node.lineno}: this file is pure, but draws from random.{node.attr}"
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "open":
+                yield f"fray/{path}:{node.lineno}: this file is pure, but opens a file"
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Random":
+                yield f"fray/{path}:{node.lineno}: this file is pure, but makes a generator of its own"
+
+
+def test_every_file_keeps_to_its_room() -> None:
+    found = [
+        sentence
+        for path in sorted(ROOT.rglob("*.py"))
+        for sentence in violations(path.relative_to(ROOT).as_posix(), path.read_text())
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_nothing_is_called_utils() -> None:
+    assert not [path for path in ROOT.rglob("*.py") if path.stem in ("utils", "util", "helpers", "common", "misc")]
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "sentence"),
+    [
+        ("node/main.py", "from fray.runtime import host", "node must not import fray.runtime.host"),
+        ("scheduler/step.py", "import trio", "is pure, but imports trio"),
+        ("model/ids.py", "import random\nx = random.choice('ab')", "draws from random.choice"),
+        ("net/session.py", "def f():\n    from time import monotonic", "is pure, but imports time.monotonic"),
+        ("runtime/caller.py", "import cloudpickle", "opened by fray/runtime/payload.py alone"),
+        ("cluster.py", "from fray import local", "cluster must not import fray.local"),
+        ("node/main.py", "import fray", "node must not import fray"),
+        ("model/messages/calls.py", "open('/etc/passwd')", "opens a file"),
+        ("net/session.py", "import random\nrng = random.Random(0)", "makes a generator of its own"),
+    ],
+)
+def test_a_wall_that_is_climbed_is_told_as_a_sentence(path: str, source: str, sentence: str) -> None:
+    assert any(sentence in found for found in violations(path, source))
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("cluster.py", "def f():\n    from fray import local"),
+        ("net/session.py", "import random\ndef f(rng: random.Random): ..."),
+        ("testing/sim.py", "import trio, sqlite3\nfrom fray.controller import loop"),
+        ("model/messages/calls.py", "from fray.errors import FrayError"),
+    ],
+)
+def test_a_door_is_no_wall(path: str, source: str) -> None:
+    assert list(violations(path, source)) == []

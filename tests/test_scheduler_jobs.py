@@ -1,0 +1,389 @@
+"""Jobs and attempts: whole gangs, retries by cause, first causes, cascades, and one outcome for good."""
+
+from __future__ import annotations
+
+import pytest
+from law import Cluster, demand, ended, job
+
+from fray.model.specs import Cause, EntryKind, JobState, Phase
+from fray.scheduler.effects import Forget, Happened, JobMoved, NamesMoved, WishesMoved
+from fray.scheduler.lifecycle import (
+    ATTEMPT_TABLE,
+    BUDGETS,
+    FINAL,
+    JOB_TABLE,
+    NODE_TABLE,
+    JobTurn,
+    LawBroken,
+    NodeTurn,
+    Sight,
+    moved,
+)
+from fray.scheduler.rows import AttemptPhase, JobPhase, NodePhase, Rules
+
+
+@pytest.fixture
+def law() -> Cluster:
+    """One driver and two machines of 4 CPUs."""
+    law = Cluster()
+    law.driver()
+    law.node("n1")
+    law.node("n2")
+    return law
+
+
+# Tables
+
+
+def test_every_living_phase_of_an_attempt_answers_every_sight() -> None:
+    living = [phase for phase in AttemptPhase if phase is not AttemptPhase.ENDED]
+    assert set(ATTEMPT_TABLE) == {(phase, sight) for phase in living for sight in Sight}
+
+
+def test_every_cause_has_a_budget_line_and_a_final_state() -> None:
+    assert set(BUDGETS) == set(FINAL) == set(Cause)
+
+
+def test_no_move_leads_out_of_the_end() -> None:
+    assert not [phase for phase, _ in JOB_TABLE if phase is JobPhase.ENDED]
+    with pytest.raises(LawBroken, match="'ended' has no turn 'placed'"):
+        moved(JOB_TABLE, JobPhase.ENDED, JobTurn.PLACED)
+
+
+def test_every_node_can_join_and_every_silence_can_be_due() -> None:
+    for phase in NodePhase:
+        assert NODE_TABLE[phase, NodeTurn.JOINED] is NodePhase.ALIVE
+        assert (phase, NodeTurn.DUE) in NODE_TABLE or phase in (NodePhase.ALIVE, NodePhase.LOST)
+
+
+# One job
+
+
+def test_a_job_runs_and_its_value_is_the_attempts(law: Cluster) -> None:
+    law.launch(job("a"))
+    assert law.info("a").state is JobState.PENDING
+    law.now = 5.0
+    law.see("a:0:0", Phase.STARTING)
+    assert law.info("a").state is JobState.PENDING
+    law.see("a:0:0", Phase.RUNNING)
+    assert law.info("a").state is JobState.RUNNING
+    law.now = 9.0
+    law.see("a:0:0", ended(value="v"))
+    info = law.info("a")
+    assert (info.state, info.cause, info.value) == (JobState.SUCCEEDED, Cause.SUCCEEDED, "v")
+    assert (info.start_time, info.end_time, info.error_message) == (5.0, 9.0, None)
+
+
+def test_a_job_so_short_that_only_its_end_was_seen_has_run(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.now = 10.0
+    law.see("a:0:0", ended(duration_s=4.0))
+    assert (law.info("a").state, law.info("a").start_time) == (JobState.SUCCEEDED, 6.0)
+
+
+def test_a_failure_without_budget_is_the_jobs_outcome_with_its_value(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.see("a:0:0", ended(Cause.FAILURE, "ValueError: no", exit_code=1, value="e"))
+    info = law.info("a")
+    assert (info.state, info.cause, info.error_message) == (JobState.FAILED, Cause.FAILURE, "ValueError: no")
+    assert (info.exit_code, info.value) == (1, "e")
+
+
+def test_old_news_and_late_reports_change_nothing(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.see("a:0:0", Phase.RUNNING)
+    assert law.see("a:0:0", Phase.STARTING) == []
+    law.see("a:0:0", ended())
+    assert law.see("a:0:0", ended(Cause.FAILURE, "too late"), node="n1") == []
+    assert law.info("a").state is JobState.SUCCEEDED
+
+
+def test_a_late_reports_value_is_forgotten(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.see("a:0:0", ended(value="v"))
+    assert law.see("a:0:0", ended(value="other"), node="n1") == [Forget(blobs=("other",))]
+    assert law.see("a:0:0", ended(value="v"), node="n1") == []
+
+
+def test_an_end_without_outcome_counts_as_killed(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.see("a:0:0", Phase.ENDED)
+    assert law.info("a").cause is Cause.KILLED
+
+
+# Retries
+
+
+@pytest.mark.parametrize("cause", [Cause.FAILURE, Cause.KILLED, Cause.OUT_OF_MEMORY])
+def test_these_causes_spend_the_failure_budget(law: Cluster, cause: Cause) -> None:
+    law.launch(job("a", max_retries_failure=1, max_retries_preemption=100))
+    law.see("a:0:0", ended(cause))
+    assert law.info("a").state is JobState.PENDING
+    law.see("a:1:0", ended(cause))
+    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, cause)
+
+
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.MACHINE_LOST])
+def test_these_causes_spend_the_preemption_budget(law: Cluster, cause: Cause) -> None:
+    law.launch(job("a", max_retries_failure=100, max_retries_preemption=1))
+    law.see("a:0:0", ended(cause))
+    law.see("a:1:0", ended(cause))
+    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, cause)
+
+
+@pytest.mark.parametrize("cause", [Cause.ENVIRONMENT, Cause.UNSCHEDULABLE])
+def test_these_causes_are_never_retried(law: Cluster, cause: Cause) -> None:
+    law.launch(job("a", max_retries_failure=100, max_retries_preemption=100))
+    law.see("a:0:0", ended(cause))
+    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, cause)
+
+
+def test_a_negative_budget_has_no_end(law: Cluster) -> None:
+    law.launch(job("a", max_retries_failure=-1))
+    for generation in range(20):
+        law.see(f"a:{generation}:0", ended(Cause.FAILURE))
+    assert law.info("a").state is JobState.PENDING
+
+
+def test_a_retry_keeps_its_place_in_the_queue(law: Cluster) -> None:
+    law.launch(job("first", demand(4), max_retries_failure=1), job("other", demand(4)))
+    law.launch(job("later", demand(4)))
+    law.see("first:0:0", ended(Cause.FAILURE))
+    assert "first:1:0" in law.wished("n1")
+    assert law.info("later").state is JobState.PENDING
+
+
+def test_records_of_old_generations_are_bounded() -> None:
+    law = Cluster(Rules(records_limit=3))
+    law.driver()
+    law.node()
+    law.launch(job("a", max_retries_failure=-1))
+    for generation in range(9):
+        law.see(f"a:{generation}:0", ended(Cause.FAILURE, value=f"v{generation}"))
+    kept = [attempt.attempt_id for attempt in law.info("a").attempts]
+    assert kept == ["a:6:0", "a:7:0", "a:8:0", "a:9:0"]
+    assert law.state.blobs == {}
+
+
+# Gangs
+
+
+def test_a_gang_starts_whole_or_waits_whole(law: Cluster) -> None:
+    law.launch(job("gang", demand(3), members=3))
+    assert law.wished("n1") == law.wished("n2") == {}
+    law.node("n3")
+    assert [list(law.wished(node)) for node in ("n1", "n2", "n3")] == [["gang:0:0"], ["gang:0:1"], ["gang:0:2"]]
+
+
+def test_a_gang_is_running_when_every_member_is(law: Cluster) -> None:
+    law.launch(job("gang", members=2))
+    law.run("gang:0:0")
+    assert law.info("gang").state is JobState.PENDING
+    law.run("gang:0:1")
+    assert law.info("gang").state is JobState.RUNNING
+
+
+def test_a_members_success_leaves_the_others_alone_and_the_first_ones_value_is_the_gangs(law: Cluster) -> None:
+    law.launch(job("gang", members=2))
+    law.run("gang:0:0", "gang:0:1")
+    law.see("gang:0:1", ended(value="second"))
+    assert law.wished("n1") | law.wished("n2") == {"gang:0:0": False}
+    effects = law.see("gang:0:0", ended(value="first"))
+    assert (law.info("gang").state, law.info("gang").value) == (JobState.SUCCEEDED, "first")
+    assert Forget(blobs=("second",)) in effects
+
+
+def test_the_first_cause_ends_the_gang_and_is_its_outcome(law: Cluster) -> None:
+    law.launch(job("gang", members=3))
+    law.run("gang:0:0", "gang:0:1", "gang:0:2")
+    law.see("gang:0:1", ended(Cause.OUT_OF_MEMORY, "too big"))
+    wish = law.state.wish("gang:0:2")
+    assert wish is not None
+    assert (wish.stop, wish.stop_cause) == (True, Cause.GANG)
+    law.see("gang:0:0", ended(Cause.FAILURE, "connection reset"))
+    assert law.info("gang").state is JobState.RUNNING
+    law.see("gang:0:2", ended(Cause.GANG))
+    assert (law.info("gang").cause, law.info("gang").error_message) == (Cause.OUT_OF_MEMORY, "too big")
+
+
+def test_a_gang_is_retried_only_after_its_last_member_has_ended(law: Cluster) -> None:
+    law.launch(job("gang", members=2, max_retries_failure=1))
+    law.run("gang:0:0", "gang:0:1")
+    law.see("gang:0:0", ended(Cause.FAILURE))
+    assert not [attempt for node in ("n1", "n2") for attempt in law.wished(node) if ":1:" in attempt]
+    law.see("gang:0:1", ended(Cause.GANG))
+    assert sorted([*law.wished("n1"), *law.wished("n2")]) == ["gang:1:0", "gang:1:1"]
+
+
+def test_a_machines_death_is_the_cause_of_its_gangs_earlier_symptoms(law: Cluster) -> None:
+    """The others fail within seconds; the silence proves the death ten minutes later."""
+    law.launch(job("gang", demand(3), members=2, max_retries_preemption=1))
+    law.run("gang:0:0", "gang:0:1")
+    law.now = 100.0
+    law.see("gang:0:1", ended(Cause.FAILURE, "connection reset by peer"))
+    law.now = 103.0
+    law.silence("n1")
+    law.tick(200.0)
+    assert law.info("gang").state is JobState.RUNNING
+    law.tick(703.0)
+    assert law.info("gang").state is JobState.PENDING
+    assert (law.state.jobs["gang"].preemptions, law.state.jobs["gang"].failures) == (1, 0)
+
+
+def test_a_machine_that_falls_silent_long_after_a_failure_is_not_its_cause(law: Cluster) -> None:
+    law.launch(job("gang", demand(3), members=2, max_retries_preemption=1))
+    law.run("gang:0:0", "gang:0:1")
+    law.see("gang:0:1", ended(Cause.FAILURE, "my own fault"))
+    law.now = 60.0
+    law.silence("n1")
+    law.tick(90.0)
+    assert law.info("gang").error_message == "my own fault"
+
+
+# Stopping
+
+
+def test_a_waiting_job_stops_at_once(law: Cluster) -> None:
+    law.launch(job("big", demand(99)))
+    law.terminate("big")
+    assert (law.info("big").state, law.info("big").cause) == (JobState.STOPPED, Cause.STOPPED)
+
+
+def test_a_running_job_stops_when_its_node_says_so(law: Cluster) -> None:
+    law.launch(job("a", max_retries_failure=9))
+    law.run("a:0:0")
+    effects = law.terminate("a")
+    assert WishesMoved(node="n1", changed=("a:0:0",)) in effects
+    assert law.wished() == {"a:0:0": True}
+    assert law.info("a").state is JobState.RUNNING
+    effects = law.see("a:0:0", ended(Cause.STOPPED))
+    assert WishesMoved(node="n1", gone=("a:0:0",)) in effects
+    assert (law.info("a").state, law.info("a").error_message) == (JobState.STOPPED, "terminated on request")
+
+
+@pytest.mark.parametrize("last", [Cause.FAILURE, Cause.KILLED, Cause.MACHINE_LOST])
+def test_however_a_stopped_process_ends_its_job_was_stopped(law: Cluster, last: Cause) -> None:
+    law.launch(job("a", max_retries_failure=9, max_retries_preemption=9))
+    law.run("a:0:0")
+    law.terminate("a")
+    law.see("a:0:0", ended(last, value="e"))
+    assert (law.info("a").state, law.info("a").cause, law.info("a").value) == (JobState.STOPPED, Cause.STOPPED, None)
+
+
+def test_a_job_that_was_done_before_the_request_arrived_has_succeeded(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.run("a:0:0")
+    law.terminate("a")
+    law.see("a:0:0", ended(value="v"))
+    assert (law.info("a").state, law.info("a").value) == (JobState.SUCCEEDED, "v")
+
+
+def test_a_failing_gang_that_is_stopped_is_not_retried_and_says_both(law: Cluster) -> None:
+    law.launch(job("gang", members=2, max_retries_failure=5))
+    law.run("gang:0:0", "gang:0:1")
+    law.see("gang:0:0", ended(Cause.FAILURE, "boom"))
+    law.terminate("gang")
+    law.see("gang:0:1", ended(Cause.GANG))
+    assert law.info("gang").cause is Cause.STOPPED
+    assert law.info("gang").error_message == "terminated on request; it would have been retried after: boom"
+
+
+def test_a_failing_gang_without_budget_has_failed_even_if_it_is_stopped_afterwards(law: Cluster) -> None:
+    law.launch(job("gang", members=2))
+    law.run("gang:0:0", "gang:0:1")
+    law.see("gang:0:0", ended(Cause.FAILURE, "boom"))
+    law.terminate("gang")
+    law.see("gang:0:1", ended(Cause.GANG))
+    assert (law.info("gang").cause, law.info("gang").error_message) == (Cause.FAILURE, "boom")
+
+
+def test_stopping_twice_or_what_is_unknown_changes_nothing(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.terminate("a")
+    assert not [effect for effect in law.terminate("a", "nobody") if isinstance(effect, JobMoved | WishesMoved)]
+
+
+# Cascades
+
+
+def test_what_an_attempt_launched_ends_with_it(law: Cluster) -> None:
+    law.launch(job("parent", max_retries_failure=1))
+    law.run("parent:0:0")
+    law.process("parent:0:0")
+    law.launch(job("child"), session="s-parent:0:0")
+    law.run("child:0:0")
+    law.process("child:0:0")
+    law.launch(job("grandchild"), session="s-child:0:0")
+    law.see("parent:0:0", ended(Cause.FAILURE))
+    assert law.state.wish("child:0:0").stop  # type: ignore[union-attr]
+    assert law.info("parent").state is JobState.PENDING
+    law.see("child:0:0", ended(Cause.OWNER_ENDED))
+    assert law.state.wish("grandchild:0:0").stop  # type: ignore[union-attr]
+    law.see("grandchild:0:0", ended(Cause.OWNER_ENDED))
+    assert law.states("child", "grandchild") == [JobState.STOPPED] * 2
+    assert law.info("child").cause is Cause.OWNER_ENDED
+
+
+def test_a_waiting_child_ends_in_the_same_step_as_its_owner(law: Cluster) -> None:
+    law.launch(job("parent"))
+    law.run("parent:0:0")
+    law.process("parent:0:0")
+    law.launch(job("child", demand(99)), session="s-parent:0:0")
+    law.see("parent:0:0", ended())
+    assert law.info("child").state is JobState.STOPPED
+    assert "parent:0:0 ended (succeeded)" in (law.info("child").error_message or "")
+
+
+def test_a_detached_child_outlives_its_launcher(law: Cluster) -> None:
+    law.launch(job("parent"))
+    law.run("parent:0:0")
+    law.process("parent:0:0")
+    law.launch(job("child", detached=True), session="s-parent:0:0")
+    law.see("parent:0:0", ended())
+    assert (law.info("child").state, law.info("child").owner) == (JobState.PENDING, "")
+    assert law.state.root_session("child") is None
+
+
+# Records
+
+
+def test_ended_jobs_are_kept_up_to_a_limit_and_the_oldest_are_forgotten() -> None:
+    law = Cluster(Rules(finished_limit=2))
+    law.driver()
+    law.node()
+    for name in "abc":
+        law.launch(job(name, payload=f"p{name}"))
+        effects = law.see(f"{name}:0:0", ended(value=f"v{name}"))
+    assert effects[-1] == Forget(blobs=("pc", "va"))
+    assert [info.job_id for info in law.state.list_jobs()] == ["b", "c"]
+    assert not [key for key in law.store if key[1].startswith("a")]
+
+
+def test_a_payload_is_kept_as_long_as_any_job_needs_it(law: Cluster) -> None:
+    law.launch(job("a", payload="p"), job("b", payload="p"))
+    assert not [effect for effect in law.see("a:0:0", ended()) if isinstance(effect, Forget)]
+    assert Forget(blobs=("p",)) in law.see("b:0:0", ended())
+
+
+def test_an_actors_watchers_are_told_of_its_end(law: Cluster) -> None:
+    law.launch(job("a", entry=EntryKind.ACTOR))
+    assert NamesMoved(key="actor:a") in law.see("a:0:0", ended(Cause.FAILURE, "boom"))
+    assert law.names("actor:a").ended == ended(Cause.FAILURE, "boom")
+
+
+def test_the_event_log_tells_a_jobs_story(law: Cluster) -> None:
+    told = [law.ask_launch(job("a", max_retries_failure=1)), law.see("a:0:0", ended(Cause.FAILURE, "boom"))]
+    told += [law.see("a:1:0", Phase.RUNNING), law.see("a:1:0", ended())]
+    story = [effect.event for effects in told for effect in effects if isinstance(effect, Happened)]
+    assert [event.what for event in story] == [
+        "launched",
+        "placed",
+        "attempt ended",
+        "retrying",
+        "placed",
+        "running",
+        "attempt ended",
+        "ended",
+    ]
+    assert story[3].text == "failure 1 of 1 after failure: boom"
+

@@ -1,0 +1,250 @@
+"""Machines: silence, leases, proof of death, incarnations, and reports that repair or change nothing."""
+
+from __future__ import annotations
+
+import pytest
+from law import Cluster, demand, ended, job
+
+from fray.model.specs import Cause, JobState, Phase
+from fray.scheduler.effects import JobMoved, WishesMoved
+from fray.scheduler.rows import Rules
+
+
+@pytest.fixture
+def law() -> Cluster:
+    """A job running on the only machine."""
+    law = Cluster()
+    law.driver()
+    law.node(gpu="h100*1")
+    law.launch(job("a", demand(1, gpu=1), max_retries_preemption=1))
+    law.run("a:0:0")
+    return law
+
+
+# Silence
+
+
+def test_a_silent_machine_is_suspect_after_30_s_and_given_up_after_600(law: Cluster) -> None:
+    law.silence()
+    assert [node.alive for node in law.state.nodes_info()] == [True]
+    assert JobMoved(job_id="a") in law.tick()
+    assert law.now == 30.0
+    assert [node.alive for node in law.state.nodes_info()] == [False]
+    assert law.info("a").state is JobState.RUNNING
+    assert "silent machines: n1" in law.info("a").reason
+    law.tick()
+    assert law.now == 600.0
+    assert (law.info("a").state, law.info("a").attempts[0].cause) == (JobState.PENDING, Cause.MACHINE_LOST)
+
+
+def test_nothing_is_placed_on_a_silent_machine(law: Cluster) -> None:
+    law.silence()
+    law.launch(job("b"))
+    assert law.info("b").state is JobState.PENDING
+    assert "b:0:0" not in law.state.attempts
+
+
+def test_a_machine_that_comes_back_in_time_keeps_what_it_holds(law: Cluster) -> None:
+    law.silence()
+    law.tick()
+    law.now = 500.0
+    law.node()
+    assert law.info("a").reason == ""
+    assert law.report("n1", [("a:0:0", Phase.RUNNING)], full=True) == []
+    assert law.state.next_deadline() is None
+
+
+def test_proof_of_death_spares_the_lease(law: Cluster) -> None:
+    law.silence()
+    law.now = 10.0
+    law.die()
+    assert law.info("a").attempts[0].message == "the node n1 is gone: machine deleted"
+    assert law.info("a").state is JobState.PENDING
+    assert law.state.nodes_info() == ()
+
+
+def test_a_new_incarnation_proves_the_old_one_dead(law: Cluster) -> None:
+    law.node(incarnation="i2", gpu="h100*1")
+    assert law.info("a").attempts[0].cause is Cause.MACHINE_LOST
+    assert law.wished() == {"a:1:0": False}
+
+
+def test_the_dead_incarnation_can_say_nothing(law: Cluster) -> None:
+    law.node(incarnation="i2", gpu="h100*1")
+    assert law.report("n1", [("a:1:0", Phase.RUNNING)], incarnation="i1") == []
+    law.incarnations["n1"] = "i1"
+    assert law.silence() == law.die() == []
+    assert law.state.node_alive("n1")
+
+
+def test_a_machine_that_comes_back_after_its_lease_changes_nothing(law: Cluster) -> None:
+    law.node("n2", gpu="h100*1")
+    law.silence("n1")
+    law.tick(600.0)
+    assert law.wished("n2") == {"a:1:0": False}
+    law.node("n1")
+    law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
+    assert law.wished("n1") == {}
+    assert law.see("a:0:0", ended(value="stale"), node="n1")[-1].blobs == ("stale",)  # type: ignore[union-attr]
+    assert law.info("a").state is JobState.PENDING
+
+
+def test_nothing_new_is_placed_beside_a_stray_until_it_is_gone(law: Cluster) -> None:
+    """A machine frozen beyond its lease still runs what was given up: its device is not given twice."""
+    law.silence()
+    law.tick(600.0)
+    law.node()
+    assert law.wished() == {}
+    law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
+    assert law.wished() == {}
+    assert "is still ending a:0:0" in law.info("a").reason
+    law.report("n1", [], gone=("a:0:0",))
+    assert law.wished() == {"a:1:0": False}
+
+
+def test_a_returning_machine_gets_nothing_new_before_it_tells_what_it_holds(law: Cluster) -> None:
+    law.silence()
+    law.node()
+    law.launch(job("b"))
+    assert "has not yet told what it holds" in law.info("b").reason
+    law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
+    assert list(law.wished()) == ["a:0:0", "b:0:0"]
+
+
+def test_a_machine_unknown_to_us_that_holds_attempts_must_tell_them_first() -> None:
+    law = Cluster()
+    law.driver()
+    law.launch(job("b"))
+    law.node(holds=("x:0:0",))
+    assert law.wished() == {}
+    law.report("n1", [("x:0:0", Phase.RUNNING)], full=True)
+    assert law.wished() == {}
+    law.report("n1", [("x:0:0", ended())])
+    assert list(law.wished()) == ["b:0:0"]
+
+
+def test_a_lost_machine_is_struck_off_after_a_day() -> None:
+    law = Cluster(Rules(forget_node_s=1000.0))
+    law.node()
+    law.silence()
+    law.tick(1600.0)
+    assert law.state.nodes_info() == ()
+    assert law.state.next_deadline() is None
+
+
+# Ends that do not wait for silent machines
+
+
+def test_a_stopped_job_does_not_wait_for_a_silent_machine(law: Cluster) -> None:
+    law.silence()
+    law.terminate("a")
+    assert law.info("a").state is JobState.RUNNING
+    law.tick()
+    assert (law.now, law.info("a").state) == (30.0, JobState.STOPPED)
+
+
+def test_its_process_still_holds_its_device_until_it_is_proven_dead(law: Cluster) -> None:
+    law.silence()
+    law.terminate("a")
+    law.tick()
+    law.launch(job("b", demand(0, gpu=1)))
+    law.node()
+    law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
+    assert law.wished() == {"a:0:0": True}
+    law.see("a:0:0", ended(Cause.STOPPED))
+    assert law.wished() == {"b:0:0": False}
+
+
+def test_children_of_a_process_that_is_given_up_end_with_it(law: Cluster) -> None:
+    law.node("n2")
+    law.process("a:0:0")
+    law.launch(job("child", demand(4)), session="s-a:0:0")
+    law.run("child:0:0")
+    law.silence("n1")
+    law.terminate("a")
+    law.tick()
+    assert law.wished("n2") == {"child:0:0": True}
+
+
+def test_a_stop_that_comes_when_the_machine_is_suspect_is_final_at_once(law: Cluster) -> None:
+    law.silence()
+    law.tick()
+    law.terminate("a")
+    assert law.info("a").state is JobState.STOPPED
+
+
+# Reports
+
+
+def test_an_attempt_the_node_never_spoke_of_is_wished_again(law: Cluster) -> None:
+    law.launch(job("b"))
+    law.silence()
+    law.node()
+    effects = law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
+    assert WishesMoved(node="n1", changed=("b:0:0",)) in effects
+    assert law.info("b").state is JobState.PENDING
+
+
+def test_an_attempt_the_node_no_longer_knows_was_killed(law: Cluster) -> None:
+    law.report("n1", [], full=True)
+    assert law.info("a").cause is Cause.KILLED
+    assert law.info("a").error_message == "the node n1 no longer knows it"
+
+
+def test_an_attempt_the_node_has_forgotten_unasked_was_killed(law: Cluster) -> None:
+    law.report("n1", [], gone=("a:0:0",))
+    assert law.info("a").cause is Cause.KILLED
+
+
+def test_an_old_full_report_does_not_miss_what_came_after_it(law: Cluster) -> None:
+    law.report("n1", [("a:0:0", Phase.RUNNING)], serial=7)
+    law.report("n1", [], full=True, serial=6)
+    assert law.info("a").state is JobState.RUNNING
+    law.report("n1", [], full=True, serial=8)
+    assert law.info("a").cause is Cause.KILLED
+
+
+def test_a_report_of_another_nodes_attempt_is_a_stray_and_no_news(law: Cluster) -> None:
+    law.node("n2")
+    law.report("n2", [("a:0:0", ended(Cause.FAILURE))])
+    assert law.info("a").state is JobState.RUNNING
+    law.report("n2", [("a:0:0", Phase.RUNNING)])
+    assert law.state.nodes["n2"].strays == ("a:0:0",)
+
+
+def test_reports_of_unknown_nodes_are_ignored(law: Cluster) -> None:
+    law.incarnations["n9"] = "i9"
+    assert law.report("n9", [("a:0:0", ended())]) == []
+    assert law.silence("n9") == law.die("n9") == []
+
+
+# Restarts of the controller
+
+
+def test_after_a_restart_running_jobs_go_on_and_silence_is_counted_anew(law: Cluster) -> None:
+    law.silence()
+    law.now = 599.0
+    law.restart()
+    assert law.info("a").state is JobState.RUNNING
+    assert law.state.next_deadline() == 629.0
+    law.driver()
+    law.node()
+    law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
+    law.see("a:0:0", ended(value="v"))
+    assert law.info("a").value == "v"
+
+
+def test_budgets_survive_a_restart(law: Cluster) -> None:
+    law.see("a:0:0", ended(Cause.PREEMPTED))
+    law.restart()
+    law.node(incarnation="i2", gpu="h100*1")
+    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, Cause.MACHINE_LOST)
+
+
+def test_the_laws_time_never_goes_back(law: Cluster) -> None:
+    law.now = 50.0
+    law.silence()
+    law.now = 10.0
+    law.restart()
+    assert law.state.now == 50.0
+    assert law.state.next_deadline() == 80.0

@@ -1,0 +1,246 @@
+"""Stories of the law: each file of ``transcripts/`` is played, and what it says must be what happens.
+
+Lines beginning with ``#`` are for the reader. ``> TIME EVENT …`` tells an event (``TIME`` in seconds; see `EVENTS`),
+``? …`` asks a question (see `QUESTIONS`), and the lines after it, ``< …`` and ``= …``, are the whole answer.
+With ``FRAY_WRITE_TRANSCRIPTS=1`` in the environment the answers are written instead of compared.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from law import Cluster, capacity, demand, ended, job
+
+from fray.model.messages.client import Jobs, Names
+from fray.model.messages.node import NodeHello
+from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, Outcome, Phase
+from fray.scheduler.effects import (
+    Effect,
+    Forget,
+    Happened,
+    JobMoved,
+    NamesMoved,
+    Refusal,
+    Reply,
+    SessionOver,
+    WishesMoved,
+)
+from fray.scheduler.explain import explain
+
+STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+
+# Events: the words after the time ------------------------------------------------------------------------------------
+
+
+def options(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Plain words, and ``key=value`` ones."""
+    plain = [word for word in words if "=" not in word]
+    return plain, dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def do_driver(law: Cluster, words: list[str]) -> list[Effect]:
+    """``driver SESSION [grace=S]``"""
+    plain, more = options(words)
+    return law.driver(plain[0], grace_s=float(more.get("grace", 30)))
+
+
+def do_lost(law: Cluster, words: list[str]) -> list[Effect]:
+    """``lost SESSION``: no goodbye"""
+    return law.lose(words[0])
+
+
+def do_bye(law: Cluster, words: list[str]) -> list[Effect]:
+    """``bye SESSION``: and tell it when all has ended"""
+    return law.close(words[0], ref=law.ref())
+
+
+def do_process(law: Cluster, words: list[str]) -> list[Effect]:
+    """``process ATTEMPT``: it connects, as session ``s-ATTEMPT``"""
+    return law.process(words[0])
+
+
+def do_node(law: Cluster, words: list[str]) -> list[Effect]:
+    """``node NAME [INCARNATION] [cpu=N] [gpu=h100*2] [region=R]``"""
+    plain, more = options(words)
+    size = {key: float(value) if key == "cpu" else value for key, value in more.items()}
+    return law.node(plain[0], *plain[1:], **size)
+
+
+def do_silent(law: Cluster, words: list[str]) -> list[Effect]:
+    """``silent NODE``: its connection is gone"""
+    return law.silence(words[0])
+
+
+def do_died(law: Cluster, words: list[str]) -> list[Effect]:
+    """``died NODE``: proof"""
+    return law.die(words[0])
+
+
+def do_report(law: Cluster, words: list[str]) -> list[Effect]:
+    """``report NODE[#INCARNATION] [all] ATTEMPT:PHASE-or-CAUSE[:MESSAGE] …``"""
+    node, _, incarnation = words[0].partition("#")
+    seen = [_seen(word) for word in words[1:] if word != "all"]
+    return law.report(node, seen, full="all" in words[1:2], incarnation=incarnation)
+
+
+def _seen(word: str) -> tuple[str, Phase | Outcome]:
+    job_id, generation, member, what, *message = word.split(":", 4)
+    seen = Phase(what) if what in [phase.value for phase in Phase] else ended(Cause(what), *message)
+    return f"{job_id}:{generation}:{member}", seen
+
+
+def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
+    """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [actor] [, JOB …]``"""
+    specs: list[list[str]] = [[]]
+    for word in words[1:]:
+        specs[-1].append(word.rstrip(","))
+        if word.endswith(","):
+            specs.append([])
+    return law.ask_launch(*map(_spec, specs), session=words[0])
+
+
+def _spec(words: list[str]) -> JobSpec:
+    plain, more = options(words)
+    need = demand(float(more.get("cpu", 1)), gpu=int(more.get("gpu", 0)))
+    return job(
+        plain[0],
+        need,
+        job_id=more.get("id", plain[0]),
+        members=int(more.get("members", 1)),
+        max_retries_failure=int(more.get("failure", 0)),
+        max_retries_preemption=int(more.get("preemption", 0)),
+        entry=EntryKind.ACTOR if "actor" in plain else EntryKind.CALLABLE,
+        detached="detached" in plain,
+    )
+
+
+def do_terminate(law: Cluster, words: list[str]) -> list[Effect]:
+    """``terminate SESSION JOB …``"""
+    return law.terminate(*words[1:], session=words[0])
+
+
+def do_register(law: Cluster, words: list[str]) -> list[Effect]:
+    """``register SESSION NAME ACTOR [exclusive]``"""
+    session, name, actor = words[:3]
+    return law.tell(law.registration(name, actor, session, "exclusive" in words))
+
+
+def do_tick(law: Cluster, words: list[str]) -> list[Effect]:
+    """``tick``: all that is due up to this time, each at its own"""
+    return law.tick(float(words[0]))
+
+
+def do_restart(law: Cluster, words: list[str]) -> list[Effect]:
+    """``restart``: the controller dies and starts again on its store"""
+    return law.restart()
+
+
+def do_declare(law: Cluster, words: list[str]) -> list[Effect]:
+    """``declare NODE cpu=N …``: start the controller with these machines and no others"""
+    plain, more = options(words)
+    hello = NodeHello(node=plain[0], incarnation="i1", boot_id="b", capacity=capacity(float(more["cpu"])))
+    return law.restart(declares_all_nodes=True, declared=(hello,))
+
+
+EVENTS: dict[str, Callable[[Cluster, list[str]], list[Effect]]] = {
+    name.removeprefix("do_"): function for name, function in list(globals().items()) if name.startswith("do_")
+}
+
+# Effects as lines -----------------------------------------------------------------------------------------------------
+
+
+def told(law: Cluster, effect: Effect) -> str:
+    """One effect in one line."""
+    match effect:
+        case Happened(event=event):
+            return f"log {event.job or 'cluster'}: {event.what}" + (f": {event.text}" if event.text else "")
+        case WishesMoved(node=node, changed=changed, gone=gone):
+            return f"wishes {node}: " + "; ".join([*(wish(law, a) for a in changed), *(f"drop {a}" for a in gone)])
+        case Reply(session=session, message=Jobs(jobs=infos)):
+            return f"reply {session}: " + ", ".join(f"{info.job_id} {info.state.value}" for info in infos)
+        case Reply(session=session):
+            return f"reply {session}: done"
+        case Refusal(session=session, error=error):
+            return f"refuse {session}: {type(error).__name__}: {error}"
+        case JobMoved(job_id=job_id):
+            return f"job {info_line(law.info(job_id))}"
+        case NamesMoved(key=key):
+            return f"names {names_line(law.names(key))}"
+        case SessionOver(session=session, reason=reason):
+            return f"over {session}: {reason}"
+        case Forget(blobs=blobs):
+            return f"forget {', '.join(blobs)}"
+
+
+def wish(law: Cluster, attempt: str) -> str:
+    found = law.state.wish(attempt)
+    if found is None:
+        return f"drop {attempt}"
+    devices = f" with {','.join(found.devices)}" if found.devices else ""
+    return f"stop {attempt} ({found.stop_cause.value})" if found.stop else f"hold {attempt}{devices}"
+
+
+def info_line(info: JobInfo) -> str:
+    why = info.error_message or info.reason
+    return f"{info.job_id} {info.state.value}" + (f": {why}" if why else "")
+
+
+def names_line(names: Names) -> str:
+    actors = ", ".join(f"{e.actor_id}@{e.incarnation}" for e in names.endpoints) or "nobody"
+    return f"{names.key}: {actors}" + (f" ({names.ended.cause.value}: {names.ended.message})" if names.ended else "")
+
+
+# Questions ------------------------------------------------------------------------------------------------------------
+
+QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
+    "explain": lambda law, words: iter(explain(law.state, words[0], law.now).splitlines()),
+    "job": lambda law, words: iter([info_line(law.info(words[0]))]),
+    "names": lambda law, words: iter([names_line(law.names(words[0]))]),
+    "wanted": lambda law, words: iter([wish(law, attempt) for attempt in law.wished(words[0])] or ["nothing"]),
+    "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),
+}
+
+# Playing --------------------------------------------------------------------------------------------------------------
+
+
+def play(text: str) -> str:
+    """The story as it happens: the lines of the teller, each with its true answer."""
+    law = Cluster()
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(("<", "=")):
+            continue
+        lines.append(line)
+        if line.startswith(">"):
+            lines += [f"< {answer}" for answer in event_answers(law, shlex.split(line[1:]))]
+        elif line.startswith("?"):
+            verb, *words = shlex.split(line[1:])
+            lines += [f"= {answer}" for answer in QUESTIONS[verb](law, words)]
+    return "\n".join(lines) + "\n"
+
+
+def event_answers(law: Cluster, words: list[str]) -> list[str]:
+    time, verb, *rest = words
+    if verb == "tick":
+        rest = [time]
+    else:
+        law.now = float(time)
+    return [told(law, effect) for effect in EVENTS[verb](law, rest)] or ["nothing"]
+
+
+@pytest.mark.parametrize("story", STORIES, ids=[story.stem for story in STORIES])
+def test_the_law_tells_the_same_story_again(story: Path) -> None:
+    written = story.read_text()
+    played = play(written)
+    if os.environ.get("FRAY_WRITE_TRANSCRIPTS"):
+        story.write_text(played)
+    else:
+        assert played.splitlines() == written.splitlines()
+
+
+def test_there_are_stories() -> None:
+    assert len(STORIES) >= 10
