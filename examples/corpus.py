@@ -48,7 +48,7 @@ Found: TypeAlias = tuple[bytes, int, Place, bytes]
 """One function: digest of its tokens, their number, where it stands, its shingles."""
 
 SHARD_BYTES = 400_000
-SAMPLE_ONE_IN = 128
+SAMPLE_ONE_IN = 256
 """Every so many-th function is compared with every other one."""
 
 # What the workers do -------------------------------------------------------------------------------------------------
@@ -222,10 +222,12 @@ async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
                 nursery.start_soon(killing.run, merger, len(shards), screen)
             screen.stage("tokenize", "bytes", sum((Path(root) / file).stat().st_size for file in files), len(files))
             await all_of(pool.submit(process_shard, n, root, shard, merger) for n, shard in enumerate(shards))
+            screen.update(await merger.progress(), pool.size)
             clock.ended("tokenize")
             bands = await merger.plan()
             screen.stage("near copies", "bands", len(bands), len(files))
             await all_of(pool.submit(process_band, n, *band, merger) for n, band in enumerate(bands))
+            screen.update(await merger.progress(), pool.size)
             clock.ended("near copies")
             nursery.cancel_scope.cancel()
         result, sample = await merger.result()
@@ -279,9 +281,7 @@ class Killing:
     def _kill(self, task: str, worker: Worker, screen: Screen) -> None:
         name, pid, machine = worker
         if machine != this_worker()[2] or pid == os.getpid():
-            raise fray.FrayError(
-                f"--kill-worker: {name} is no other process of this machine; use it with --cluster machine"
-            )
+            raise fray.FrayError(f"--kill-worker: {name} is not on this machine; use it with --cluster machine")
         os.kill(pid, signal.SIGKILL)
         self.task, self.victim = task, worker
         screen.say(f"SIGKILL to {name} (pid {pid}), busy with {task}")
@@ -311,22 +311,35 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("workers", "limit"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name} must be 1 or more")
+    if options.kill_worker and options.cluster == "local":
+        parser.error("--kill-worker needs workers that are processes: use --cluster machine")
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 if a result is wrong, 2 if the job could not be done, 130 after Ctrl-C."""
     options = arguments(argv)
+    failed = 0
     with Screen() as screen:
         try:
             report = trio.run(run, options, screen)
-        except fray.FrayError as error:
-            print(f"corpus: {error}", file=sys.stderr)
-            return 2
+        except* fray.FrayError as group:
+            print(f"corpus: {first_of(group)}", file=sys.stderr)
+            failed = 2
+        except* KeyboardInterrupt:
+            print("corpus: interrupted; everything it started has ended", file=sys.stderr)
+            failed = 130
+    if failed:
+        return failed
     print_report(report)
     if options.json:
         write_json(options.json, report)
     wrong = report["sample"]["missed"] + report["sample"]["wrong"]
-    return check(options, report) or int(wrong > 0) if options.check else int(wrong > 0)
+    return int(wrong > 0) or (options.check and check(options, report))
+
+
+def first_of(error: BaseException) -> BaseException:
+    return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def check(options: argparse.Namespace, report: Mapping[str, Any]) -> int:

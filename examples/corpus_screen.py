@@ -67,7 +67,7 @@ class Screen:
             print(f"{self._stage:>11} {100 * done // max(1, self._total):3d}%  {note}", file=sys.stderr, flush=True)
 
     def _note(self, progress: Mapping[str, Any], workers: int) -> str:
-        busy = f"{len(progress['busy'])} of {workers} workers busy"
+        busy = f"{len(progress['busy'])} tasks with {workers} workers"
         if self._key == "bytes":
             speed = progress["bytes"] / 1e6 / max(0.1, time.monotonic() - self._began)
             return f"{progress['files']:,} of {self._files:,} files · {speed:.1f} MB/s · {busy}"

@@ -11,6 +11,7 @@ import trio
 
 from fray.actors import ActorHandle
 from fray.errors import DeadlineExceeded
+from fray.interrupts import deferred_in_our_code
 from fray.jobs import Job, error_of, job_id_of
 from fray.model.ids import JobId, Namespace
 from fray.model.messages.client import (
@@ -214,7 +215,8 @@ async def open_cluster(
         yield cluster_of(runtime)
         return
     chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
-    async with connect.open_by_spec(chosen, namespace=namespace, token=token, logs=logs) as opened:
-        cluster = cluster_of(opened)
-        yield cluster
-        await cluster._root.wait_jobs_then_end_actors()
+    with deferred_in_our_code():
+        async with connect.open_by_spec(chosen, namespace=namespace, token=token, logs=logs) as opened:
+            cluster = cluster_of(opened)
+            yield cluster
+            await cluster._root.wait_jobs_then_end_actors()

@@ -27,7 +27,9 @@ from fray.model.resources import Capacity, parse_bytes
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.memory import MemoryNetwork
+from fray.net.mixed import MixedNetwork
 from fray.net.transport import Credential, Network
+from fray.net.websocket import WebSocketNetwork
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.serve import run_node
 from fray.node.config import NodeConfig
@@ -177,7 +179,7 @@ async def open_local(
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit."""
     rng = random.SystemRandom()
-    network = MemoryNetwork(rng=rng)
+    network = MixedNetwork(MemoryNetwork(rng=rng), WebSocketNetwork())
     token = f"{rng.getrandbits(128):032x}"
     config = NodeConfig(
         name="local", controller="memory:controller", token=token, capacity=local_capacity(), state_dir=""

@@ -30,7 +30,8 @@ from fray.model.messages.node import NodeHello
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
 from fray.net.memory import MemoryNetwork
-from fray.net.transport import Authorize, Credential, Network, Transport
+from fray.net.mixed import MixedNetwork
+from fray.net.transport import Credential, Network
 from fray.net.websocket import WebSocketNetwork
 from fray.node.inventory import read_capacity
 from fray.node.config import NodeConfig
@@ -43,29 +44,6 @@ log = logging.getLogger("fray.machine")
 NODES_UP_WITHIN_S = 20.0
 END_WITHIN_S = 3.0
 """How long a node may take to leave after SIGTERM, once nothing runs on it any more."""
-
-
-class MixedNetwork:
-    """``memory:`` addresses within this process, all others over sockets."""
-
-    def __init__(self, memory: Network, sockets: Network) -> None:
-        self._memory, self._sockets = memory, sockets
-
-    def _of(self, address: str) -> Network:
-        return self._memory if address.startswith("memory:") else self._sockets
-
-    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
-        return await self._of(address).dial(address, credential, timeout_s=timeout_s)
-
-    async def listen(
-        self,
-        address: str,
-        authorize: Authorize,
-        handler: Callable[[Transport], object],
-        *,
-        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        await self._of(address).listen(address, authorize, handler, task_status=task_status)  # type: ignore[arg-type]
 
 
 def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity:

@@ -38,7 +38,7 @@ def spec(name: str = "work", payload: bytes = b"payload", **more: Any) -> JobSpe
         namespace=more.pop("namespace", ""),
         entry=entry,
         payload=None if entry is EntryKind.BINARY else blob_id(payload),
-        demand=Demand(cpu_milli=1000),
+        demand=more.pop("demand", Demand(cpu_milli=1000)),
         **more,
     )
 
@@ -58,6 +58,7 @@ class Peer:
         self.welcomes: list[ControllerHello] = []
         self.suspensions = 0
         self.patience_s = 60.0
+        self.channel_session: str | None = None
         self.ended: FrayError | None = None
         self.scope = trio.CancelScope()
         self._changed = trio.Event()
@@ -332,6 +333,7 @@ class Stage:
                             incarnation=mint(self.rng),
                             policy=RedialPolicy(refused_ends=False, give_up_s=None),
                             rng=self.rng,
+                            session=peer.channel_session,
                             task_status=task_status,
                         )
                     except FrayError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fray.model.messages.client import ActorEndpoint, Launch, Names, Register, Role
@@ -30,7 +30,9 @@ from fray.scheduler.effects import (
     Tick,
 )
 from fray.scheduler.invariants import check
+from fray.scheduler.match import weightless
 from fray.scheduler.rows import TABLES, Rules
+from fray.scheduler.starvation import holds_back, starving_heads
 from fray.scheduler.state import State
 from fray.scheduler.step import step
 
@@ -87,7 +89,7 @@ class Cluster:
         effects = step(self.state, event, self.now)
         self.save()
         self.check_ends(living)
-        broken = check(self.state)
+        broken = [*check(self.state), *self.overlooked()]
         assert not broken, f"{broken} after {event}"
         return effects
 
@@ -97,6 +99,19 @@ class Cluster:
             row = self.state.jobs.get(job_id)
             if row is not None and row.ended:
                 assert all(map(self.state.suspect, self.state.living_members(row))), job_id
+
+    def overlooked(self) -> Iterator[str]:
+        """Waiting jobs that could start, found by trying every one of them."""
+        held: dict[str, None] = {}
+        starved = [row.job_id for row in starving_heads(self.state)]
+        for job_id in self.state.queue:
+            row = self.state.jobs[job_id]
+            shape = self.state.shape(row)
+            exempt = shape.child or weightless(shape.demand)
+            if self.state.pool.place(shape.demand, shape.members, () if exempt else held) is not None:
+                yield f"{job_id} waits and could start"
+            if job_id in starved:
+                held.update(dict.fromkeys(holds_back(self.state, row)))
 
     def save(self) -> None:
         upserts, deletes = self.state.take_dirty()
@@ -169,7 +184,9 @@ class Cluster:
 
     def registration(self, name: str, actor_id: str, session: str, exclusive: bool = False) -> NameRegistered:
         endpoint = ActorEndpoint(actor_id=actor_id, name=name, job_id="", namespace="", addresses=("unix:/x",))
-        return NameRegistered(session=session, ref=self.ref(), register=Register(endpoint=endpoint, exclusive=exclusive))
+        return NameRegistered(
+            session=session, ref=self.ref(), register=Register(endpoint=endpoint, exclusive=exclusive)
+        )
 
     def register(self, name: str, actor_id: str, session: str, exclusive: bool = False) -> list[Effect]:
         """Register, and raise the refusal if it is refused."""

@@ -266,12 +266,12 @@ def chatter(count: int, seed: int) -> Callable[[Channel], Recorder]:
 
 
 def numbers(recorder: Recorder) -> list[int]:
-    return [int(body.split()[0]) for body in recorder.bodies]
+    return [int(body[:8].partition(b" ")[0]) for body in recorder.bodies]
 
 
 async def converse(seed: int, on_hop: Callable[[Hop], Fate]) -> int:
     """A conversation with faults, which must not be noticeable; how many messages it took."""
-    count, hops = 25, 0
+    count, nudges, hops = 12, 15, 0
 
     def counted(hop: Hop) -> Fate:
         nonlocal hops
@@ -284,17 +284,17 @@ async def converse(seed: int, on_hop: Callable[[Hop], Fate]) -> int:
         house.make = chatter(count, seed)
         near = await house.dial(make=chatter(count, seed + 1))
         far = house.recorders[0]
-        for n in range(100):  # nudges: the chatter may die out while both wait for the other's next word
+        for n in range(nudges):  # nudges: the chatter may die out while both wait for the other's next word
             near.channel.send_nowait(Kind.CALL, 0, b"%d" % (1000 + n))
             far.channel.send_nowait(Kind.CALL, 0, b"%d" % (1000 + n))
             await trio.sleep(0.003)
-        await near.wait_bodies(count + 100)
-        await far.wait_bodies(count + 100)
+        await near.wait_bodies(count + nudges)
+        await far.wait_bodies(count + nudges)
         await near.channel.close()
         await far.wait_told("end")
         for end in (near, far):
             assert [n for n in numbers(end) if n < 1000] == list(range(count))
-            assert [n for n in numbers(end) if n >= 1000] == list(range(1000, 1100))
+            assert [n for n in numbers(end) if n >= 1000] == list(range(1000, 1000 + nudges))
             assert sum(word.startswith("reset") for word in end.told) == 1
             assert end.told.count("suspended") >= end.told.count("resumed")
         assert len(house.recorders) == len(house.greeted) == 1
@@ -305,7 +305,7 @@ async def converse(seed: int, on_hop: Callable[[Hop], Fate]) -> int:
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_cut_at_any_message_loses_nothing_and_repeats_nothing(seed: int, fate: Fate) -> None:
     total = await converse(seed, lambda hop: Fate.DELIVER)
-    for k in range(1, total + 1, 1 if seed == 1 else 5):
+    for k in range(1, total + 1):
         left = k
 
         def cut(hop: Hop) -> Fate:

@@ -29,7 +29,17 @@ from fray.model.messages.node import Wanted
 from fray.model.specs import Cause, JobState, Outcome
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
-from fray.scheduler.effects import Effect, Event, LaunchAsked, Refusal, Reply, Restarted, SessionLost, SessionOpened
+from fray.scheduler.effects import (
+    Effect,
+    Event,
+    LaunchAsked,
+    Refusal,
+    Reply,
+    Restarted,
+    SessionLost,
+    SessionOpened,
+    TerminateAsked,
+)
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
 
@@ -204,6 +214,38 @@ async def test_a_clock_that_is_set_back_does_not_touch_the_default_clock(autojum
     before = clock()
     await trio.sleep(10)
     assert clock() - before == pytest.approx(10)
+
+
+async def test_time_in_which_the_controller_was_stopped_is_nobodys_silence(
+    store: Witnessed, autojump_clock: Any
+) -> None:
+    desk = Desk(store)
+    desk.loop = Loop(desk.house, lambda: 1000 + trio.current_time())
+    desk.begin()
+    desk.driver()
+    desk.launch()
+    desk.loop.tell(SessionLost(session="d"))
+    with trio.move_on_after(8):
+        await desk.loop.run()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.loop.run)
+        await trio.sleep(1)
+        autojump_clock.jump(3600)
+        await trio.sleep(30 - 8 - 5 - 0.1)  # all but the slice of 5 s in which it happened
+        assert not desk.house.state.job_ended("work-1")
+        await trio.sleep(6)
+        assert desk.house.state.job_ended("work-1")
+        nursery.cancel_scope.cancel()
+
+
+def test_half_a_character_in_a_message_of_user_code_harms_nobody(store: Witnessed) -> None:
+    desk = Desk(store).begin()
+    desk.driver()
+    desk.launch()
+    desk.loop.ask(TerminateAsked(session="d", ref=2, jobs=("work-1",), reason="no file \udcff"))
+    desk.loop.turn()
+    assert "no file \\udcff" in store.story("work-1")[-1].text
+    assert desk.house.state.job_ended("work-1")
 
 
 # A whole controller

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import signal
+import subprocess
 import sys
 import textwrap
 from array import array
@@ -180,3 +183,59 @@ def test_what_a_killed_worker_had_begun_is_told_as_done_again() -> None:
         "task": "shard 3",
         "done_again": {"shard 3": "w-1 (pid 11)"},
     }
+
+
+# The whole of it -----------------------------------------------------------------------------------------------------
+
+EXAMPLE = Path(corpus.__file__)
+
+
+def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_it_runs_in_one_process_and_its_result_is_that_of_plain_code() -> None:
+    done = run_example("--cluster", "local", "--limit", "40", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("the same\n")
+
+
+@pytest.mark.xdist_group("processes")
+def test_a_killed_worker_changes_nothing_and_is_told_of(tmp_path: Path) -> None:
+    done = run_example("--limit", "300", "--check", "--kill-worker", "--json", str(tmp_path / "report.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["killed"]["task"] in report["killed"]["done_again"]
+    assert report["result"]["counts"]["files"] == 300
+    assert f"(pid {report['killed']['pid']}) by SIGKILL" in done.stdout
+
+
+@pytest.mark.xdist_group("processes")
+def test_ctrl_c_ends_it_with_one_line() -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLE)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    next(line for line in process.stderr if "tokenize" in line)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert rest.splitlines()[-1].startswith("corpus: interrupted")
+    assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--cluster", "nonsense"], "is no cluster: write"),
+        (["--cluster", "fray+unix:///nowhere/at/all"], "wants a token: set FRAY_TOKEN"),
+        (["--workers", "0"], "--workers must be 1 or more"),
+        (["--cluster", "local", "--kill-worker"], "--kill-worker needs workers that are processes"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_status_2(arguments: list[str], says: str) -> None:
+    done = run_example("--limit", "5", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from controlling import TOKEN, spec, stage
+from controlling import TOKEN, Client, spec, stage
 
 from fray.controller.mortality import Witness, boot_id, start_ticks
 from fray.controller.store import BLOB_LIMIT_BYTES
@@ -24,6 +24,7 @@ from fray.errors import (
 )
 from fray.model.messages.client import (
     ActorEndpoint,
+    ClientHello,
     Done,
     EndSession,
     Explain,
@@ -46,7 +47,8 @@ from fray.model.messages.client import (
     WatchJobs,
 )
 from fray.model.messages.node import Report, Wanted
-from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Outcome
+from fray.model.resources import Demand
+from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Ladder, Outcome
 from fray.net.codec import Kind, blob_id
 from fray.net.transport import Credential
 
@@ -116,7 +118,9 @@ async def test_a_payload_that_is_there_already_need_not_be_sent_again(autojump_c
         ((spec(name="two words"),), [b"payload"], "cannot be the name of a job"),
         ((spec(entry=EntryKind.BINARY),), [], "runs a program and names none"),
         ((spec(namespace="a b"),), [b"payload"], "cannot be the name of a namespace"),
-        ((spec(members=0),), [b"payload"], "must be 1 or more"),
+        ((spec(members=0),), [b"payload"], "members=0 must be 1 to 100000"),
+        ((spec(demand=Demand(cpu_milli=-1)),), [b"payload"], "negative or endless"),
+        ((spec(ladder=Ladder(cancel_s=float("nan"))),), [b"payload"], "negative or endless"),
         ((spec(),), [bytes(BLOB_LIMIT_BYTES + 1)], "over the limit of 8388608"),
     ],
 )
@@ -313,6 +317,22 @@ async def test_a_driver_gets_a_namespace_of_its_own_and_keeps_it(autojump_clock:
         )
 
 
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"session": "two words"},
+        {"session": "x" * 300},
+        {"grace_s": -1.0},
+        {"grace_s": float("nan")},
+        {"namespace": "a b"},
+    ],
+)
+async def test_a_greeting_that_makes_no_sense_is_refused(autojump_clock: Any, hello: dict[str, Any]) -> None:
+    async with stage() as cluster:
+        with pytest.raises(InvalidRequest):
+            await cluster.client(**hello)
+
+
 async def test_a_session_that_has_ended_stays_ended(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver = await cluster.client("one")
@@ -397,6 +417,21 @@ async def test_a_client_that_begins_anew_under_its_session_keeps_its_jobs(autoju
         assert (await again.ask(WatchJobs(jobs=("work-1",)))).jobs[0].state is JobState.RUNNING
         node.succeed("work-1:0:0")
         assert (await again.job_ended("work-1"))[1] == [b"value"]
+
+
+async def test_a_peer_that_begins_its_channel_anew_has_not_said_goodbye(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        node = await cluster.node()
+        lives = []
+        for _ in range(2):
+            lives.append(Client(lambda: ClientHello(session="one", role=Role.DRIVER)))
+            lives[-1].channel_session = "the same"
+            await cluster.dial(lives[-1], "driver")
+            await lives[-1].launch(spec())
+        await node.wished("work-1:0:0")
+        await trio.sleep(1)
+        assert (await lives[1].ask(ListJobs())).jobs[0].state is JobState.RUNNING
+        assert lives[1].welcomes[0].session_known
 
 
 # Names

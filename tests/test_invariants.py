@@ -19,7 +19,17 @@ from fray.errors import FrayError
 from fray.model.ids import split_attempt
 from fray.model.messages.node import NodeHello, Report
 from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Wish
-from fray.scheduler.effects import Effect, Forget, Happened, JobMoved, NodeDied, NodeJoined, NodeReported, NodeSilent, WishesMoved
+from fray.scheduler.effects import (
+    Effect,
+    Forget,
+    Happened,
+    JobMoved,
+    NodeDied,
+    NodeJoined,
+    NodeReported,
+    NodeSilent,
+    WishesMoved,
+)
 from fray.scheduler.rows import JobPhase, Rules
 
 WALKS, EVENTS, CHUNKS = 240, 200, 12

@@ -386,4 +386,3 @@ def test_the_event_log_tells_a_jobs_story(law: Cluster) -> None:
         "ended",
     ]
     assert story[3].text == "failure 1 of 1 after failure: boom"
-

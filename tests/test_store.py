@@ -97,6 +97,13 @@ def test_a_story_is_the_events_of_one_job_oldest_first(reopened: Any) -> None:
     assert reopened().story("a", limit=1) == (happened("a", "ended"),)
 
 
+def test_a_story_takes_any_text(reopened: Any) -> None:
+    store = reopened()
+    store.save([("job", "a", outcome("half \udcff"))], events=[happened("a", "half \udcff")])
+    assert reopened().story("a")[0].what == "half \\udcff"
+    assert from_json(Outcome, reopened().load().rows[0][2]).message == "half \udcff"
+
+
 def test_the_oldest_events_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "EVENTS_LIMIT", 1500)
     store = Store.memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
@@ -18,6 +19,9 @@ ATTEMPT_KEY = "attempt:"
 LAUNCH_LIMIT_JOBS = 10_000
 """Jobs of one `Launch`."""
 ID_LIMIT = NAME_LIMIT + 40
+GRACE_LIMIT_S = 7 * 86_400.0
+MEMBERS_LIMIT = 100_000
+_ID = re.compile(r"[!-~]+\Z")
 _OURS = ("its peer began anew", "stopped", "superseded", "cancelled")
 
 
@@ -25,6 +29,17 @@ def is_goodbye(error: FrayError) -> bool:
     """The channel ended because the peer took its leave, not because of something on our side."""
     reason = error.details.get("reason", "")
     return type(error) is ChannelClosed and reason not in _OURS and not reason.startswith("the code behind")
+
+
+def check_id(text: str, what: str) -> str:
+    """Return an id that somebody else has made, if it is one.
+
+    Raises:
+        InvalidRequest: empty, too long, or with anything but visible ASCII characters.
+    """
+    if not _ID.match(text) or len(text) > ID_LIMIT:
+        raise InvalidRequest(f"{text!r} is no id of {what}: 1 to {ID_LIMIT} visible ASCII characters")
+    return text
 
 
 # Greetings -----------------------------------------------------------------------------------------------------------
@@ -50,8 +65,9 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
             f"session {hello.session!r} has ended ({known.reason}), and all it owned with it: open the cluster again",
             reason=known.reason,
         )
-    if not hello.session or len(hello.session) > ID_LIMIT:
-        raise InvalidRequest(f"a session needs an id of 1 to {ID_LIMIT} characters")
+    check_id(hello.session, "a session")
+    if not 0 <= hello.grace_s <= GRACE_LIMIT_S:
+        raise InvalidRequest(f"grace_s={hello.grace_s} must be 0 to {GRACE_LIMIT_S:.0f} seconds")
     if hello.namespace:
         check_name(hello.namespace, "a namespace")
 
@@ -90,6 +106,13 @@ def _check_spec(spec: JobSpec) -> None:
     token = spec.job_id.removeprefix(f"{spec.name}-")
     if token == spec.job_id or not token.isalnum() or len(spec.job_id) > ID_LIMIT:
         raise InvalidRequest(f"job id {spec.job_id!r} must be the job's name, a dash, and letters or digits")
+    demand = spec.demand
+    amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count)
+    waits_s = (spec.ladder.cancel_s, spec.ladder.term_s)
+    if min(amounts) < 0 or not all(0 <= wait_s < float("inf") for wait_s in waits_s):
+        raise InvalidRequest(f"job {spec.name!r}: no amount of {demand} or {spec.ladder} may be negative or endless")
+    if not 1 <= spec.members <= MEMBERS_LIMIT:
+        raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 to {MEMBERS_LIMIT}")
     if spec.entry is EntryKind.BINARY:
         if not spec.argv:
             raise InvalidRequest(f"job {spec.name!r} runs a program and names none")

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import trio
-from attrs import define, evolve, field
+from attrs import evolve
 
-from fray.controller.admission import check_launch, is_goodbye
+from fray.controller.admission import check_id, check_launch, is_goodbye
 from fray.controller.house import House
 from fray.controller.logs import Follower
 from fray.controller.mortality import Witness
-from fray.controller.subscriptions import Subscriptions
+from fray.controller.subscriptions import Audience
 from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, ProtocolMismatch
-from fray.model.ids import AttemptId, JobId, Namespace, SessionId, check_name, split_attempt
+from fray.model.ids import AttemptId, JobId, Namespace, check_name, split_attempt
 from fray.model.messages import client as words
 from fray.model.messages.client import ClientHello
 from fray.model.specs import JobInfo
@@ -49,20 +49,6 @@ Answer = tuple[object, Sequence[Bytes]] | None
 """A reply with attachments; None: the law answers."""
 
 
-@define(eq=False)
-class Audience:
-    """Which client follows what."""
-
-    of_job: Subscriptions[JobId, ClientLink] = field(factory=Subscriptions)
-    of_name: Subscriptions[str, ClientLink] = field(factory=Subscriptions)
-    of_log: Subscriptions[JobId | SessionId, ClientLink] = field(factory=Subscriptions)
-    """By job, or by session for all that it owns."""
-
-    def leave(self, link: ClientLink) -> None:
-        for subscriptions in (self.of_job, self.of_name, self.of_log):
-            subscriptions.leave(link)
-
-
 class Front(Protocol):
     """What a link tells those who made it."""
 
@@ -80,7 +66,7 @@ class ClientLink:
     def __init__(
         self,
         house: House,
-        audience: Audience,
+        audience: Audience[ClientLink],
         front: Front,
         hello: ClientHello,
         namespace: Namespace,
@@ -276,6 +262,7 @@ class ClientLink:
 
     def _register(self, ref: int, message: words.Register, blobs: Sequence[Bytes]) -> Answer:
         check_name(message.endpoint.name, "an actor")
+        check_id(message.endpoint.actor_id, "an actor")
         self._house.inbox.ask(NameRegistered(session=self.session, ref=ref, register=message))
         return None
 

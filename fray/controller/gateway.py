@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import trio
 
 from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, default_namespace
-from fray.controller.clients import Audience, ClientLink
+from fray.controller.clients import ClientLink
 from fray.controller.house import House
 from fray.controller.mortality import Witness
 from fray.controller.nodes import NodeLink
+from fray.controller.subscriptions import Audience
 from fray.errors import ChannelClosed, ChannelFull, NodeNameTaken, NoSuchJob, ProtocolMismatch, Unauthorized
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, Role
@@ -56,7 +57,7 @@ class Gateway:
         self._house = house
         self._token = token
         self._nursery = nursery
-        self._audience = Audience()
+        self._audience: Audience[ClientLink] = Audience()
         self._clients: dict[SessionId, ClientLink] = {}
         self._nodes: dict[NodeName, NodeLink] = {}
         self._links = 0

@@ -27,6 +27,11 @@ BATCH_LIMIT_EVENTS = 1_000
 
 CarryOut: TypeAlias = Callable[[Sequence[Event], Sequence[Effect]], None]
 
+SLICE_S = 5.0
+"""How long the loop sleeps at a time while a deadline is pending."""
+STOPPED_S = 2.5
+"""Waking up later than asked by more than this means that we were stopped, not that the others were silent."""
+
 _log = logging.getLogger("fray.controller.loop")
 
 
@@ -48,6 +53,7 @@ class Loop:
         self._state = house.state
         self._store = house.store
         self._clock = clock
+        self._stopped_s = 0.0
         self._carry_out: CarryOut = lambda events, effects: None
         self._inbox: deque[Event] = deque()
         self._inbox_limit_events = inbox_limit_events
@@ -93,13 +99,22 @@ class Loop:
             self.turn()
 
     async def _wait(self) -> None:
-        """Until there is something in the inbox, or time itself is the event."""
+        """Until there is something in the inbox, a deadline has come, or a slice of the time to it is over."""
         deadline = self._state.next_deadline()
-        delay_s = float("inf") if deadline is None else max(0.0, deadline - max(self.now, self._clock()))
-        with trio.move_on_after(delay_s):
+        slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self._time()))
+        before = self._clock()
+        with trio.move_on_after(slice_s):
             while not self._inbox:
                 self._poked = trio.Event()
                 await self._poked.wait()
+        late_s = self._clock() - before - slice_s
+        if late_s > STOPPED_S:
+            self._stopped_s += late_s
+            _log.warning("the controller was stopped for a while", extra={"stopped_s": round(late_s, 1)})
+
+    def _time(self) -> float:
+        """The law's time now. Time in which we were stopped (SIGSTOP, a frozen machine) is nobody's silence."""
+        return max(self.now, self._clock() - self._stopped_s)
 
     def _due(self) -> bool:
         deadline = self._state.next_deadline()
@@ -109,7 +124,7 @@ class Loop:
         """One batch: step (and once more if it is time), save, carry out."""
         count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
         events = [self._inbox.popleft() for _ in range(count)]
-        self.now = max(self.now, self._clock())
+        self.now = self._time()
         effects: list[Effect] = []
         for event in events:
             effects += step(self._state, event, self.now)

@@ -261,7 +261,10 @@ def find_token(options: Options) -> str:
 
 
 def _read_token(file: Path) -> str:
-    token = file.read_text().strip()
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the token file {file} cannot be read: {error}") from error
     if not token:
         raise InvalidRequest(f"the token file {file} is empty")
     if file.stat().st_mode & 0o077:

@@ -115,7 +115,7 @@ class NodeLink:
     def _lose(self, why: str) -> None:
         if not self._lost and not self._over and not self.superseded:
             self._lost = True
-            _log.warning("node silent", extra={"node": self.node, "why": why})
+            _log.warning("node %s is silent: %s", self.node, why, extra={"node": self.node})
             self._house.inbox.tell(NodeSilent(node=self.node, incarnation=self.incarnation))
 
     def proven_dead(self) -> bool:
@@ -134,10 +134,22 @@ class NodeLink:
         """Values are in the store before the law hears of them; one that is too large or missing is no success."""
         with self._house.holding([blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]) as attached:
             kept = set(attached)
-            observed = tuple(self._with_kept_value(one, kept) for one in report.observed)
-            event = NodeReported(node=self.node, incarnation=self.incarnation, report=evolve(report, observed=observed))
-            self._house.pin(event, attached)
-            self._house.inbox.tell(event)
+            report = evolve(report, observed=tuple(self._with_kept_value(one, kept) for one in report.observed))
+            self._note(report)
+            self._tell_report(report, tuple(kept))
+
+    def _tell_report(self, report: Report, values: Sequence[BlobId] = ()) -> None:
+        event = NodeReported(node=self.node, incarnation=self.incarnation, report=report)
+        self._house.pin(event, values)
+        self._house.inbox.tell(event)
+
+    def _note(self, report: Report) -> None:
+        if report.full:
+            self._told = {}
+        if self._told is not None:
+            self._told |= {one.attempt_id: one for one in report.observed}
+            for attempt_id in report.gone:
+                self._told.pop(attempt_id, None)
 
     def _with_kept_value(self, observed: Observed, kept: set[BlobId]) -> Observed:
         outcome = observed.outcome
@@ -187,7 +199,7 @@ class NodeLink:
         except ChannelClosed:
             pass
         except ChannelFull as error:
-            _log.warning("node does not keep up", extra={"node": self.node})
+            _log.warning("node %s does not keep up: %s", self.node, error, extra={"node": self.node})
             self.channel.end(error)  # without a word: it dials again and gets the whole set
 
     def _send_whole(self) -> None:

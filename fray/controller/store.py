@@ -8,7 +8,6 @@ controller at a time: a second one is turned away at once. A store that cannot b
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import socket
@@ -16,10 +15,11 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from attrs import frozen
 
+from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
@@ -76,7 +76,7 @@ class Store:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _hold(self.path)
             self._db = _open(self.path / "fray.db", synchronous)
-            self._blobs: _Blobs = _BlobDirectory(self.path / "blobs")
+            self._blobs: Blobs = BlobDirectory(self.path / "blobs")
         except (OSError, sqlite3.Error) as error:
             self._let_go()
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
@@ -90,7 +90,7 @@ class Store:
         store = cls.__new__(cls)
         store.path = None
         store._lock = None
-        store._blobs = _BlobDict()
+        store._blobs = BlobDict()
         store._db = _migrate(_connect(":memory:"), 0)
         return store
 
@@ -171,7 +171,7 @@ class Store:
         for event in events:
             last = self._db.execute(
                 "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
-                (event.time, event.job, event.what, event.text),
+                (event.time, *map(_plain, (event.job, event.what, event.text))),
             ).lastrowid
             if last is not None and last % _TRIM == 0:
                 self._db.execute("DELETE FROM events WHERE id <= ?", (last - EVENTS_LIMIT,))
@@ -224,6 +224,11 @@ class Store:
         return self._blobs.all()
 
 
+def _plain(text: str) -> str:
+    """Messages of user code may hold half a surrogate pair, which SQLite takes not."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 # The database --------------------------------------------------------------------------------------------------------
 
 
@@ -250,9 +255,9 @@ def _create(file: Path) -> None:
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     _migrate(_connect(str(draft)), 0).close()
-    _flush(draft)
+    flush(draft)
     draft.rename(file)
-    _flush(file.parent)
+    flush(file.parent)
 
 
 def _inspect(file: Path) -> int:
@@ -323,109 +328,3 @@ def _hold(directory: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return descriptor
-
-
-# Blobs ---------------------------------------------------------------------------------------------------------------
-
-
-class _Blobs(Protocol):
-    def put(self, data: bytes) -> BlobId: ...
-    def commit(self) -> None: ...
-    def has(self, blob: BlobId) -> bool: ...
-    def get(self, blob: BlobId) -> bytes | None: ...
-    def forget(self, blob: BlobId) -> None: ...
-    def all(self) -> set[BlobId]: ...
-
-
-class _BlobDict:
-    def __init__(self) -> None:
-        self._kept: dict[BlobId, bytes] = {}
-
-    def put(self, data: bytes) -> BlobId:
-        blob = hashlib.sha256(data).hexdigest()
-        self._kept[blob] = data
-        return blob
-
-    def commit(self) -> None:
-        pass
-
-    def has(self, blob: BlobId) -> bool:
-        return blob in self._kept
-
-    def get(self, blob: BlobId) -> bytes | None:
-        return self._kept.get(blob)
-
-    def forget(self, blob: BlobId) -> None:
-        self._kept.pop(blob, None)
-
-    def all(self) -> set[BlobId]:
-        return set(self._kept)
-
-
-class _BlobDirectory:
-    """One file a blob. A file under its final name is whole: it was flushed before it got that name."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(exist_ok=True, mode=0o700)
-        self._directory = directory
-        self._waiting: dict[BlobId, bytes] = {}
-        for draft in directory.glob("*.new"):
-            draft.unlink()
-        self._there = {entry.name for entry in directory.iterdir()}
-
-    def put(self, data: bytes) -> BlobId:
-        blob = hashlib.sha256(data).hexdigest()
-        if blob not in self._there:
-            self._waiting[blob] = data
-        return blob
-
-    def commit(self) -> None:
-        if not self._waiting:
-            return
-        for blob, data in self._waiting.items():
-            draft = self._directory / f"{blob}.new"
-            with open(draft, "wb", opener=_private) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(self._directory / blob)
-        _flush(self._directory)
-        self._there.update(self._waiting)
-        self._waiting.clear()
-
-    def has(self, blob: BlobId) -> bool:
-        return blob in self._waiting or blob in self._there
-
-    def get(self, blob: BlobId) -> bytes | None:
-        if blob not in self._there:
-            return self._waiting.get(blob)
-        try:
-            data = (self._directory / blob).read_bytes()
-        except OSError:
-            data = b""
-        if hashlib.sha256(data).hexdigest() == blob:
-            return data
-        self._there.discard(blob)  # so that the next one who brings it repairs it
-        return None
-
-    def forget(self, blob: BlobId) -> None:
-        self._waiting.pop(blob, None)
-        if blob in self._there:
-            self._there.discard(blob)
-            with suppress(OSError):  # a file that stays is no harm
-                (self._directory / blob).unlink(missing_ok=True)
-
-    def all(self) -> set[BlobId]:
-        return self._there | self._waiting.keys()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
+from attrs import define, field
+
 from fray.errors import InvalidRequest
+from fray.model.ids import JobId, SessionId
 
 SUBSCRIPTIONS_LIMIT = 100_000
 """Keys one link may follow at a time, per kind."""
@@ -52,3 +55,19 @@ class Subscriptions(Generic[K, L]):
 
     def follows(self, key: K, link: L) -> bool:
         return link in self._links.get(key, {})
+
+
+@define(eq=False)
+class Audience(Generic[L]):
+    """Which client follows what."""
+
+    of_job: Subscriptions[JobId, L] = field(factory=Subscriptions)
+    of_name: Subscriptions[str, L] = field(factory=Subscriptions)
+    of_log: Subscriptions[JobId | SessionId, L] = field(factory=Subscriptions)
+    """By job, or by session for all that it owns."""
+
+    def leave(self, link: L) -> None:
+        """Drop all that this client follows."""
+        self.of_job.leave(link)
+        self.of_name.leave(link)
+        self.of_log.leave(link)

@@ -19,6 +19,11 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _OWN}
 
 
+def _plain(text: str) -> str:
+    """Half a surrogate pair (from a file name, say) is no text a stream takes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class JsonLines(logging.Formatter):
     """``{"time": seconds since the epoch, "level": …, "part": …, "text": …, facts…}``"""
 
@@ -32,7 +37,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        return _plain(json.dumps(entry, default=str, ensure_ascii=False))
 
 
 class Readable(logging.Formatter):
@@ -43,7 +48,7 @@ class Readable(logging.Formatter):
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         facts = "".join(f"  {key}={value}" for key, value in _facts(record).items())
         text = f"{clock} {record.name.removeprefix('fray.')}  {level}{record.getMessage()}{facts}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return _plain(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
 
 def configure(json_lines: bool | None = None, *, stream: TextIO | None = None, level: int = logging.INFO) -> None:

@@ -391,9 +391,9 @@ class Heartbeat:
         if late_s > self.period_s / 2:
             self.heard = now
             self.pinged = now - self.period_s
-        if now - self.heard >= self.period_s * SILENT_PERIODS:
+        if now >= self.heard + self.period_s * SILENT_PERIODS:  # the very sums of `next_at`: differences round otherwise
             return Beat.DROP
-        if now - max(self.heard, self.pinged) >= self.period_s:
+        if now >= max(self.heard, self.pinged) + self.period_s:
             self.pinged = now
             return Beat.PING
         return Beat.WAIT

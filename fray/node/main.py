@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(0.0005)
     try:
         options = parse(argv)
-        journal.configure(options.json_lines)
         config = _inherited_config(options.config_fd) if options.config_fd is not None else make_config(options)
+        journal.configure(options.json_lines)
         trio.run(_serve, evolve(config, boot_id=process_mark().boot_id, process=process_mark()))
     except (FrayError, OSError) as error:
         print(f"fray-node: {error}", file=sys.stderr)

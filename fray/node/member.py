@@ -216,7 +216,7 @@ class Member:
     async def log_room(self) -> None:
         """Back-pressure while there is a connection; without one, lines wait in the channel and then are dropped."""
         channel = self.channel
-        if channel is not None and channel.connected:
+        if channel is not None and channel.connected and self.leaving is None:
             try:
                 await channel.wait_room()
             except ChannelClosed:

@@ -117,17 +117,26 @@ class ProcessLauncher:
             if self.subreaper:
                 become_subreaper()
             try:
-                async with trio.open_nursery() as self._nursery:
-                    await self._nursery.start(self._zygotes.run)
-                    if self.subreaper:
-                        self._nursery.start_soon(self._reap_adopted)
-                    task_status.started()
+                error = await self._serve(task_status)
             finally:
                 self._nursery = None
                 if self.subreaper:
                     end_descendants()
                     become_subreaper(False)
                 shutil.rmtree(self._root, ignore_errors=True)
+            if error is not None:
+                raise error
+
+    async def _serve(self, task_status: trio.TaskStatus[None]) -> LaunchFailed | None:
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._nursery.start(self._zygotes.run)
+            except LaunchFailed as error:
+                return error
+            if self.subreaper:
+                self._nursery.start_soon(self._reap_adopted)
+            task_status.started()
+        return None
 
     # The seam
 

@@ -165,10 +165,14 @@ class LoopThread:
 class _Interrupter:
     """Turns the keeper's request to end into KeyboardInterrupt on the main thread."""
 
-    def __init__(self, control_fd: int, also: Callable[[], None]) -> None:
+    def __init__(self, also: Callable[[], None]) -> None:
         self.asked = False
         self._also = also
         self._main = threading.main_thread().ident
+
+    def start(self, control_fd: int) -> None:
+        """From now on KeyboardInterrupt may be raised in the calling thread, which is the main one."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Thread(target=self._listen, args=(control_fd,), name="fray-control", daemon=True).start()
 
     def _listen(self, control_fd: int) -> None:
@@ -180,12 +184,12 @@ class _Interrupter:
 
 
 def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     loop = LoopThread(ticket)
     context.set_process_runtime(loop.runtime)
-    interrupter = _Interrupter(control_fd, lambda: None)
+    interrupter = _Interrupter(lambda: None)
     fn, args, kwargs = work
     try:
+        interrupter.start(control_fd)
         ended = attempt.succeeded(fn(*args, **kwargs), f"job {ticket.spec.name!r}")
     except BaseException as error:  # noqa: BLE001  # whatever user code raises is its outcome
         ended = attempt.stopped() if interrupter.asked else attempt.failed(error)
@@ -195,7 +199,6 @@ def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> E
 
 def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
     """The actor's thread is the main one: the loop beside it hands it calls."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     executor = Executor()
     loop = LoopThread(ticket)
 
@@ -207,9 +210,10 @@ def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ende
 
     loop.task = serve
     context.set_process_runtime(loop.runtime)
-    interrupter = _Interrupter(control_fd, loop.cancel)
-    loop.runtime()
+    interrupter = _Interrupter(loop.cancel)
     try:
+        interrupter.start(control_fd)
+        loop.runtime()
         executor.run_on_this_thread()
     except KeyboardInterrupt:
         pass  # asked to end in the middle of a call

@@ -20,16 +20,19 @@ from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import check_size
 from fray.net.transport import Network
 from fray.runtime import payload
+from fray.runtime.call_stream import FIRST_CREDIT, CallStream
 from fray.runtime.calls import KEYWORDS, call_head
 from fray.runtime.current import current_actor_var
 from fray.runtime.future import CallFuture
 from fray.runtime.peer import Peer
 from fray.runtime.route import Directory, Route
 
-__all__ = ["CallFuture", "CallOptions", "Caller", "Directory", "Route"]
+__all__ = ["CallFuture", "CallOptions", "CallStream", "Caller", "Directory", "Route"]
 
 NO_DIRECTORY_GIVE_UP_S = 30.0
 """How long an endpoint that no directory speaks for may be unreachable."""
+LARGE_BYTES = 1024 * 1024
+"""Below this no call needs to be measured against the limit."""
 _HEADS_LIMIT = 10_000
 
 
@@ -136,12 +139,38 @@ class Caller:
             NotPicklable, MessageTooLarge: an argument cannot travel.
             ChannelFull: too many calls are unanswered; `call` waits instead.
         """
+        body = self._body(route, method, args, kwargs)
+        call = CallFuture(route, method, body, KEYWORDS if kwargs else 0)
+        self._send(call, options)
+        return call
+
+    def stream(
+        self,
+        route: Route,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> CallStream:
+        """Call a generator method; see `CallStream`. Options to repeat it do nothing. Raises as `start`."""
+        body = self._body(route, method, args, kwargs, FIRST_CREDIT)
+        call = CallStream(route, method, body, KEYWORDS if kwargs else 0)
+        self._send(call, options)
+        call.repeats = 0
+        return call
+
+    def _body(
+        self, route: Route, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
+    ) -> bytes:
         if self._closed is not None:
             raise self._closed
         route.check_room()
-        body = (self._heads.get(method) or self._head(method)) + payload.dumps_call(method, args, kwargs)
-        check_size(len(body), f"the call of {route.label}.{method}()")
-        call = CallFuture(route, method, body, KEYWORDS if kwargs else 0)
+        body = (self._heads.get(method) or self._head(method)) + before + payload.dumps_call(method, args, kwargs)
+        if len(body) > LARGE_BYTES:
+            check_size(len(body), f"the call of {route.label}.{method}()")
+        return body
+
+    def _send(self, call: CallFuture, options: CallOptions) -> None:
         if options is not DEFAULT_OPTIONS:
             call.repeats = _ALWAYS if options.idempotent else options.retry
             if options.timeout_s is not None:
@@ -151,8 +180,7 @@ class Caller:
             call.chain = (*inside.chain, inside.actor_id)
             if inside.deadline is not None and (call.deadline is None or inside.deadline < call.deadline):
                 call.deadline = inside.deadline
-        route.dispatch(call)
-        return call
+        call.route.dispatch(call)
 
     async def call(
         self,
@@ -202,7 +230,7 @@ class Caller:
 
     def peer(self, endpoint: ActorEndpoint, *, keyed: bool) -> Peer:
         """The conversation with the endpoint's host, begun if there is none."""
-        key = (endpoint.incarnation or endpoint.addresses, keyed)
+        key = (endpoint.incarnation or (*endpoint.addresses, endpoint.key), keyed)
         peer = self._peers.get(key)
         if peer is None or peer.ended is not None:
             give_up_s = None if keyed else NO_DIRECTORY_GIVE_UP_S

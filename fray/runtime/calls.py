@@ -1,8 +1,8 @@
 """The bookkeeping of calls, on both ends, and how a call looks on the wire. Pure: bytes and numbers in, decisions out.
 
-The law: a call's name is (conversation of a caller, number). A caller gives out numbers in the order in which it sends, so what
-arrives at one host from one caller only grows, except when the conversation was forgotten and unanswered calls come
-again. A host therefore keeps one number, the highest it has seen (the watermark), and the calls that are still open
+The law: a call's name is (conversation of a caller, number). A caller gives out numbers in the order in which it
+sends, so what arrives at one host from one caller only grows, except when the conversation was forgotten and unanswered
+calls come again. A host therefore keeps one number, the highest it has seen (the watermark), and the calls that are still open
 below it: running, or answered and not yet settled by the caller. A number at or below the watermark that is not open
 is forgotten: its outcome is unknown, and it is never run again.
 """
@@ -39,6 +39,12 @@ CANCELLED = 8
 ONLY = 4
 """SETTLED: the body lists the calls that are *not* settled, among all below the watermark."""
 
+FAULT = 34
+"""Kind of frame, host to caller: the error that answers a call."""
+ITEM = 37
+"""Kind of frame, host to caller: one item of a stream."""
+CREDIT = 38
+"""Kind of frame, caller to host: so many more items may be sent (u32)."""
 CALLER_KEY_ID = "caller"
 """Key id under which a caller proves that it knows the key of an endpoint."""
 HOST_LEFT = "the host has shut down"
@@ -113,6 +119,7 @@ class Verdict(Enum):
 
 Answer: TypeAlias = tuple[int, int, bytes]
 """Kind, flags and body of the frame that answers a call."""
+CANCELLED_ANSWER: Answer = (FAULT, CANCELLED, b"")
 
 
 @define(eq=False)
@@ -198,7 +205,7 @@ T = TypeVar("T", bound=Callish)
 
 @define(eq=False)
 class CallTable(Generic[T]):
-    """All calls of one caller to one incarnation of a host: queued (surely not delivered), or open (maybe delivered)."""
+    """All calls of one caller to one host incarnation: queued (surely not delivered), or open (maybe delivered)."""
 
     numbers: Callable[[], int] = field(factory=lambda: count(1).__next__)
     open: dict[int, T] = field(factory=dict, init=False)

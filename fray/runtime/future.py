@@ -192,10 +192,13 @@ class CallFuture:
             return CallCancelled(f"{self.route.label}.{self.method}() was cancelled by its caller", method=self.method)
         return ActorDied(f"{self.route.label}.{self.method}() was cancelled by its actor", method=self.method)
 
-    def _wake(self) -> None:
+    def _wake_tasks(self) -> None:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             reschedule(task)
+
+    def _wake(self) -> None:
+        self._wake_tasks()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)

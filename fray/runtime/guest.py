@@ -19,7 +19,9 @@ from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime import payload
 from fray.runtime.calls import (
     AGAIN,
-    CANCELLED,
+    CANCELLED_ANSWER,
+    CREDIT,
+    ITEM,
     NOT_RUN,
     ONLY,
     Answer,
@@ -78,6 +80,8 @@ class Guest:
             self._settle(flags, body)
         elif kind == _CANCEL:
             self._cancel(ref)
+        elif kind == CREDIT:
+            self._grant(ref, body)
         elif kind == _REQUEST:
             self._request(ref, body)
 
@@ -142,7 +146,12 @@ class Guest:
             call.actor.cancel(call)
         else:
             call.cancelled = True
-            call.finish((_FAULT, CANCELLED, b""))
+            call.finish(CANCELLED_ANSWER)
+
+    def _grant(self, number: int, body: Bytes) -> None:
+        call = self._calls.get(number)
+        if call is not None and call.stream is not None:
+            call.stream.grant(body)
 
     def cancel_all(self) -> None:
         """The caller is gone for good."""
@@ -157,6 +166,22 @@ class Guest:
         number = call.number
         if self._calls.pop(number, None) is not None and self.ledger.answered(number, answer):
             self._send_answer(number, answer)
+
+    def item(self, call: HostCall, data: bytes) -> None:
+        """One item of a stream."""
+        if self.channel is not None and call.number in self._calls:
+            try:
+                self.channel.send_nowait(ITEM, call.number, data)
+            except (ChannelFull, ChannelClosed):
+                self._cancel(call.number)
+
+    async def wait_room(self) -> None:
+        """Back-pressure of the channel on streams."""
+        if self.channel is not None:
+            try:
+                await self.channel.wait_room()
+            except ChannelClosed:
+                pass  # the call is cancelled with its caller
 
     def _send_answer(self, number: int, answer: Answer) -> None:
         channel = self.channel

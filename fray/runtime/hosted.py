@@ -20,21 +20,25 @@ import trio
 from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, NoSuchActor
 from fray.net.codec import MESSAGE_LIMIT_BYTES, Bytes, Kind
 from fray.runtime import payload
-from fray.runtime.calls import CANCELLED, KEYWORDS, NOT_RUN, Answer
+from fray.runtime.calls import CANCELLED_ANSWER, KEYWORDS, NOT_RUN, STREAM, Answer
 from fray.runtime.current import current_actor_var
 from fray.runtime.executor import Runner
+from fray.runtime.host_stream import HostStream, ThreadStream
 from fray.runtime.methods import Method, Style, find_method
 
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 SLICE_S = 0.002
 """How long sync methods and async ones that never wait may hold the loop before others get a turn."""
-_CANCELLED: Answer = (_FAULT, CANCELLED, b"")
 
 
 class Guest(Protocol):
     """Whoever made a call and gets its answer."""
 
     def answer(self, call: HostCall, answer: Answer) -> None: ...
+
+    def item(self, call: HostCall, data: bytes) -> None: ...
+
+    async def wait_room(self) -> None: ...
 
 
 class HostCall:
@@ -54,6 +58,7 @@ class HostCall:
         "outcome",
         "scope",
         "spec",
+        "stream",
     )
 
     def __init__(self, guest: Guest, number: int, flags: int, method: str, body: Bytes) -> None:
@@ -68,6 +73,7 @@ class HostCall:
         self.actor: Hosted | None = None
         self.spec: Method | None = None
         self.scope: trio.CancelScope | None = None
+        self.stream: HostStream | None = None
         self.outcome: Answer | None = None
         self.fatal: BaseException | None = None
         """SystemExit or KeyboardInterrupt that the method raised."""
@@ -151,7 +157,7 @@ class HostCall:
     def done(self) -> None:
         """In the loop."""
         assert self.actor is not None
-        self.actor.ended(self, self.outcome or _CANCELLED)
+        self.actor.ended(self, self.outcome or CANCELLED_ANSWER)
 
 
 class Hosted:
@@ -189,11 +195,13 @@ class Hosted:
                 call.finish(call.raised(error))
                 return
         call.spec = spec
-        if spec.style in (Style.SYNC, Style.ASYNC):
-            self._start(call)
-        else:
-            text = f"{self.name}.{call.method}() is a generator: iterate over its stream()"
-            call.finish(call.raised(InvalidRequest(text)))
+        if spec.streams != bool(call.flags & STREAM):
+            how = "a generator: iterate over its stream()" if spec.streams else "no generator: await it"
+            call.finish(call.raised(InvalidRequest(f"{self.name}.{call.method}() is {how}")))
+            return
+        if spec.streams:
+            call.stream = HostStream(call)
+        self._start(call)
 
     def _start(self, call: HostCall) -> None:
         raise NotImplementedError
@@ -280,7 +288,7 @@ class LoopActor(Hosted):
             call.scope.cancel()
         elif call in self._queue:
             self._queue.remove(call)
-            call.finish(_CANCELLED)
+            call.finish(CANCELLED_ANSWER)
 
     def close(self, error: FrayError) -> None:
         super().close(error)
@@ -338,14 +346,12 @@ class LoopActor(Hosted):
         self.under_way[call] = None
         if self._queue:
             self._call_worker()
-        await self._attend(call, lambda: self._coroutine(call))
-
-    def _coroutine(self, call: HostCall) -> Any:
-        return call.invoke()
+        stream = call.stream
+        await self._attend(call, call.invoke if stream is None else lambda: stream.run_in_loop(call.invoke()))
 
     async def _attend(self, call: HostCall, make: Callable[[], Any]) -> None:
         """Await what ``make`` makes, within the call's deadline and cancellation, and answer."""
-        answer = _CANCELLED
+        answer = CANCELLED_ANSWER
         current_actor_var.set(call)
         call.scope = scope = trio.CancelScope() if call.deadline is None else trio.CancelScope(deadline=call.deadline)
         if call.cancelled:
@@ -378,9 +384,14 @@ class ThreadActor(Hosted):
         self.owns_runner = False
 
     def _start(self, call: HostCall) -> None:
-        if not call.is_late():
-            self.under_way[call] = None
+        if call.is_late():
+            return
+        self.under_way[call] = None
+        if call.stream is None:
             self.runner.submit(call)
+        else:
+            call.stream.waiting_thread = ThreadStream(self, call, call.stream)
+            call.stream.waiting_thread.resume()
 
     def flush(self) -> None:
         self.runner.flush()
@@ -388,7 +399,9 @@ class ThreadActor(Hosted):
     def cancel(self, call: HostCall) -> None:
         """It is told, and that is all that can be done to a thread; if it has not begun, it never does."""
         call.cancelled = True
-        call.finish(_CANCELLED)
+        call.finish(CANCELLED_ANSWER)
+        if call.stream is not None and call.stream.waiting_thread is not None:
+            call.stream.waiting_thread.resume()
 
 
 def _must_go_up(error: BaseException) -> bool:

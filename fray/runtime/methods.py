@@ -30,6 +30,8 @@ class Method:
     style: Style
     wants_context: bool
     """Its first parameter is named ``ctx`` or annotated ``ActorContext``: it gets the context in front."""
+    streams: bool = False
+    """It is a generator of either kind."""
 
 
 def has_async_methods(cls: type) -> bool:
@@ -52,7 +54,9 @@ def find_method(instance: Any, name: str) -> Method:
     if not callable(raw):
         raise NoSuchMethod(_explain(instance, name, raw), near=_near(cls, name))
     function = getattr(instance, name)
-    return Method(name, function, _style(function), _wants_context(function))
+    style = _style(function)
+    streams = style in (Style.GENERATOR, Style.ASYNC_GENERATOR)
+    return Method(name, function, style, _wants_context(function), streams)
 
 
 def public_names(cls: type) -> list[str]:

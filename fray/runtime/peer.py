@@ -16,7 +16,8 @@ from fray.net.requests import Requests
 from fray.net.session import HIGH_WATER_BYTES
 from fray.net.transport import Credential
 from fray.runtime import payload
-from fray.runtime.calls import AGAIN, CALLER_KEY_ID, HOST_LEFT, NOT_RUN, ONLY, CallTable, pack_meta
+from fray.runtime.call_stream import CallStream
+from fray.runtime.calls import AGAIN, CALLER_KEY_ID, CREDIT, HOST_LEFT, ITEM, NOT_RUN, ONLY, CallTable, pack_meta
 from fray.runtime.future import CallFuture
 
 if TYPE_CHECKING:
@@ -141,6 +142,14 @@ class Peer:
             except (ChannelClosed, ChannelFull):
                 pass  # it is told again after a reset; a full channel is told by the deadline
 
+    def grant(self, call: CallFuture, credit: bytes) -> None:
+        """Let a stream go on."""
+        if self._channel is not None and call.number in self.table.open:
+            try:
+                self._channel.send_nowait(CREDIT, call.number, credit)
+            except (ChannelClosed, ChannelFull) as error:
+                call.fail(error)
+
     async def request(self, message: object, *, timeout_s: float | None = None) -> Any:
         """Ask the host itself. Raises what it answers, or why it cannot be asked."""
         with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
@@ -211,6 +220,10 @@ class Peer:
                 call.route.refused(call, payload.load_error(body))
             else:
                 call.answer(kind, flags, body)
+        elif kind == ITEM:
+            stream = self.table.open.get(ref)
+            if isinstance(stream, CallStream):
+                stream.item(body)
         elif self._requests is not None:
             self._requests.on_frame(kind, flags, target, ref, body)
 
@@ -237,6 +250,9 @@ class Peer:
         self._welcomed = True
         if self._requests is not None:
             self._requests.on_reset()
+        for call in self._again:
+            if isinstance(call, CallStream):
+                call.lost_items()
         self._is_up()
 
     def on_suspended(self, why: str) -> None:

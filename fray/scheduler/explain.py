@@ -13,20 +13,21 @@ from fray.model.ids import JobId
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import JobSpec
 from fray.scheduler.lifecycle import Budget, job_state, limit, spent
-from fray.scheduler.match import AUTO, Machine, Variant, members_held, variants
+from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
 
 NODES_SHOWN = 20
 HOLDERS_SHOWN = 4
+FEW_CPUS = "too few CPUs free"
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
 def cpus(milli: int) -> str:
-    return f"{milli / 1000:g}"
+    return f"{milli / 1000:g} CPU" + ("" if milli == 1000 else "s")
 
 
 def size(amount: int) -> str:
@@ -43,7 +44,7 @@ def needs(demand: Demand) -> str:
     """What one member asks for."""
     parts = []
     if demand.cpu_milli:
-        parts.append(f"{cpus(demand.cpu_milli)} CPUs")
+        parts.append(cpus(demand.cpu_milli))
     if demand.memory_bytes:
         parts.append(f"{size(demand.memory_bytes)} memory")
     if demand.disk_bytes:
@@ -73,7 +74,9 @@ def has(capacity: Capacity) -> str:
     """What a machine offers when empty."""
     kinds = Counter(f"{device.kind} {device.variant}" for device in capacity.devices)
     devices = "".join(f", {count} {kind}" for kind, count in kinds.items())
-    return f"{cpus(capacity.cpu_milli)} CPUs, {size(capacity.memory_bytes)} memory{devices}"
+    devices += "".join(f", {key} {value}" for key, value in capacity.attributes.items() if key in ("region", "zone"))
+    devices += ", preemptible" if capacity.attributes.get("preemptible", "false").lower() == "true" else ""
+    return f"{cpus(capacity.cpu_milli)}, {size(capacity.memory_bytes)} memory{devices}"
 
 
 # One machine ----------------------------------------------------------------------------------------------------------
@@ -84,7 +87,7 @@ def misfits(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
     yield from _wrong_place(demand, machine.capacity)
     capacity = machine.capacity
     if machine.cpu_milli < demand.cpu_milli:
-        yield "too few CPUs free", f"has {cpus(machine.cpu_milli)} of {cpus(capacity.cpu_milli)} CPUs free"
+        yield FEW_CPUS, f"has {machine.cpu_milli / 1000:g} of {cpus(capacity.cpu_milli)} free"
     if machine.memory_bytes < demand.memory_bytes:
         free, whole = size(machine.memory_bytes), size(capacity.memory_bytes)
         yield "too little memory free", f"has {free} of {whole} memory free"
@@ -176,15 +179,23 @@ def _census(state: Tables, job: Job) -> str:
         return "no machine is connected"
     if len(nodes) == 1:
         return _machine_line(state, job, nodes[0])
-    return state.pool.told(job.spec.demand, lambda: _counts(state, job.spec.demand))
+    return state.pool.told(job.spec.demand, state.now, lambda: _counts(state, job.spec.demand))
 
 
 def _counts(state: Tables, demand: Demand) -> str:
-    counts: Counter[str] = Counter()
-    for machine in state.pool.machines.values():
-        first = next(misfits(demand, machine), ("with room for a member", ""))[0] if machine.open else "not available"
-        counts[first] += 1
+    counts = Counter(_obstacle(demand, machine) for machine in state.pool.machines.values())
     return "of the machines " + ", ".join(f"{count} {_are(what, count)}" for what, count in counts.items())
+
+
+def _obstacle(demand: Demand, machine: Machine) -> str:
+    """The first constraint it does not meet, in a word."""
+    if takes(machine, demand):
+        return "with room for a member"
+    if not machine.open:
+        return "not available"
+    if machine.cpu_milli < demand.cpu_milli and admits(demand, machine.capacity):
+        return FEW_CPUS
+    return next(misfits(demand, machine))[0]
 
 
 def _are(what: str, count: int) -> str:
@@ -208,7 +219,8 @@ def _closes(state: Tables, job: Job) -> str:
 def _silent_text(state: Tables, job: Job) -> str:
     if not state.unwell:
         return ""
-    nodes = dict.fromkeys(attempt.node for attempt in state.living_members(job) if attempt.node in state.unwell)
+    nodes = dict.fromkeys(attempt.node for attempt in state.living_members(job))
+    nodes = {name: None for name in nodes if state.nodes[name].phase in (NodePhase.SUSPECT, NodePhase.LOST)}
     if not nodes:
         return ""
     return f"silent machines: {_some(list(nodes))} (given up after {state.rules.lease_s:.0f} s, or on proof)"
@@ -313,8 +325,7 @@ def never_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
     if held:
         return f"it needs {spec.members} members of {needs(demand)} each, and all machines together hold {held}"
     name = max(machines, key=lambda name: _largeness(demand, machines[name]))
-    wrong = " and ".join(text for _, text in misfits(demand, Machine.empty(name, machines[name])))
-    return f"it needs {needs(demand)}; the largest machine, {name} ({has(machines[name])}), {wrong}"
+    return f"it needs {needs(demand)}; the largest machine is {name}: {has(machines[name])}"
 
 
 def _largeness(demand: Demand, capacity: Capacity) -> tuple[int, ...]:

@@ -137,6 +137,8 @@ def end_attempt(
     state: State, out: Outbox, attempt: Attempt, sight: Sight, outcome: Outcome, at: float | None = None
 ) -> None:
     """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
+    if outcome.cause is Cause.SUCCEEDED:
+        _ran(state, out, attempt, state.now - outcome.duration_s)
     attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
@@ -166,9 +168,7 @@ def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outc
     if job.ended:
         _leftover(state, out, job, attempt)
         return
-    if outcome.cause is Cause.SUCCEEDED:
-        _ran(state, out, attempt, state.now - outcome.duration_s)
-    elif job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
+    if outcome.cause is not Cause.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
         _cut(state, out, job, outcome, Cause.GANG)
     if job.phase is JobPhase.RUNNING and not state.tally[job.job_id].living:
         _succeed(state, out, job)

@@ -12,6 +12,7 @@ that over all machines.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeAlias, TypeVar
@@ -28,6 +29,9 @@ Key: TypeAlias = tuple[int, int, int, str, NodeName]
 
 AUTO = "auto"
 _MANY = 1 << 30
+FEW = 50
+TOLD_S = 5.0
+TOLD_LIMIT = 1000
 
 
 @frozen
@@ -100,15 +104,21 @@ def _room(demand: Demand, machine: Machine) -> bool:
     )
 
 
+def takes(machine: Machine, demand: Demand) -> bool:
+    """One member fits on this machine as it is now."""
+    if not (machine.open and _room(demand, machine) and admits(demand, machine.capacity)):
+        return False
+    count = demand.device_count
+    return not count or any(len(machine.devices[v]) >= count for v in variants(demand, machine.devices))
+
+
 def fit(demand: Demand, machine: Machine) -> Grant | None:
     """The place of one member on this machine as it is now, or None. All devices granted are of one variant."""
-    if not (machine.open and _room(demand, machine) and admits(demand, machine.capacity)):
+    if not takes(machine, demand):
         return None
     if not demand.device_count:
         return Grant(machine.name)
     enough = [v for v in variants(demand, machine.devices) if len(machine.devices[v]) >= demand.device_count]
-    if not enough:
-        return None
     best = min(enough, key=lambda v: (len(machine.devices[v]), v[1]))
     return Grant(machine.name, tuple(machine.devices[best][: demand.device_count]))
 
@@ -148,14 +158,16 @@ class Pool:
     def __init__(self) -> None:
         self.machines: dict[NodeName, Machine] = {}
         self.version = 0
-        """Grows whenever something may fit that did not before (also because nobody holds it back any more)."""
+        """Grows when what did not fit before may fit now on any machine."""
+        self.freed: dict[NodeName, None] = {}
+        """Machines on which something has become free since the last look; whoever looks clears it."""
         self.changes = 0
         """Grows with every change."""
         self._idle: dict[int, list[tuple[int, int, NodeName]]] = {}
         self._by_variant: dict[Variant, list[Key]] = {}
         self._calm: list[tuple[int, NodeName]] = []
         self._usable: dict[Demand, dict[NodeName, int]] = {}
-        self._told: dict[Demand, tuple[int, str]] = {}
+        self._told: dict[Demand, tuple[int, float, str]] = {}
 
     # Machines
 
@@ -168,7 +180,12 @@ class Pool:
     def remove(self, name: NodeName) -> None:
         if name in self.machines:
             self.set_open(name, False)
+            self.freed.pop(name, None)
             del self.machines[name]
+
+    @property
+    def open_machines(self) -> int:
+        return len(self._calm)
 
     def set_open(self, name: NodeName, open: bool) -> None:
         machine = self.machines[name]
@@ -179,8 +196,10 @@ class Pool:
         machine.open = open
         if open:
             self._list(machine)
+            self.freed[name] = None
+        else:
+            self.version += 1  # a gang that it was kept for may be impossible now, and others need not wait for it
         self.changes += 1
-        self.version += 1
         self._usable.clear()
 
     def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...]) -> None:
@@ -188,7 +207,7 @@ class Pool:
 
     def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...]) -> None:
         self._shift(self.machines[name], demand, devices, +1)
-        self.version += 1
+        self.freed[name] = None
 
     def _shift(self, machine: Machine, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
         self.changes += 1
@@ -268,12 +287,8 @@ class Pool:
                 yield entries[at][2]
 
     def _by_devices(self, demand: Demand) -> Iterator[NodeName]:
-        start = (demand.device_count, 0, 0, "", "")
         lists = [self._by_variant[v] for v in variants(demand, self._by_variant)]
-        if len(lists) == 1:
-            merged: Iterable[Key] = lists[0][bisect_left(lists[0], start) :]
-        else:
-            merged = sorted(key for entries in lists for key in entries[bisect_left(entries, start) :])
+        merged = heapq.merge(*(_from(entries, demand.device_count) for entries in lists))
         return (key[4] for key in merged)
 
     # Judging
@@ -286,15 +301,21 @@ class Pool:
             known = self._usable[demand] = {name: count for name, count in held.items() if count}
         return known
 
-
-    def told(self, demand: Demand, text: Callable[[], str]) -> str:
-        """``text()``, computed once for each state of the pool (one for each demand is kept, 1000 at most)."""
-        known = self._told.get(demand)
-        if known is None or known[0] != self.changes:
-            if len(self._told) >= 1000:
+    def told(self, demand: Demand, now: float, text: Callable[[], str]) -> str:
+        """``text()``, which looks at all machines: up to `TOLD_S` old where there are many of them."""
+        changes, at, known = self._told.get(demand, (-1, 0.0, ""))
+        is_new = changes == self.changes or (changes >= 0 and now - at < TOLD_S and len(self.machines) > FEW)
+        if not is_new:
+            if len(self._told) >= TOLD_LIMIT:
                 self._told.clear()
-            known = self._told[demand] = self.changes, text()
-        return known[1]
+            known = text()
+            self._told[demand] = self.changes, now, known
+        return known
+
+
+def _from(entries: list[Key], count: int) -> Iterator[Key]:
+    """Those with so many devices of their variant free, or more."""
+    return (entries[at] for at in range(bisect_left(entries, (count, 0, 0, "", "")), len(entries)))
 
 
 E = TypeVar("E", Key, tuple[int, int, NodeName], tuple[int, NodeName])

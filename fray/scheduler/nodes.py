@@ -49,8 +49,7 @@ def _rejoined(state: State, out: Outbox, node: Node) -> None:
     node.settled = False
     state.node_changed(node)
     if was_hidden:
-        moved_with_node(state, out, node.name)
-        _tell_jobs(state, out, node)
+        _tell_all(state, out, node)
     out.happened("", "node rejoined", node.name)
 
 
@@ -59,7 +58,9 @@ def node_since(state: State, node: Node) -> float:
     return state.now if node.phase is NodePhase.ALIVE else node.silent_since
 
 
-def _tell_jobs(state: State, out: Outbox, node: Node) -> None:
+def _tell_all(state: State, out: Outbox, node: Node) -> None:
+    """Its jobs and actors show whether it is suspect."""
+    moved_with_node(state, out, node.name)
     for attempt_id in state.on_node[node.name]:
         out.job(state.attempts[attempt_id].job_id)
 
@@ -161,10 +162,11 @@ def _held(state: State, node: Node) -> list[Attempt]:
 def restarted(state: State, out: Outbox) -> None:
     """Every connection is gone with the old controller; silence is counted from now."""
     for node in state.nodes.values():
+        was_hidden = node.phase is NodePhase.SUSPECT
         if node.phase is not NodePhase.LOST:
             _fall_silent(state, node, NodeTurn.RESTARTED)
-            _tell_jobs(state, out, node)
-            moved_with_node(state, out, node.name)
+        if was_hidden:
+            _tell_all(state, out, node)
 
 
 def ticked(state: State, out: Outbox) -> None:
@@ -186,7 +188,6 @@ def _due(state: State, out: Outbox, node: Node) -> None:
         lease = f"the node {node.name} has been silent for {state.rules.lease_s:.0f} s"
         _give_up(state, out, node, lease, node.silent_since)
         return
-    moved_with_node(state, out, node.name)
-    _tell_jobs(state, out, node)
+    _tell_all(state, out, node)
     for attempt in _held(state, node):
         reconsider(state, out, state.jobs[attempt.job_id])

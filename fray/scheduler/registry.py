@@ -10,7 +10,7 @@ from attrs import evolve
 
 from fray.errors import ActorDied, FrayError, InvalidRequest, NameTaken
 from fray.model.messages.client import ActorEndpoint, Done
-from fray.model.specs import Cause, Outcome
+from fray.model.specs import Cause, EntryKind, Outcome
 from fray.scheduler.effects import NameRegistered, NameUnregistered
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.rows import Binding, Grave, Session
@@ -135,7 +135,9 @@ def drop(state: State, out: Outbox, binding: Binding, reason: str) -> None:
 def moved_with_node(state: State, out: Outbox, node: str) -> None:
     """The actors of a machine have become hidden or visible."""
     for attempt_id in state.on_node.get(node, ()):
-        out.actor(state.attempts[attempt_id].job_id)
+        job = state.jobs[state.attempts[attempt_id].job_id]
+        if job.spec.entry is EntryKind.ACTOR and not job.ended:
+            out.actor(job.job_id)
         for actor_id in state.hosted.get(attempt_id, ()):
             out.binding(state.bindings[actor_id])
 
@@ -143,4 +145,3 @@ def moved_with_node(state: State, out: Outbox, node: str) -> None:
 def forget_graves(state: State) -> None:
     while len(state.graves) > state.rules.finished_limit:
         state.drop_grave(next(iter(state.graves)))
-

@@ -68,9 +68,7 @@ class State(Tables):
 
     def list_jobs(self, namespace: Namespace | None = None) -> tuple[JobInfo, ...]:
         """All jobs on record (of one namespace), newest last."""
-        return tuple(
-            self.job_info(job.job_id) for job in self.jobs.values() if namespace in (None, job.spec.namespace)
-        )
+        return tuple(self.job_info(job.job_id) for job in self.jobs.values() if namespace in (None, job.spec.namespace))
 
     def job_ended(self, job_id: JobId) -> bool:
         """Ended, or unknown."""

@@ -161,6 +161,10 @@ class Counter:
             self.count += 1
             return self.count
 
+    def look(self) -> int:
+        """The count."""
+        return self.count
+
     async def slow_add(self, token: str, sleep_s: float) -> int:
         """Sleep, then count one."""
         with running(token):
@@ -195,6 +199,10 @@ class Tally:
         with running(token):
             self.count += 1
             return self.count
+
+    def look(self) -> int:
+        """The count."""
+        return self.count
 
     def boom(self, token: str) -> None:
         """Raise."""

@@ -44,6 +44,9 @@ class SimNetwork(MemoryNetwork):
         self._places: dict[str, str] = {}
         self._killed: set[str] = set()
         self._dark: set[str] = set()
+        self.slow: dict[str, float] = {}
+        """Seconds more for each trip between these machines and others."""
+        self._ports = 0
         self._trace = trace
         self.on_delivery = self._delivered
 
@@ -54,6 +57,11 @@ class SimNetwork(MemoryNetwork):
         """The network as a new process on ``machine`` sees it."""
         self._places[host] = machine
         return SimHost(self, host)
+
+    def next_port(self) -> int:
+        """A number no listener has."""
+        self._ports += 1
+        return self._ports
 
     def machine_of(self, host: str) -> str:
         return self._places.get(host, host)
@@ -89,8 +97,10 @@ class SimNetwork(MemoryNetwork):
         return here != there and (here, there) in self._cut
 
     def delay_s(self, a: str, b: str) -> float:
-        near = self.machine_of(a) == self.machine_of(b)
-        return self.rng.uniform(*(NEAR_S if near else FAR_S))
+        here, there = self.machine_of(a), self.machine_of(b)
+        if here == there:
+            return self.rng.uniform(*NEAR_S)
+        return self.rng.uniform(*FAR_S) + self.slow.get(here, 0.0) + self.slow.get(there, 0.0)
 
     def drop_machines(self, a: str, b: str) -> int:
         """Break all connections between two machines; how many."""
@@ -124,7 +134,8 @@ class SimHost(MemoryHost):
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         if address.startswith("tcp:"):
-            address = f"memory:{self.host}/tcp"
+            assert isinstance(self.network, SimNetwork)
+            address = f"memory:{self.host}/{self.network.next_port()}"
         await super().listen(address, authorize, handler, task_status=task_status)
 
 

@@ -22,7 +22,7 @@ import fray.runtime.context
 from fray.cluster import Cluster, cluster_of
 from fray.controller.main import RunningController, run_controller
 from fray.controller.store import Store
-from fray.errors import StoreError
+from fray.errors import NodeNameTaken, StoreError
 from fray.model.ids import Namespace
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello
@@ -44,6 +44,8 @@ from fray.testing.truth import Truth
 CONTROLLER = "controller"
 ADDRESS = f"memory:{CONTROLLER}"
 TOKEN = "simulated"
+RESTART_S = 5.0
+"""A node that was turned away is started again after this."""
 EPOCH_S = 1_700_000_000.0
 """What the controllers' clocks say when the story begins."""
 
@@ -139,12 +141,18 @@ class ControllerSeat:
         self._lease: _Lease | None = None
         self._scope = trio.CancelScope()
         self._over = trio.Event()
+        self._starting = trio.Lock()
         self.lives = 0
         self.running: RunningController | None = None
         self.up_since: float | None = None
 
     async def start(self) -> None:
-        """Begin a life; returns when it serves."""
+        """Begin a life, unless one is there; returns when it serves."""
+        async with self._starting:
+            if self.running is None:
+                await self._start()
+
+    async def _start(self) -> None:
         self._house.network.revive(CONTROLLER)
         self._scope, self._over = trio.CancelScope(), trio.Event()
         self.lives += 1
@@ -176,6 +184,8 @@ class ControllerSeat:
                     )
                     task_status.started()
         except BaseException as error:  # noqa: BLE001  # sorted out below
+            if self.running is None:
+                raise
             if not _was_killed(error):
                 house.truth.breach("house", f"the controller failed: {_leaves(error)!r}")
         finally:
@@ -264,12 +274,21 @@ class Machine:
             with scope:
                 network = house.network.process(host, self.name)
                 await run_node(config, network, launcher, rng=house.seed.stream(host))
+        except NodeNameTaken:
+            if self.launcher is launcher:  # as the service manager of a machine would: try again
+                self.kill()
+                house.nursery.start_soon(self._boot_later)
         except Exception as error:  # noqa: BLE001  # nothing may come out of there: written down
             if self.launcher is launcher:
                 house.truth.breach("house", f"the node {self.name} failed: {_leaves(error)!r}")
         finally:
             if self.launcher is launcher:
                 self.kill()
+
+    async def _boot_later(self) -> None:
+        await trio.sleep(RESTART_S)
+        if not self.up:
+            self.boot()
 
     def kill(self, *, silent: bool = False) -> None:
         """All of it is gone, without a word. ``silent``: as when the power fails, nobody's connection breaks."""

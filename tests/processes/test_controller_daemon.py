@@ -132,7 +132,7 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
         (["--listen", "unix:relative.sock"], "write an absolute path"),
         (["--listen", "0.0.0.0:0"], "would serve other machines without encryption: add --insecure"),
         (["--listen", "some.host:7421"], "add --insecure"),
-        (["--token-file", "/nonexistent/token"], "No such file or directory: '/nonexistent/token'"),
+        (["--token-file", "/nonexistent/token"], "the token file /nonexistent/token cannot be read"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(daemons: Any, store: str, arguments: list[str], said: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ async def main():
     print("unrelated", unrelated.pid, flush=True)
     async with fray.open_cluster("machine?nodes=2&cpu=4") as cluster:
         async with cluster.open_scope("run") as scope:
-            hub = await scope.create_actor(Hub)
+            hub = await scope.create_actor(Hub, on_failure=ON_FAILURE)
             print("actor", await hub.pid(), flush=True)
             jobs = [await scope.launch(fray.JobRequest(name=f"storm-{i}",
                     entrypoint=fray.Entrypoint.from_callable(storm)), on_failure=ON_FAILURE) for i in range(2)]
@@ -67,6 +68,25 @@ def marked(mark: str, *, beside: bool = False) -> list[int]:
         if mark.encode() in environ and state != "Z" and (b"BESIDE_MARK" in environ) == beside:
             found.append(int(entry.name))
     return found
+
+
+def alive(pid: int) -> bool:
+    return parent_of(pid) is not None
+
+
+def parent_of(pid: int) -> int | None:
+    """None for a process that is gone, or dead and not reaped."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state == "Z" else int(parent)
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {int(entry.name): parent_of(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [below for child in children for below in descendants(child)]
 
 
 class Driver:
@@ -113,7 +133,8 @@ class Driver:
         self.process.kill()
         self.process.wait()
         for pid in marked(self.mark) + marked(self.mark, beside=True):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.errors.close()
 
 
@@ -175,9 +196,13 @@ def test_kill_9_of_a_keeper_ends_its_attempt_and_no_other(drivers: list[Driver],
 
 def test_kill_9_of_a_node_ends_what_it_ran_and_its_jobs_start_elsewhere(drivers: list[Driver], tmp_path: Path) -> None:
     driver = start(drivers, tmp_path, on_failure="absorb")
-    before = set(driver.others())
-    os.kill(driver.said["node"][0], signal.SIGKILL)
+    node = driver.said["node"][0]
+    below = descendants(node)
+    assert len(below) > 3
+    os.kill(node, signal.SIGKILL)
     give_up_at = time.monotonic() + GONE_WITHIN_S
-    while any(Path(f"/proc/{pid}").exists() for pid in before - set(driver.others())) and time.monotonic() < give_up_at:
+    while (left := [pid for pid in below if alive(pid)]) and time.monotonic() < give_up_at:
         time.sleep(0.02)  # the process table has no event to wait for
+    assert left == []
+    driver.wait_line("storm is up")
     assert driver.process.poll() is None

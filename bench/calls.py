@@ -1,0 +1,286 @@
+"""Actor calls between two processes, beside what they are built on: ``python -m bench.calls``.
+
+Side by side in one run: a raw Trio TCP echo, a raw trio-websocket echo, one call at a time, and many calls in the air
+(against one WebSocket message a call). Targets: one call at a time at most 1.6 times trio-websocket's echo; many in
+the air at least 25,000 a second to one actor, and 5 times one message a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio_websocket
+
+from bench.measure import Probe, by_the_lot, one_by_one, report, take_turns
+from fray.model.messages.client import ActorEndpoint
+from fray.net.codec import from_json, to_json
+from fray.net.websocket import WebSocketNetwork
+from fray.runtime.caller import Caller, Route
+from fray.runtime.host import Host
+
+MESSAGE = b"x" * 60
+IN_THE_AIR = 1_000
+WINDOW = 256
+"""Calls in the air when each is a message of its own: more gains nothing there."""
+
+
+class InLoop:
+    """Has an async method: everything runs in the loop."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def add(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+    async def add_async(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+    async def add_slowly(self, k: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return self.add(k)
+
+
+class OnThread:
+    """All sync: a thread of its own."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def add(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+
+# The serving process -------------------------------------------------------------------------------------------------
+
+
+async def serve(directory: str) -> None:
+    """All the other ends, in one process; its addresses go out as one line of JSON. Ends with its standard input."""
+    async with trio.open_nursery() as nursery:
+        echoes = await nursery.start(trio.serve_tcp, tcp_echo, 0)
+        sockets = await nursery.start(trio_websocket.serve_websocket, websocket_echo, "127.0.0.1", 0, None)
+        rng = random.SystemRandom()
+        host = Host(WebSocketNetwork(), incarnation="bench", rng=rng, directory=lambda: directory)
+        await nursery.start(host.run)
+        await host.listen()
+        await host.listen_tcp()
+        numbers = {"in the loop": host.register(InLoop(), "loop"), "on a thread": host.register(OnThread(), "thread")}
+        addresses = {
+            "tcp": echoes[0].socket.getsockname()[1],
+            "websocket": sockets.port,
+            "hosts": {address.partition(":")[0]: address for address in host.addresses},
+            "actors": {name: to_json(endpoint(host, number)) for name, number in numbers.items()},
+        }
+        print(json.dumps(addresses), flush=True)
+        await trio.lowlevel.wait_readable(sys.stdin)
+        nursery.cancel_scope.cancel()
+
+
+def endpoint(host: Host, number: int) -> ActorEndpoint:
+    return ActorEndpoint(
+        actor_id=str(number),
+        name=str(number),
+        job_id="",
+        namespace="",
+        incarnation=host.incarnation,
+        number=number,
+        key=host.key,
+    )
+
+
+async def tcp_echo(stream: trio.SocketStream) -> None:
+    stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+    async for data in stream:
+        await stream.send_all(data)
+
+
+async def websocket_echo(request: trio_websocket.WebSocketRequest) -> None:
+    """``/echo`` sends back what comes; ``/call`` unpickles a call, makes it, and sends the pickled result."""
+    connection = await request.accept()
+    actor, calls = InLoop(), request.path == "/call"
+    try:
+        while True:
+            message = await connection.get_message()
+            if calls:
+                method, args = pickle.loads(message)
+                message = pickle.dumps(getattr(actor, method)(*args), 5)
+            await connection.send_message(message)
+    except trio_websocket.ConnectionClosed:
+        pass
+
+
+# The measuring process -----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def other_process() -> AsyncIterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
+        command = [sys.executable, "-m", "bench.calls", "--serve", directory]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: ASYNC220 - brief
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            yield json.loads(await trio.to_thread.run_sync(process.stdout.readline))
+        finally:
+            process.stdin.close()
+            process.wait(10)
+
+
+async def probe_tcp(port: int, seconds: float) -> dict[str, float]:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+
+        async def step() -> None:
+            await stream.send_all(MESSAGE)
+            await stream.receive_some(4096)
+
+        return await one_by_one(step, seconds)
+
+
+async def probe_websocket(port: int, seconds: float) -> dict[str, float]:
+    async with trio_websocket.open_websocket_url(f"ws://127.0.0.1:{port}/echo") as connection:
+
+        async def step() -> None:
+            await connection.send_message(MESSAGE)
+            await connection.get_message()
+
+        return await one_by_one(step, seconds)
+
+
+async def probe_message_a_call(port: int, seconds: float) -> dict[str, float]:
+    async with trio_websocket.open_websocket_url(f"ws://127.0.0.1:{port}/call") as connection:
+
+        async def send() -> None:
+            for _ in range(WINDOW):
+                await connection.send_message(pickle.dumps(("add", (1,)), 5))
+
+        async def lot() -> int:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                for _ in range(WINDOW):
+                    pickle.loads(await connection.get_message())
+            return WINDOW
+
+        return await by_the_lot(lot, seconds)
+
+
+def probe_one_call(caller: Caller, route: Route, method: str) -> Probe:
+    async def step() -> None:
+        await caller.call(route, method, (1,))
+
+    return lambda seconds: one_by_one(step, seconds)
+
+
+def probe_many_calls(caller: Caller, route: Route, method: str) -> Probe:
+    async def lot() -> int:
+        calls = [caller.start(route, method, (1,)) for _ in range(IN_THE_AIR)]
+        for call in calls:
+            await call
+        return IN_THE_AIR
+
+    return lambda seconds: by_the_lot(lot, seconds)
+
+
+def probe_steady_calls(caller: Caller, route: Route, method: str) -> Probe:
+    """The same from tasks that make one call after another."""
+
+    async def one(count: int) -> None:
+        for _ in range(count):
+            await caller.call(route, method, (1,))
+
+    async def lot() -> int:
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(one, 20)
+        return 2_000
+
+    return lambda seconds: by_the_lot(lot, seconds)
+
+
+def on_port(probe: Callable[[int, float], Awaitable[dict[str, float]]], port: int) -> Probe:
+    return lambda seconds: probe(port, seconds)
+
+
+def all_probes(addresses: dict[str, Any], nursery: trio.Nursery) -> dict[str, Probe]:
+    probes: dict[str, Probe] = {
+        "Trio TCP echo": on_port(probe_tcp, addresses["tcp"]),
+        "trio-websocket echo": on_port(probe_websocket, addresses["websocket"]),
+        "trio-websocket, one message a call": on_port(probe_message_a_call, addresses["websocket"]),
+    }
+    for wire, address in addresses["hosts"].items():
+        caller = Caller(WebSocketNetwork(), None, session=f"bench-{wire}", rng=random.SystemRandom())
+        nursery.start_soon(caller.run)
+        routes = {}
+        for place, text in addresses["actors"].items():
+            known = from_json(ActorEndpoint, text)
+            routes[place] = caller.route_to(
+                ActorEndpoint(
+                    actor_id=known.actor_id,
+                    name=known.name,
+                    job_id="",
+                    namespace="",
+                    incarnation=known.incarnation,
+                    number=known.number,
+                    addresses=(address,),
+                    key=known.key,
+                )
+            )
+        loop, thread = routes["in the loop"], routes["on a thread"]
+        probes |= {
+            f"{wire}: one call, sync in the loop": probe_one_call(caller, loop, "add"),
+            f"{wire}: one call, async": probe_one_call(caller, loop, "add_async"),
+            f"{wire}: one call, thread": probe_one_call(caller, thread, "add"),
+            f"{wire}: many calls, sync in the loop": probe_many_calls(caller, loop, "add"),
+            f"{wire}: many calls, async": probe_many_calls(caller, loop, "add_async"),
+            f"{wire}: many calls, async that waits": probe_many_calls(caller, loop, "add_slowly"),
+            f"{wire}: many calls, thread": probe_many_calls(caller, thread, "add"),
+            f"{wire}: 100 tasks, sync in the loop": probe_steady_calls(caller, loop, "add"),
+        }
+    return probes
+
+
+async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
+    async with other_process() as addresses, trio.open_nursery() as nursery:
+        probes = all_probes(addresses, nursery)
+        results = await take_turns(probes, rounds, seconds / rounds / len(probes))
+        ratios = {}
+        for wire in addresses["hosts"]:
+            for how in ("sync in the loop", "async", "thread"):
+                one, many = f"{wire}: one call, {how}", f"{wire}: many calls, {how}"
+                ratios[f"{one} / trio-websocket echo"] = results.ratio("p50_us", one, "trio-websocket echo")
+                ratios[f"{many} / one message a call"] = results.ratio(
+                    "per_s", many, "trio-websocket, one message a call"
+                )
+        report("Actor calls", results, ratios, json_file)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.calls", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, all probes together (default 30)")
+    parser.add_argument("--rounds", type=int, default=5, help="in which the probes take turns (default 5)")
+    parser.add_argument("--serve", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        trio.run(serve, options.serve)
+    else:
+        trio.run(measure, options.seconds, options.rounds, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Payloads and results: opaque bytes named by their SHA-256, in a directory or in RAM."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from fray.model.ids import BlobId
+
+
+class Blobs(Protocol):
+    """What is put is readable at once, and kept for good from the next `commit` on."""
+
+    def put(self, data: bytes) -> BlobId: ...
+    def commit(self) -> None: ...
+    def has(self, blob: BlobId) -> bool: ...
+    def get(self, blob: BlobId) -> bytes | None: ...
+    def forget(self, blob: BlobId) -> None: ...
+    def all(self) -> set[BlobId]: ...
+
+
+class BlobDict:
+    """In RAM."""
+
+    def __init__(self) -> None:
+        self._kept: dict[BlobId, bytes] = {}
+
+    def put(self, data: bytes) -> BlobId:
+        blob = hashlib.sha256(data).hexdigest()
+        self._kept[blob] = data
+        return blob
+
+    def commit(self) -> None:
+        pass
+
+    def has(self, blob: BlobId) -> bool:
+        return blob in self._kept
+
+    def get(self, blob: BlobId) -> bytes | None:
+        return self._kept.get(blob)
+
+    def forget(self, blob: BlobId) -> None:
+        self._kept.pop(blob, None)
+
+    def all(self) -> set[BlobId]:
+        return set(self._kept)
+
+
+class BlobDirectory:
+    """One file a blob. A file under its final name is whole: it was flushed before it got that name."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True, mode=0o700)
+        self._directory = directory
+        self._waiting: dict[BlobId, bytes] = {}
+        for draft in directory.glob("*.new"):
+            draft.unlink()
+        self._there = {entry.name for entry in directory.iterdir()}
+
+    def put(self, data: bytes) -> BlobId:
+        blob = hashlib.sha256(data).hexdigest()
+        if blob not in self._there:
+            self._waiting[blob] = data
+        return blob
+
+    def commit(self) -> None:
+        if not self._waiting:
+            return
+        for blob, data in self._waiting.items():
+            draft = self._directory / f"{blob}.new"
+            with open(draft, "wb", opener=_private) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(self._directory / blob)
+        flush(self._directory)
+        self._there.update(self._waiting)
+        self._waiting.clear()
+
+    def has(self, blob: BlobId) -> bool:
+        return blob in self._waiting or blob in self._there
+
+    def get(self, blob: BlobId) -> bytes | None:
+        if blob not in self._there:
+            return self._waiting.get(blob)
+        try:
+            data = (self._directory / blob).read_bytes()
+        except OSError:
+            data = b""
+        if hashlib.sha256(data).hexdigest() == blob:
+            return data
+        self._there.discard(blob)  # so that the next one who brings it repairs it
+        return None
+
+    def forget(self, blob: BlobId) -> None:
+        self._waiting.pop(blob, None)
+        if blob in self._there:
+            self._there.discard(blob)
+            with suppress(OSError):  # a file that stays is no harm
+                (self._directory / blob).unlink(missing_ok=True)
+
+    def all(self) -> set[BlobId]:
+        return self._there | self._waiting.keys()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def flush(path: Path) -> None:
+    """What was written to this file, or renamed in this directory, is on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

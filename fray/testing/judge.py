@@ -1,0 +1,126 @@
+"""The promises, as checks of what Fray did against what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import trio
+
+from fray.model.ids import JobId
+from fray.scheduler import invariants
+from fray.scheduler.state import State
+from fray.testing.house import DriverProcess
+from fray.testing.truth import Life, Truth
+
+if TYPE_CHECKING:
+    from fray.testing.story import Story
+
+CHECK_EVERY_STEPS = 1
+
+
+def law(truth: Truth, state: State, steps: int) -> None:
+    """The invariants of the law's state, after each of its steps."""
+    if steps % CHECK_EVERY_STEPS == 0:
+        for sentence in invariants.check(state):
+            truth.breach("law", sentence)
+
+
+def hanging(truth: Truth, acts: Iterable[str], drivers: Iterable[DriverProcess]) -> None:
+    """P3: called when the time is over and somebody still waits."""
+    open_acts = list(acts)
+    for act in open_acts:
+        truth.breach("P3", f"still waits: {act}")
+    if not open_acts:
+        waiting = [driver.name for driver in drivers if not driver.killed]
+        truth.breach("P3", f"no act is open, and a driver of {waiting} does not end")
+
+
+# P1 ------------------------------------------------------------------------------------------------------------------
+
+
+def lives(story: Story, bound_s: float) -> None:
+    """P1: no process outlives its owner (or the order to end) by more than the bound, where it can be reached."""
+    now = trio.current_time()
+    for life in list(story.truth.living.values()):
+        for since, commander, why in _reasons_to_end(story, life):
+            fine = story.weather.fine_since(life.machine, commander)
+            if fine is not None and now - max(since, fine) > bound_s:
+                story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine}: {why} at {since:.1f}")
+
+
+def _reasons_to_end(story: Story, life: Life) -> Iterable[tuple[float, str, str]]:
+    """Since when it should be ending, who must be reachable for that, and why."""
+    doom = story.doomed.get(life.spec.name)
+    if doom is not None and doom[0] >= life.began:
+        yield doom[0], doom[1], f"{life.spec.name} was ended"
+    owner = story.owners.get(life.job_id)
+    if owner is None:
+        return
+    driver = story.truth.drivers.get(owner)
+    if driver is not None and driver.ended is not None:
+        grace_s = driver.grace_s if driver.vanished else 0.0
+        yield driver.ended + grace_s, driver.machine, f"its driver {owner} ended"
+    parent = story.truth.lives.get(owner)
+    if parent is not None and parent.ended is not None:
+        yield parent.ended, parent.machine, f"its parent {owner} ended"
+
+
+# At the end ----------------------------------------------------------------------------------------------------------
+
+
+def final(story: Story) -> None:
+    """When all is calm and every driver has left: nothing lives, everything accepted has its outcome."""
+    _nothing_lives(story)
+    running = story.house.controller.running
+    if running is None:
+        story.truth.breach("P7", "no controller serves")
+        return
+    _all_accepted_ended(story, running.state)
+    _outcomes_stand(story, running.state)
+    _nothing_is_held(story, running.state)
+    law(story.truth, running.state, 0)
+
+
+def _nothing_lives(story: Story) -> None:
+    for life in story.truth.living.values():
+        story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} when all is over")
+    for run in story.truth.open_runs.values():
+        if run.token in story.cancelled and story.truth.lives_now(run.incarnation):
+            story.truth.breach("P1", f"{run.token} still runs in {run.incarnation} though it was cancelled")
+
+
+def _all_accepted_ended(story: Story, state: State) -> None:
+    """P7: whatever happened to the controller, no accepted job is lost or left open."""
+    for job_id, token in story.accepted.items():
+        job = state.jobs.get(job_id)
+        if job is None:
+            story.truth.breach("P7", f"{job_id} of {token} was accepted and is not on record")
+    for job_id, job in state.jobs.items():
+        if not job.ended:
+            story.truth.breach("P7", f"{job_id} has not come to an end: it is {job.phase.value}")
+
+
+def _outcomes_stand(story: Story, state: State) -> None:
+    """P4: an outcome that was told stays the outcome."""
+    for job_id, infos in story.seen.items():
+        job = state.jobs.get(job_id)
+        told = {(info.state, info.cause, info.value) for info in infos}
+        if job is None or job.outcome is None:
+            continue
+        told.add((state.job_info(job_id).state, job.outcome.cause, job.outcome.value))
+        if len({each[:2] for each in told}) > 1 or len({each[2] for each in told if each[2]}) > 1:
+            story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, told))}")
+
+
+def _nothing_is_held(story: Story, state: State) -> None:
+    """Nodes have forgotten what ended; every share is free again."""
+    for machine in story.house.machines.values():
+        held: list[JobId] = list(machine.launcher.held) if machine.launcher is not None else []
+        if held:
+            story.truth.breach("P1", f"the node {machine.name} still holds {held}")
+    for info in state.nodes_info():
+        if info.cpu_milli_free != info.cpu_milli or info.memory_bytes_free != info.memory_bytes:
+            story.truth.breach("P6", f"shares of {info.name} are taken and nothing runs")
+        if not info.alive:
+            story.truth.breach("P3", f"the node {info.name} has not come back")

@@ -1,0 +1,164 @@
+"""Random stories of whole clusters, each decided by one seed.
+
+``python -m fray.testing.sim --seed 7`` tells one again; ``--seeds 0-299 --jobs 2`` tells many and says how fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import trio
+import trio.testing
+
+from fray.testing.seed import Seed, Trace, steady
+from fray.testing.story import Told, tell
+from fray.testing.strategies import Plan, draw_plan
+
+PASSES_LIMIT = 200_000
+"""Turns of Trio's loop without any time passing: more are no story but a circle."""
+
+
+class Circle(Exception):
+    """The loop turns and turns, and virtual time stands still."""
+
+
+class _Watchdog(trio.abc.Instrument):
+    def __init__(self) -> None:
+        self._time = -1.0
+        self._passes = 0
+        self.scope = trio.CancelScope()
+        self.barked = False
+
+    def before_io_wait(self, timeout: float) -> None:
+        now = trio.current_time()
+        self._passes = self._passes + 1 if now == self._time else 0
+        self._time = now
+        if self._passes > PASSES_LIMIT:
+            self.barked = True
+            self.scope.cancel()
+
+
+def run_story(number: int, *, plan: Plan | None = None, trace: Trace | None = None) -> Told:
+    """Tell the story of a seed: the same seed, the same story, to the last byte on the wire.
+
+    Args:
+        plan: instead of the one the seed draws.
+        trace: to keep what happened (see `Trace`).
+
+    Raises:
+        Circle: virtual time stood still.
+    """
+    seed, trace = Seed(number), trace or Trace()
+    chosen = plan or draw_plan(seed.stream("plan"))
+    dog = _Watchdog()
+    told: list[Told] = []
+
+    async def main() -> None:
+        with dog.scope:
+            told.append(await tell(seed, chosen, trace))
+
+    with steady(seed):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
+    if not told:
+        raise Circle(f"seed {number}: time stood still")
+    return told[0]
+
+
+# The command line ----------------------------------------------------------------------------------------------------
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m fray.testing.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="tell the story of this seed")
+    parser.add_argument("--seeds", metavar="A-B", help="tell all of these and count")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to use (default: 1)")
+    parser.add_argument("--verbose", action="store_true", help="also what the parts log")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 if every promise was kept, 1 if not."""
+    options = _parse(argv)
+    logging.getLogger("fray").setLevel(logging.INFO if options.verbose else logging.CRITICAL)
+    if options.verbose:
+        logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
+    if options.seeds is not None:
+        first, _, last = options.seeds.partition("-")
+        return _tell_many(range(int(first), int(last or first) + 1), options.jobs)
+    return _tell_one(options.seed if options.seed is not None else 0)
+
+
+def _tell_one(number: int) -> int:
+    began = time.perf_counter()
+    told = run_story(number)
+    print("\n".join(told.lines))
+    print(summary(told))
+    print(f"{told.virtual_s:.0f} virtual seconds in {time.perf_counter() - began:.2f} s; trace {told.digest}")
+    return 1 if told.breaches else 0
+
+
+def summary(told: Told) -> str:
+    """What happened, counted, and what was broken."""
+    lines = [
+        f"seed {told.seed}: {told.operations.total()} operations, {told.faults.total()} faults",
+        "operations: " + _counts(told.operations),
+        "faults: " + _counts(told.faults),
+        "errors met: " + _counts(told.outcomes),
+        *(f"BROKEN {breach}" for breach in told.breaches),
+    ]
+    if told.breaches:
+        lines.append(f"tell it again: python -m fray.testing.sim --seed {told.seed}")
+    return "\n".join(lines)
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in sorted(counter.items())) or "none"
+
+
+def _tell_many(numbers: Iterable[int], jobs: int) -> int:
+    began, done, broken = time.perf_counter(), 0, 0
+    totals: Counter[str] = Counter()
+    for number, told in _results(numbers, jobs):
+        done += 1
+        if isinstance(told, str):
+            broken += 1
+            print(f"seed {number} FAILED: {told}", flush=True)
+        else:
+            totals += told.faults
+            if told.breaches:
+                broken += 1
+                print(summary(told), flush=True)
+    took_s = time.perf_counter() - began
+    print(f"{done} seeds, {broken} broken, {done / took_s * 60:.0f} seeds per minute; faults: {_counts(totals)}")
+    return 1 if broken else 0
+
+
+def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, Told | str]]:
+    if jobs <= 1:
+        yield from map(_attempt, numbers)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_quiet) as pool:
+        yield from pool.imap(_attempt, numbers, chunksize=4)
+
+
+def _quiet() -> None:
+    logging.getLogger("fray").setLevel(logging.CRITICAL)
+
+
+def _attempt(number: int) -> tuple[int, Told | str]:
+    try:
+        return number, run_story(number)
+    except Exception as error:  # noqa: BLE001  # one seed must not end the others
+        return number, repr(error)
+
+
+if __name__ == "__main__":
+    from fray.testing import sim
+
+    sys.exit(sim.main())

@@ -1,0 +1,156 @@
+"""What random stories are made of: how big a cluster, which acts and faults, and when. Pure: a seed goes in, a plan comes out.
+
+A plan says only *when* something of which *kind* is tried; which job or actor it meets is drawn when it happens, from
+a generator of its own, so that taking one act out of a plan leaves the others as they were.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from fray.model.resources import Capacity, Device
+
+GB = 1024**3
+ACTS_S = 240.0
+"""Acts begin within this time."""
+FIRST_FAULT_S = 8.0
+
+ACTS: Mapping[str, int] = {
+    "value job": 8,
+    "sync job": 3,
+    "program": 2,
+    "background job": 8,
+    "wait for a job": 6,
+    "wait for many": 2,
+    "failing scope": 5,
+    "family": 7,
+    "gang": 4,
+    "device gang": 5,
+    "cancelled scope": 5,
+    "error in the body": 3,
+    "make an actor": 9,
+    "calls": 22,
+    "pipelined calls": 8,
+    "cancelled call": 6,
+    "call with deadline": 5,
+    "relayed call": 7,
+    "failing call": 4,
+    "repeatable call": 5,
+    "scoped actor": 4,
+    "terminate": 5,
+    "names": 5,
+    "look around": 6,
+    "detached job": 3,
+    "stopped at once": 4,
+    "abandoned launch": 4,
+    "worker pool": 2,
+    "bad requests": 2,
+    "remote run": 3,
+}
+"""How often each act is tried, as weights."""
+
+FAULTS: Mapping[str, int] = {
+    "kill machine": 4,
+    "power cut": 3,
+    "restart node": 4,
+    "kill process": 6,
+    "partition": 4,
+    "cut off": 5,
+    "stop machine": 4,
+    "stop driver": 2,
+    "stop controller": 2,
+    "break connections": 6,
+    "crash controller": 5,
+    "crash at save": 4,
+    "driver vanishes": 4,
+    "driver leaves": 3,
+    "slow link": 2,
+}
+
+SPANS_S: tuple[tuple[int, float, float], ...] = ((10, 0.05, 3.0), (6, 3.0, 25.0), (4, 31.0, 100.0), (1, 310.0, 420.0))
+"""Weight and range of how long a fault lasts: a blink, a pause, beyond ``suspect_s``, beyond ``lease_s``."""
+
+
+@frozen
+class PlannedAct:
+    at_s: float
+    driver: int
+    kind: str
+    number: int
+
+
+@frozen
+class PlannedFault:
+    at_s: float
+    kind: str
+    span_s: float
+    number: int
+
+
+@frozen
+class Plan:
+    """One story before it is told."""
+
+    machines: tuple[Capacity, ...]
+    drivers: int
+    declares: bool
+    """The controller knows its machines beforehand."""
+    on_disk: bool
+    acts: tuple[PlannedAct, ...]
+    faults: tuple[PlannedFault, ...]
+
+
+def draw_plan(rng: random.Random, *, acts: int = 130, faults: int = 14) -> Plan:
+    """A story of so many acts (some two operations each) and faults."""
+    machines = tuple(_draw_machine(rng) for _ in range(rng.randint(3, 5)))
+    drivers = rng.randint(2, 3)
+    return Plan(
+        machines=machines,
+        drivers=drivers,
+        declares=rng.random() < 0.5,
+        on_disk=rng.random() < 0.05,
+        acts=_draw_acts(rng, acts, drivers),
+        faults=_draw_faults(rng, faults),
+    )
+
+
+def _draw_machine(rng: random.Random) -> Capacity:
+    gpus = rng.choice((0, 0, 2, 4))
+    devices = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(gpus))
+    return Capacity(
+        cpu_milli=rng.choice((2000, 4000, 6000)), memory_bytes=16 * GB, disk_bytes=100 * GB, devices=devices
+    )
+
+
+def _draw_acts(rng: random.Random, count: int, drivers: int) -> tuple[PlannedAct, ...]:
+    times = sorted(rng.uniform(0.0, ACTS_S) for _ in range(count))
+    first = {driver: ["make an actor", "make an actor"] for driver in range(drivers)}
+    planned = []
+    for number, at_s in enumerate(times):
+        driver = rng.randrange(drivers)
+        kind = first[driver].pop() if first[driver] else rng.choices(list(ACTS), list(ACTS.values()))[0]
+        planned.append(PlannedAct(round(at_s, 3), driver, kind, number))
+    return tuple(planned)
+
+
+def _draw_faults(rng: random.Random, count: int) -> tuple[PlannedFault, ...]:
+    """Most kinds in every story: the kinds are dealt like cards."""
+    kinds: list[str] = []
+    while len(kinds) < count:
+        deck = [kind for kind, weight in FAULTS.items() for _ in range(weight)]
+        rng.shuffle(deck)
+        kinds += list(dict.fromkeys(deck))
+    times = sorted(rng.uniform(FIRST_FAULT_S, ACTS_S) for _ in range(count))
+    return tuple(
+        PlannedFault(round(at_s, 3), kind, round(draw_span_s(rng), 3), number)
+        for number, (at_s, kind) in enumerate(zip(times, kinds, strict=False))
+    )
+
+
+def draw_span_s(rng: random.Random) -> float:
+    """How long a fault lasts."""
+    _, low_s, high_s = rng.choices(SPANS_S, [weight for weight, _, _ in SPANS_S])[0]
+    return rng.uniform(low_s, high_s)

@@ -1,0 +1,443 @@
+"""Attempts as real processes: what a job finds, how it ends, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field
+
+from fray.errors import LaunchFailed
+from fray.model.specs import Cause, EntryKind, JobSpec, Ladder, Observed, Outcome, Phase, Ticket
+from fray.net.codec import blob_id
+from fray.node.capture import LAG_LIMIT_BYTES
+from fray.node.processes import ProcessLauncher
+
+HERE = str(Path(__file__).parent)
+LIMIT_S = 20.0
+
+
+@define
+class Bench:
+    """A launcher and all it has told."""
+
+    launcher: ProcessLauncher
+    told: list[tuple[Observed, bytes | None]] = field(factory=list)
+    lines: list[tuple[str, str, str]] = field(factory=list)
+    moved: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def on_observed(self, observed: Observed, value: bytes | None) -> None:
+        self.told.append((observed, value))
+        self.moved.unpark_all()
+
+    def on_log(self, attempt_id: str, lines: tuple[tuple[str, float, str], ...]) -> None:
+        self.lines += [(attempt_id, stream, text) for stream, _, text in lines]
+        self.moved.unpark_all()
+
+    def start(self, name: str, *, entry: EntryKind = EntryKind.CALLABLE, **more: Any) -> str:
+        """Start the function of `job_bodies` that the name begins with; returns the attempt id."""
+        payload, devices = more.pop("payload", None), more.pop("devices", ())
+        spec = JobSpec(job_id=name, name=name, namespace="space", entry=entry, sys_path=(HERE,), **more)
+        attempt = f"{name}:0:0"
+        self.launcher.start(
+            Ticket(attempt_id=attempt, spec=spec, controller="unix:/c", key="key", node="n", devices=devices), payload
+        )
+        return attempt
+
+    async def until_phase(self, attempt: str, phase: Phase) -> tuple[Observed, bytes | None]:
+        with trio.fail_after(LIMIT_S):
+            while True:
+                for observed, value in self.told:
+                    if observed.attempt_id == attempt and observed.phase is phase:
+                        return observed, value
+                await self.moved.park()
+
+    async def until_line(self, attempt: str, text: str) -> None:
+        with trio.fail_after(LIMIT_S):
+            while not any(line[0] == attempt and line[2] == text for line in self.lines):
+                await self.moved.park()
+
+    async def outcome(self, attempt: str) -> Outcome:
+        outcome = (await self.until_phase(attempt, Phase.ENDED))[0].outcome
+        assert outcome is not None
+        return outcome
+
+    async def value(self, attempt: str) -> bytes | None:
+        return (await self.until_phase(attempt, Phase.ENDED))[1]
+
+
+@asynccontextmanager
+async def open_bench(state_dir: Path, **options: Any) -> AsyncIterator[Bench]:
+    launcher = ProcessLauncher(state_dir, **{"entry": "job_bodies:dispatch", "warm": ("fray.net.codec",), **options})
+    bench = Bench(launcher)
+    launcher.on_observed, launcher.on_log = bench.on_observed, bench.on_log
+    async with trio.open_nursery() as nursery:
+        await nursery.start(launcher.run)
+        yield bench
+        nursery.cancel_scope.cancel()
+
+
+# What a job finds ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_runs_and_its_value_comes_back(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("answer")
+        assert await bench.value(attempt) == b"42"
+        outcome = await bench.outcome(attempt)
+        assert (outcome.cause, outcome.value, outcome.exit_code) == (Cause.SUCCEEDED, blob_id(b"42"), 0)
+        assert outcome.duration_s > 0
+        assert [str(observed.phase) for observed, _ in bench.told] == ["running", "ended"]
+
+
+async def describe(bench: Bench, name: str, **more: Any) -> dict[str, Any]:
+    value = await bench.value(bench.start(name, **more))
+    assert value is not None, await bench.outcome(f"{name}:0:0")
+    return dict(json.loads(value))
+
+
+async def test_the_environment_of_a_job_is_the_nodes_then_its_own_then_frays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAY_TOKEN", "the cluster's secret")
+    monkeypatch.setenv("FROM_NODE", "yes")
+    async with open_bench(tmp_path) as bench:
+        seen = await describe(bench, "describe", env_vars={"MINE": "1", "FRAY_JOB_NAME": "forged"}, payload=b"load")
+        environ = seen["environ"]
+        assert (environ["FROM_NODE"], environ["MINE"]) == ("yes", "1")
+        assert "secret" not in json.dumps(seen)
+        assert {key: value for key, value in environ.items() if key.startswith("FRAY_")} == {
+            "FRAY_JOB_ID": "describe",
+            "FRAY_JOB_NAME": "describe",
+            "FRAY_NAMESPACE": "space",
+            "FRAY_CLUSTER_ADDRESS": "unix:/c",
+            "FRAY_ATTEMPT_ID": "describe:0:0",
+            "FRAY_NODE": "n",
+            "FRAY_NODE_STATE": str(tmp_path),
+        }
+        assert "CUDA_VISIBLE_DEVICES" not in environ
+        assert seen["payload"] == "load"
+
+
+async def test_no_secret_is_in_the_environment_or_the_command_line_of_any_process_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAY_TOKEN", "the cluster's secret")
+    async with open_bench(tmp_path) as bench:
+        await bench.until_phase(bench.start("deaf"), Phase.RUNNING)
+        zygote, (_, keeper, job) = bench.launcher.statistics()["zygote"], _only_attempt(bench)
+        for pid in (zygote, keeper, job):
+            assert "the cluster's secret" not in _read(pid, "environ") + _read(pid, "cmdline")
+            assert "key" not in _read(pid, "cmdline")
+
+
+def _read(pid: int, what: str) -> str:
+    return Path(f"/proc/{pid}/{what}").read_text()
+
+
+def _there(path: str | Path) -> bool:
+    return os.path.exists(path)
+
+
+def _only_attempt(bench: Bench) -> tuple[str, int, int]:
+    (attempt,) = bench.launcher.statistics()["attempts"].values()
+    return attempt  # type: ignore[no-any-return]
+
+
+async def test_a_job_starts_from_a_clean_slate(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        seen = await describe(bench, "describe")
+        assert seen["stdin"] == "/dev/null"
+        assert seen["sid"] == seen["pid"]
+        assert seen["sigterm"]
+        assert seen["sigint"]
+        assert seen["interval"] == pytest.approx(0.0005)
+        assert seen["argv"] == ["describe"]
+        assert seen["main"] is None
+        listing = 1
+        assert len(seen["fds"]) == len({0, 1, 2, seen["outcome_fd"], seen["control_fd"]}) + listing
+
+
+async def test_a_job_works_where_its_author_does_if_that_exists_here(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    async with open_bench(tmp_path / "state") as bench:
+        assert (await describe(bench, "describe-a", cwd=str(there)))["cwd"] == str(there)
+        elsewhere = (await describe(bench, "describe-b", cwd="/does/not/exist"))["cwd"]
+        assert elsewhere.startswith(str(tmp_path / "state" / "attempts"))
+        assert stat.S_IMODE(os.stat(elsewhere).st_mode) == 0o700
+
+
+async def test_modules_beside_the_authors_script_can_be_imported(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        seen = await describe(bench, "describe", cwd=str(tmp_path))
+        assert seen["path"][-1] == HERE
+        assert "/does/not/exist" not in seen["path"]
+
+
+async def test_a_job_sees_only_the_accelerators_it_was_granted(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, kinds=("gpu",)) as bench:
+        granted = await describe(bench, "describe-a", devices=("gpu-2", "gpu-0"))
+        assert granted["environ"]["CUDA_VISIBLE_DEVICES"] == "2,0"
+        assert (await describe(bench, "describe-b"))["environ"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+async def test_variables_that_are_read_at_exec_are_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    async with open_bench(tmp_path) as bench:
+        cold = await describe(bench, "describe-cold", env_vars={"PYTHONDONTWRITEBYTECODE": "1"}, payload=b"load")
+        assert cold["interpreter_flag"] is True
+        assert cold["payload"] == "load"
+        assert cold["argv"] == ["describe-cold"]
+        assert cold["environ"]["FRAY_JOB_ID"] == "describe-cold"
+        assert (await describe(bench, "describe-warm"))["interpreter_flag"] is False
+
+
+# How it ends ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_exit_without_a_result_is_a_failure_with_the_last_words(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        outcome = await bench.outcome(bench.start("leave", env_vars={"CODE": "3"}))
+        assert (outcome.cause, outcome.exit_code) == (Cause.FAILURE, 3)
+        assert "oh no" in outcome.message
+
+
+async def test_a_signal_nobody_sent_is_told(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        outcome = await bench.outcome(bench.start("shoot", env_vars={"SIGNAL": "11"}))
+        assert (outcome.cause, outcome.signal) == (Cause.KILLED, signal.SIGSEGV)
+
+
+async def test_half_a_result_is_none(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("half")
+        assert (await bench.outcome(attempt)).cause is Cause.KILLED
+        assert await bench.value(attempt) is None
+
+
+async def test_a_job_that_is_done_and_does_not_exit_is_helped_and_its_result_counts(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("linger", ladder=Ladder(term_s=0.1))
+        assert await bench.value(attempt) == b"done"
+        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+
+
+async def test_a_job_that_cannot_be_set_up_is_no_failure_of_user_code(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, entry="no_such_module:main") as bench:
+        outcome = await bench.outcome(bench.start("any"))
+        assert outcome.cause is Cause.ENVIRONMENT
+        assert "No module named 'no_such_module'" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("obey", "cancelled"), ("deaf", "SIGTERM, sent 0.1 s after"), ("stubborn", "killed, at the latest 0.2 s after")],
+)
+async def test_the_ladder_goes_as_far_as_it_must(tmp_path: Path, name: str, said: str) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start(name, ladder=Ladder(cancel_s=0.1, term_s=0.1))
+        await bench.until_line(attempt, "ready")
+        bench.launcher.stop(attempt)
+        outcome = await bench.outcome(attempt)
+        assert outcome.cause is Cause.STOPPED
+        assert said in outcome.message
+        assert (await bench.until_phase(attempt, Phase.STOPPING))[0].pid is not None
+
+
+async def test_a_job_that_succeeds_in_spite_of_the_request_has_succeeded(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("finish")
+        await bench.until_line(attempt, "ready")
+        bench.launcher.stop(attempt)
+        assert await bench.value(attempt) == b"in time"
+        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+
+
+async def test_kill_waits_for_no_rung(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("stubborn", ladder=Ladder(cancel_s=60, term_s=60))
+        await bench.until_line(attempt, "ready")
+        bench.launcher.kill(attempt)
+        outcome = await bench.outcome(attempt)
+        assert (outcome.cause, outcome.signal) == (Cause.STOPPED, signal.SIGKILL)
+
+
+async def test_an_attempt_stopped_at_once_ends_whatever_it_was_at(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("deaf")
+        bench.launcher.kill(attempt)
+        assert (await bench.outcome(attempt)).cause is Cause.STOPPED
+
+
+async def test_a_killed_keeper_takes_its_job_along_and_that_is_told(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("deaf")
+        job = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
+        await bench.until_line(attempt, "ready")
+        os.kill(_only_attempt(bench)[1], signal.SIGKILL)
+        assert (await bench.outcome(attempt)).cause is Cause.KILLED
+        assert not _there(f"/proc/{job}")
+
+
+async def test_a_new_zygote_takes_over_and_running_jobs_go_on(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        old = bench.start("obey")
+        await bench.until_line(old, "ready")
+        os.kill(bench.launcher.statistics()["zygote"], signal.SIGKILL)
+        assert await bench.value(bench.start("answer")) == b"42"
+        bench.launcher.stop(old)
+        assert "cancelled" in (await bench.outcome(old)).message
+
+
+async def test_what_is_forgotten_leaves_no_directory(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("answer")
+        bench.launcher.forget(attempt)
+        await bench.outcome(attempt)
+        with trio.fail_after(LIMIT_S):
+            while list((tmp_path / "attempts").iterdir()):
+                await trio.lowlevel.checkpoint()
+        assert bench.launcher.statistics()["attempts"] == {}
+
+
+# Programs ------------------------------------------------------------------------------------------------------------
+
+
+def program(bench: Bench, *argv: str, name: str = "program", **more: Any) -> str:
+    return bench.start(name, entry=EntryKind.BINARY, argv=argv, **more)
+
+
+async def test_a_program_gets_its_arguments_variables_and_exit_code(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        good = program(bench, "sh", "-c", 'echo "$FRAY_JOB_ID $MINE $0"', "zero", env_vars={"MINE": "1"})
+        assert (await bench.outcome(good)) == Outcome(
+            cause=Cause.SUCCEEDED, exit_code=0, duration_s=(await bench.outcome(good)).duration_s
+        )
+        assert bench.lines == [(good, "out", "program 1 zero")]
+        bad = program(bench, "sh", "-c", "exit 3", name="bad")
+        assert ((await bench.outcome(bad)).cause, (await bench.outcome(bad)).exit_code) == (Cause.FAILURE, 3)
+
+
+async def test_a_program_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        outcome = await bench.outcome(program(bench, "no-such-program"))
+        assert outcome.cause is Cause.ENVIRONMENT
+        assert outcome.message == "cannot run 'no-such-program': No such file or directory"
+
+
+async def test_a_program_and_its_children_are_asked_to_end_by_sigterm(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 1000 & wait"
+        attempt = program(bench, "sh", "-c", script, ladder=Ladder(cancel_s=60, term_s=5))
+        await bench.until_line(attempt, "ready")
+        bench.launcher.stop(attempt)
+        assert (await bench.outcome(attempt)).cause is Cause.STOPPED
+        assert (attempt, "out", "bye") in bench.lines
+
+
+async def test_a_program_can_be_piped_into_one_that_ends_first(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = program(bench, "sh", "-c", "yes | head -n 1")
+        with trio.fail_after(LIMIT_S):
+            assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+
+
+# What it prints ------------------------------------------------------------------------------------------------------
+
+
+async def test_every_line_is_there_when_the_end_is_told(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("chatter")
+        await bench.outcome(attempt)
+        out = [text for _, stream, text in bench.lines if stream == "out"]
+        assert out == ["first", "from a child", "no newline"]
+        assert [text for _, stream, text in bench.lines if stream == "err"] == ["warning"]
+
+
+async def test_a_flood_is_held_back_while_the_way_is_full_and_starves_nobody(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        open_again = trio.Event()
+        bench.launcher.log_room = open_again.wait
+        flood = bench.start("flood", env_vars={"LINES": "100000"})
+        await bench.until_line(flood, "0 " + "x" * 200)
+        bench.launcher.log_room = trio.lowlevel.checkpoint
+        assert await bench.value(bench.start("answer")) == b"42"
+        assert not any(observed.phase is Phase.ENDED for observed, _ in bench.told if observed.attempt_id == flood)
+        assert _spooled(tmp_path) < LAG_LIMIT_BYTES + 1024 * 1024
+        open_again.set()
+        await bench.outcome(flood)
+        numbers = [int(text.partition(" ")[0]) for attempt, _, text in bench.lines if attempt == flood]
+        assert numbers == list(range(100000))
+
+
+def _spooled(state_dir: Path) -> int:
+    return sum(path.stat().st_size for path in state_dir.glob("attempts/*/log.*"))
+
+
+# The house -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("scatter")
+        job = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
+        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+        assert [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _belongs(pid, job)] == []
+
+
+def _belongs(pid: int, job: int | None) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "fray:scatter\n" or os.getsid(pid) == job
+    except (OSError, ProcessLookupError):
+        return False
+
+
+async def test_two_launchers_cannot_share_a_state_directory(tmp_path: Path) -> None:
+    async with open_bench(tmp_path):
+        with pytest.raises(LaunchFailed, match=f"pid {os.getpid()}.*--state-dir"):
+            await ProcessLauncher(tmp_path).run()
+
+
+async def test_a_zygote_that_cannot_import_says_so_at_once(tmp_path: Path) -> None:
+    with pytest.raises(LaunchFailed, match="no_such_module"):
+        await ProcessLauncher(tmp_path, warm=("no_such_module",)).run()
+
+
+async def test_leaving_ends_everything_and_clears_the_directory(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("stubborn")
+        job = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
+        await bench.until_line(attempt, "ready")
+    assert not _there(f"/proc/{job}")
+    assert not _there(tmp_path / "attempts")
+
+
+async def test_user_code_runs_within_twenty_milliseconds(tmp_path: Path) -> None:
+    """Median of 15; the limit leaves room for a busy machine."""
+    took_s = []
+    async with open_bench(tmp_path) as bench:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.bind(str(tmp_path / "line"))
+            line.listen()
+            line.setblocking(False)
+            for number in range(15):
+                begun = time.perf_counter()
+                bench.start(f"dial-{number}", env_vars={"DIAL": str(tmp_path / "line")})
+                await trio.lowlevel.wait_readable(line)
+                took_s.append(time.perf_counter() - begun)
+                line.accept()[0].close()
+    print(f"median {statistics.median(took_s) * 1e3:.1f} ms, best {min(took_s) * 1e3:.1f} ms")
+    assert min(took_s) < 0.020
+    assert statistics.median(took_s) < 0.060

@@ -1,0 +1,59 @@
+"""The command line of ``fray-controller``, without starting one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fray.controller.main import DEFAULT_LISTEN, check_address, find_token, parse
+from fray.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("127.0.0.1:7421", "tcp:127.0.0.1:7421"),
+        ("tcp:127.0.0.1:0", "tcp:127.0.0.1:0"),
+        ("localhost:80", "tcp:localhost:80"),
+        ("[::1]:7421", "tcp:[::1]:7421"),
+        ("unix:/run/fray.sock", "unix:/run/fray.sock"),
+    ],
+)
+def test_addresses_of_this_machine_are_served_without_further_ado(written: str, meant: str) -> None:
+    assert check_address(written, insecure=False) == meant
+
+
+@pytest.mark.parametrize("written", ["0.0.0.0:1", "10.1.2.3:1", "[::]:1", "my.host:1"])
+def test_other_addresses_must_be_insisted_on(written: str) -> None:
+    with pytest.raises(InvalidRequest, match="--insecure"):
+        check_address(written, insecure=False)
+    assert check_address(written, insecure=True) == f"tcp:{written}"
+
+
+@pytest.mark.parametrize("written", ["", "7421", ":7421", "host:", "host:port", "127.0.0.1:65536", "unix:", "unix:x"])
+def test_what_is_no_address_is_said_to_be_none(written: str) -> None:
+    with pytest.raises(InvalidRequest, match="--listen"):
+        check_address(written, insecure=True)
+
+
+def test_the_defaults_are_this_machine_and_the_users_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    options = parse([])
+    assert options.listen == (DEFAULT_LISTEN,)
+    assert options.store == Path("~/.local/state/fray").expanduser()
+    assert options.json_lines is None
+    assert parse(["--log-text"]).json_lines is False
+    assert parse(["--listen", "unix:/a", "--listen", "unix:/b"]).listen == ("unix:/a", "unix:/b")
+
+
+def test_a_token_is_taken_from_the_file_then_the_environment_then_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "given").write_text("from the file\n")
+    monkeypatch.setenv("FRAY_TOKEN", "from the environment")
+    assert find_token(parse(["--token-file", str(tmp_path / "given"), "--store", str(tmp_path)])) == "from the file"
+    assert find_token(parse(["--store", str(tmp_path)])) == "from the environment"
+    monkeypatch.delenv("FRAY_TOKEN")
+    made = find_token(parse(["--store", str(tmp_path)]))
+    assert made == (tmp_path / "token").read_text().strip() == find_token(parse(["--store", str(tmp_path)]))

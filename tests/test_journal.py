@@ -1,0 +1,63 @@
+"""What daemons say: lines for people, objects for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from fray.net import journal
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    logger = logging.getLogger("fray")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said(stream: io.StringIO, json_lines: bool | None = None) -> list[str]:
+    journal.configure(json_lines, stream=stream)
+    log = logging.getLogger("fray.controller")
+    log.info("node joined", extra={"node": "n1"})
+    log.warning("half \udcff of %s", "it")
+    log.debug("unheard")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        log.exception("it failed")
+    return stream.getvalue().splitlines()
+
+
+def test_a_terminal_gets_readable_lines_with_facts_behind() -> None:
+    lines = said(Terminal())
+    assert lines[0].endswith(" controller  node joined  node=n1")
+    assert lines[1].endswith(" controller  warning: half \\udcff of it")
+    assert lines[2].endswith(" controller  error: it failed")
+    assert lines[-1] == "ValueError: why"
+
+
+def test_anything_else_gets_one_json_object_a_line() -> None:
+    entries = [json.loads(line) for line in said(io.StringIO())]
+    assert [(entry["level"], entry["text"]) for entry in entries] == [
+        ("info", "node joined"),
+        ("warning", "half \udcff of it"),
+        ("error", "it failed"),
+    ]
+    assert (entries[0]["part"], entries[0]["node"]) == ("fray.controller", "n1")
+    assert entries[2]["error"].endswith("ValueError: why")
+
+
+def test_the_style_can_be_chosen_and_configuring_again_does_not_say_things_twice() -> None:
+    journal.configure(stream=io.StringIO())
+    assert said(Terminal(), json_lines=True)[0].startswith("{")
+    assert len(said(Terminal(), json_lines=False)) == len(said(Terminal()))

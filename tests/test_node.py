@@ -1,0 +1,547 @@
+"""A node against a controller made of lists, over a network inside this loop, with attempts that are mere words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field
+
+from fray.errors import FrayError, LaunchFailed, NodeNameTaken, Unauthorized
+from fray.model.messages.client import ControllerHello
+from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
+from fray.model.resources import Capacity
+from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Ticket, Wish
+from fray.net.channel import Acceptor, Channel
+from fray.net.codec import blob_id, decode_message, encode_message
+from fray.net.memory import MemoryNetwork
+from fray.net.transport import Bytes, Claim
+from fray.node.config import NodeConfig
+from fray.node.member import REPORT_CHUNK_BYTES
+from fray.node.serve import is_final, run_node, wait_process_end
+
+PAYLOAD = b"pickle"
+SPEC = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.CALLABLE, payload=blob_id(PAYLOAD))
+PROGRAM = JobSpec(job_id="p", name="p", namespace="n", entry=EntryKind.BINARY, argv=("true",))
+CONFIG = NodeConfig(
+    name="node-a",
+    controller="memory:controller",
+    token="secret",
+    capacity=Capacity(cpu_milli=1000, memory_bytes=1, disk_bytes=1),
+    state_dir="",
+    lease_s=600,
+)
+
+
+@define
+class FakeLauncher:
+    """Does what it is told when the test says so."""
+
+    calls: list[tuple[str, str]] = field(factory=list)
+    tickets: dict[str, Ticket] = field(factory=dict)
+    payloads: dict[str, bytes | None] = field(factory=dict)
+    ends_when_told: bool = True
+    fails: bool = False
+    on_observed: Any = None
+    on_log: Any = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        if self.fails:
+            raise LaunchFailed("no zygote")
+        task_status.started()
+        await trio.sleep_forever()
+
+    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+        self.calls.append(("start", ticket.attempt_id))
+        self.tickets[ticket.attempt_id] = ticket
+        self.payloads[ticket.attempt_id] = payload
+        self.tell(ticket.attempt_id, Phase.RUNNING)
+
+    def stop(self, attempt_id: str) -> None:
+        self._end("stop", attempt_id)
+
+    def kill(self, attempt_id: str) -> None:
+        self._end("kill", attempt_id)
+
+    def _end(self, what: str, attempt_id: str) -> None:
+        self.calls.append((what, attempt_id))
+        self.tell(attempt_id, Phase.STOPPING)
+        if self.ends_when_told:
+            self.end(attempt_id, Outcome(cause=Cause.STOPPED, message="by SIGTERM"))
+
+    def forget(self, attempt_id: str) -> None:
+        self.calls.append(("forget", attempt_id))
+
+    def tell(self, attempt_id: str, phase: Phase) -> None:
+        self.on_observed(Observed(attempt_id=attempt_id, phase=phase, pid=7), None)
+
+    def end(self, attempt_id: str, outcome: Outcome, value: bytes | None = None) -> None:
+        self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome), value)
+
+
+class PacedLauncher(FakeLauncher):
+    log_room: Any = None
+
+
+@define(eq=False)
+class FakeController:
+    """Keeps all it hears; says what the test says."""
+
+    rng: random.Random
+    epoch: int = 1
+    revision: int = 0
+    refusal: FrayError | None = None
+    heard: list[Any] = field(factory=list)
+    blobs: dict[str, bytes] = field(factory=dict)
+    hellos: list[NodeHello] = field(factory=list)
+    channels: list[Channel] = field(factory=list)
+    moved: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def acceptor(self) -> Acceptor:
+        return Acceptor(f"controller-{self.epoch}", self.on_greeting, keep_s=30.0, rng=self.rng)
+
+    def on_greeting(self, claim: Claim, greeting: bytes) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        hello, _ = decode_message(greeting)
+        self.hellos.append(hello)
+        return encode_message(ControllerHello(cluster_id="c", epoch=self.epoch)), self.attach
+
+    def attach(self, channel: Channel) -> FakeController:
+        self.channels.append(channel)
+        return self
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        message, blobs = decode_message(body)
+        self.heard.append(message)
+        self.blobs.update((blob_id(blob), bytes(blob)) for blob in blobs)
+        self.moved.unpark_all()
+
+    def on_batch(self) -> None: ...
+    def on_reset(self, greeting: bytes) -> None: ...
+    def on_suspended(self, why: str) -> None: ...
+    def on_resumed(self) -> None: ...
+    def on_end(self, error: FrayError) -> None:
+        self.moved.unpark_all()
+
+    def want(self, *wishes: Wish, full: bool = True, gone: tuple[str, ...] = (), **newest: int) -> None:
+        self.revision = newest.get("revision", self.revision + 1)
+        epoch = newest.get("epoch", self.epoch)
+        wanted = Wanted(epoch=epoch, revision=self.revision, full=full, wishes=wishes, gone=gone)
+        self.channels[-1].notice(wanted, [PAYLOAD])
+
+    def reports(self) -> list[Report]:
+        return [message for message in self.heard if isinstance(message, Report)]
+
+    def known(self) -> dict[str, Observed]:
+        """The observed set as the reports so far tell it."""
+        known: dict[str, Observed] = {}
+        for report in self.reports():
+            if report.full:
+                known = {}
+            known.update((one.attempt_id, one) for one in report.observed)
+            for attempt_id in report.gone:
+                known.pop(attempt_id, None)
+        return known
+
+    def phases(self) -> dict[str, str]:
+        return {attempt_id: str(one.phase) for attempt_id, one in self.known().items()}
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            await self.moved.park()
+
+    async def until_phases(self, **phases: str) -> None:
+        await self.until(lambda: self.phases() == phases)
+
+
+@define
+class House:
+    """One node and its controller."""
+
+    network: MemoryNetwork
+    controller: FakeController
+    launcher: FakeLauncher
+    leave: trio.Event
+    nursery: trio.Nursery
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    """Of the listener: cancel it to stop the controller."""
+    over: trio.Event = field(factory=trio.Event)
+    error: FrayError | None = None
+
+    async def serve(self) -> None:
+        """A controller listens; a later one is a new life."""
+        self.scope = trio.CancelScope()
+        await self.nursery.start(self._listen)
+
+    async def _listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        acceptor = self.controller.acceptor()
+        with self.scope:
+            await self.network.at("controller").listen(
+                "memory:controller",
+                {"cluster": "secret"}.get,
+                acceptor.handle,
+                task_status=task_status,  # type: ignore[arg-type]
+            )
+
+    async def be_node(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED, **config: Any) -> None:
+        from attrs import evolve
+
+        network, rng = self.network.at("node"), random.Random(2)
+        told = evolve(CONFIG, **config)
+        try:
+            await run_node(told, network, self.launcher, rng=rng, leave=self.leave, task_status=task_status)
+        except FrayError as error:
+            self.error = error
+        self.over.set()
+
+
+@asynccontextmanager
+async def open_house(launcher: FakeLauncher | None = None, **config: Any) -> AsyncIterator[House]:
+    """A node that has joined."""
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(1)
+        house = House(MemoryNetwork(rng=rng), FakeController(rng), launcher or FakeLauncher(), trio.Event(), nursery)
+        await house.serve()
+        await nursery.start(partial(house.be_node, **config))
+        await house.controller.until(lambda: bool(house.controller.reports()))
+        yield house
+        nursery.cancel_scope.cancel()
+
+
+def wish(attempt_id: str, spec: JobSpec = SPEC, **more: Any) -> Wish:
+    return Wish(attempt_id=attempt_id, spec=spec, key="dial-key", **more)
+
+
+# Joining -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_introduces_itself_and_reports_that_it_holds_nothing(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        hello = house.controller.hellos[0]
+        assert (hello.node, hello.capacity, hello.holds) == ("node-a", CONFIG.capacity, ())
+        assert house.controller.reports() == [Report(full=True)]
+
+
+async def test_a_taken_name_ends_the_node_with_the_reason(autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(1)
+        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        house.controller.refusal = NodeNameTaken("node-a lives elsewhere")
+        await house.serve()
+        await house.be_node()
+        assert isinstance(house.error, NodeNameTaken)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_wrong_token_ends_the_node_with_the_reason(autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(1)
+        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        await house.serve()
+        await house.be_node(token="guess")
+        assert isinstance(house.error, Unauthorized)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_launcher_that_cannot_start_ends_the_node_with_the_reason(autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(1)
+        launcher = FakeLauncher(fails=True)
+        house = House(MemoryNetwork(rng=rng), FakeController(rng), launcher, trio.Event(), nursery)
+        await house.be_node()
+        assert isinstance(house.error, LaunchFailed)
+
+
+async def test_a_node_without_a_controller_dials_until_there_is_one(autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(1)
+        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        nursery.start_soon(house.be_node)
+        await trio.sleep(3 * CONFIG.lease_s)
+        await house.serve()
+        await house.controller.until(lambda: bool(house.controller.reports()))
+        nursery.cancel_scope.cancel()
+
+
+def test_only_a_refusal_of_the_very_first_kind_is_final() -> None:
+    assert is_final(NodeNameTaken("x"), True)
+    assert is_final(Unauthorized("x"), False)
+    assert not is_final(Unauthorized("x"), True)
+
+
+# Wanted and observed -------------------------------------------------------------------------------------------------
+
+
+async def test_a_wish_becomes_an_attempt_with_its_ticket_and_payload(autojump_clock: Any) -> None:
+    async with open_house(advertise="10.0.0.1", networked=True) as house:
+        house.controller.want(wish("a", devices=("gpu-1",)))
+        await house.controller.until_phases(a="running")
+        assert house.launcher.payloads == {"a": PAYLOAD}
+        assert house.launcher.tickets["a"] == Ticket(
+            attempt_id="a",
+            spec=SPEC,
+            controller="memory:controller",
+            key="dial-key",
+            node="node-a",
+            advertise="10.0.0.1",
+            networked=True,
+            devices=("gpu-1",),
+        )
+
+
+async def test_the_end_is_reported_with_its_value_and_forgotten_when_it_is_no_longer_wanted(
+    autojump_clock: Any,
+) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED, value=blob_id(b"42")), b"42")
+        await house.controller.until_phases(a="ended")
+        assert house.controller.blobs[blob_id(b"42")] == b"42"
+        house.controller.want(full=False, gone=("a",))
+        await house.controller.until_phases()
+        assert house.launcher.calls[-1] == ("forget", "a")
+
+
+async def test_an_attempt_that_shall_stop_ends_with_the_cause_the_controller_gave(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.controller.want(wish("a", stop=True, stop_cause=Cause.GANG), full=False)
+        await house.controller.until_phases(a="ended")
+        assert house.controller.known()["a"].outcome == Outcome(cause=Cause.GANG, message="by SIGTERM")
+
+
+async def test_an_attempt_stopped_before_it_came_here_is_reported_without_being_started(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a", stop=True, stop_cause=Cause.OWNER_ENDED))
+        await house.controller.until_phases(a="ended")
+        assert house.launcher.calls == []
+        outcome = house.controller.known()["a"].outcome
+        assert outcome is not None
+        assert outcome.cause is Cause.OWNER_ENDED
+
+
+async def test_an_attempt_missing_from_a_whole_set_is_killed_and_forgotten(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"), wish("b"))
+        await house.controller.until_phases(a="running", b="running")
+        house.controller.want(wish("b"))
+        await house.controller.until_phases(b="running")
+        assert [call for call in house.launcher.calls if call[1] == "a"] == [
+            ("start", "a"),
+            ("kill", "a"),
+            ("forget", "a"),
+        ]
+
+
+async def test_an_older_set_changes_nothing(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"), epoch=2, revision=5)
+        await house.controller.until_phases(a="running")
+        house.controller.want(epoch=2, revision=4)
+        house.controller.want(epoch=1, revision=99)
+        house.controller.want(wish("b", PROGRAM), full=False, epoch=2, revision=6)
+        await house.controller.until_phases(a="running", b="running")
+        assert ("kill", "a") not in house.launcher.calls
+
+
+async def test_a_program_needs_no_payload_and_a_missing_payload_is_no_hang(autojump_clock: Any) -> None:
+    from attrs import evolve
+
+    async with open_house() as house:
+        house.controller.want(wish("p", PROGRAM), wish("a", evolve(SPEC, payload="0" * 64)))
+        await house.controller.until_phases(p="running", a="ended")
+        outcome = house.controller.known()["a"].outcome
+        assert outcome is not None
+        assert outcome.cause is Cause.MACHINE_LOST
+
+
+async def test_large_values_are_spread_over_several_reports(autojump_clock: Any) -> None:
+    values = [bytes([number]) * (REPORT_CHUNK_BYTES * 2 // 3) for number in range(4)]
+    async with open_house() as house:
+        house.controller.want(*(wish(f"a{number}") for number in range(4)))
+        await house.controller.until_phases(**{f"a{number}": "running" for number in range(4)})
+        for number, value in enumerate(values):
+            house.launcher.end(f"a{number}", Outcome(cause=Cause.SUCCEEDED, value=blob_id(value)), value)
+        await house.controller.until_phases(**{f"a{number}": "ended" for number in range(4)})
+        assert {blob_id(value) for value in values} <= house.controller.blobs.keys()
+        assert max(len(report.observed) for report in house.controller.reports()[-2:]) == 2
+
+
+# Log lines -----------------------------------------------------------------------------------------------------------
+
+
+async def test_lines_reach_the_controller_before_the_end_does(autojump_clock: Any) -> None:
+    async with open_house(PacedLauncher()) as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.launcher.on_log("a", (("out", 1.0, "last words"),))
+        await house.launcher.log_room()  # type: ignore[attr-defined]
+        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+        await house.controller.until_phases(a="ended")
+        kinds = [type(message) for message in house.controller.heard]
+        assert kinds.index(AttemptLog) < len(kinds) - 1
+        assert house.controller.heard[kinds.index(AttemptLog)].lines == (("out", 1.0, "last words"),)
+
+
+async def test_lines_nobody_follows_stay_here(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a", followed=False))
+        await house.controller.until_phases(a="running")
+        house.launcher.on_log("a", (("out", 1.0, "unheard"),))
+        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+        await house.controller.until_phases(a="ended")
+        assert not any(isinstance(message, AttemptLog) for message in house.controller.heard)
+
+
+async def test_lines_that_do_not_fit_while_the_controller_is_away_are_counted(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        with monkeypatch.context() as patch:
+            patch.setattr("fray.node.member.LOG_LIMIT_BYTES", -1)
+            house.launcher.on_log("a", (("out", 1.0, "lost"), ("out", 1.0, "lost too")))
+        house.launcher.on_log("a", (("out", 2.0, "kept"),))
+        await house.controller.until(lambda: any(isinstance(message, AttemptLog) for message in house.controller.heard))
+        lines = next(message.lines for message in house.controller.heard if isinstance(message, AttemptLog))
+        assert lines[0][2] == "[fray] 2 lines were dropped while the controller could not be reached"
+        assert lines[1] == ("out", 2.0, "kept")
+
+
+# Losing the controller -----------------------------------------------------------------------------------------------
+
+
+async def test_a_restarted_controller_is_told_everything_and_nothing_is_touched(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.scope.cancel()
+        await trio.sleep(30)
+        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED, value=blob_id(b"42")), b"42")
+        house.controller.heard.clear()
+        house.controller.blobs.clear()
+        house.controller.epoch, house.controller.revision = 2, 0
+        await house.serve()
+        await house.controller.until_phases(a="ended")
+        assert house.controller.blobs == {blob_id(b"42"): b"42"}
+        assert house.controller.hellos[-1].holds == ("a",)
+        assert house.controller.hellos[0].incarnation == house.controller.hellos[-1].incarnation
+        assert house.launcher.calls == [("start", "a")]
+
+
+async def test_a_node_alone_for_too_long_ends_its_attempts_before_the_lease_does(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.scope.cancel()
+        await trio.sleep(CONFIG.patience_s - 1)
+        assert house.launcher.calls == [("start", "a")]
+        await trio.sleep(CONFIG.lease_s - CONFIG.patience_s)
+        assert house.launcher.calls == [("start", "a"), ("kill", "a"), ("forget", "a")]
+
+
+async def test_a_node_that_gave_up_comes_back_as_another_incarnation_that_holds_nothing(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.scope.cancel()
+        await trio.sleep(CONFIG.lease_s)
+        house.controller.heard.clear()
+        await house.serve()
+        await house.controller.until(lambda: bool(house.controller.reports()))
+        first, last = house.controller.hellos[0], house.controller.hellos[-1]
+        assert first.incarnation != last.incarnation
+        assert last.holds == ()
+        assert house.controller.reports() == [Report(full=True)]
+
+
+async def test_a_node_joins_again_only_after_its_attempts_have_ended(autojump_clock: Any) -> None:
+    launcher = FakeLauncher(ends_when_told=False)
+    async with open_house(launcher) as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.scope.cancel()
+        await trio.sleep(CONFIG.lease_s)
+        await house.serve()
+        await trio.sleep(CONFIG.lease_s)
+        assert len(house.controller.hellos) == 1
+        launcher.end("a", Outcome(cause=Cause.STOPPED))
+        await house.controller.until(lambda: len(house.controller.hellos) == 2)
+
+
+def test_patience_ends_well_before_the_lease() -> None:
+    from attrs import evolve
+
+    assert CONFIG.patience_s == 480
+    assert evolve(CONFIG, lease_s=100).patience_s == 50
+
+
+# Leaving -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_leaves_stops_reports_and_says_goodbye(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.leave.set()
+        await house.over.wait()
+        assert ("stop", "a") in house.launcher.calls
+        outcome = house.controller.known()["a"].outcome
+        assert outcome is not None
+        assert (outcome.cause, outcome.message) == (Cause.PREEMPTED, "node node-a leaves the cluster; by SIGTERM")
+        assert house.controller.heard[-1] == NodeGoodbye(reason="node node-a leaves the cluster")
+        assert house.error is None
+
+
+async def test_a_node_that_leaves_starts_nothing_more(autojump_clock: Any) -> None:
+    launcher = FakeLauncher(ends_when_told=False)
+    async with open_house(launcher) as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.leave.set()
+        await house.controller.until_phases(a="stopping")
+        house.controller.want(wish("b"), full=False)
+        await trio.sleep(5)
+        launcher.end("a", Outcome(cause=Cause.STOPPED))
+        await house.over.wait()
+        assert ("start", "b") not in launcher.calls
+
+
+async def test_a_node_may_leave_while_there_is_no_controller(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.want(wish("a"))
+        await house.controller.until_phases(a="running")
+        house.scope.cancel()
+        house.leave.set()
+        await house.over.wait()
+        assert ("stop", "a") in house.launcher.calls
+
+
+async def test_a_node_may_leave_before_it_ever_joined(autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(1)
+        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        nursery.start_soon(house.be_node)
+        await trio.sleep(10)
+        house.leave.set()
+        await house.over.wait()
+
+
+async def test_a_node_ends_with_the_process_it_belongs_to() -> None:
+    parent = await trio.lowlevel.open_process(["true"])
+    async with trio.open_nursery() as nursery:
+        rng = random.Random(1)
+        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        await house.be_node(parent_pid=parent.pid)
+        assert house.over.is_set()
+    await parent.wait()
+    await wait_process_end(parent.pid)

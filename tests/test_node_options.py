@@ -1,0 +1,112 @@
+"""``fray-node``'s command line and file: what comes of it, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fray.errors import InvalidRequest
+from fray.node.config import NodeConfig
+from fray.node.main import main, make_config, parse, parse_controller
+
+ENVIRON = {"FRAY_TOKEN": " secret\n", "XDG_STATE_HOME": "/var/state"}
+HERE = ("--controller", "fray://127.0.0.1:7500", "--name", "node-a")
+
+
+def config(*argv: str, environ: dict[str, str] = ENVIRON) -> NodeConfig:
+    return make_config(parse(argv), environ)
+
+
+def test_a_node_needs_little_more_than_the_controller() -> None:
+    made = config(*HERE)
+    assert (made.name, made.controller, made.token) == ("node-a", "tcp:127.0.0.1:7500", "secret")
+    assert (made.state_dir, made.advertise, made.networked) == ("/var/state/fray/node-node-a", "127.0.0.1", False)
+    assert made.capacity.cpu_milli > 0
+
+
+def test_the_token_never_shows() -> None:
+    assert "secret" not in repr(config(*HERE))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("fray://host:1", "tcp:host:1"),
+        ("fray://host", "tcp:host:7421"),
+        ("fray://[::1]:9", "tcp:[::1]:9"),
+        ("fray+unix:///run/fray.sock", "unix:/run/fray.sock"),
+    ],
+)
+def test_controllers_are_written_as_everywhere_else(text: str, address: str) -> None:
+    assert parse_controller(text) == address
+
+
+@pytest.mark.parametrize("text", ["host:1", "fray://", "fray://host:port", "fray://host:99999", "http://host"])
+def test_what_is_no_controller_is_said_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="write fray://HOST"):
+        parse_controller(text)
+
+
+def test_another_machine_wants_an_explicit_word() -> None:
+    away = ("--controller", "fray://10.1.2.3", "--name", "a")
+    with pytest.raises(InvalidRequest, match="--insecure"):
+        config(*away)
+    assert config(*away, "--insecure", "--advertise", "10.9.9.9").advertise == "10.9.9.9"
+    assert config(*away, "--insecure").networked
+
+
+def test_the_file_says_the_same_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'controller = "fray://localhost"\nname = "from-file"\nstate_dir = "/s"\ncpu = 2\nmemory = "1GB"\n'
+        '[attributes]\nregion = "here"\n'
+    )
+    made = config("--config", str(file), "--name", "from-argv")
+    assert (made.name, made.state_dir, made.controller) == ("from-argv", "/s", "tcp:localhost:7421")
+    assert (made.capacity.cpu_milli, made.capacity.memory_bytes) == (2000, 1024**3)
+    assert made.capacity.attributes["region"] == "here"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cpus = 2\n", "unknown key 'cpus'; known are advertise"),
+        ('cpu = "two"\n', "cpu = 'two' is of the wrong type"),
+        ("cpu = \n", "node.toml"),
+    ],
+)
+def test_a_file_that_cannot_be_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidRequest, match=said):
+        config(*HERE, "--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "said"),
+    [
+        ((), ENVIRON, "--controller fray://HOST:PORT"),
+        (HERE, {}, "there is no token: set FRAY_TOKEN or give --token-file"),
+        ((*HERE, "--name", "a b"), ENVIRON, "cannot be the name of a node"),
+        ((*HERE, "--state-dir", "/" + "x" * 90), ENVIRON, "the state directory .* has 91 characters"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        config(*argv, environ=environ)
+
+
+def test_the_token_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from file\n")
+    assert config(*HERE, "--token-file", str(file)).token == "from file"
+    file.write_text("\n")
+    with pytest.raises(InvalidRequest, match="is empty"):
+        config(*HERE, "--token-file", str(file))
+
+
+def test_bad_usage_is_one_line_and_status_2(capsys: Any) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err == "fray-node: say which cluster: --controller fray://HOST:PORT\n"
