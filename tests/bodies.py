@@ -137,3 +137,20 @@ async def serve_counter(name: str) -> None:
     async with fray.ActorServer(fray.current_cluster()) as server:
         await server.register(name, Counter(100), {"kind": "counter"})
         await trio.sleep_forever()
+
+
+async def wait_for(counter: Any, n: int) -> int:
+    """Poll an actor until it has counted to ``n``."""
+    while (seen := await counter.add(0)) < n:
+        await trio.sleep(0.05)
+    return int(seen)
+
+
+async def second_time(name: str) -> int:
+    """Hang when run for the first time; the driver's actor counts."""
+    pool = fray.ClusterResolver(fray.current_cluster()).lookup(name)
+    await pool.wait_for_size(1)
+    n = int(await pool.call().add(1))
+    if n == 1:
+        await trio.sleep_forever()
+    return n

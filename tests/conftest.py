@@ -1,14 +1,19 @@
-"""Common to all tests: no cluster of the caller's, the same examples in CI each time, processes one by one."""
+"""Common to all tests: no cluster of the caller's, the same examples in CI, processes one by one, no hanging."""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
 
 PROCESSES = Path(__file__).parent / "processes"
+WITHIN_S = 180
+"""A test that takes longer hangs; ``@pytest.mark.within(seconds)`` says otherwise."""
 
 for name in ("CLUSTER_SPEC", "TOKEN", "JOB_ID", "JOB_NAME", "NAMESPACE", "CLUSTER_ADDRESS", "ATTEMPT_ID"):
     os.environ.pop(f"FRAY_{name}", None)
@@ -18,8 +23,28 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"within(seconds): how long this test may take, in place of {WITHIN_S}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of real processes share one worker of pytest-xdist: they measure times, and do not fight for the cores."""
     for item in items:
         if PROCESSES in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("processes"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("within")
+    seconds = marker.args[0] if marker else WITHIN_S
+
+    def hangs(*_: object) -> NoReturn:
+        raise TimeoutError(f"{item.nodeid} hangs: not done within {seconds} s")
+
+    signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(seconds)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)

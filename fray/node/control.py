@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from typing import Any
 
 import trio
 
 READ_BYTES = 4096
+_CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 
 class Control:
@@ -20,6 +22,7 @@ class Control:
         self._socket = end
         self._lines: list[bytes] = []
         self._rest = b""
+        self._descriptors: list[int] = []
 
     async def send(self, message: dict[str, Any]) -> None:
         """Send something large. OSError if the keeper is gone."""
@@ -39,18 +42,25 @@ class Control:
         """The next message; None when the keeper is gone."""
         while not self._lines:
             try:
-                data = self._socket.recv(READ_BYTES)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1, _CLOEXEC)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
                 continue
             except ConnectionError:
                 return None
+            self._descriptors += descriptors
             if not data:
                 return None
             *self._lines, self._rest = (self._rest + data).split(b"\n")
         message: dict[str, int] = json.loads(self._lines.pop(0))
         return message
 
+    def take_descriptor(self) -> int:
+        """The descriptor that came with a message; the caller closes it. -1: there was none."""
+        return self._descriptors.pop(0) if self._descriptors else -1
+
     def close(self) -> None:
+        while (descriptor := self.take_descriptor()) >= 0:
+            os.close(descriptor)
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()

@@ -5,8 +5,9 @@ init while it lives; if it is killed, the job's main process dies by PDEATHSIG a
 the node. The node's end (its process descriptor, or the end of the control socket) ends the attempt at once.
 
 Conversation with the node, JSON lines on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
-``{"read": offset}``. Up: ``{"keeper": pid}``, ``{"running": pid}``, ``{"log": offset}`` (at most one until the node has
-said how far it read), ``{"ended": offset, "swept": count, "left": count}`` once the outcome is on disk.
+``{"read": offset}``. Up: ``{"keeper": pid}`` with its pidfd, ``{"running": pid}``, ``{"log": offset}`` (at most one
+until the node has said how far it read), ``{"ended": offset, "swept": count, "left": count}`` once the outcome is on
+disk.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
         os._exit(0)
     ticket = from_json(Ticket, first["ticket"])
     directory = Path(ticket.directory)
-    lines.tell(keeper=os.getpid())
+    lines.introduce()
     try:
         child = spawn(Start(ticket=ticket, entry=first["entry"], kinds=tuple(first["kinds"])))
     except OSError as error:
@@ -98,6 +99,13 @@ class Lines:
             return None
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def introduce(self) -> None:
+        """The keeper's pid, with a descriptor of it: the number alone might be another process's when it is read."""
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(os.getpid())
+            socket.send_fds(self.socket, [json.dumps({"keeper": os.getpid()}).encode() + b"\n"], [pidfd])
+            os.close(pidfd)
 
     def tell(self, **message: int) -> None:
         """Say something to the node; if it is gone the loop will notice by itself."""

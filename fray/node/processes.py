@@ -248,9 +248,7 @@ class ProcessLauncher:
         greeting = await control.receive()
         if greeting is None:
             return False
-        attempt.keeper = greeting["keeper"]
-        with contextlib.suppress(ProcessLookupError):
-            attempt.keeper_pidfd = os.pidfd_open(attempt.keeper)
+        attempt.keeper, attempt.keeper_pidfd = greeting["keeper"], control.take_descriptor()
         return True
 
     async def _converse(self, attempt: _Attempt, control: Control) -> tuple[Outcome, bytes | None]:

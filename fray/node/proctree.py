@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Container
@@ -153,46 +154,50 @@ def _reap(pid: int) -> bool:
         return False
 
 
-def kill_tree(pid: int) -> None:
-    """SIGKILL to a process and to what is below it, from the top down (so that no parent makes a replacement)."""
-    todo: list[tuple[int, int | None]] = [(pid, None)]
+def kill_tree(root: int) -> None:
+    """SIGKILL to a child of this process that is not reaped yet, and to all below it, from the top down (so that no
+    parent makes a replacement). What is missed has become, or will become, a child of this process.
+    """
+    me = os.getpid()
+    todo = [(child, root) for child in _strike(root, lambda: True)]
     while todo:
-        target, parent = todo.pop()
-        if _kill(target, parent):
-            todo.extend((child, target) for child in children(target))
+        pid, parent = todo.pop()
+        todo += [(child, pid) for child in _strike(pid, lambda: _parent(pid) in (parent, me))]  # noqa: B023
 
 
-def _kill(pid: int, parent: int | None) -> bool:
-    """Kill ``pid`` unless it is gone. With ``parent``: through a descriptor, so that a reused pid is left alone."""
+def _strike(pid: int, is_it: Callable[[], bool]) -> list[int]:
+    """Kill ``pid`` if ``is_it`` holds, and return its children.
+
+    A number may be given to another process at any moment. So the descriptor comes first, the look second, the signal
+    goes to the descriptor; and what is listed as its children counts only if it has not ended meanwhile.
+    """
     try:
-        if parent is None:
-            os.kill(pid, signal.SIGKILL)
-            return True
-        return _kill_grandchild(pid, parent)
-    except (ProcessLookupError, PermissionError):
-        return False
-
-
-def _kill_grandchild(pid: int, parent: int) -> bool:
-    descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return []
     try:
-        if int(_stat(pid)[1]) not in (parent, os.getpid()):
-            return False
+        if not is_it():
+            return []
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        return True
-    except FileNotFoundError:
-        return False
+        below = children(pid)
+        return [] if _ended(descriptor) else below
+    except (ProcessLookupError, PermissionError, FileNotFoundError):
+        return []
     finally:
         os.close(descriptor)
 
 
+def _ended(pidfd: int) -> bool:
+    look = select.poll()
+    look.register(pidfd, select.POLLIN)
+    return bool(look.poll(0))
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
 # Survivors of an earlier life ----------------------------------------------------------------------------------------
-
-
-def marked(has_mark: Callable[[dict[str, str]], bool]) -> list[int]:
-    """Processes, other than this one, whose environment at their last exec satisfies ``has_mark``."""
-    me = os.getpid()
-    return [pid for pid in _pids() if pid != me and has_mark(environ_of(pid))]
 
 
 def environ_of(pid: int) -> dict[str, str]:
@@ -206,17 +211,31 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def end_marked(has_mark: Callable[[dict[str, str]], bool], *, limit_s: float = 10.0) -> tuple[int, int]:
-    """Kill every marked process and what is below it, until a look finds none.
+    """Kill every process but this one whose environment at its last exec satisfies ``has_mark``.
 
     Returns:
-        (how many were killed, how many still live after ``limit_s``).
+        (how many were killed, how many were still found when ``limit_s`` had passed).
     """
-    deadline, seen = time.monotonic() + limit_s, set[int]()
+    deadline, ended = time.monotonic() + limit_s, set[int]()
     while True:
-        doomed = marked(has_mark)
-        if not doomed or time.monotonic() > deadline:
-            return len(seen), len(doomed)
-        for pid in doomed:
-            kill_tree(pid)
-        seen.update(doomed)
+        struck = _strike_marked(has_mark, deadline)
+        if not struck or time.monotonic() > deadline:
+            return len(ended), len(struck)
+        ended |= struck
         time.sleep(_FIRST_NAP_S)
+
+
+def _strike_marked(has_mark: Callable[[dict[str, str]], bool], deadline: float) -> set[int]:
+    """One look at all processes, until a list of them has none that was not looked at: a process that lives for a
+    millisecond and leaves another one behind is not overlooked.
+    """
+    seen, struck = {os.getpid()}, set[int]()
+    while fresh := [pid for pid in _pids() if pid not in seen]:
+        for pid in sorted(fresh, reverse=True):
+            if has_mark(environ_of(pid)):
+                struck.add(pid)
+                _strike(pid, lambda: has_mark(environ_of(pid)))  # noqa: B023
+        seen.update(fresh)
+        if time.monotonic() > deadline:
+            break
+    return struck

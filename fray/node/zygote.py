@@ -117,7 +117,7 @@ class Zygote:
 
 def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
     try:
-        packet, descriptors, _, _ = socket.recv_fds(link, PACKET_LIMIT_BYTES, 1)
+        packet, descriptors, _, _ = socket.recv_fds(link, PACKET_LIMIT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return b"", []
     return packet, descriptors

@@ -2,9 +2,9 @@
 
 The law: a call's name is (conversation of a caller, number). A caller gives out numbers in the order in which it
 sends, so what arrives at one host from one caller only grows, except when the conversation was forgotten and unanswered
-calls come again. A host therefore keeps one number, the highest it has seen (the watermark), and the calls that are still open
-below it: running, or answered and not yet settled by the caller. A number at or below the watermark that is not open
-is forgotten: its outcome is unknown, and it is never run again.
+calls come again. A host therefore keeps one number, the highest it has seen (the watermark), and the calls that are
+still open below it: running, or answered and not yet settled by the caller. A number at or below the watermark that is
+not open is forgotten: its outcome is unknown, and it is never run again.
 """
 
 from __future__ import annotations

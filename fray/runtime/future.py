@@ -140,9 +140,9 @@ class CallFuture:
         await wait_task_rescheduled(abort)
 
     async def _park_until(self, deadline: float) -> None:
-        with trio.CancelScope(deadline=deadline):
+        with trio.CancelScope(deadline=deadline) as scope:
             await self._park()
-        if not self._state:
+        if scope.cancelled_caught and not self._state:
             self.cancel()
             text = f"no answer to {self.route.label}.{self.method}() before its deadline"
             self.fail(DeadlineExceeded(text, method=self.method))

@@ -144,9 +144,19 @@ async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildSc
             yield scope
         return
     except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is None:
+        interrupt = _interrupt_in(group)
+        if interrupt is None:
             raise
-    raise KeyboardInterrupt
+    raise interrupt  # outside the handler, so that it comes out as it was raised
+
+
+def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt | None:
+    for error in group.exceptions:
+        if isinstance(error, KeyboardInterrupt):
+            return error
+        if isinstance(error, BaseExceptionGroup) and (found := _interrupt_in(error)):
+            return found
+    return None
 
 
 @asynccontextmanager

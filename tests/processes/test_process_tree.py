@@ -25,6 +25,13 @@ from fray.node.processes import ProcessLauncher
 from fray.node.proctree import end_marked, environ_of
 
 TREE = Path(__file__).with_name("tree.py")
+COMMS = {
+    "driver": ("python",),
+    "unrelated": ("sleep",),
+    "node": ("python",),
+    "zygote": ("fray-zygote",),
+    "keeper": ("fray-keeper",),
+}
 LIMIT_S = 1.0
 READY_S = 30.0
 
@@ -41,8 +48,8 @@ class Tree:
         return self.pids["keepers"]["storm-a"] if who == "keeper" else self.pids[who]
 
     def kill(self, *who: str) -> None:
-        for pid in [self.pid(name) for name in who]:
-            os.kill(pid, signal.SIGKILL)
+        for name in who:
+            kill_if(self.pid(name), lambda pid: _comm(pid) in COMMS[name])  # noqa: B023
 
     def marked(self) -> list[int]:
         """Everything below the node that a later node would recognize by the mark in its environment."""
@@ -64,6 +71,17 @@ class Tree:
             if _comm(pid).startswith("fray:storm") and _comm(parent := parent_of(pid)) == "fray-keeper":
                 found[parent] = _comm(pid).removeprefix("fray:")
         return found
+
+
+def kill_if(pid: int, is_it: Callable[[int], bool]) -> None:
+    """The storms use up all numbers within seconds, so a number alone might be anybody's by now."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if is_it(pid):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
 
 
 def _pids() -> list[int]:
@@ -128,13 +146,11 @@ def open_tree(state_dir: str) -> Iterator[Tree]:
     try:
         yield tree
     finally:
-        for who in ("driver", "unrelated", "node"):
-            with contextlib.suppress(ProcessLookupError):
-                tree.kill(who)
+        tree.kill("driver", "unrelated", "node")
         popen.wait()
         end_marked(lambda environ: state_dir in environ.get(STATE_MARK, "").split(":"))
         for pid in tree.below():
-            os.kill(pid, signal.SIGKILL)
+            kill_if(pid, lambda pid: _argv0(pid).startswith(state_dir))
 
 
 SUBSETS = [
@@ -204,7 +220,6 @@ def strike(tree: Tree, rng: random.Random) -> float:
     if rng.random() < 0.3:
         victims += [pid for pid in tree.marked() if _comm(pid) == "fray-zygote"]
     for pid in victims:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill_if(pid, lambda pid: _comm(pid) in ("fray-keeper", "fray-zygote"))
     names = [keepers[pid] for pid in doomed]
     return seconds_until_gone(lambda: [pid for name in names for pid in tree.of_job(name)], LIMIT_S)

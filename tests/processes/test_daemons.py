@@ -1,0 +1,196 @@
+"""A lab's cluster in small: fray-controller, fray-node and drivers, each a process; and the controller may die (P7)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import fray
+from fray import Entrypoint, JobRequest, ResourceConfig
+from tests import bodies
+
+TOKEN = "a-token-nobody-guesses"
+SMALL = ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Lab:
+    """The daemons of one test, on a port of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.spec = f"fray://127.0.0.1:{self.port}"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, module: str, *arguments: str) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "FRAY_TOKEN": TOKEN},
+                start_new_session=True,
+            )
+
+    def start_controller(self) -> None:
+        store = str(self.directory / "store")
+        self.start("controller", "fray.controller.main", "--listen", f"tcp:127.0.0.1:{self.port}", "--store", store)
+
+    def start_node(self, name: str) -> None:
+        state = str(self.directory / name)
+        self.start(name, "fray.node", "--controller", self.spec, "--name", name, "--state-dir", state)
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        process = self.running.pop(name)
+        process.send_signal(number)
+        return process.wait(timeout=15)
+
+    def close(self) -> None:
+        for name in list(self.running):
+            self.kill(name, signal.SIGTERM)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    try:
+        yield lab
+    finally:
+        lab.close()
+
+
+async def connected(lab: Lab) -> None:
+    """Wait until the port answers, as a person would who has just typed the command."""
+    with trio.fail_after(20):
+        while True:
+            try:
+                stream = await trio.open_tcp_stream("127.0.0.1", lab.port)
+            except OSError:
+                await trio.sleep(0.05)
+            else:
+                await stream.aclose()
+                return
+
+
+async def test_a_driver_runs_jobs_and_actors_on_daemons(lab: Lab) -> None:
+    lab.start_controller()
+    lab.start_node("alpha")
+    await connected(lab)
+    with trio.fail_after(60):
+        async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+            (node,) = await cluster.wait_for_nodes(1)
+            assert node.name == "alpha"
+            assert node.cpu_milli >= 1000
+            assert node.memory_bytes > 1 << 28
+            async with cluster.open_scope("run") as scope:
+                counter = await scope.create_actor(bodies.Counter, 1)
+                assert await scope.run(bodies.call_actor, counter, 5, resources=SMALL) == 6
+    assert lab.kill("alpha", signal.SIGTERM) == 0
+    assert lab.kill("controller", signal.SIGTERM) == 0
+
+
+async def test_a_wrong_token_is_refused_at_once_and_never_shown(lab: Lab) -> None:
+    lab.start_controller()
+    await connected(lab)
+    with trio.fail_after(5), pytest.raises(fray.Unauthorized) as caught:
+        async with fray.open_cluster(lab.spec, token="a-wrong-one", logs=False):
+            pass
+    assert "a-wrong-one" not in str(caught.value)
+    assert TOKEN not in (lab.directory / "controller.log").read_text()
+
+
+async def test_the_controller_dies_by_kill_9_and_nobody_notices_more_than_a_pause(lab: Lab) -> None:
+    lab.start_controller()
+    lab.start_node("alpha")
+    await connected(lab)
+    with trio.fail_after(90):
+        async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+            async with cluster.open_scope("run") as scope:
+                counter = await scope.create_actor(bodies.Counter, 0)
+                assert await counter.add(1) == 1
+                request = JobRequest(
+                    name="across", entrypoint=Entrypoint.from_callable(bodies.wait_for, (counter, 3)), resources=SMALL
+                )
+                across = await scope.launch(request)
+                await across.wait_running()
+                assert lab.kill("controller") == -signal.SIGKILL
+                assert await counter.add(1) == 2  # calls never passed through it
+                lab.start_controller()
+                after = await scope.run(bodies.double, 4, resources=SMALL)
+                assert await counter.add(1) == 3
+                assert (after, await across.wait()) == (8, 3)
+                info = await cluster.poll(across)
+                assert len(info.attempts) == 1
+            assert [info.state.value for info in await cluster.list_jobs() if info.name == "across"] == ["succeeded"]
+
+
+async def test_a_node_is_killed_and_its_job_runs_again_on_another(lab: Lab) -> None:
+    lab.start_controller()
+    for name in ("alpha", "beta"):
+        lab.start_node(name)
+    await connected(lab)
+    with trio.fail_after(90):
+        async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+            await cluster.wait_for_nodes(2)
+            async with fray.ActorServer(cluster) as server:
+                home = bodies.Counter(0)
+                await server.register("home", home)
+                async with cluster.open_scope("run") as scope:
+                    request = JobRequest(
+                        name="again",
+                        entrypoint=Entrypoint.from_callable(bodies.second_time, ("home",)),
+                        resources=SMALL,
+                    )
+                    job = await scope.launch(request)
+                    while home.n == 0:
+                        await trio.sleep(0.05)
+                    lab.kill((await cluster.poll(job)).attempts[0].node)
+                    assert await job.wait() == 2
+                    assert [attempt.cause for attempt in job.info.attempts] == ["machine_lost", "succeeded"]
+
+
+async def test_kill_9_of_a_driver_ends_its_jobs_on_daemons_of_the_same_machine(lab: Lab) -> None:
+    lab.start_controller()
+    lab.start_node("alpha")
+    await connected(lab)
+    script = f"""
+import fray, trio
+from tests import bodies
+async def main():
+    async with fray.open_cluster({lab.spec!r}, namespace="lost") as cluster:
+        async with cluster.open_scope("run") as scope:
+            job = await scope.launch(fray.JobRequest(name="hang", entrypoint=fray.Entrypoint.from_callable(bodies.hang)))
+            await job.wait_running()
+            print("running", flush=True)
+            await trio.sleep_forever()
+trio.run(main)
+"""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": os.getcwd()},
+    )
+    assert driver.stdout is not None
+    assert await trio.to_thread.run_sync(driver.stdout.readline) == b"running\n"
+    with trio.fail_after(30):
+        async with fray.open_cluster(lab.spec, token=TOKEN, namespace="watch", logs=False) as cluster:
+            (info,) = await cluster.list_jobs("lost")
+            driver.kill()
+            driver.wait()
+            driver.stdout.close()
+            ended = await cluster.wait(info.job_id)
+            assert (ended.state, ended.cause) == (fray.JobState.STOPPED, fray.Cause.OWNER_ENDED)
