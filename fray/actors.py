@@ -52,9 +52,7 @@ class ActorMethod:
         caller, route = self._handle._way()
         return caller.start(route, self._name, args, kwargs, self._options)
 
-    def options(
-        self, *, timeout_s: float | None = None, retry: int = 0, idempotent: bool = False
-    ) -> ActorMethod:
+    def options(self, *, timeout_s: float | None = None, retry: int = 0, idempotent: bool = False) -> ActorMethod:
         """The same method with other options.
 
         Args:

@@ -11,7 +11,6 @@ import trio
 
 from fray.actors import ActorHandle
 from fray.errors import DeadlineExceeded
-from fray.interrupts import deferred_in_our_code
 from fray.jobs import Job, error_of, job_id_of
 from fray.model.ids import JobId, Namespace
 from fray.model.messages.client import (
@@ -29,6 +28,8 @@ from fray.model.messages.client import (
 )
 from fray.model.specs import JobInfo, JobRequest, JobState
 from fray.runtime.context import Runtime, current, current_or_none
+from fray.runtime.interrupts import deferred_in_our_code
+from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope
 from fray.scopes import OnFailure, Scope, open_scope
 
@@ -82,7 +83,9 @@ class Cluster:
         return (await self._records([job]))[0].info
 
     @overload
-    async def wait(self, job_ids: Job | JobId, raise_on_failure: bool = False) -> JobInfo: ...
+    async def wait(  # type: ignore[overload-overlap]  # a str is a Sequence[str] to the type checker, not to us
+        self, job_ids: Job | JobId, raise_on_failure: bool = False
+    ) -> JobInfo: ...
     @overload
     async def wait(self, job_ids: Sequence[Job | JobId], raise_on_failure: bool = False) -> list[JobInfo]: ...
 
@@ -159,12 +162,12 @@ class Cluster:
             DeadlineExceeded: not within ``timeout`` seconds.
         """
         with trio.move_on_after(timeout):
-            while len(alive := [node for node in await self.nodes() if node.alive]) < count:
-                await trio.sleep(0.1)
+            while len(alive := [node for node in await self.nodes() if node.alive]) < count:  # noqa: ASYNC110
+                await trio.sleep(0.1)  # machines have no subscription yet
             return alive
         raise DeadlineExceeded(f"the cluster has fewer than {count} nodes after {timeout:g} s")
 
-    async def _records(self, jobs: Sequence[Job | JobId]) -> list[Any]:
+    async def _records(self, jobs: Sequence[Job | JobId]) -> list[JobRecord]:
         return await self._runtime.link.watch_jobs([job_id_of(job) for job in jobs])
 
     def __repr__(self) -> str:

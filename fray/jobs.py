@@ -172,5 +172,3 @@ def job_id_of(job: Job | JobId) -> JobId:
     if isinstance(job, str):
         return job
     raise InvalidRequest(f"{job!r} is neither a Job nor a job id")
-
-

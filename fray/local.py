@@ -30,9 +30,9 @@ from fray.net.memory import MemoryNetwork
 from fray.net.mixed import MixedNetwork
 from fray.net.transport import Credential, Network
 from fray.net.websocket import WebSocketNetwork
+from fray.node.config import NodeConfig
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.serve import run_node
-from fray.node.config import NodeConfig
 from fray.runtime.attempt import Ended, Stage, run_attempt
 from fray.runtime.context import Runtime, open_runtime
 from fray.runtime.services import open_services

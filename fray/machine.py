@@ -33,8 +33,8 @@ from fray.net.memory import MemoryNetwork
 from fray.net.mixed import MixedNetwork
 from fray.net.transport import Credential, Network
 from fray.net.websocket import WebSocketNetwork
-from fray.node.inventory import read_capacity
 from fray.node.config import NodeConfig
+from fray.node.inventory import read_capacity
 from fray.node.serve import wait_process_end
 from fray.runtime.context import Runtime, open_runtime
 from fray.runtime.services import open_services
@@ -212,5 +212,3 @@ async def _end(children: list[_NodeProcess]) -> None:
     async with trio.open_nursery() as nursery:
         for child in children:
             nursery.start_soon(child.end)
-
-

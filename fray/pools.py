@@ -223,7 +223,7 @@ class WorkerPool:
             NotPicklable, MessageTooLarge: it cannot travel.
         """
         if not self._open:
-            raise InvalidRequest("this WorkerPool takes no tasks: enter it with `async with`, and submit before its end")
+            raise InvalidRequest("this WorkerPool takes no tasks: enter it with `async with`; submit before its end")
         if not callable(fn):
             raise InvalidRequest(f"submit needs a callable, not {fn!r}")
         content = payload.dumps((fn, args, kwargs), f"task {getattr(fn, '__name__', fn)!r}")
@@ -346,5 +346,3 @@ class WorkerPool:
             reason = error_of(slot.record)
             while self._queue:
                 self._queue.popleft().future.fail(reason)
-
-

@@ -137,5 +137,3 @@ def _label(thing: Any) -> str:
 async def open_scope(runtime: Runtime, name: str) -> AsyncIterator[Scope]:
     async with open_child_scope(runtime, name) as children:
         yield Scope(children)
-
-

@@ -30,6 +30,18 @@ class Counter:
         raise ValueError("the counter is broken")
 
 
+class Witness(Counter):
+    """Tells its own process when it was first called."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.moved = trio.Event()
+
+    def add(self, k: int) -> int:
+        self.moved.set()
+        return super().add(k)
+
+
 class SyncCounter:
     """Only sync methods: a thread of its own."""
 
@@ -141,7 +153,7 @@ async def serve_counter(name: str) -> None:
 
 async def wait_for(counter: Any, n: int) -> int:
     """Poll an actor until it has counted to ``n``."""
-    while (seen := await counter.add(0)) < n:
+    while (seen := await counter.add(0)) < n:  # noqa: ASYNC110 - the actor is elsewhere and has no event for us
         await trio.sleep(0.05)
     return int(seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from typing import Any
@@ -16,7 +17,6 @@ from fray.errors import (
     ChannelFull,
     DeadlineExceeded,
     FrayError,
-    InvalidRequest,
     MachineLost,
     MessageTooLarge,
     NoSuchActor,
@@ -35,7 +35,7 @@ from fray.runtime import calls, payload
 from fray.runtime.caller import CallOptions
 from fray.runtime.current import current_actor
 from fray.runtime.future import CANCEL_WAIT_S, CallCancelled
-from fray.runtime.host import Executor
+from fray.runtime.host import Executor, Host
 from fray.runtime.route import PROOF_WAIT_S
 
 KEY = "actor:a"
@@ -929,6 +929,17 @@ async def test_a_host_that_is_cancelled_says_goodbye(autojump_clock: Any) -> Non
         assert trio.current_time() - began < 1
 
 
+async def test_a_host_that_is_cancelled_as_it_begins_ends(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        host = Host(stage.network, incarnation="h1", rng=stage.rng)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await host.run()
+        assert scope.cancelled_caught
+        with pytest.raises(ActorDied):
+            await host.listen()
+
+
 # Without a directory -------------------------------------------------------------------------------------------------
 
 
@@ -968,3 +979,82 @@ async def test_inline_execution_needs_no_thread(autojump_clock: Any) -> None:
         way = stage.way(stage.caller.route_to(stage.endpoint(host, host.register(Plain(), "plain"))))
         assert [await call for call in [way.start("add") for _ in range(10)]] == list(range(1, 11))
         assert threading.active_count() == before
+
+
+# Everything at once --------------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """Writes down which calls it has run."""
+
+    def __init__(self, pages: list[int]) -> None:
+        self.pages = pages
+
+    def write(self, page: int) -> int:
+        self.pages.append(page)
+        return page
+
+    async def write_slowly(self, page: int, seconds: float) -> int:
+        self.pages.append(page)
+        await trio.sleep(seconds)
+        return page
+
+
+async def storm(seed: int) -> tuple[list[list[int]], dict[int, str]]:
+    """Calls while connections break and the actor dies and comes back: what ran where, and what was said of each."""
+    rng = random.Random(seed)
+    lives: list[list[int]] = []
+    said: dict[int, str] = {}
+
+    async with open_stage(seed) as stage:
+        stage.network.set_delay("driver", "h0", 0.0, 0.02)
+        for life in range(1, 4):
+            stage.network.set_delay("driver", f"h{life}", 0.0, 0.02)
+
+        def on_hop(hop: Any) -> Fate:
+            return rng.choices([Fate.DELIVER, Fate.LOSE, Fate.LAST], [96, 2, 2])[0]
+
+        async def one(page: int) -> None:
+            way = stage.way(stage.caller.route(KEY, "diary"))
+            await trio.sleep(rng.uniform(0, 4))
+            try:
+                if rng.random() < 0.5:
+                    await way.call("write", page)
+                else:
+                    await way.call("write_slowly", page, rng.uniform(0, 0.5))
+                said[page] = "done"
+            except OutcomeUnknown:
+                said[page] = "unknown"
+            except ActorDied:
+                said[page] = "died"
+
+        async def live_and_die() -> None:
+            for life in range(4):
+                lives.append([])
+                await keyed(stage, Diary(lives[-1]), f"h{life}")
+                await trio.sleep(rng.uniform(0.5, 1.5))
+                if life < 3:
+                    stage.kill(f"h{life}")
+                    await trio.sleep(rng.uniform(0, 0.5))
+                    if rng.random() < 0.5:
+                        stage.directory.say(KEY)
+                        await trio.sleep(rng.uniform(0, 0.5))
+
+        stage.network.on_hop = on_hop
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live_and_die)
+            for page in range(100):
+                nursery.start_soon(one, page)
+    return lives, said
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_in_a_storm_every_call_ends_and_none_runs_twice(seed: int, autojump_clock: Any) -> None:
+    with trio.fail_after(600):
+        lives, said = await storm(seed)
+    ran = sorted(page for pages in lives for page in pages)
+    assert len(said) == 100, "every call has ended"
+    assert len(set(ran)) == len(ran), "none ran twice, here or there"
+    for page, word in said.items():
+        assert word in ("done", "unknown"), "it came back each time, so nothing died undelivered"
+        assert word != "done" or page in ran

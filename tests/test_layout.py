@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "fray"
 
-API = ("cluster", "scopes", "jobs", "reservations", "actors", "resolver", "pools", "futures")
+API = ("cluster", "scopes", "jobs", "reservations", "actors", "resolver", "pools", "futures", "interrupts")
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),

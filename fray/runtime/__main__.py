@@ -43,11 +43,8 @@ def _run(ticket: Ticket, control_fd: int) -> Ended:
         work = attempt.open_payload(_read_payload(ticket))
     except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports: its error is the outcome
         return attempt.failed(error)
-    if ticket.spec.entry is EntryKind.ACTOR:
-        in_loop = has_async_methods(work[0])
-    else:
-        in_loop = attempt.is_async(work[0])
-    if in_loop:
+    is_async = has_async_methods if ticket.spec.entry is EntryKind.ACTOR else attempt.is_async
+    if is_async(work[0]):
         return trio.run(_run_in_loop, ticket, work, control_fd)
     if ticket.spec.entry is EntryKind.ACTOR:
         return _run_sync_actor(ticket, work, control_fd)
@@ -225,5 +222,3 @@ def _until_done(step: Callable[[], None]) -> None:
     """A request to end that comes in the middle of leaving must not break the leaving."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     step()
-
-

@@ -110,9 +110,7 @@ def _exit_code(error: BaseException) -> int:
     return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
 
 
-def runtime_of_ticket(
-    ticket: Ticket, network: Network, rng: random.Random
-) -> AbstractAsyncContextManager[Runtime]:
+def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> AbstractAsyncContextManager[Runtime]:
     """The attempt's own place in the cluster. User code does not wait until the controller has answered."""
     return open_runtime(
         network,
@@ -146,7 +144,7 @@ async def run_callable(ticket: Ticket, work: Work, stage: Stage) -> Ended:
         if is_async(fn):
             return succeeded(await fn(*args, **kwargs), what)
         return succeeded(await stage.run_sync(lambda: fn(*args, **kwargs)), what)
-    except BaseException as error:  # noqa: BLE001  # whatever user code raises is its outcome
+    except BaseException as error:  # whatever user code raises is its outcome
         if carries_cancellation(error):
             raise
         return failed(error)
@@ -163,12 +161,10 @@ def is_async(fn: Any) -> bool:
     """Whether calling it gives a coroutine; sees through ``functools.partial`` and callable objects."""
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
-async def run_actor(
-    ticket: Ticket, work: Work, runtime: Runtime, stage: Stage
-) -> Ended:
+async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
     """Make the actor, serve it under its job's id and name until the attempt is cancelled."""
     cls, args, kwargs = work
     host = runtime.host

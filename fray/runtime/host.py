@@ -92,9 +92,9 @@ class Host:
         """Serve until `shutdown`, or until cancelled: then the same, without grace."""
         async with trio.open_nursery() as frame:
             frame.start_soon(self._hold)
-            await self._ready.wait()
-            task_status.started()
             try:
+                await self._ready.wait()
+                task_status.started()
                 await self._over.wait()
             finally:
                 with trio.CancelScope(shield=True):

@@ -26,6 +26,8 @@ from fray.runtime.executor import Runner
 from fray.runtime.host_stream import HostStream, ThreadStream
 from fray.runtime.methods import Method, Style, find_method
 
+RESTING_LIMIT = 64
+"""Workers of one actor that may wait for more work."""
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 SLICE_S = 0.002
 """How long sync methods and async ones that never wait may hold the loop before others get a turn."""
@@ -262,6 +264,8 @@ class LoopActor(Hosted):
         self._queue: deque[HostCall] = deque()
         self._spare = False
         """A worker is on its way that will take from the queue."""
+        self._resting: list[trio.lowlevel.Task] = []
+        """Workers without work: waking one is cheaper than starting one."""
         self._context = copy_context()
         self._slice_ends: float | None = None
 
@@ -295,17 +299,44 @@ class LoopActor(Hosted):
         waiting, self._queue = self._queue, deque()
         for call in waiting:
             call.refuse(error)
+        resting, self._resting = self._resting, []
+        for task in resting:
+            trio.lowlevel.reschedule(task)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
     def _call_worker(self) -> None:
         if not self._spare and len(self.under_way) < self._limit:
             self._spare = True
-            self._context.run(self._spawn, self._work)
+            if self._resting:
+                trio.lowlevel.reschedule(self._resting.pop())
+            else:
+                self._context.run(self._spawn, self._work)
 
     async def _work(self) -> None:
+        """A worker: take calls, rest, take calls, until the actor is closed or enough others rest."""
+        while True:
+            self._spare = False
+            await self._take_calls()
+            if self._closed is not None or len(self._resting) >= RESTING_LIMIT:
+                return
+            await self._rest()
+            if self._closed is not None:
+                return
+
+    async def _rest(self) -> None:
+        task = trio.lowlevel.current_task()
+        self._resting.append(task)
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            if task in self._resting:
+                self._resting.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def _take_calls(self) -> None:
         """Take calls until none is left. Before a call that may wait, see that somebody else will take the next."""
-        self._spare = False
         turn_ends = self._clock() + SLICE_S
         while self._queue and len(self.under_way) < self._limit:
             call = self._queue.popleft()

@@ -73,6 +73,11 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         lab.close()
 
 
+def start_script(script: str) -> subprocess.Popen[bytes]:
+    environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": os.getcwd()}
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environ)
+
+
 async def connected(lab: Lab) -> None:
     """Wait until the port answers, as a person would who has just typed the command."""
     with trio.fail_after(20):
@@ -147,7 +152,7 @@ async def test_a_node_is_killed_and_its_job_runs_again_on_another(lab: Lab) -> N
         async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
             await cluster.wait_for_nodes(2)
             async with fray.ActorServer(cluster) as server:
-                home = bodies.Counter(0)
+                home = bodies.Witness()
                 await server.register("home", home)
                 async with cluster.open_scope("run") as scope:
                     request = JobRequest(
@@ -156,8 +161,7 @@ async def test_a_node_is_killed_and_its_job_runs_again_on_another(lab: Lab) -> N
                         resources=SMALL,
                     )
                     job = await scope.launch(request)
-                    while home.n == 0:
-                        await trio.sleep(0.05)
+                    await home.moved.wait()
                     lab.kill((await cluster.poll(job)).attempts[0].node)
                     assert await job.wait() == 2
                     assert [attempt.cause for attempt in job.info.attempts] == ["machine_lost", "succeeded"]
@@ -173,17 +177,14 @@ from tests import bodies
 async def main():
     async with fray.open_cluster({lab.spec!r}, namespace="lost") as cluster:
         async with cluster.open_scope("run") as scope:
-            job = await scope.launch(fray.JobRequest(name="hang", entrypoint=fray.Entrypoint.from_callable(bodies.hang)))
+            entrypoint = fray.Entrypoint.from_callable(bodies.hang)
+            job = await scope.launch(fray.JobRequest(name="hang", entrypoint=entrypoint))
             await job.wait_running()
             print("running", flush=True)
             await trio.sleep_forever()
 trio.run(main)
 """
-    driver = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": os.getcwd()},
-    )
+    driver = start_script(script)
     assert driver.stdout is not None
     assert await trio.to_thread.run_sync(driver.stdout.readline) == b"running\n"
     with trio.fail_after(30):

@@ -26,7 +26,8 @@ def deferred_in_our_code() -> Iterator[None]:
     Only Trio's own handler is wrapped, and only on the main thread; a handler of the user's stays as it is.
     """
     inner = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or getattr(inner, "__module__", "") != "trio._core._ki":
+    of_trio = getattr(inner, "__module__", "") == "trio._core._ki"
+    if threading.current_thread() is not threading.main_thread() or not of_trio:
         yield
         return
     assert callable(inner)
