@@ -116,6 +116,7 @@ async def websocket_echo(request: trio_websocket.WebSocketRequest) -> None:
         while True:
             message = await connection.get_message()
             if calls:
+                assert isinstance(message, bytes)
                 method, args = pickle.loads(message)
                 message = pickle.dumps(getattr(actor, method)(*args), 5)
             await connection.send_message(message)
@@ -172,7 +173,9 @@ async def probe_message_a_call(port: int, seconds: float) -> dict[str, float]:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send)
                 for _ in range(WINDOW):
-                    pickle.loads(await connection.get_message())
+                    message = await connection.get_message()
+                    assert isinstance(message, bytes)
+                    pickle.loads(message)
             return WINDOW
 
         return await by_the_lot(lot, seconds)

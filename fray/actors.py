@@ -11,17 +11,19 @@ from attrs import evolve, frozen
 from fray.errors import FrayError, NoSuchMethod
 from fray.model.ids import ActorId, JobId, Namespace, check_name, mint
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
-from fray.runtime.caller import Caller, CallOptions, Route
+from fray.runtime.call_stream import CallStream
+from fray.runtime.caller import DEFAULT_OPTIONS, Caller, CallOptions
 from fray.runtime.context import Runtime, current
 from fray.runtime.current import CurrentActor, current_actor_var
 from fray.runtime.future import CallFuture
 from fray.runtime.methods import public_names
+from fray.runtime.route import Route
 
 if TYPE_CHECKING:
     from fray.cluster import Cluster
     from fray.resolver import Resolver
 
-DEFAULT_OPTIONS = CallOptions()
+UNREGISTER_WITHIN_S = 1.0
 
 
 class ActorMethod:
@@ -51,6 +53,15 @@ class ActorMethod:
         """
         caller, route = self._handle._way()
         return caller.start(route, self._name, args, kwargs, self._options)
+
+    def stream(self, *args: Any, **kwargs: Any) -> CallStream:
+        """Iterate over a generator method: ``async with method.stream(...) as items: async for item in items``.
+
+        Items come as fast as they are taken: the generator waits for a slow consumer. Leaving the ``async with``
+        closes the generator where it runs. Raises as `start`, and while iterating as calling does.
+        """
+        caller, route = self._handle._way()
+        return caller.stream(route, self._name, args, kwargs, self._options)
 
     def options(self, *, timeout_s: float | None = None, retry: int = 0, idempotent: bool = False) -> ActorMethod:
         """The same method with other options.
@@ -255,7 +266,17 @@ class ActorServer:
 
     async def shutdown(self, grace_period: float = 5.0) -> None:
         """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
-        for name in dict.fromkeys(endpoint.name for endpoint in self._endpoints.values()):
-            with trio.move_on_after(1, shield=True):
-                await self.unregister(name)
+        endpoints, self._endpoints = list(self._endpoints.values()), {}
+        with trio.move_on_after(grace_period + UNREGISTER_WITHIN_S, shield=True):
+            async with trio.open_nursery() as nursery:
+                for endpoint in endpoints:
+                    nursery.start_soon(self._retire, endpoint, grace_period)
         self._address = None
+
+    async def _retire(self, endpoint: ActorEndpoint, grace_s: float) -> None:
+        with trio.move_on_after(UNREGISTER_WITHIN_S):
+            try:
+                await self._runtime.link.request(Unregister(actor_id=endpoint.actor_id))
+            except FrayError:
+                pass  # the conversation has ended, and the name with it
+        await self._runtime.host.drain(endpoint.number, grace_s)

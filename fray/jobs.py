@@ -15,6 +15,7 @@ from fray.model.ids import JobId, mint_job_id
 from fray.model.messages.client import Terminate
 from fray.model.specs import Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
 from fray.runtime import payload
+from fray.runtime.attempt import check_blob
 from fray.runtime.context import Runtime
 from fray.runtime.links import JobRecord
 
@@ -25,6 +26,7 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
     Raises:
         InvalidRequest: no entrypoint, or an impossible amount of something.
         NotPicklable: the callable or an argument cannot travel.
+        MessageTooLarge: they have more than 8 MiB together.
     """
     if not isinstance(request, JobRequest):
         raise InvalidRequest(f"launch needs a JobRequest, not {request!r}; scope.run(fn, *args) takes a plain callable")
@@ -39,7 +41,7 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
         )
     content = None
     if entry.callable is not None:
-        content = payload.dumps((entry.callable, entry.args, entry.kwargs), f"the entrypoint of job {request.name!r}")
+        content = _closed((entry.callable, entry.args, entry.kwargs), f"the entrypoint of job {request.name!r}")
     spec = _spec(request, runtime, EntryKind.BINARY if content is None else EntryKind.CALLABLE, content)
     return evolve(spec, argv=entry.argv), content
 
@@ -50,8 +52,14 @@ def build_actor_spec(
     """The job that hosts one actor. ``request`` gives name, resources and retries."""
     if not isinstance(cls, type):
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
-    content = payload.dumps((cls, args, kwargs), f"actor {request.name!r}")
+    content = _closed((cls, args, kwargs), f"actor {request.name!r}")
     return _spec(request, runtime, EntryKind.ACTOR, content), content
+
+
+def _closed(work: object, what: str) -> bytes:
+    content = payload.dumps(work, what)
+    check_blob(len(content), what, "write the data to storage and pass its path")
+    return content
 
 
 def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: bytes | None) -> JobSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import trio
@@ -25,6 +26,9 @@ class Counter:
     async def slow_add(self, k: int, seconds: float = 30.0) -> int:
         await trio.sleep(seconds)
         return self.add(k)
+
+    def countdown(self) -> Iterator[int]:
+        yield from range(self.n, 0, -1)
 
     async def fail(self) -> None:
         raise ValueError("the counter is broken")
@@ -166,3 +170,7 @@ async def second_time(name: str) -> int:
     if n == 1:
         await trio.sleep_forever()
     return n
+
+
+def big(size_bytes: int) -> bytes:
+    return b"x" * size_bytes

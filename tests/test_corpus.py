@@ -192,7 +192,7 @@ EXAMPLE = Path(corpus.__file__)
 
 def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLE), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_it_runs_in_one_process_and_its_result_is_that_of_plain_code() -> None:
@@ -203,11 +203,11 @@ def test_it_runs_in_one_process_and_its_result_is_that_of_plain_code() -> None:
 
 @pytest.mark.xdist_group("processes")
 def test_a_killed_worker_changes_nothing_and_is_told_of(tmp_path: Path) -> None:
-    done = run_example("--limit", "300", "--check", "--kill-worker", "--json", str(tmp_path / "report.json"))
+    done = run_example("--limit", "200", "--check", "--kill-worker", "--json", str(tmp_path / "report.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["killed"]["task"] in report["killed"]["done_again"]
-    assert report["result"]["counts"]["files"] == 300
+    assert report["result"]["counts"]["files"] == 200
     assert f"(pid {report['killed']['pid']}) by SIGKILL" in done.stdout
 
 
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_it_with_one_line() -> None:
     assert process.stderr is not None
     next(line for line in process.stderr if "tokenize" in line)
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=30)
+    _, rest = process.communicate(timeout=60)
     assert process.returncode == 130
     assert rest.splitlines()[-1].startswith("corpus: interrupted")
     assert "Traceback" not in rest

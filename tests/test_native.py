@@ -96,6 +96,33 @@ async def test_an_actor_keeps_state_and_its_errors_arrive_as_themselves(cluster:
             await broken.fail()
 
 
+async def test_a_generator_method_is_a_stream(cluster: fray.Cluster) -> None:
+    async with cluster.open_scope("run") as scope:
+        counter = await scope.create_actor(bodies.Counter, 300)
+        async with counter.countdown.stream() as items:
+            assert [item async for item in items] == list(range(300, 0, -1))
+        async with counter.countdown.stream() as items:
+            async for item in items:
+                assert item == 300
+                break
+        assert await counter.add(1) == 301
+
+
+async def test_a_payload_over_the_limit_is_refused_at_the_door(cluster: fray.Cluster) -> None:
+    with pytest.raises(fray.MessageTooLarge, match="storage"):
+        await cluster.launch(job("big", bodies.double, b"x" * (8 * 1024 * 1024 + 1)))
+    big = await cluster.launch(job("big", bodies.big, 8 * 1024 * 1024 + 1))
+    with pytest.raises(fray.MessageTooLarge, match="result of job 'big'"):
+        await big.wait()
+
+
+async def test_a_name_with_a_blank_is_refused_with_one_that_will_do(cluster: fray.Cluster) -> None:
+    with pytest.raises(ValueError, match="my-first-job"):
+        job("my first job", bodies.double, 1)
+    with pytest.raises(fray.InvalidRequest, match="no entrypoint"):
+        await cluster.launch(JobRequest(name="nothing"))
+
+
 async def test_a_missing_method_names_the_near_one(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         counter = await scope.create_actor(bodies.Counter)

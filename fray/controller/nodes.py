@@ -15,11 +15,10 @@ from attrs import evolve
 
 from fray.controller.house import House
 from fray.controller.mortality import Witness
-from fray.controller.store import BLOB_LIMIT_BYTES
 from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
-from fray.model.specs import Cause, Observed, Outcome, Phase, Wish
+from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Observed, Outcome, Phase, Wish
 from fray.net.channel import Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.transport import Bytes

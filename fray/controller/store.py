@@ -23,11 +23,10 @@ from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
+from fray.model.specs import BLOB_LIMIT_BYTES
 from fray.net.codec import to_json
 from fray.net.transport import Bytes
 
-BLOB_LIMIT_BYTES = 8 * 1024 * 1024
-"""One payload or result; bigger things belong into storage, with their path in the result."""
 EVENTS_LIMIT = 200_000
 """Lines kept of the event log; the oldest go first, 1,000 at a time."""
 

@@ -118,6 +118,9 @@ class JobRequest:
         return replicas * self.resources.hosts_per_replica()
 
 
+BLOB_LIMIT_BYTES = 8 * 1024 * 1024
+"""One pickled payload or result; bigger things belong into storage, with their path in its place."""
+
 # What travels --------------------------------------------------------------------------------------------------------
 
 

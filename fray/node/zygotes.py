@@ -33,6 +33,7 @@ class _Living:
     process: subprocess.Popen[bytes]
     link: socket.socket
     pidfd: int
+    ready: bool = False
     swept: dict[int, trio.Event] = field(factory=dict)
 
 
@@ -103,6 +104,7 @@ class Zygotes:
     async def _wait_ready(self, living: _Living) -> None:
         with trio.move_on_after(READY_S):
             if await _packet(living.link):
+                living.ready = True
                 return
             await trio.lowlevel.wait_readable(living.pidfd)
             names = ", ".join(self.warm) or "nothing"
@@ -184,9 +186,11 @@ async def _packet(link: socket.socket) -> bytes:
 
 
 async def _bury(living: _Living) -> None:
-    """Let it end (it sweeps what is below it first), and reap it."""
+    """Let it end (it sweeps what is below it first), and reap it. One that is not ready has nothing below it."""
     trio.lowlevel.notify_closing(living.link)
     living.link.close()
+    if not living.ready:
+        living.process.kill()
     with trio.move_on_after(LEAVE_S) as patience:
         await trio.lowlevel.wait_readable(living.pidfd)
     if patience.cancelled_caught:

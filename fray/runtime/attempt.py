@@ -18,15 +18,12 @@ from attrs import frozen
 from fray.errors import FrayError, MessageTooLarge
 from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
-from fray.model.specs import Cause, EntryKind, Outcome, Ticket
+from fray.model.specs import BLOB_LIMIT_BYTES, Cause, EntryKind, Outcome, Ticket
 from fray.net.transport import Credential, Network
 from fray.runtime import payload
 from fray.runtime.context import Runtime, open_runtime
 from fray.runtime.executor import Executor, Runner
 from fray.runtime.methods import has_async_methods
-
-VALUE_LIMIT_BYTES = 8 * 1024 * 1024
-"""Largest pickled result of a job that travels back."""
 
 
 class Stage(Protocol):
@@ -78,16 +75,20 @@ def succeeded(value: Any, what: str) -> Ended:
     """The outcome of a callable that returned. A result that cannot travel is a failure that says why."""
     try:
         data = payload.dumps(value, f"the result of {what}")
-        if len(data) > VALUE_LIMIT_BYTES:
-            raise MessageTooLarge(
-                f"the result of {what} has {len(data):,} bytes pickled; at most {VALUE_LIMIT_BYTES:,} travel back: "
-                "write it to storage and return its path",
-                size_bytes=len(data),
-                limit_bytes=VALUE_LIMIT_BYTES,
-            )
+        check_blob(len(data), f"the result of {what}", "write it to storage and return its path")
     except FrayError as error:
         return failed(error)
     return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), data)
+
+
+def check_blob(size_bytes: int, what: str, instead: str) -> None:
+    """Raises: MessageTooLarge, saying what to do instead."""
+    if size_bytes > BLOB_LIMIT_BYTES:
+        raise MessageTooLarge(
+            f"{what} has {size_bytes:,} bytes pickled; at most {BLOB_LIMIT_BYTES:,} travel: {instead}",
+            size_bytes=size_bytes,
+            limit_bytes=BLOB_LIMIT_BYTES,
+        )
 
 
 def failed(error: BaseException) -> Ended:

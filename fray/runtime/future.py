@@ -143,9 +143,10 @@ class CallFuture:
         with trio.CancelScope(deadline=deadline) as scope:
             await self._park()
         if scope.cancelled_caught and not self._state:
-            self.cancel()
             text = f"no answer to {self.route.label}.{self.method}() before its deadline"
-            self.fail(DeadlineExceeded(text, method=self.method))
+            self.fail(DeadlineExceeded(text, method=self.method))  # first: what cancelling it answers comes too late
+            self.cancelled = True
+            self.route.cancel(self)
 
     async def _leave(self) -> None:
         """Cancelled: tell the callee, and give it a bounded time to say that it has stopped."""

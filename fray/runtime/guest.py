@@ -31,7 +31,8 @@ from fray.runtime.calls import (
     split_meta,
     unpack_numbers,
 )
-from fray.runtime.hosted import HostCall, Hosted, no_such_actor
+from fray.runtime.host_call import HostCall
+from fray.runtime.hosted import Hosted, no_such_actor
 
 if TYPE_CHECKING:
     from fray.runtime.host import Host

@@ -22,7 +22,8 @@ from fray.runtime.calls import CALLER_KEY_ID, HOST_LEFT
 from fray.runtime.current import current_actor
 from fray.runtime.executor import Executor, InlineExecutor, Runner
 from fray.runtime.guest import Guest
-from fray.runtime.hosted import HostCall, Hosted, LoopActor, ThreadActor, no_such_actor
+from fray.runtime.host_call import HostCall
+from fray.runtime.hosted import Hosted, LoopActor, ThreadActor, no_such_actor
 from fray.runtime.methods import has_async_methods
 
 __all__ = ["Executor", "Host", "HostCall", "InlineExecutor", "Runner", "current_actor", "has_async_methods"]

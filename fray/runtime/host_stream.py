@@ -17,7 +17,8 @@ from fray.runtime.current import current_actor_var
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
-    from fray.runtime.hosted import HostCall, ThreadActor
+    from fray.runtime.host_call import HostCall
+    from fray.runtime.hosted import ThreadActor
 
 _COUNT = struct.Struct("<I")
 SLICE_S = 0.002

@@ -13,153 +13,22 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
-from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, NoSuchActor
-from fray.net.codec import MESSAGE_LIMIT_BYTES, Bytes, Kind
-from fray.runtime import payload
-from fray.runtime.calls import CANCELLED_ANSWER, KEYWORDS, NOT_RUN, STREAM, Answer
+from fray.errors import ActorDied, FrayError, InvalidRequest, NoSuchActor
+from fray.runtime.calls import CANCELLED_ANSWER, STREAM, Answer
 from fray.runtime.current import current_actor_var
 from fray.runtime.executor import Runner
+from fray.runtime.host_call import HostCall
 from fray.runtime.host_stream import HostStream, ThreadStream
 from fray.runtime.methods import Method, Style, find_method
 
 RESTING_LIMIT = 64
 """Workers of one actor that may wait for more work."""
-_RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 SLICE_S = 0.002
 """How long sync methods and async ones that never wait may hold the loop before others get a turn."""
-
-
-class Guest(Protocol):
-    """Whoever made a call and gets its answer."""
-
-    def answer(self, call: HostCall, answer: Answer) -> None: ...
-
-    def item(self, call: HostCall, data: bytes) -> None: ...
-
-    async def wait_room(self) -> None: ...
-
-
-class HostCall:
-    """One call under way at its host; also what `fray.current_actor` shows to the method."""
-
-    __slots__ = (
-        "actor",
-        "body",
-        "cancelled",
-        "chain",
-        "deadline",
-        "fatal",
-        "flags",
-        "guest",
-        "method",
-        "number",
-        "outcome",
-        "scope",
-        "spec",
-        "stream",
-    )
-
-    def __init__(self, guest: Guest, number: int, flags: int, method: str, body: Bytes) -> None:
-        self.guest = guest
-        self.number = number
-        self.flags = flags
-        self.method = method
-        self.body = body
-        self.deadline: float | None = None
-        self.chain: tuple[str, ...] = ()
-        self.cancelled = False
-        self.actor: Hosted | None = None
-        self.spec: Method | None = None
-        self.scope: trio.CancelScope | None = None
-        self.stream: HostStream | None = None
-        self.outcome: Answer | None = None
-        self.fatal: BaseException | None = None
-        """SystemExit or KeyboardInterrupt that the method raised."""
-
-    def __repr__(self) -> str:
-        return f"<call {self.number} of {self.name}.{self.method}()>"
-
-    @property
-    def actor_id(self) -> str:
-        return self.actor.actor_id if self.actor is not None else ""
-
-    @property
-    def name(self) -> str:
-        return self.actor.name if self.actor is not None else ""
-
-    # Running it ------------------------------------------------------------------------------------------------------
-
-    def arguments(self) -> tuple[Any, Any]:
-        """The unpickled arguments, the context in front where the method wants it."""
-        assert self.spec is not None
-        assert self.actor is not None
-        args, kwargs = payload.loads_call(self.body, bool(self.flags & KEYWORDS))
-        self.body = b""
-        if self.spec.wants_context:
-            args = (self.actor.make_context(self), *args)
-        return args, kwargs
-
-    def invoke(self) -> Any:
-        """Run a sync method."""
-        current_actor_var.set(self)
-        args, kwargs = self.arguments()
-        assert self.spec is not None
-        return self.spec.function(*args, **kwargs)
-
-    def returned(self, value: Any) -> Answer:
-        """The answer that carries ``value``, or says why it cannot travel."""
-        data = payload.dumps(value, f"the result of {self.name}.{self.method}()")
-        if len(data) > MESSAGE_LIMIT_BYTES:
-            raise payload.too_large(f"the result of {self.name}.{self.method}()", len(data), MESSAGE_LIMIT_BYTES)
-        return _RESULT, 0, data
-
-    def raised(self, error: BaseException) -> Answer:
-        """The answer that carries an error."""
-        if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
-            self.fatal = error
-        return _FAULT, 0, payload.dump_error(error)
-
-    def finish(self, answer: Answer) -> None:
-        """Answer the caller, once; later answers are dropped."""
-        self.guest.answer(self, answer)
-
-    def refuse(self, error: FrayError) -> None:
-        """Answer that it has not been run and will not be."""
-        self.guest.answer(self, (_FAULT, NOT_RUN, payload.dump_error(error)))
-
-    def is_late(self) -> bool:
-        """Past its deadline before it began; then it has been answered."""
-        if self.deadline is None or trio.current_time() < self.deadline:
-            return False
-        self.finish(self.raised(self.too_late()))
-        return True
-
-    def too_late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{self.name}.{self.method}() did not end before its deadline", method=self.method)
-
-    # As a job of an executor -----------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """On the actor's thread."""
-        if self.cancelled:
-            return
-        try:
-            self.outcome = self.returned(self.invoke())
-        except BaseException as error:
-            self.outcome = self.raised(error)
-            if isinstance(error, KeyboardInterrupt):
-                raise
-        finally:
-            current_actor_var.set(None)
-
-    def done(self) -> None:
-        """In the loop."""
-        assert self.actor is not None
-        self.actor.ended(self, self.outcome or CANCELLED_ANSWER)
 
 
 class Hosted:

@@ -6,7 +6,6 @@ SIGSTOP does it: none of its tasks runs, timers included, until it is thawed.
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -183,7 +182,7 @@ class ControllerSeat:
                         )
                     )
                     task_status.started()
-        except BaseException as error:  # noqa: BLE001  # sorted out below
+        except BaseException as error:  # sorted out below
             if self.running is None:
                 raise
             if not _was_killed(error):
@@ -312,6 +311,7 @@ class DriverProcess:
         self.name = name
         self.session = ""
         self.killed = False
+        self.left = False
         self._house = house
         self._scope = trio.CancelScope()
 
@@ -323,6 +323,7 @@ class DriverProcess:
                 async with self._open(namespace, grace_s) as cluster:
                     await body(cluster)
             finally:
+                self.left = True
                 if not self.killed:
                     self._house.truth.driver_ended(self.session, vanished=False)
 
@@ -346,7 +347,7 @@ class DriverProcess:
 
     def kill(self) -> None:
         """SIGKILL."""
-        if not self.killed:
+        if not self.killed and not self.left:
             self.killed = True
             self._house.network.kill(self.name)
             self._house.truth.driver_ended(self.session, vanished=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -10,7 +10,6 @@ import trio
 from fray.model.ids import JobId
 from fray.scheduler import invariants
 from fray.scheduler.state import State
-from fray.testing.house import DriverProcess
 from fray.testing.truth import Life, Truth
 
 if TYPE_CHECKING:
@@ -26,14 +25,13 @@ def law(truth: Truth, state: State, steps: int) -> None:
             truth.breach("law", sentence)
 
 
-def hanging(truth: Truth, acts: Iterable[str], drivers: Iterable[DriverProcess]) -> None:
+def hanging(truth: Truth, acts: Iterable[str], drivers: Sequence[str]) -> None:
     """P3: called when the time is over and somebody still waits."""
     open_acts = list(acts)
     for act in open_acts:
         truth.breach("P3", f"still waits: {act}")
     if not open_acts:
-        waiting = [driver.name for driver in drivers if not driver.killed]
-        truth.breach("P3", f"no act is open, and a driver of {waiting} does not end")
+        truth.breach("P3", f"no act is open, and {' or '.join(drivers)} does not end")
 
 
 # P1 ------------------------------------------------------------------------------------------------------------------

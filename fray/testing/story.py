@@ -19,7 +19,7 @@ from fray.model.ids import JobId
 from fray.scheduler.effects import Effect, Event, LaunchAsked
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
-from fray.testing import acts, errands, faults, judge
+from fray.testing import acts, errands, faults, judge, stuck
 from fray.testing.acts import Desk, leaves
 from fray.testing.errands import Boom
 from fray.testing.fakes import SimNetwork
@@ -123,6 +123,7 @@ class Story:
     fault_log: list[tuple[float, float | None]] = Factory(list)
     house: SimHouse = None  # type: ignore[assignment]
     steps: int = 0
+    _driven: trio.Event = Factory(trio.Event)
     _drivers: dict[int, DriverProcess] = Factory(dict)
     _leaving: dict[str, str] = Factory(dict)
     _leave: dict[str, trio.Event] = Factory(dict)
@@ -151,21 +152,38 @@ class Story:
         """All acts and faults, then calm, then the end."""
         async with trio.open_nursery() as watching:
             watching.start_soon(self._watch_lives)
-            async with trio.open_nursery() as nursery:
-                for number in range(self.plan.drivers):
-                    nursery.start_soon(self._drive, number)
-                async with trio.open_nursery() as troubles:
-                    for fault in self.plan.faults:
-                        troubles.start_soon(self._fault, fault)
-                last = max((act.at_s for act in self.plan.acts), default=0.0)
-                await trio.sleep_until(last)
+            async with trio.open_nursery() as driving:
+                driving.start_soon(self._drive_all)
+                await self._trouble()
                 self.say("-", "calm")
-                nursery.cancel_scope.deadline = trio.current_time() + ENDED_WITHIN_S
-            if nursery.cancel_scope.cancelled_caught:
-                judge.hanging(self.truth, self.open_acts.values(), self._drivers.values())
+                driving.start_soon(self._judge_who_hangs, driving.cancel_scope)
             await trio.sleep(GONE_WITHIN_S)
             watching.cancel_scope.cancel()
         judge.final(self)
+
+    async def _drive_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(self.plan.drivers):
+                nursery.start_soon(self._drive, number)
+        self._driven.set()
+
+    async def _trouble(self) -> None:
+        """Until the last fault is mended and the last act has begun."""
+        async with trio.open_nursery() as nursery:
+            for fault in self.plan.faults:
+                nursery.start_soon(self._fault, fault)
+        await trio.sleep_until(max((act.at_s for act in self.plan.acts), default=0.0))
+
+    async def _judge_who_hangs(self, driving: trio.CancelScope) -> None:
+        with trio.move_on_after(ENDED_WITHIN_S):
+            await self._driven.wait()
+            return
+        waiting = [driver.name for driver in self.drivers()]
+        judge.hanging(self.truth, self.open_acts.values(), waiting)
+        for name in waiting:
+            for line in stuck.where(name):
+                self.say(name, f"waits in {line}")
+        driving.cancel()
 
     async def _watch_lives(self) -> None:
         while True:
@@ -175,7 +193,7 @@ class Story:
     # Faults
 
     def drivers(self) -> list[DriverProcess]:
-        return [driver for driver in self._drivers.values() if driver.session and not driver.killed]
+        return [driver for driver in self._drivers.values() if driver.session and not driver.killed and not driver.left]
 
     def ask_to_leave(self, driver: DriverProcess, how: str) -> None:
         self._leaving[driver.name] = how
@@ -224,7 +242,7 @@ class Story:
             await driver.run(body, namespace=None, grace_s=GRACE_S)
             if not driver.killed:
                 self.say(driver.name, "has left")
-        except BaseException as error:  # noqa: BLE001  # sorted out there
+        except BaseException as error:  # sorted out there
             if carries_cancelled(error):
                 raise
             self.say(driver.name, f"has failed: {self._sort_out(error, began, driver.name)}")
@@ -249,7 +267,7 @@ class Story:
         text = "ended with its driver"
         try:
             text = await acts.ACTS[planned.kind](_Bench(self, cluster, desk, rng, token, driver))
-        except BaseException as error:  # noqa: BLE001  # sorted out there
+        except BaseException as error:  # sorted out there
             if carries_cancelled(error) or driver.killed:
                 raise
             text = self._sort_out(error, began, f"{planned.kind} {token}")

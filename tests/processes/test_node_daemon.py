@@ -23,7 +23,8 @@ from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
 from fray.node.serve import wait_process_end
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
+"""For a machine that has much else to do."""
 
 
 @define

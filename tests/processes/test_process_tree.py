@@ -18,22 +18,17 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define
+from attrs import define, field
 
 from fray.node.entry import STATE_MARK
 from fray.node.processes import ProcessLauncher
 from fray.node.proctree import end_marked, environ_of
 
 TREE = Path(__file__).with_name("tree.py")
-COMMS = {
-    "driver": ("python",),
-    "unrelated": ("sleep",),
-    "node": ("python",),
-    "zygote": ("fray-zygote",),
-    "keeper": ("fray-keeper",),
-}
-LIMIT_S = 1.0
-READY_S = 30.0
+ROLES = ("driver", "unrelated", "node", "zygote", "keeper")
+LIMIT_S = 1.0 * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
+"""One second, on a machine that has not more to do than it can."""
+READY_S = 90.0
 
 
 @define
@@ -43,13 +38,23 @@ class Tree:
     state_dir: str
     popen: subprocess.Popen[bytes]
     pids: dict[str, Any]
+    handles: dict[str, int] = field(factory=dict)
+    """Descriptors of the five: the storms use up all numbers within seconds, so a number alone may be anybody's."""
+
+    def __attrs_post_init__(self) -> None:
+        self.handles = {name: os.pidfd_open(self.pid(name)) for name in ROLES}
 
     def pid(self, who: str) -> int:
         return self.pids["keepers"]["storm-a"] if who == "keeper" else self.pids[who]
 
     def kill(self, *who: str) -> None:
         for name in who:
-            kill_if(self.pid(name), lambda pid: _comm(pid) in COMMS[name])  # noqa: B023
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handles[name], signal.SIGKILL)
+
+    def close(self) -> None:
+        for descriptor in self.handles.values():
+            os.close(descriptor)
 
     def marked(self) -> list[int]:
         """Everything below the node that a later node would recognize by the mark in its environment."""
@@ -74,7 +79,7 @@ class Tree:
 
 
 def kill_if(pid: int, is_it: Callable[[int], bool]) -> None:
-    """The storms use up all numbers within seconds, so a number alone might be anybody's by now."""
+    """See `Tree.handles`."""
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:
@@ -146,11 +151,12 @@ def open_tree(state_dir: str) -> Iterator[Tree]:
     try:
         yield tree
     finally:
-        tree.kill("driver", "unrelated", "node")
+        tree.kill(*ROLES)
         popen.wait()
         end_marked(lambda environ: state_dir in environ.get(STATE_MARK, "").split(":"))
         for pid in tree.below():
             kill_if(pid, lambda pid: _argv0(pid).startswith(state_dir))
+        tree.close()
 
 
 SUBSETS = [
