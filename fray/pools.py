@@ -36,10 +36,17 @@ IN_FLIGHT_PER_WORKER = 2
 
 
 class _Worker:
-    """The actor in each worker process."""
+    """The actor in each worker process. One task at a time: the next is only already there."""
+
+    def __init__(self) -> None:
+        self._turn = trio.Lock()
 
     async def run(self, task: bytes) -> bytes:
         """Open and run one task; the result travels closed, so that only the submitter opens it."""
+        async with self._turn:
+            return await self._run(task)
+
+    async def _run(self, task: bytes) -> bytes:
         fn, args, kwargs = payload.loads(task)
         if is_async(fn):
             value = await fn(*args, **kwargs)
@@ -305,7 +312,12 @@ class WorkerPool:
                 slot.done += 1
 
     def _take(self, slot: _Slot) -> _Task | None:
-        """The first task this worker may have: not one whose worker it was when it died, unless no other is left."""
+        """The first task this worker may have: not one whose worker it was when it died, unless no other is left.
+
+        A busy worker gets its next task early only while there is enough for everybody.
+        """
+        if slot.running and len(self._queue) <= len(self._slots):
+            return None
         others = [other for other in self._slots if other is not slot and not other.record.ended.is_set()]
         for index, task in enumerate(self._queue):
             if slot.job_id not in task.excluded or not others:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 from attrs import define, field
+from trio.testing import MockClock
 
 from fray.errors import (
     ActorDied,
@@ -181,15 +182,10 @@ async def a_house(seed: int = 0, **options: Any) -> AsyncIterator[House]:
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture(autouse=True)
-def _virtual_time(autojump_clock: trio.testing.MockClock) -> None:
-    """All of this runs on the virtual clock."""
-
-
 # Frames, once and in order ---------------------------------------------------------------------------------------------
 
 
-async def test_frames_pass_both_ways_with_all_their_fields() -> None:
+async def test_frames_pass_both_ways_with_all_their_fields(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         far = house.recorders[0]
@@ -205,7 +201,7 @@ async def test_frames_pass_both_ways_with_all_their_fields() -> None:
 
 
 @pytest.mark.parametrize("size", [4095, 4096, codec.FRAGMENT_BYTES, codec.FRAGMENT_BYTES + 1, 3_000_000])
-async def test_a_large_body_arrives_whole_between_its_neighbours(size: int) -> None:
+async def test_a_large_body_arrives_whole_between_its_neighbours(size: int, autojump_clock: MockClock) -> None:
     body = random.Random(size).randbytes(size)
     async with a_house() as house:
         near = await house.dial()
@@ -217,7 +213,9 @@ async def test_a_large_body_arrives_whole_between_its_neighbours(size: int) -> N
         assert {flags for _, flags, _, _ in far.frames} == {2}
 
 
-async def test_one_byte_over_the_limit_is_refused_at_the_door_and_the_channel_goes_on() -> None:
+async def test_one_byte_over_the_limit_is_refused_at_the_door_and_the_channel_goes_on(
+    autojump_clock: MockClock,
+) -> None:
     async with a_house() as house:
         near = await house.dial()
         with pytest.raises(MessageTooLarge) as caught:
@@ -228,7 +226,7 @@ async def test_one_byte_over_the_limit_is_refused_at_the_door_and_the_channel_go
         assert len(house.recorders[0].bodies[0]) == MESSAGE_LIMIT_BYTES
 
 
-async def test_a_burst_travels_in_few_messages() -> None:
+async def test_a_burst_travels_in_few_messages(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         for n in range(1000):
@@ -238,7 +236,7 @@ async def test_a_burst_travels_in_few_messages() -> None:
         assert far.channel.stats.messages_received <= 3
 
 
-async def test_answers_given_while_a_batch_is_dispatched_travel_together() -> None:
+async def test_answers_given_while_a_batch_is_dispatched_travel_together(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         house.make = lambda channel: Recorder(channel, on_body=lambda me, body: me.channel.send_nowait(33, 0, body))
         near = await house.dial()
@@ -303,7 +301,9 @@ async def converse(seed: int, on_hop: Callable[[Hop], Fate]) -> int:
 
 @pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST])
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_a_cut_at_any_message_loses_nothing_and_repeats_nothing(seed: int, fate: Fate) -> None:
+async def test_a_cut_at_any_message_loses_nothing_and_repeats_nothing(
+    seed: int, fate: Fate, autojump_clock: MockClock
+) -> None:
     total = await converse(seed, lambda hop: Fate.DELIVER)
     for k in range(1, total + 1):
         left = k
@@ -319,20 +319,22 @@ async def test_a_cut_at_any_message_loses_nothing_and_repeats_nothing(seed: int,
 @pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("source", ["driver", "host"])
-async def test_every_early_connection_may_die_at_its_kth_message(source: str, k: int, fate: Fate) -> None:
+async def test_every_early_connection_may_die_at_its_kth_message(
+    source: str, k: int, fate: Fate, autojump_clock: MockClock
+) -> None:
     await converse(
         3, lambda hop: fate if hop.connection <= 12 and (hop.source, hop.number) == (source, k) else Fate.DELIVER
     )
 
 
 @pytest.mark.parametrize("seed", range(10, 40))
-async def test_random_cuts_lose_nothing_and_repeat_nothing(seed: int) -> None:
+async def test_random_cuts_lose_nothing_and_repeat_nothing(seed: int, autojump_clock: MockClock) -> None:
     rng = random.Random(seed)
     fates = random.Random(seed).choices(list(Fate), [8, 1, 1], k=400)
     await converse(seed, lambda hop: fates.pop() if fates and rng.random() < 0.9 else Fate.DELIVER)
 
 
-async def test_the_same_seed_gives_the_same_conversation() -> None:
+async def test_the_same_seed_gives_the_same_conversation(autojump_clock: MockClock) -> None:
     async def record(seed: int) -> list[Hop]:
         hops: list[Hop] = []
 
@@ -349,7 +351,9 @@ async def test_the_same_seed_gives_the_same_conversation() -> None:
 # Forgetting ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_host_that_forgot_resets_the_dialler_and_drops_what_it_had_not_acknowledged() -> None:
+async def test_a_host_that_forgot_resets_the_dialler_and_drops_what_it_had_not_acknowledged(
+    autojump_clock: MockClock,
+) -> None:
     async with a_house(keep_s=10) as house:
         near = await house.dial()
         house.network.cut("driver", "host")
@@ -367,7 +371,7 @@ async def test_a_host_that_forgot_resets_the_dialler_and_drops_what_it_had_not_a
         assert near.error is None
 
 
-async def test_a_restarted_host_resets_a_patient_dialler() -> None:
+async def test_a_restarted_host_resets_a_patient_dialler(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.network.crash("host")
@@ -380,7 +384,7 @@ async def test_a_restarted_host_resets_a_patient_dialler() -> None:
         assert near.told == ["reset host", "suspended", "reset host"]
 
 
-async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames() -> None:
+async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         house.make = lambda channel: Recorder(channel, at_reset=lambda me: me.channel.send_nowait(19, 0, b"first word"))
         near = await house.dial()
@@ -405,7 +409,7 @@ async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames
         assert len(house.recorders) == 2
 
 
-async def test_a_dialler_that_begins_anew_under_the_same_name_ends_the_old_session() -> None:
+async def test_a_dialler_that_begins_anew_under_the_same_name_ends_the_old_session(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         await house.dial(session="same", incarnation="driver-1")
         await house.dial(session="same", incarnation="driver-2")
@@ -415,7 +419,7 @@ async def test_a_dialler_that_begins_anew_under_the_same_name_ends_the_old_sessi
         assert house.acceptor.channels == {"same": new.channel}
 
 
-async def test_a_session_belongs_to_the_key_that_opened_it() -> None:
+async def test_a_session_belongs_to_the_key_that_opened_it(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         await house.dial(session="same")
         with pytest.raises(Unauthorized, match="another key"):
@@ -426,7 +430,7 @@ async def test_a_session_belongs_to_the_key_that_opened_it() -> None:
 # Superseding -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_newer_connection_takes_over_from_one_that_still_seems_alive() -> None:
+async def test_a_newer_connection_takes_over_from_one_that_still_seems_alive(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         far = house.recorders[0]
@@ -452,7 +456,7 @@ def hold_old_connection(house: House) -> None:
     house.network.heal("driver", "host")
 
 
-async def test_a_hello_that_arrives_late_does_not_take_over() -> None:
+async def test_a_hello_that_arrives_late_does_not_take_over(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         stale = await house.network.at("driver").dial(HOST, CREDENTIAL, timeout_s=1)
@@ -467,7 +471,7 @@ async def test_a_hello_that_arrives_late_does_not_take_over() -> None:
 # Silence ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_frozen_peer_is_noticed_by_the_heartbeat_and_forgiven() -> None:
+async def test_a_frozen_peer_is_noticed_by_the_heartbeat_and_forgiven(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.network.freeze("host")
@@ -481,7 +485,7 @@ async def test_a_frozen_peer_is_noticed_by_the_heartbeat_and_forgiven() -> None:
         assert house.recorders[0].bodies == [b"when you wake"]
 
 
-async def test_an_idle_channel_pings_each_period_and_stays() -> None:
+async def test_an_idle_channel_pings_each_period_and_stays(autojump_clock: MockClock) -> None:
     hops = 0
 
     def count(hop: Hop) -> Fate:
@@ -497,7 +501,7 @@ async def test_an_idle_channel_pings_each_period_and_stays() -> None:
         assert 1000 / HEARTBEAT_S <= hops <= 4 * 1000 / HEARTBEAT_S
 
 
-async def test_what_is_received_is_acknowledged_within_a_second() -> None:
+async def test_what_is_received_is_acknowledged_within_a_second(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         near.channel.send_nowait(Kind.CALL, 1, b"x" * 100)
@@ -509,7 +513,7 @@ async def test_what_is_received_is_acknowledged_within_a_second() -> None:
 # Ending ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_close_delivers_what_is_queued_and_both_ends_learn_the_reason() -> None:
+async def test_close_delivers_what_is_queued_and_both_ends_learn_the_reason(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         for n in range(300):
@@ -526,7 +530,7 @@ async def test_close_delivers_what_is_queued_and_both_ends_learn_the_reason() ->
         assert not house.acceptor.channels
 
 
-async def test_close_takes_two_seconds_at_most_when_nobody_answers() -> None:
+async def test_close_takes_two_seconds_at_most_when_nobody_answers(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.network.freeze("host")
@@ -536,7 +540,7 @@ async def test_close_takes_two_seconds_at_most_when_nobody_answers() -> None:
         assert near.told == ["reset host", "end ChannelClosed"]
 
 
-async def test_close_while_suspended_waits_for_a_redial_but_not_long() -> None:
+async def test_close_while_suspended_waits_for_a_redial_but_not_long(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.network.cut("driver", "host")
@@ -548,7 +552,7 @@ async def test_close_while_suspended_waits_for_a_redial_but_not_long() -> None:
         assert near.told == ["reset host", "suspended", "end ChannelClosed"]
 
 
-async def test_the_acceptor_says_goodbye_to_all() -> None:
+async def test_the_acceptor_says_goodbye_to_all(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         ends = [await house.dial() for _ in range(3)]
         await house.acceptor.close("maintenance")
@@ -558,7 +562,7 @@ async def test_the_acceptor_says_goodbye_to_all() -> None:
         assert not house.acceptor.channels
 
 
-async def test_abort_ends_both_ends_with_its_error() -> None:
+async def test_abort_ends_both_ends_with_its_error(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         near.channel.abort(NoSuchActor("wrong door", actor="x"))
@@ -569,7 +573,7 @@ async def test_abort_ends_both_ends_with_its_error() -> None:
             assert end.error.details == {"actor": "x"}
 
 
-async def test_a_handler_that_fails_ends_the_channel_with_that_reason() -> None:
+async def test_a_handler_that_fails_ends_the_channel_with_that_reason(autojump_clock: MockClock) -> None:
     def fail(me: Recorder, body: bytes) -> None:
         raise NoSuchActor("nobody of that name")
 
@@ -585,7 +589,9 @@ async def test_a_handler_that_fails_ends_the_channel_with_that_reason() -> None:
         assert len(far.bodies) == 1
 
 
-async def test_a_bug_in_a_handler_ends_the_channel_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_a_handler_ends_the_channel_and_names_it(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     def fail(me: Recorder, body: bytes) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -600,7 +606,7 @@ async def test_a_bug_in_a_handler_ends_the_channel_and_names_it(caplog: pytest.L
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_cancelled_dialler_delivers_what_is_queued_and_says_goodbye() -> None:
+async def test_a_cancelled_dialler_delivers_what_is_queued_and_says_goodbye(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         async with trio.open_nursery() as inner:
             outer, house.nursery = house.nursery, inner
@@ -616,7 +622,7 @@ async def test_a_cancelled_dialler_delivers_what_is_queued_and_says_goodbye() ->
         assert near.told == ["reset host", "end ChannelClosed"]
 
 
-async def test_a_stopped_listener_ends_its_channels_without_goodbye() -> None:
+async def test_a_stopped_listener_ends_its_channels_without_goodbye(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.stop()
@@ -629,7 +635,7 @@ async def test_a_stopped_listener_ends_its_channels_without_goodbye() -> None:
 # Verdicts of the dialler -----------------------------------------------------------------------------------------------
 
 
-async def test_a_refused_redial_ends_the_channel_as_dead() -> None:
+async def test_a_refused_redial_ends_the_channel_as_dead(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial(policy=CALLER)
         house.network.crash("host")
@@ -638,7 +644,7 @@ async def test_a_refused_redial_ends_the_channel_as_dead() -> None:
         assert trio.current_time() < 1
 
 
-async def test_a_patient_dialler_ends_when_its_patience_does() -> None:
+async def test_a_patient_dialler_ends_when_its_patience_does(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial(policy=RedialPolicy(refused_ends=False, give_up_s=30))
         house.network.crash("host")
@@ -648,7 +654,7 @@ async def test_a_patient_dialler_ends_when_its_patience_does() -> None:
         assert 30 <= trio.current_time() <= 31
 
 
-async def test_patience_also_covers_dials_that_nobody_answers() -> None:
+async def test_patience_also_covers_dials_that_nobody_answers(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial(policy=RedialPolicy(refused_ends=True, give_up_s=7, dial_timeout_s=5))
         house.network.cut("driver", "host")
@@ -659,7 +665,9 @@ async def test_patience_also_covers_dials_that_nobody_answers() -> None:
 
 
 @pytest.mark.parametrize("policy", [PATIENT, CALLER])
-async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(policy: RedialPolicy) -> None:
+async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(
+    policy: RedialPolicy, autojump_clock: MockClock
+) -> None:
     async with a_house() as house:
         near = await house.dial(policy=policy)
         house.network._listeners[HOST].door.authorize = lambda key_id: None
@@ -670,7 +678,9 @@ async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(poli
 
 
 @pytest.mark.parametrize("policy", [PATIENT, CALLER])
-async def test_another_incarnation_at_the_address_ends_the_channel(policy: RedialPolicy) -> None:
+async def test_another_incarnation_at_the_address_ends_the_channel(
+    policy: RedialPolicy, autojump_clock: MockClock
+) -> None:
     async with a_house() as house:
         near = await house.dial(policy=policy, expects="host-1")
         house.network.crash("host")
@@ -682,7 +692,7 @@ async def test_another_incarnation_at_the_address_ends_the_channel(policy: Redia
         assert len(house.greeted) == 1
 
 
-async def test_the_first_dial_raises_what_went_wrong_and_tells_no_handler() -> None:
+async def test_the_first_dial_raises_what_went_wrong_and_tells_no_handler(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         with pytest.raises(Refused):
             await house.dial(policy=CALLER, addresses=("memory:nobody",))
@@ -696,14 +706,16 @@ async def test_the_first_dial_raises_what_went_wrong_and_tells_no_handler() -> N
         assert house.recorders == []
 
 
-async def test_a_listener_whose_greeting_fails_refuses(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_listener_whose_greeting_fails_refuses(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     async with a_house() as house:
         house.acceptor._on_greeting = lambda claim, greeting: 1 / 0  # type: ignore[return-value, assignment]
         with pytest.raises(FrayError, match="ZeroDivisionError"):
             await house.dial()
 
 
-async def test_a_dialler_may_be_there_before_the_listener() -> None:
+async def test_a_dialler_may_be_there_before_the_listener(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         house.network.crash("host")
         house.stop()
@@ -719,7 +731,7 @@ async def test_a_dialler_may_be_there_before_the_listener() -> None:
         assert trio.current_time() < 20 + PATIENT.most_s
 
 
-async def test_addresses_are_tried_in_order_and_one_living_is_enough() -> None:
+async def test_addresses_are_tried_in_order_and_one_living_is_enough(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial(policy=CALLER, addresses=("memory:nobody", HOST))
         assert near.channel.remote == HOST
@@ -746,7 +758,7 @@ def test_pauses_grow_to_their_limit_with_jitter() -> None:
 # Back-pressure -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_peer_that_does_not_read_fills_a_bounded_outbox() -> None:
+async def test_a_peer_that_does_not_read_fills_a_bounded_outbox(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.network.freeze("host")
@@ -763,7 +775,7 @@ async def test_a_peer_that_does_not_read_fills_a_bounded_outbox() -> None:
         assert near.channel.outbox.size_bytes <= session.HIGH_WATER_BYTES < held
 
 
-async def test_small_frames_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_frames_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     monkeypatch.setattr("fray.net.conversation.BUFFER_LIMIT_FRAMES", 1000)
     monkeypatch.setattr("fray.net.session.BUFFER_LIMIT_FRAMES", 1000)
     async with a_house() as house:
@@ -775,7 +787,7 @@ async def test_small_frames_are_bounded_in_number(monkeypatch: pytest.MonkeyPatc
                 near.channel.send_nowait(Kind.CALL, 1)
 
 
-async def test_waiting_for_room_ends_with_the_channel() -> None:
+async def test_waiting_for_room_ends_with_the_channel(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.network.freeze("host")
@@ -792,7 +804,7 @@ async def test_waiting_for_room_ends_with_the_channel() -> None:
                 await near.channel.wait_room()
 
 
-async def test_both_sides_may_send_much_without_reading_first() -> None:
+async def test_both_sides_may_send_much_without_reading_first(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         far = house.recorders[0]
@@ -825,7 +837,7 @@ async def answer(transport: Transport) -> object:
 
 
 async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with a_house() as house:
         refuse = await answer(await introduce(house, hello(protocol=(2, 0))))
@@ -841,7 +853,7 @@ async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
             await house.dial()
 
 
-async def test_a_later_minor_version_with_unknown_fields_is_welcome() -> None:
+async def test_a_later_minor_version_with_unknown_fields_is_welcome(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         body = codec.encode_message(Hello(protocol=(1, 7), session="s", incarnation="i"), [b"hi"])
         assert b'"dial"' in body
@@ -866,7 +878,9 @@ async def test_a_later_minor_version_with_unknown_fields_is_welcome() -> None:
         + encode_frame(Kind.HELLO, 0, codec.encode_message(Hello(protocol=PROTOCOL, session="s", incarnation=""))),
     ],
 )
-async def test_garbage_instead_of_a_hello_is_refused_and_the_listener_goes_on(first: bytes) -> None:
+async def test_garbage_instead_of_a_hello_is_refused_and_the_listener_goes_on(
+    first: bytes, autojump_clock: MockClock
+) -> None:
     async with a_house() as house:
         transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
         await transport.send([first])
@@ -876,7 +890,7 @@ async def test_garbage_instead_of_a_hello_is_refused_and_the_listener_goes_on(fi
         await house.dial()
 
 
-async def test_a_dialler_that_says_nothing_is_dropped() -> None:
+async def test_a_dialler_that_says_nothing_is_dropped(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
         with pytest.raises(FrayError):
@@ -895,7 +909,7 @@ async def test_a_dialler_that_says_nothing_is_dropped() -> None:
     ],
     ids=["no batch", "acknowledges too much", "truncated body", "truncated header", "unreadable goodbye"],
 )
-async def test_garbage_in_a_conversation_ends_only_that_connection(message: bytes) -> None:
+async def test_garbage_in_a_conversation_ends_only_that_connection(message: bytes, autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         transport = await introduce(house, hello())
@@ -912,7 +926,7 @@ async def test_garbage_in_a_conversation_ends_only_that_connection(message: byte
         await house.recorders[0].wait_bodies(1)
 
 
-async def test_fragments_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fragments_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     monkeypatch.setattr("fray.net.conversation.MESSAGE_LIMIT_BYTES", 1_000_000)
     async with a_house() as house:
         transport = await introduce(house, hello())
@@ -924,7 +938,7 @@ async def test_fragments_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch
         assert far.bodies == []
 
 
-async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch() -> None:
+async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch(autojump_clock: MockClock) -> None:
     async def nonsense(transport: Transport) -> None:
         await transport.receive()
         await transport.send([b"\xff" * 30])
@@ -936,7 +950,7 @@ async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch() -> None
             await house.dial(addresses=("memory:odd",))
 
 
-async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel() -> None:
+async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel(autojump_clock: MockClock) -> None:
     """A connection that breaks by nonsense is dialled again, but not for ever."""
     dials = 0
 

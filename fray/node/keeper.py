@@ -13,6 +13,7 @@ disk.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -66,6 +67,7 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
 
 
 def _watch(watch: Watch) -> int:
+    gc.enable()
     try:
         watch.run()
         return 0

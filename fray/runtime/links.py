@@ -50,6 +50,8 @@ class JobRecord:
         self.changed = trio.Event()
         self.asked_to_end = False
         """This process itself has asked for the job's end: no error of the scope then."""
+        self.accepted = True
+        """False while the launch has not been answered: the controller may not know the job yet."""
         self.lost: FrayError | None = None
         """Set instead of an outcome when the conversation itself has ended."""
 
@@ -227,8 +229,12 @@ class ControllerLink:
             self._record(JobInfo(job_id=spec.job_id, name=spec.name, state=JobState.PENDING, namespace=spec.namespace))
             for spec in specs
         ]
+        for record in records:
+            record.accepted = False
         reply = await self.request(Launch(jobs=tuple(specs)), payloads)
         assert isinstance(reply, Jobs)
+        for record in records:
+            record.accepted = True
         for info in reply.jobs:
             await self._learn_complete(info)
         return records
@@ -364,7 +370,7 @@ class ControllerLink:
                 nursery.start_soon(one, FollowLogs(job=job, on=on))
 
     async def _rewatch_jobs(self) -> None:
-        waiting = [job_id for job_id, record in self._jobs.items() if not record.ended.is_set()]
+        waiting = [job_id for job_id, record in self._jobs.items() if record.accepted and not record.ended.is_set()]
         for job_id in waiting:
             try:
                 reply, blobs = await self.request_blobs(WatchJobs(jobs=(job_id,)))

@@ -29,6 +29,8 @@ ROLES = ("driver", "unrelated", "node", "zygote", "keeper")
 LIMIT_S = 1.0 * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
 """One second, on a machine that has not more to do than it can."""
 READY_S = 90.0
+STRIKES_S = 45.0
+"""200 take 20 s where nothing else runs; a busy machine does fewer."""
 
 
 @define
@@ -208,12 +210,14 @@ def test_killing_any_of_them_leaves_nothing_of_theirs_and_harms_nobody_else(
 
 
 def test_two_hundred_random_kills_below_a_living_node_leave_nothing_each_time(tmp_path: Path) -> None:
-    rng = random.Random(7)
+    rng, took_s = random.Random(7), list[float]()
     with open_tree(str(tmp_path / "node")) as tree:
-        took_s = [strike(tree, rng) for _ in range(200)]
+        deadline = time.monotonic() + STRIKES_S
+        while len(took_s) < 200 and time.monotonic() < deadline:
+            took_s.append(strike(tree, rng))
         assert lives(tree.pid("node"))
         check(tree, ("node",))
-    print(f"longest {max(took_s):.3f} s, mean {sum(took_s) / len(took_s):.3f} s")
+    print(f"{len(took_s)} strikes, longest {max(took_s):.3f} s, mean {sum(took_s) / len(took_s):.3f} s")
 
 
 def strike(tree: Tree, rng: random.Random) -> float:

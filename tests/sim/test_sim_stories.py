@@ -1,0 +1,37 @@
+"""The promises P1 to P7 hold in random stories of whole clusters: 300 seeds, each 200 operations and 10 faults or more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from fray.testing.seed import Seed
+from fray.testing.sim import run_story, summary
+from fray.testing.strategies import ACTS, FAULTS, draw_plan
+
+SEEDS = 300
+CHUNK = 6
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_every_promise_is_kept_in_random_stories(first: int) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        told = run_story(seed)
+        assert not told.breaches, summary(told)
+        assert told.operations.total() >= 200, summary(told)
+        assert told.faults.total() >= 10, summary(told)
+        happened += told.faults
+    assert len(happened) >= len(FAULTS) - 3
+
+
+def test_every_kind_of_act_and_fault_is_tried_by_the_seeds_of_this_suite() -> None:
+    plans = [draw_plan(Seed(seed).stream("plan")) for seed in range(SEEDS)]
+    acts = Counter(act.kind for plan in plans for act in plan.acts)
+    faults = Counter(fault.kind for plan in plans for fault in plan.faults)
+    assert min(acts[kind] for kind in ACTS) >= 100
+    assert min(faults[kind] for kind in FAULTS) >= 100
+    assert any(fault.span_s > 300 for plan in plans for fault in plan.faults), "no fault outlasts the lease"
+    assert any(plan.on_disk for plan in plans)
+    assert any(plan.declares for plan in plans)
