@@ -84,7 +84,7 @@ def ends_quietly(handler: Callable[[Transport], object]) -> Callable[[Transport]
     return quiet
 
 
-# Strangers that speak WebSocket ---------------------------------------------------------------------------------------
+# Strangers that speak WebSocket --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -116,9 +116,8 @@ async def test_the_dialler_talks_to_a_server_of_the_websockets_library() -> None
 
 
 async def test_a_server_that_proves_nothing_is_an_impostor() -> None:
-    with websockets_server(echo_sync) as port:
-        with pytest.raises(Unauthorized, match="does not know the key"):
-            await WebSocketNetwork().dial(f"tcp:127.0.0.1:{port}", CREDENTIAL, timeout_s=5)
+    with websockets_server(echo_sync) as port, pytest.raises(Unauthorized, match="does not know the key"):
+        await WebSocketNetwork().dial(f"tcp:127.0.0.1:{port}", CREDENTIAL, timeout_s=5)
 
 
 def open_door(key_id: str) -> str | None:
@@ -164,7 +163,7 @@ async def test_the_listener_talks_to_a_client_of_trio_websocket() -> None:
         nursery.cancel_scope.cancel()
 
 
-# Strangers that do not --------------------------------------------------------------------------------------------------
+# Strangers that do not -----------------------------------------------------------------------------------------------
 
 
 async def say(port: int, data: bytes) -> bytes:
@@ -286,7 +285,7 @@ async def test_an_unreadable_address_says_how_to_write_one(address: str) -> None
         await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=1)
 
 
-# Unix sockets -----------------------------------------------------------------------------------------------------------
+# Unix sockets --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_stale_socket_file_is_taken_over_and_a_living_one_is_not(tmp_path: Path) -> None:
@@ -309,7 +308,7 @@ def test_a_path_the_kernel_cannot_take_says_so() -> None:
         sockets.parse("unix:/" + "x" * 107)
 
 
-# Broken rules after the handshake ---------------------------------------------------------------------------------------
+# Broken rules after the handshake ------------------------------------------------------------------------------------
 
 MASK = b"\x01\x02\x03\x04"
 
@@ -393,7 +392,7 @@ def read_in_pieces(stream: bytes, step: int) -> list[object]:
     return got
 
 
-# The memory network's faults --------------------------------------------------------------------------------------------
+# The memory network's faults -----------------------------------------------------------------------------------------
 
 
 @asynccontextmanager

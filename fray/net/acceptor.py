@@ -11,7 +11,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from fray.errors import ChannelClosed, ConnectionFailed, FrayError, ProtocolMismatch, Unreachable, to_wire
+from fray.errors import ChannelClosed, ConnectionFailed, FrayError, ProtocolMismatch, Unreachable
 from fray.model.ids import mint
 from fray.net import codec
 from fray.net.codec import ACK, Bytes, Kind
@@ -130,7 +130,9 @@ class Acceptor:
 
     def _greet(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         try:
-            return self._on_greeting(claim, greeting)
+            answer, make_handler = self._on_greeting(claim, greeting)
+            codec.check_size(len(answer), "the listener's greeting", codec.FRAGMENT_BYTES)
+            return answer, make_handler
         except FrayError:
             raise
         except Exception as error:
@@ -186,7 +188,7 @@ class Acceptor:
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):
             return
         logger.warning("refused %s: %s", transport.claim.remote, error)
-        refuse = Refuse(protocol=PROTOCOL, incarnation=self.incarnation, error=to_wire(error))
+        refuse = Refuse(protocol=PROTOCOL, incarnation=self.incarnation, error=codec.plain_error(error))
         with trio.move_on_after(REFUSE_S):
             try:
                 await transport.send([ACK.pack(0), codec.encode_frame(Kind.REFUSE, 0, codec.encode_message(refuse))])

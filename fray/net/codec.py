@@ -155,22 +155,22 @@ def decode_message(body: Bytes) -> tuple[Any, list[memoryview]]:
     return _structure(cls, data, cls.__name__), _blobs(data.get("b", []), rest, cls.__name__)
 
 
-def check_size(size_bytes: int, what: str) -> None:
-    """Hold a body to `MESSAGE_LIMIT_BYTES`.
+def check_size(size_bytes: int, what: str, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
+    """Hold a body to its limit.
 
     Raises:
         MessageTooLarge: it is over.
     """
-    if size_bytes > MESSAGE_LIMIT_BYTES:
+    if size_bytes > limit_bytes:
         raise MessageTooLarge(
-            f"{what} has {size_bytes} bytes and the limit is {MESSAGE_LIMIT_BYTES}: send a path or smaller pieces",
+            f"{what} has {size_bytes} bytes and the limit is {limit_bytes}: send a path or smaller pieces",
             size_bytes=size_bytes,
-            limit_bytes=MESSAGE_LIMIT_BYTES,
+            limit_bytes=limit_bytes,
         )
 
 
 def encode_error(error: FrayError) -> bytes:
-    """The body of an ERROR frame."""
+    """The body of an ERROR frame. Details that are no JSON travel as their ``repr``."""
     return json.dumps(to_wire(error), separators=(",", ":"), default=repr).encode()
 
 
@@ -181,9 +181,27 @@ def decode_error(body: Bytes) -> FrayError:
         ProtocolMismatch: the body is no error.
     """
     try:
-        return from_wire(json.loads(bytes(body)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        data = json.loads(bytes(body))
+    except ValueError as error:
         raise ProtocolMismatch(f"an error frame cannot be read: {error}") from None
+    return read_error(data)
+
+
+def plain_error(error: FrayError) -> dict[str, Any]:
+    """An error as a field of a message (`Refuse`, `Goodbye`). Inverse: `read_error`."""
+    return cast(dict[str, Any], json.loads(encode_error(error)))
+
+
+def read_error(data: object) -> FrayError:
+    """Inverse of `plain_error`.
+
+    Raises:
+        ProtocolMismatch: it is no error.
+    """
+    try:
+        return from_wire(cast(dict[str, Any], data))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ProtocolMismatch(f"an error of the peer's cannot be read: {error!r}") from None
 
 
 def _read_json(body: Bytes) -> tuple[dict[str, Any], memoryview]:

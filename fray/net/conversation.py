@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import define
 
-from fray.errors import ChannelClosed, FrayError, from_wire, to_wire
+from fray.errors import ChannelClosed, FrayError
 from fray.net import codec
 from fray.net.codec import FIRST_SEQUENCED, FRAGMENT_BYTES, HEADER, HEADER_BYTES, MESSAGE_LIMIT_BYTES, MORE, Bytes, Kind
 from fray.net.link import Link
@@ -84,7 +84,6 @@ class Channel:
         self._error: FrayError | None = None
         self._over = trio.Event()
         self._room = trio.lowlevel.ParkingLot()
-        self._waiting_room = 0
 
     def __repr__(self) -> str:
         state = "ended" if self._error else "connected" if self._link else "suspended"
@@ -152,12 +151,12 @@ class Channel:
         """Wait until less than 16 MiB are unsent or unacknowledged. Returns at once, without a checkpoint, if so.
 
         Raises:
-            ChannelClosed: the channel ended first.
+            ChannelClosed: the channel has ended.
         """
         while self.outbox.size_bytes > HIGH_WATER_BYTES:
-            if self._error is not None:
-                raise self._closed()
             await self._room.park()
+        if self._error is not None:
+            raise self._closed()
 
     def _push_large(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         codec.check_size(len(body), "a message")
@@ -179,10 +178,9 @@ class Channel:
 
     async def close(self, reason: str = "") -> None:
         """Send what is queued, say goodbye, end. Takes at most 2 s, also when cancelled; then it ends anyhow."""
-        if self._error is None:
-            self._closing = self._closing or reason or "closed"
-            if self._link is not None:
-                self._link.poke()
+        self.leave(reason or "closed")
+        if self._error is None and self._link is not None:
+            self._link.poke()
             with trio.move_on_after(CLOSE_S, shield=True):
                 await self._over.wait()
         self.end(ChannelClosed(reason or "closed", reason=reason or "closed"))
@@ -190,7 +188,7 @@ class Channel:
     def abort(self, error: FrayError) -> None:
         """End now, for this reason, without sending what is queued. The peer is told if that needs no waiting."""
         if self._error is None and self._link is not None:
-            goodbye = Goodbye(reason=str(error), error=to_wire(error))
+            goodbye = Goodbye(reason=str(error), error=codec.plain_error(error))
             self._link.try_last_words(codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(goodbye)))
         self.end(error)
 
@@ -277,8 +275,12 @@ class Channel:
         """Whether this link still is ours."""
         return self._link is link
 
+    def leave(self, reason: str) -> None:
+        """From now on only what is queued is sent, then goodbye for this reason."""
+        self._closing = self._closing or reason
+
     def last_word(self) -> bytes | None:
-        """The goodbye frame, once `close` was called."""
+        """The goodbye frame, once it is due."""
         if self._closing is None:
             return None
         return codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(Goodbye(reason=self._closing)))
@@ -343,7 +345,7 @@ class Channel:
             message, _ = codec.decode_message(body)
             if isinstance(message, Goodbye):
                 orderly = ChannelClosed(message.reason, reason=message.reason)
-                self.end(from_wire(message.error) if message.error else orderly)
+                self.end(codec.read_error(message.error) if message.error else orderly)
 
 
 HandlerFactory: TypeAlias = Callable[[Channel], Handler]

@@ -17,7 +17,6 @@ from fray.errors import (
     ProtocolMismatch,
     Refused,
     Unreachable,
-    from_wire,
 )
 from fray.model.ids import mint
 from fray.net import codec
@@ -148,7 +147,7 @@ class _Dialler:
     life: str = ""
     dials: int = 0
     failures: int = 0
-    """In a row; connections without progress count."""
+    """In a row. A connection without progress counts; one that did not last leaves one."""
     garbage: int = 0
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
 
@@ -204,7 +203,11 @@ class _Dialler:
 
     def _after(self, link: Link, channel: Channel) -> None:
         channel.suspend(link)
-        self.failures = 0 if link.heard_any else self.failures + 1
+        lasted_s = trio.current_time() - link.began
+        if not link.heard_any:
+            self.failures += 1
+        else:
+            self.failures = 0 if lasted_s >= self.policy.most_s else 1
         poisoned = isinstance(link.why, ProtocolMismatch | MessageTooLarge) and not link.heard_any
         self.garbage = self.garbage + 1 if poisoned else 0
         if self.garbage >= GARBAGE_LIMIT and link.why is not None:
@@ -219,9 +222,12 @@ class _Dialler:
             FrayError: there is no use in trying on.
         """
         since = trio.current_time()
+        last: FrayError | None = None
         while True:
             if self.failures:
                 await trio.sleep(min(self.policy.pause_s(self.failures, self.rng), self._patience_s(since)))
+            if last is not None and self._patience_s(since) <= 0:
+                raise self._given_up(last)
             failures = []
             for address in self.addresses:
                 try:
@@ -234,8 +240,7 @@ class _Dialler:
             if outcome.final:
                 raise outcome.error
             self.failures += 1
-            if self._patience_s(since) <= 0:
-                raise self._given_up(outcome.error)
+            last = outcome.error
 
     def _patience_s(self, since: float) -> float:
         """Seconds left before giving up."""
@@ -274,7 +279,7 @@ class _Dialler:
             raise ProtocolMismatch(f"the peer answered the hello with {len(frames)} frames instead of one")
         answer, blobs = codec.decode_message(frames[0][1])
         if isinstance(answer, Refuse):
-            raise _RefusedByPeer(check_refuse(answer, self.expects, from_wire(answer.error)))
+            raise _RefusedByPeer(check_refuse(answer, self.expects, codec.read_error(answer.error)))
         if not isinstance(answer, Welcome) or not blobs:
             raise ProtocolMismatch(f"the peer answered the hello with {type(answer).__name__}")
         check_welcome(answer, self.expects)

@@ -59,16 +59,17 @@ class LeanTransport:
         rest, self._rest = self._rest, None
         views: list[Bytes] = [rest] if rest is not None else self._views(parts)
         try:
-            if not self._push(views):
+            waited = not self._push(views)
+            if waited:
                 await self._push_all(views)
-            else:
-                await trio.lowlevel.cancel_shielded_checkpoint()
         except trio.Cancelled:
             self._end("a cancelled send left this connection unusable")
             raise
         self._sending = False
         if self._pong:
             self._flush_pong()
+        if not waited:
+            await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
         """Send without waiting. False: not all of it went out, `send` it next (it goes on where this stopped)."""

@@ -7,6 +7,7 @@ switch, and the second frame of a burst wakes the writer, which gathers the rest
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Unreachabl
 from fray.net.codec import ACK, Bytes, Kind, encode_frame
 from fray.net.session import ACK_AFTER_S, Beat, Heartbeat, Inbox, Outbox
 from fray.net.transport import Transport
+
+logger = logging.getLogger("fray.net")
 
 FAREWELL_S = 1.0
 """How long a cancelled dialler takes at most to say goodbye."""
@@ -34,6 +37,9 @@ class Peer(Protocol):
     def dispatch(self, message: Bytes, link: Link) -> None:
         """Take one message apart. May drop the link."""
 
+    def leave(self, reason: str) -> None:
+        """The goodbye is due, for this reason."""
+
     def last_word(self) -> bytes | None:
         """The goodbye frame, if the channel is closing."""
 
@@ -50,13 +56,14 @@ class Link:
         self.transport = transport
         self.why: FrayError | None = None
         self.heard_any = False
+        """A sound message came."""
+        self.began = trio.current_time()
         self.said_goodbye = False
         self._channel = channel
         self._opening = opening
         self._polite = polite
         self._scope = trio.CancelScope()
-        now = trio.current_time()
-        self._heart = Heartbeat(now, now)
+        self._heart = Heartbeat(self.began, self.began)
         self._alarm = trio.CancelScope()
         self._alarm_soon = False
         self._urgent: list[bytes] = []
@@ -64,7 +71,6 @@ class Link:
         self._send_now: Callable[[list[Bytes]], bool] | None = getattr(transport, "send_now", None)
         self._unfinished: list[Bytes] | None = None
         self._direct = False
-        self._sending = False
         self._idle: trio.lowlevel.Task | None = None
         """The writer, while it sleeps."""
 
@@ -79,6 +85,7 @@ class Link:
                     nursery.cancel_scope.cancel()
         finally:
             if self._polite and self.why is None and self._channel.owns(self):
+                self._channel.leave("cancelled")
                 with trio.move_on_after(FAREWELL_S, shield=True):
                     await self._farewell()
             self.transport.abort()
@@ -105,9 +112,14 @@ class Link:
 
     def try_last_words(self, goodbye: bytes) -> None:
         """Say goodbye if that is possible without waiting."""
-        if self._idle is not None and self._send_now is not None and not self.said_goodbye:
-            self.said_goodbye = True
-            self._send_now([ACK.pack(self._channel.inbox.tell()), goodbye])
+        if self._send_now is None or self.said_goodbye or self._unfinished is not None:
+            return
+        self.said_goodbye = True
+        try:
+            if self._opening is None or self._send_now([self._opening]):
+                self._send_now([ACK.pack(self._channel.inbox.tell()), goodbye])
+        except MessageTooLarge as error:
+            logger.warning("the reason for an end is too long to be told: %s", error)
 
     def answer_ping(self) -> None:
         """The peer asks whether we are there."""
@@ -127,8 +139,9 @@ class Link:
                 if not channel.owns(self):
                     return
                 self._heart.heard = trio.current_time()
-                self.heard_any = self._direct = True
+                self._direct = True
                 channel.dispatch(message, self)
+                self.heard_any = True
         except (ConnectionFailed, MessageTooLarge) as error:
             self._lost(error)
 
@@ -145,21 +158,18 @@ class Link:
     async def _write(self) -> None:
         try:
             if self._opening is not None:
-                await self._send([self._opening])
+                opening, self._opening = self._opening, None
+                await self.transport.send([opening])
             while True:
+                await trio.lowlevel.checkpoint_if_cancelled()
                 message = self._unfinished or self._next_message()
                 self._unfinished = None
                 if message is None:
                     await self._sleep()
                 else:
-                    await self._send(message)
-        except ConnectionFailed as error:
+                    await self.transport.send(message)
+        except (ConnectionFailed, MessageTooLarge) as error:
             self._lost(error)
-
-    async def _send(self, message: list[Bytes]) -> None:
-        self._sending = True
-        await self.transport.send(message)
-        self._sending = False
 
     async def _sleep(self) -> None:
         self._direct = True
@@ -189,9 +199,9 @@ class Link:
         return [ACK.pack(self._channel.inbox.tell()), word]
 
     async def _farewell(self) -> None:
-        if self._sending or self._unfinished is not None:
-            return
         try:
+            if self._unfinished is not None:
+                await self.transport.send(self._unfinished)
             while (message := self._next_message()) is not None:
                 await self.transport.send(message)
             await self.transport.aclose()

@@ -103,7 +103,7 @@ class MemoryTransport:
             self._gone = self._gone or "a cancelled send left this connection unusable"
             raise
         self._put(message)
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
         """Send without waiting; False if that is not possible now."""

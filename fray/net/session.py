@@ -391,7 +391,8 @@ class Heartbeat:
         if late_s > self.period_s / 2:
             self.heard = now
             self.pinged = now - self.period_s
-        if now >= self.heard + self.period_s * SILENT_PERIODS:  # the very sums of `next_at`: differences round otherwise
+        # The very sums of `next_at`: differences would round otherwise.
+        if now >= self.heard + self.period_s * SILENT_PERIODS:
             return Beat.DROP
         if now >= max(self.heard, self.pinged) + self.period_s:
             self.pinged = now

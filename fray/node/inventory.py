@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -38,7 +39,7 @@ def read_capacity(root: Path = ROOT, environ: Mapping[str, str] | None = None, d
     return Capacity(
         cpu_milli=cpu_milli(root, len(os.sched_getaffinity(0))),
         memory_bytes=memory_bytes(root),
-        disk_bytes=shutil.disk_usage(disk_at or os.environ.get("TMPDIR", "/tmp")).free,
+        disk_bytes=shutil.disk_usage(disk_at or tempfile.gettempdir()).free,
         devices=(*gpu_devices(root), *tpus),
         attributes=attributes,
     )

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
+from attrs import evolve
 
 from fray.errors import FrayError
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
 from fray.net.websocket import WebSocketNetwork
-from fray.runtime import attempt, context
+from fray.runtime import attempt, context, payload
 from fray.runtime.attempt import Ended
 from fray.runtime.context import Runtime
 from fray.runtime.executor import Executor
@@ -59,8 +60,10 @@ def _read_payload(ticket: Ticket) -> bytes:
 
 
 def _write_record(outcome_fd: int, ended: Ended) -> None:
+    """The outcome names its value, so that a value cut off by a kill never counts."""
+    value = None if ended.value is None else payload.name_of(ended.value)
     with open(outcome_fd, "wb") as file:
-        file.write(to_json(ended.outcome).encode() + b"\n" + (ended.value or b""))
+        file.write(to_json(evolve(ended.outcome, value=value)).encode() + b"\n" + (ended.value or b""))
 
 
 def _flush() -> None:

@@ -1,4 +1,4 @@
-"""What the drivers of a story do, by name. Each act is a few operations on the public API, with what must be true of them.
+"""What the drivers of a story do, by name: a few operations on the public API each, with what must be true of them.
 
 An act returns what came of it in a few words. Errors that a fault explains may end it; `fray.testing.sim` sorts them.
 """
@@ -559,7 +559,7 @@ async def bad_requests(b: Bench) -> str:
     """What cannot be is refused, and nothing comes of it."""
     b.op("launch")
     try:
-        await b.cluster.launch(request(b.token, errands.give, (never for never in ())))
+        await b.cluster.launch(request(b.token, errands.give, (number for number in [1])))
         b.check("P2", False, "a generator was accepted as an argument")
     except NotPicklable:
         pass

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Refused, Unauthorized
 from fray.net.memory import TRANSPORT_LIMIT_BYTES
-from fray.net.transport import Credential, Network, Transport
+from fray.net.transport import Bytes, Credential, Network, Transport
 
 CREDENTIAL = Credential("cluster", "the right key")
 TIMEOUT_S = 10.0
@@ -119,7 +119,14 @@ async def messages_arrive_whole_and_in_order_both_ways(bench: Bench) -> None:
 
 @case
 async def parts_of_a_message_are_joined(bench: Bench) -> None:
-    parts = [b"abc", bytearray(b"def"), memoryview(b"xghix")[1:4], b"", b"j" * 100_000, memoryview(b"k" * 100_000)]
+    parts: list[Bytes] = [
+        b"abc",
+        bytearray(b"def"),
+        memoryview(b"xghix")[1:4],
+        b"",
+        b"j" * 100_000,
+        memoryview(b"k" * 100_000),
+    ]
     async with connected(bench) as pair:
         await pair.near.send(parts)
         await pair.near.send([b"x"] * 3000)

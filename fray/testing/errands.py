@@ -113,10 +113,8 @@ class Child:
 async def family(me: Child) -> int:
     """Launch the children in a scope, sleep, and return the sum of all values; or raise."""
     with running(me.token):
-        jobs = []
         async with fray.current_cluster().open_scope(me.token) as scope:
-            for child in me.children:
-                jobs.append(await scope.launch(request(child.token, family, child)))
+            jobs = [await scope.launch(request(child.token, family, child)) for child in me.children]
             await trio.sleep(me.sleep_s)
             if me.fails:
                 raise Boom(me.token)

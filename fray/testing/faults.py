@@ -27,6 +27,7 @@ class Weather:
     def __init__(self) -> None:
         self._active: dict[str, int] = {}
         self._ended: dict[str, float] = {}
+        self._log: list[tuple[tuple[str, ...], float, float]] = []
 
     @contextmanager
     def trouble(self, *places: str) -> Iterator[None]:
@@ -34,12 +35,21 @@ class Weather:
         touched = dict.fromkeys((*places, EVERYWHERE))
         for place in touched:
             self._active[place] = self._active.get(place, 0) + 1
+        began = trio.current_time()
         try:
             yield
         finally:
+            self._log.append((tuple(touched), began, trio.current_time()))
             for place in touched:
                 self._active[place] -= 1
                 self._ended[place] = trio.current_time()
+
+    def was_trouble(self, place: str, since: float, until: float, at_least_s: float = 0.0) -> bool:
+        """Whether there was any at a place within a span of time, one that lasted long enough."""
+        return any(
+            place in places and began <= until and ended >= since and ended - began >= at_least_s
+            for places, began, ended in self._log
+        )
 
     def fine_since(self, *places: str) -> float | None:
         """Since when all of them can be reached; None: not now."""

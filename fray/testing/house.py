@@ -444,5 +444,3 @@ def _no_threads() -> Iterator[None]:
     host = partial(Host, clock=lambda: 0.0, make_runner=make_runner)
     with mock.patch.object(fray.runtime.context, "Host", host):
         yield
-
-

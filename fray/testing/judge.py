@@ -8,21 +8,26 @@ from typing import TYPE_CHECKING
 import trio
 
 from fray.model.ids import JobId
+from fray.model.specs import Cause
 from fray.scheduler import invariants
 from fray.scheduler.state import State
+from fray.testing.house import CONTROLLER
 from fray.testing.truth import Life, Truth
 
 if TYPE_CHECKING:
     from fray.testing.story import Story
 
-CHECK_EVERY_STEPS = 1
+INDEXES_EVERY_STEPS = 10
+NEAR_S = 100.0
+"""A trouble may show so long after it is over: heartbeats take a minute."""
+AWAY_S = 150.0
+"""So long a controller must be away before nodes may give it up."""
 
 
 def law(truth: Truth, state: State, steps: int) -> None:
-    """The invariants of the law's state, after each of its steps."""
-    if steps % CHECK_EVERY_STEPS == 0:
-        for sentence in invariants.check(state):
-            truth.breach("law", sentence)
+    """The invariants of the law's state, after each of its steps; its indexes after each tenth."""
+    for sentence in invariants.check(state, indexes=steps % INDEXES_EVERY_STEPS == 0):
+        truth.breach("law", sentence)
 
 
 def hanging(truth: Truth, acts: Iterable[str], drivers: Sequence[str]) -> None:
@@ -77,6 +82,7 @@ def final(story: Story) -> None:
     _all_accepted_ended(story, running.state)
     _outcomes_stand(story, running.state)
     _nothing_is_held(story, running.state)
+    _the_dead_were_dead(story, running.state)
     law(story.truth, running.state, 0)
 
 
@@ -109,6 +115,20 @@ def _outcomes_stand(story: Story, state: State) -> None:
         told.add((state.job_info(job_id).state, job.outcome.cause, job.outcome.value))
         if len({each[:2] for each in told}) > 1 or len({each[2] for each in told if each[2]}) > 1:
             story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, told))}")
+
+
+def _the_dead_were_dead(story: Story, state: State) -> None:
+    """P7: no attempt is given up unless something happened to its machine, or the controller was away for long."""
+    for attempt in state.attempts.values():
+        life = story.truth.lives.get(attempt.attempt_id)
+        if life is None or attempt.outcome is None or life.how in ("with its machine", "crashed"):
+            continue
+        if attempt.outcome.cause in (Cause.MACHINE_LOST, Cause.KILLED):
+            ended = life.ended if life.ended is not None else trio.current_time()
+            near = life.began - NEAR_S, ended + NEAR_S
+            away = story.weather.was_trouble(CONTROLLER, *near, at_least_s=AWAY_S)
+            if not away and not story.weather.was_trouble(life.machine, *near):
+                story.truth.breach("P7", f"{life.attempt_id} was given up for nothing: {attempt.outcome.message}")
 
 
 def _nothing_is_held(story: Story, state: State) -> None:

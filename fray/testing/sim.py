@@ -17,11 +17,12 @@ import trio
 import trio.testing
 
 from fray.testing.seed import Seed, Trace, steady
-from fray.testing.story import Told, tell
+from fray.testing.story import GONE_WITHIN_S, Told, tell
 from fray.testing.strategies import Plan, draw_plan
 
 PASSES_LIMIT = 200_000
 """Turns of Trio's loop without any time passing: more are no story but a circle."""
+PROGRESS_SEEDS = 20
 
 
 class Circle(Exception):
@@ -44,12 +45,15 @@ class _Watchdog(trio.abc.Instrument):
             self.scope.cancel()
 
 
-def run_story(number: int, *, plan: Plan | None = None, trace: Trace | None = None) -> Told:
+def run_story(
+    number: int, *, plan: Plan | None = None, trace: Trace | None = None, gone_within_s: float = GONE_WITHIN_S
+) -> Told:
     """Tell the story of a seed: the same seed, the same story, to the last byte on the wire.
 
     Args:
         plan: instead of the one the seed draws.
         trace: to keep what happened (see `Trace`).
+        gone_within_s: bound of P1.
 
     Raises:
         Circle: virtual time stood still.
@@ -61,7 +65,7 @@ def run_story(number: int, *, plan: Plan | None = None, trace: Trace | None = No
 
     async def main() -> None:
         with dog.scope:
-            told.append(await tell(seed, chosen, trace))
+            told.append(await tell(seed, chosen, trace, gone_within_s=gone_within_s))
 
     with steady(seed):
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
@@ -134,6 +138,8 @@ def _tell_many(numbers: Iterable[int], jobs: int) -> int:
             if told.breaches:
                 broken += 1
                 print(summary(told), flush=True)
+        if done % PROGRESS_SEEDS == 0:
+            print(f"{done} seeds told, {broken} broken", file=sys.stderr, flush=True)
     took_s = time.perf_counter() - began
     print(f"{done} seeds, {broken} broken, {done / took_s * 60:.0f} seeds per minute; faults: {_counts(totals)}")
     return 1 if broken else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,6 +122,7 @@ class Story:
     open_acts: dict[int, str] = Factory(dict)
     fault_log: list[tuple[float, float | None]] = Factory(list)
     house: SimHouse = None  # type: ignore[assignment]
+    gone_within_s: float = GONE_WITHIN_S
     steps: int = 0
     _driven: trio.Event = Factory(trio.Event)
     _drivers: dict[int, DriverProcess] = Factory(dict)
@@ -157,7 +158,7 @@ class Story:
                 await self._trouble()
                 self.say("-", "calm")
                 driving.start_soon(self._judge_who_hangs, driving.cancel_scope)
-            await trio.sleep(GONE_WITHIN_S)
+            await trio.sleep(self.gone_within_s)
             watching.cancel_scope.cancel()
         judge.final(self)
 
@@ -180,7 +181,7 @@ class Story:
             return
         waiting = [driver.name for driver in self.drivers()]
         judge.hanging(self.truth, self.open_acts.values(), waiting)
-        for name in waiting:
+        for name in (*waiting, *self.house.machines):
             for line in stuck.where(name):
                 self.say(name, f"waits in {line}")
         driving.cancel()
@@ -188,7 +189,7 @@ class Story:
     async def _watch_lives(self) -> None:
         while True:
             await trio.sleep(WATCH_EVERY_S)
-            judge.lives(self, GONE_WITHIN_S)
+            judge.lives(self, self.gone_within_s)
 
     # Faults
 
@@ -303,11 +304,17 @@ def carries_cancelled(error: BaseException) -> bool:
 # Telling one ---------------------------------------------------------------------------------------------------------
 
 
-async def tell(seed: Seed, plan: Plan, trace: Trace, rules: Rules = RULES) -> Told:
-    """Carry the plan out. Must run under a clock that jumps and within `fray.testing.seed.steady`."""
+async def tell(
+    seed: Seed, plan: Plan, trace: Trace, *, rules: Rules = RULES, gone_within_s: float = GONE_WITHIN_S
+) -> Told:
+    """Carry the plan out. Must run under a clock that jumps and within `fray.testing.seed.steady`.
+
+    Args:
+        gone_within_s: how long anything may live after its owner (P1); where there is no trouble, far less will do.
+    """
     network = SimNetwork(seed.stream("network"), trace)
     truth = Truth(trio.current_time)
-    story = Story(seed, plan, trace, truth, network)
+    story = Story(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
     machines = [MachineSpec(f"m{number}", capacity) for number, capacity in enumerate(plan.machines)]
     with errands.book(truth), _store(plan) as open_store:
         async with open_house(
@@ -336,7 +343,7 @@ async def tell(seed: Seed, plan: Plan, trace: Trace, rules: Rules = RULES) -> To
 
 
 @contextmanager
-def _store(plan: Plan) -> Iterator[object]:
+def _store(plan: Plan) -> Iterator[Callable[[], Store] | None]:
     """What opens the store: in memory, or now and then on disk."""
     if not plan.on_disk:
         yield None

@@ -1,4 +1,4 @@
-"""What random stories are made of: how big a cluster, which acts and faults, and when. Pure: a seed goes in, a plan comes out.
+"""What random stories are made of: how big a cluster, which acts and faults, and when. Pure: from a seed to a plan.
 
 A plan says only *when* something of which *kind* is tried; which job or actor it meets is drawn when it happens, from
 a generator of its own, so that taking one act out of a plan leaves the others as they were.
@@ -7,7 +7,7 @@ a generator of its own, so that taking one act out of a plan leaves the others a
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
@@ -154,3 +154,19 @@ def draw_span_s(rng: random.Random) -> float:
     """How long a fault lasts."""
     _, low_s, high_s = rng.choices(SPANS_S, [weight for weight, _, _ in SPANS_S])[0]
     return rng.uniform(low_s, high_s)
+
+
+def direct_plan(
+    acts: Sequence[str], faults: Sequence[tuple[float, str, float]], *, machines: int = 3, every_s: float = 1.0
+) -> Plan:
+    """A story by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds)."""
+    gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
+    capacity = Capacity(cpu_milli=4000, memory_bytes=16 * GB, disk_bytes=100 * GB, devices=gpus)
+    return Plan(
+        machines=(capacity,) * machines,
+        drivers=1,
+        declares=False,
+        on_disk=False,
+        acts=tuple(PlannedAct(number * every_s, 0, kind, number) for number, kind in enumerate(acts)),
+        faults=tuple(PlannedFault(at_s, kind, span_s, number) for number, (at_s, kind, span_s) in enumerate(faults)),
+    )

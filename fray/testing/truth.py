@@ -118,9 +118,9 @@ class Truth:
     def _check_successor(self, new: Life) -> None:
         """No generation lives beside another, and none comes after its successor."""
         for old in self.of_job.get(new.job_id, ()):
-            if old.ended is None and (old.generation, old.member) != (new.generation, new.member):
-                if old.generation != new.generation:
-                    self.breach("P5", f"{new.attempt_id} begins on {new.machine}, {old.attempt_id} lives on {old.machine}")
+            if old.ended is None and old.generation != new.generation:
+                beside = f"{old.attempt_id} lives on {old.machine}"
+                self.breach("P5", f"{new.attempt_id} begins on {new.machine}, and {beside}")
             if old.generation > new.generation:
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine} after {old.attempt_id} began")
 

@@ -76,6 +76,12 @@ async def said(process: trio.Process, text: str) -> str:
     return heard
 
 
+async def rest_of(process: trio.Process) -> str:
+    assert process.stderr is not None
+    with trio.fail_after(LIMIT_S):
+        return "".join([chunk.decode() async for chunk in process.stderr])
+
+
 @asynccontextmanager
 async def open_site(directory: Path) -> AsyncIterator[Site]:
     async with trio.open_nursery() as nursery:
@@ -122,6 +128,7 @@ async def test_a_node_the_cluster_does_not_take_says_why_in_one_line(
             second = {**second, "state_dir": str(tmp_path / second["state_dir"])}
         node = await site.start(**second)
         heard = await said(node, text)
+        heard += await rest_of(node)
         with trio.fail_after(LIMIT_S):
             assert await node.wait() == 1
         assert heard.startswith("fray-node: ")
