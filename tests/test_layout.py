@@ -31,6 +31,7 @@ ALONE_OPENS = {
     "cattrs": "net/codec.py",
     "trio_websocket": "net/websocket.py",
     "cloudpickle": "runtime/payload.py",
+    "pickle": "runtime/payload.py",
     "sqlite3": "controller/store.py",
 }
 PUT_TOGETHER = ("testing", "local", "cli")

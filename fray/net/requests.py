@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -14,12 +14,14 @@ from fray.net.codec import Bytes, Kind
 from fray.net.conversation import Channel
 
 Answer = tuple[Any, list[memoryview]]
+OnAnswer = Callable[[Any, list[memoryview]], object]
 
 
 @define
 class _Pending:
     body: bytes
     what: str
+    on_answer: OnAnswer | None = None
     answered: trio.Event = field(factory=trio.Event)
     answer: Answer | None = None
     error: FrayError | None = None
@@ -27,6 +29,8 @@ class _Pending:
     def settle(self, answer: Answer | None, error: FrayError | None) -> None:
         self.answer, self.error = answer, error
         self.answered.set()
+        if answer is not None and self.on_answer is not None:
+            self.on_answer(*answer)
 
 
 class Requests:
@@ -44,10 +48,21 @@ class Requests:
     def __len__(self) -> int:
         return len(self._pending)
 
-    async def request(self, message: object, blobs: Sequence[Bytes] = (), *, timeout_s: float | None = None) -> Answer:
+    async def request(
+        self,
+        message: object,
+        blobs: Sequence[Bytes] = (),
+        *,
+        timeout_s: float | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> Answer:
         """Ask and wait for the reply and its attachments.
 
         A request that is cancelled or late may have taken effect; a late answer is dropped.
+
+        Args:
+            on_answer: called with the reply as it comes in, before any later frame is dispatched; whoever awaits it
+                may run only after later notices have been heard.
 
         Raises:
             DeadlineExceeded: no answer within ``timeout_s``.
@@ -58,7 +73,7 @@ class Requests:
         body = codec.encode_message(message, blobs)
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             await self.channel.wait_room()
-            return await self._ask(_Pending(body, what))
+            return await self._ask(_Pending(body, what, on_answer))
         raise DeadlineExceeded(
             f"{self.channel.incarnation} at {self.channel.remote} did not answer {what} within {timeout_s} s",
             timeout_s=timeout_s,

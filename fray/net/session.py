@@ -389,8 +389,8 @@ class Heartbeat:
         If that is long, *we* were stopped, and the peer's words may lie unread: its silence counts from now.
         """
         if late_s > self.period_s / 2:
-            self.heard = now
-            self.pinged = now - self.period_s
+            self.heard = self.pinged = now
+            return Beat.PING
         # The very sums of `next_at`: differences would round otherwise.
         if now >= self.heard + self.period_s * SILENT_PERIODS:
             return Beat.DROP

@@ -207,9 +207,17 @@ class ControllerLink:
         return (await self.request_blobs(message, blobs, timeout_s=timeout_s))[0]
 
     async def request_blobs(
-        self, message: Any, blobs: Sequence[Bytes] = (), *, timeout_s: float | None = None
+        self,
+        message: Any,
+        blobs: Sequence[Bytes] = (),
+        *,
+        timeout_s: float | None = None,
+        on_answer: Callable[[Any, Sequence[Bytes]], object] | None = None,
     ) -> tuple[Any, Sequence[Bytes]]:
         """Ask and wait for the reply with its attachments.
+
+        What a reply says of things that change is learnt in ``on_answer``: a notice that came right behind it is heard
+        before the task that awaits the reply runs, and must not be undone by it.
 
         Raises:
             FrayError: what the controller answered, DeadlineExceeded, or why the conversation ended.
@@ -219,7 +227,7 @@ class ControllerLink:
             raise self.ended
         if self._requests is None:
             raise ChannelClosed("the conversation with the controller has not begun", reason="closed")
-        return await self._requests.request(message, blobs, timeout_s=timeout_s)
+        return await self._requests.request(message, blobs, timeout_s=timeout_s, on_answer=on_answer)
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
@@ -231,12 +239,13 @@ class ControllerLink:
         ]
         for record in records:
             record.accepted = False
-        reply = await self.request(Launch(jobs=tuple(specs)), payloads)
-        assert isinstance(reply, Jobs)
-        for record in records:
-            record.accepted = True
-        for info in reply.jobs:
-            await self._learn_complete(info)
+
+        def accepted(reply: Any, blobs: Sequence[Bytes]) -> None:
+            for record in records:
+                record.accepted = True
+            self._learn_all(reply, blobs)
+
+        await self.request_blobs(Launch(jobs=tuple(specs)), payloads, on_answer=accepted)
         return records
 
     async def watch_jobs(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
@@ -248,8 +257,11 @@ class ControllerLink:
         unknown = [job_id for job_id in job_ids if job_id not in self._jobs]
         held = [record for job_id in job_ids if (record := self._jobs.get(job_id)) is not None]
         if unknown:
-            reply, blobs = await self.request_blobs(WatchJobs(jobs=tuple(unknown)))
-            held += self._learn_all(reply, blobs, keep=True)
+
+            def known(reply: Any, blobs: Sequence[Bytes]) -> None:
+                held.extend(self._learn_all(reply, blobs, keep=True))
+
+            await self.request_blobs(WatchJobs(jobs=tuple(unknown)), on_answer=known)
         by_id = {record.info.job_id: record for record in held}
         missing = [job_id for job_id in job_ids if job_id not in by_id]
         if missing:
@@ -259,13 +271,6 @@ class ControllerLink:
     def known(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
         """The records this process already has of these jobs."""
         return [record for job_id in job_ids if (record := self._jobs.get(job_id)) is not None]
-
-    async def _learn_complete(self, info: JobInfo) -> None:
-        if info.state.finished and info.value is not None:
-            reply, blobs = await self.request_blobs(WatchJobs(jobs=(info.job_id,)))
-            self._learn_all(reply, blobs)
-        else:
-            self._learn(info, None)
 
     def _record(self, info: JobInfo) -> JobRecord:
         record = self._jobs.get(info.job_id)
@@ -325,6 +330,10 @@ class ControllerLink:
             for listener in list(entry.listeners):
                 listener(*entry.latest)
 
+    def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
+        if isinstance(reply, Names):
+            self._learn_names(reply, blobs)
+
     def follow_logs(self, job: JobId | None, on: bool = True) -> None:
         """Have `on_log` called with lines of one job, or (None) of all this session owns."""
         self._follow[job] = on
@@ -357,11 +366,9 @@ class ControllerLink:
     async def _subscribe(self, keys: Sequence[str], logs: dict[JobId | None, bool]) -> None:
         async def one(message: Any) -> None:
             try:
-                reply, blobs = await self.request_blobs(message)
+                await self.request_blobs(message, on_answer=self._learn_answer)
             except FrayError:
                 return  # the conversation has ended (`on_end` tells everybody) or the controller knows no such key
-            if isinstance(reply, Names):
-                self._learn_names(reply, blobs)
 
         async with trio.open_nursery() as nursery:
             for key in keys:
@@ -373,8 +380,7 @@ class ControllerLink:
         waiting = [job_id for job_id, record in self._jobs.items() if record.accepted and not record.ended.is_set()]
         for job_id in waiting:
             try:
-                reply, blobs = await self.request_blobs(WatchJobs(jobs=(job_id,)))
-                self._learn_all(reply, blobs)
+                await self.request_blobs(WatchJobs(jobs=(job_id,)), on_answer=self._learn_all)
             except NoSuchJob as gone:
                 self._lose_job(job_id, gone)
             except FrayError:

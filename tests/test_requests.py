@@ -1,0 +1,233 @@
+"""Questions over a channel: answered once each, asked again of a peer that forgot, ended with the channel."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import MockClock
+
+from fray.errors import (
+    ChannelClosed,
+    DeadlineExceeded,
+    FrayError,
+    MessageTooLarge,
+    NoSuchJob,
+    ProtocolMismatch,
+    Refused,
+)
+from fray.model.messages.client import Explain, Text
+from fray.net import codec
+from fray.net.channel import MESSAGE_LIMIT_BYTES, Acceptor, Channel, RedialPolicy, run_dialled
+from fray.net.codec import Bytes, Kind
+from fray.net.memory import MemoryNetwork
+from fray.net.requests import Requests
+from fray.net.transport import Credential
+
+
+@define(eq=False)
+class Asker:
+    channel: Channel
+    requests: Requests = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.requests = Requests(self.channel)
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        assert self.requests.on_frame(kind, flags, target, ref, body)
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        self.requests.on_reset()
+
+    def on_suspended(self, why: str) -> None:
+        pass
+
+    def on_resumed(self) -> None:
+        pass
+
+    def on_end(self, error: FrayError) -> None:
+        self.requests.on_end(error)
+
+
+@define(eq=False)
+class Answerer:
+    """Answers what is asked, unless it is told to keep silent."""
+
+    channel: Channel
+    house: House
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        assert kind == Kind.REQUEST
+        message, blobs = codec.decode_message(body)
+        self.house.asked.append((ref, message.job))
+        if message.job == "unknown":
+            self.channel.fail(ref, NoSuchJob("no such job", job="unknown"))
+        elif message.job == "nonsense":
+            self.channel.send_nowait(Kind.REPLY, ref, b"nonsense")
+        elif not self.house.silent:
+            self.channel.reply(ref, Text(text=f"because of {message.job}"), blobs[::-1])
+        self.house.news.set()
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        pass
+
+    def on_suspended(self, why: str) -> None:
+        pass
+
+    def on_resumed(self) -> None:
+        pass
+
+    def on_end(self, error: FrayError) -> None:
+        pass
+
+
+@define(eq=False)
+class House:
+    network: MemoryNetwork
+    silent: bool = False
+    asked: list[tuple[int, str]] = field(factory=list)
+    news: trio.Event = field(factory=trio.Event)
+    requests: Requests = None  # type: ignore[assignment]
+
+    async def wait_asked(self, count: int) -> None:
+        while len(self.asked) < count:
+            await self.news.wait()
+            self.news = trio.Event()
+
+
+@asynccontextmanager
+async def a_house(keep_s: float = 60.0, refused_ends: bool = False) -> AsyncIterator[House]:
+    rng = random.Random(1)
+    house = House(MemoryNetwork(rng))
+    acceptor = Acceptor("h", lambda claim, greeting: (b"", answerer), keep_s=keep_s, rng=rng)
+    made: list[Asker] = []
+
+    def answerer(channel: Channel) -> Answerer:
+        return Answerer(channel, house)
+
+    def make(channel: Channel) -> Asker:
+        made.append(Asker(channel))
+        return made[0]
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(house.network.listen, "memory:h", lambda key_id: "key", acceptor.handle)
+        policy = RedialPolicy(refused_ends=refused_ends, give_up_s=None)
+        who = {"handler": make, "incarnation": "d", "greeting": lambda: b""}
+        near, credential = house.network.at("d"), Credential("k", "key")
+        dialled = partial(run_dialled, near, ["memory:h"], credential, policy=policy, rng=rng, **who)
+        await nursery.start(dialled)
+        house.requests = made[0].requests
+        with trio.fail_after(1000):
+            yield house
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_comes_with_its_attachments(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        reply, blobs = await house.requests.request(Explain(job="x"), [b"a", b"bc"])
+        assert reply == Text(text="because of x")
+        assert [bytes(blob) for blob in blobs] == [b"bc", b"a"]
+        assert len(house.requests) == 0
+
+
+async def test_many_questions_are_answered_each_to_its_asker(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        replies: dict[str, str] = {}
+
+        async def ask(job: str) -> None:
+            replies[job] = (await house.requests.request(Explain(job=job)))[0].text
+
+        async with trio.open_nursery() as nursery:
+            for n in range(100):
+                nursery.start_soon(ask, str(n))
+        assert replies == {str(n): f"because of {n}" for n in range(100)}
+
+
+async def test_the_error_of_the_peer_is_raised(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        with pytest.raises(NoSuchJob, match="no such job") as caught:
+            await house.requests.request(Explain(job="unknown"))
+        assert caught.value.details == {"job": "unknown"}
+
+
+async def test_an_unreadable_answer_is_a_protocol_mismatch_of_that_question_only(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        with pytest.raises(ProtocolMismatch):
+            await house.requests.request(Explain(job="nonsense"))
+        await house.requests.request(Explain(job="x"))
+
+
+async def test_a_late_answer_is_a_deadline_exceeded_and_dropped(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        house.network.set_delay("d", "h", 5.0)
+        with pytest.raises(DeadlineExceeded, match="did not answer Explain within 3 s"):
+            await house.requests.request(Explain(job="x"), timeout_s=3)
+        assert len(house.requests) == 0
+        await trio.sleep(20)
+        assert (await house.requests.request(Explain(job="y")))[0].text == "because of y"
+
+
+async def test_a_cut_repeats_no_question(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        house.network.set_delay("d", "h", 0.1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(house.requests.request, Explain(job="x"))
+            await house.wait_asked(1)
+            house.network.drop("d")
+        assert house.asked == [(1, "x")]
+
+
+async def test_a_peer_that_forgot_is_asked_again_in_order_under_the_same_refs(autojump_clock: MockClock) -> None:
+    async with a_house(keep_s=1) as house:
+        house.silent = True
+        async with trio.open_nursery() as nursery:
+            for n in range(5):
+                nursery.start_soon(house.requests.request, Explain(job=str(n)))
+                await house.wait_asked(n + 1)
+            house.network.cut("d", "h")
+            house.network.drop("d")
+            await trio.sleep(5)
+            house.silent = False
+            house.network.heal("d", "h")
+        assert house.asked == [(n + 1, str(n)) for n in range(5)] * 2
+
+
+async def test_questions_end_with_the_channel(autojump_clock: MockClock) -> None:
+    async with a_house(refused_ends=True) as house:
+        house.silent = True
+        errors: list[FrayError] = []
+
+        async def ask() -> None:
+            try:
+                await house.requests.request(Explain(job="x"))
+            except FrayError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(ask)
+            await house.wait_asked(2)
+            house.network.crash("h")
+        assert [type(error) for error in errors] == [Refused, Refused]
+        assert errors[0] is not errors[1]
+        with pytest.raises((Refused, ChannelClosed)):
+            await house.requests.request(Explain(job="x"))
+
+
+async def test_a_question_too_large_is_refused_at_the_door(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        with pytest.raises(MessageTooLarge):
+            await house.requests.request(Explain(job="x"), [bytes(MESSAGE_LIMIT_BYTES)])
+        assert len(house.requests) == 0
+        await house.requests.request(Explain(job="x"))

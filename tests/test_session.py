@@ -1,0 +1,222 @@
+"""The table of a session against dumb twins, and its verdicts as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fray.errors import ActorDied, ChannelFull, FrayError, MessageTooLarge, NoSuchActor, ProtocolMismatch, Unauthorized
+from fray.net import session
+from fray.net.session import PROTOCOL, Beat, Heartbeat, Hello, Inbox, Outbox, Refuse, Seat, Verdict, Welcome, judge
+
+
+class OutboxMachine(RuleBasedStateMachine):
+    """An outbox beside its dumb twin: a list of all frames, and two counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outbox = Outbox()
+        self.all: list[bytes] = []
+        self.acked = self.numbered = 0
+
+    @rule(body=st.binary(min_size=1, max_size=30), whole=st.booleans())
+    def push(self, body: bytes, whole: bool) -> None:
+        frame = body if whole else (body[:1], memoryview(body)[1:])
+        self.outbox.push(frame, len(body))
+        self.all.append(body)
+
+    @rule(limit=st.integers(1, 100))
+    def take(self, limit: int) -> None:
+        taken = b"".join(self.outbox.take(limit))
+        begin, total = self.numbered, 0
+        while self.numbered < len(self.all) and (
+            self.numbered == begin or total + len(self.all[self.numbered]) <= limit
+        ):
+            total += len(self.all[self.numbered])
+            self.numbered += 1
+        assert taken == b"".join(self.all[begin : self.numbered])
+
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(0, self.numbered))
+        self.outbox.ack(count)
+        self.acked = max(self.acked, count)
+
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(self.acked, self.numbered))
+        self.outbox.rewind(count)
+        self.acked = self.numbered = count
+        assert self.outbox.size_bytes == sum(map(len, self.all[count:]))
+
+    @precondition(lambda self: self.acked > 0)
+    @rule()
+    def rewind_too_far(self) -> None:
+        with pytest.raises(ProtocolMismatch):
+            self.outbox.rewind(self.acked - 1)
+
+    @rule()
+    def ack_too_much(self) -> None:
+        with pytest.raises(ProtocolMismatch):
+            self.outbox.ack(self.numbered + 1)
+
+    @rule()
+    def clear(self) -> None:
+        self.outbox.clear()
+        self.all, self.acked, self.numbered = [], 0, 0
+
+    @invariant()
+    def books_are_right(self) -> None:
+        box = self.outbox
+        assert (box.acked, box.numbered, len(box.unsent)) == (self.acked, self.numbered, len(self.all) - self.numbered)
+        assert box.unsent_bytes == sum(map(len, self.all[self.numbered :]))
+        assert box.size_bytes >= sum(map(len, self.all[self.acked :]))
+        assert box.large == sum(isinstance(frame, tuple) for frame in box.unsent)
+
+
+TestOutbox = OutboxMachine.TestCase
+
+
+def test_an_outbox_says_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "BUFFER_LIMIT_BYTES", 100)
+    outbox = Outbox()
+    outbox.push(b"x" * 60, 60)
+    outbox.check_room(40)
+    with pytest.raises(ChannelFull) as caught:
+        outbox.check_room(41)
+    assert caught.value.details["held_bytes"] == 60
+
+
+def test_fragments_are_bounded_and_joined() -> None:
+    inbox = Inbox()
+    inbox.add_fragment(b"abc", 6)
+    inbox.add_fragment(memoryview(b"def"), 6)
+    assert inbox.take_fragments() == b"abcdef"
+    inbox.add_fragment(b"abc", 6)
+    with pytest.raises(MessageTooLarge):
+        inbox.add_fragment(b"defg", 6)
+
+
+@pytest.mark.parametrize(("frames", "size_bytes", "due"), [(127, 0, False), (128, 0, True), (1, 256 * 1024, True)])
+def test_an_acknowledgement_is_due_after_frames_or_bytes(frames: int, size_bytes: int, due: bool) -> None:
+    inbox = Inbox(received=1000 + frames, told=1000, untold_bytes=size_bytes)
+    assert inbox.ack_due() is due
+    assert inbox.tell() == 1000 + frames
+    assert not inbox.ack_due()
+
+
+# Verdicts of a listener ---------------------------------------------------------------------------------------------
+
+
+def hello(**changes: Any) -> Hello:
+    return Hello(**{"protocol": PROTOCOL, "session": "s", "incarnation": "d1", "dial": 5, **changes})
+
+
+def seat(*, confirmed: bool = True, numbered: int = 10, acked: int = 4) -> Seat:
+    outbox = Outbox(numbered=numbered, acked=acked)
+    return Seat(key_id="k", incarnation="d1", life="A", dial=4, outbox=outbox, confirmed=confirmed)
+
+
+@pytest.mark.parametrize(
+    ("says", "known", "verdict"),
+    [
+        (hello(), None, Verdict.FRESH),
+        (hello(resume=True, life="A", received=7), None, Verdict.FRESH),
+        (hello(resume=True, life="A", received=4), seat(), Verdict.RESUME),
+        (hello(resume=True, life="A", received=10), seat(), Verdict.RESUME),
+        (hello(resume=True, life="A", received=3), seat(), Verdict.FRESH),
+        (hello(resume=True, life="A", received=11), seat(), Verdict.FRESH),
+        (hello(resume=True, life="A", received=4, dial=3), seat(), Verdict.STALE),
+        (hello(resume=True, life="B", received=4), seat(), Verdict.FRESH),
+        (hello(resume=True, life="B", received=4), seat(confirmed=False), Verdict.OFFER),
+        (hello(), seat(confirmed=False), Verdict.OFFER),
+        (hello(), seat(), Verdict.FRESH),
+        (hello(incarnation="d2", dial=1), seat(), Verdict.FRESH),
+        (hello(incarnation="d2", dial=1), seat(confirmed=False), Verdict.FRESH),
+        (hello(protocol=(1, 99), expects="h1"), None, Verdict.FRESH),
+    ],
+)
+def test_a_listener_decides(says: Hello, known: Seat | None, verdict: Verdict) -> None:
+    assert judge(says, "k", known, "h1") is verdict
+
+
+@pytest.mark.parametrize(
+    ("says", "key_id", "error"),
+    [
+        (hello(protocol=(2, 0)), "k", ProtocolMismatch),
+        (hello(protocol=(0, 9)), "k", ProtocolMismatch),
+        (hello(expects="h0"), "k", ActorDied),
+        (hello(), "other", Unauthorized),
+        (hello(resume=True, life="A", received=5), "other", Unauthorized),
+    ],
+)
+def test_a_listener_refuses(says: Hello, key_id: str, error: type[FrayError]) -> None:
+    with pytest.raises(error):
+        judge(says, key_id, seat(), "h1")
+
+
+def test_a_dialler_checks_the_welcome() -> None:
+    welcome = Welcome(protocol=PROTOCOL, incarnation="h1", life="A", resumed=False)
+    session.check_welcome(welcome, None)
+    session.check_welcome(welcome, "h1")
+    with pytest.raises(ActorDied):
+        session.check_welcome(welcome, "h0")
+    with pytest.raises(ProtocolMismatch):
+        session.check_welcome(Welcome(protocol=(2, 0), incarnation="h1", life="A", resumed=False), "h1")
+
+
+def test_a_refusal_has_one_reason() -> None:
+    def reason(expects: str | None, protocol: tuple[int, int] = PROTOCOL) -> FrayError:
+        return session.check_refuse(Refuse(protocol=protocol, incarnation="h1", error={}), expects, NoSuchActor("x"))
+
+    assert type(reason(None)) is NoSuchActor
+    assert type(reason("h1")) is NoSuchActor
+    assert type(reason("h0")) is ActorDied
+    assert type(reason("h0", (2, 0))) is ProtocolMismatch
+
+
+# Heartbeat ----------------------------------------------------------------------------------------------------------
+
+
+def run_heart(silent_from: float, answers: Callable[[float], bool], until: float = 200.0) -> list[tuple[float, Beat]]:
+    """What is due when, if the peer's answers are heard at once."""
+    heart, told = Heartbeat(0.0, 0.0), []
+    while (now := heart.next_at()) < until:
+        beat = heart.beat(now, 0.0)
+        told.append((now, beat))
+        if beat is Beat.DROP:
+            break
+        if beat is Beat.PING and answers(now):
+            heart.heard = now
+    return told
+
+
+def test_an_idle_peer_is_asked_each_period_and_dropped_after_three_silent_ones() -> None:
+    assert run_heart(0, lambda now: True, 70) == [(20, Beat.PING), (40, Beat.PING), (60, Beat.PING)]
+    assert run_heart(0, lambda now: now < 30) == [
+        (20, Beat.PING), (40, Beat.PING), (60, Beat.PING), (80, Beat.DROP)
+    ]  # fmt: skip
+
+
+def test_who_was_stopped_itself_gives_the_peer_time() -> None:
+    heart = Heartbeat(0.0, 0.0)
+    assert heart.beat(500.0, late_s=480.0) is Beat.PING
+    assert heart.beat(540.0, late_s=0.0) is Beat.PING
+    assert heart.beat(560.0, late_s=0.0) is Beat.DROP
+
+
+@given(st.floats(0, 1e9), st.floats(0.001, 1e3))
+def test_the_heart_always_does_something_when_it_is_time(start: float, period_s: float) -> None:
+    heart = Heartbeat(start, start, period_s)
+    for _ in range(4):
+        now = heart.next_at()
+        assert now > start or period_s < 1e-6
+        beat = heart.beat(now, 0.0)
+        assert beat is not Beat.WAIT
+        if beat is Beat.DROP:
+            break
