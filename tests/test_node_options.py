@@ -90,7 +90,6 @@ def test_a_file_that_cannot_be_is_said_with_its_place(tmp_path: Path, text: str,
         ((), ENVIRON, "--controller fray://HOST:PORT"),
         (HERE, {}, "there is no token: set FRAY_TOKEN or give --token-file"),
         ((*HERE, "--name", "a b"), ENVIRON, "cannot be the name of a node"),
-        ((*HERE, "--state-dir", "/" + "x" * 90), ENVIRON, "the state directory .* has 91 characters"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], said: str) -> None:

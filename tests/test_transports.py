@@ -303,9 +303,27 @@ async def test_a_stale_socket_file_is_taken_over_and_a_living_one_is_not(tmp_pat
         pass
 
 
-def test_a_path_the_kernel_cannot_take_says_so() -> None:
-    with pytest.raises(InvalidRequest, match="at most 107 bytes"):
-        sockets.parse("unix:/" + "x" * 107)
+async def test_a_path_too_long_for_the_kernel_is_reached_all_the_same(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    address = sockets.parse(f"unix:{deep}/socket")
+    with pytest.raises(Refused):
+        await sockets.connect(address)
+    with sockets.listening(address) as (listener, bound):
+        assert bound == address.text
+        client = await sockets.connect(address)
+        server, _ = await sockets.accept(listener)
+        client.send(b"x")
+        assert server.recv(1) == b"x"
+        client.close()
+        server.close()
+    assert not (deep / "socket").exists()
+
+
+def test_a_name_too_long_for_that_says_so() -> None:
+    sockets.parse("unix:/" + "x" * 80)
+    with pytest.raises(InvalidRequest, match="at most 80 bytes"):
+        sockets.parse("unix:/" + "x" * 81)
 
 
 # Broken rules after the handshake ------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.1
 """How long a listener without free descriptors waits."""
 UNIX_PATH_LIMIT_BYTES = 107
+"""The kernel's limit; longer paths go through a descriptor of their directory."""
+UNIX_NAME_LIMIT_BYTES = 80
 _GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK}
 _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PASSING = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
@@ -43,17 +45,30 @@ def parse(address: str) -> Address:
     """Read an address.
 
     Raises:
-        InvalidRequest: it is neither ``tcp:HOST:PORT`` nor ``unix:/path``, or the path is too long for the kernel.
+        InvalidRequest: it is neither ``tcp:HOST:PORT`` nor ``unix:/path``, or the file's name is too long.
     """
     scheme, _, rest = address.partition(":")
     host, colon, port = rest.rpartition(":")
     if scheme == "tcp" and colon and port.isdecimal() and int(port) < 65536 and host:
         return Address(address, host=host.strip("[]"), port=int(port))
     if scheme == "unix" and rest.startswith("/"):
-        if len(os.fsencode(rest)) > UNIX_PATH_LIMIT_BYTES:
-            raise InvalidRequest(f"{address}: a Unix socket's path has at most {UNIX_PATH_LIMIT_BYTES} bytes")
+        if len(os.fsencode(os.path.basename(rest))) > UNIX_NAME_LIMIT_BYTES:
+            raise InvalidRequest(f"{address}: a Unix socket's name has at most {UNIX_NAME_LIMIT_BYTES} bytes")
         return Address(address, path=rest)
     raise InvalidRequest(f"{address!r} is no address: write tcp:HOST:PORT or unix:/path")
+
+
+@contextlib.contextmanager
+def reachable(path: str) -> Iterator[str]:
+    """The path, or for one that is too long for the kernel another way to the same file."""
+    if len(os.fsencode(path)) <= UNIX_PATH_LIMIT_BYTES:
+        yield path
+        return
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+    finally:
+        os.close(directory)
 
 
 # Dialling ------------------------------------------------------------------------------------------------------------
@@ -92,7 +107,7 @@ async def _connect_one(family: int, target: str | tuple[str, int]) -> socket.soc
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        while (code := sock.connect_ex(target)) == errno.EAGAIN:  # noqa: ASYNC110 (a Unix listener's queue is full,
+        while (code := _begin(sock, target)) == errno.EAGAIN:  # noqa: ASYNC110 (a Unix listener's queue is full,
             await trio.sleep(0.01)  # and there is no event for its end)
         if code == errno.EINPROGRESS:
             await trio.lowlevel.wait_writable(sock)
@@ -104,6 +119,13 @@ async def _connect_one(family: int, target: str | tuple[str, int]) -> socket.soc
         sock.close()
         raise
     return sock
+
+
+def _begin(sock: socket.socket, target: str | tuple[str, int]) -> int:
+    if not isinstance(target, str):
+        return sock.connect_ex(target)
+    with reachable(target) as path:
+        return sock.connect_ex(path)
 
 
 def tune(sock: socket.socket) -> None:
@@ -141,8 +163,9 @@ def _bind(address: Address) -> socket.socket:
     try:
         sock.setblocking(False)
         if address.path:
-            _clear_stale(address.path)
-            sock.bind(address.path)
+            with reachable(address.path) as path:
+                _clear_stale(path)
+                sock.bind(path)
             os.chmod(address.path, 0o600)
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

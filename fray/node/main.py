@@ -32,8 +32,6 @@ from fray.node.serve import run_node
 __all__ = ["NodeConfig", "main", "run_node"]
 
 DEFAULT_PORT = 7421
-STATE_DIR_LIMIT = 70
-"""Characters; Unix sockets lie below it, and their whole path may have 107."""
 _FILE_KEYS = {
     "controller": str,
     "name": str,
@@ -223,13 +221,7 @@ def _local_address(controller: str) -> str:
 
 def _state_dir(told: str | None, name: str, environ: Mapping[str, str]) -> str:
     home = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    path = Path(told or f"{home}/fray/node-{name}").expanduser().absolute()
-    if len(str(path)) > STATE_DIR_LIMIT:
-        raise InvalidRequest(
-            f"the state directory {path} has {len(str(path))} characters and sockets below it would have too long "
-            f"names: give one of at most {STATE_DIR_LIMIT} as --state-dir"
-        )
-    return str(path)
+    return str(Path(told or f"{home}/fray/node-{name}").expanduser().absolute())
 
 
 def _token(file: str | None, environ: Mapping[str, str]) -> str:

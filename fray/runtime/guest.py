@@ -54,7 +54,7 @@ class Guest:
         """Admitted and not handed to their actor, because the caller must settle answers first."""
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
-        self._touched: set[Hosted] = set()
+        self._touched: dict[Hosted, None] = {}
 
     def __repr__(self) -> str:
         return f"<caller {self.session}: {len(self._calls)} calls under way, {self.ledger.kept_bytes} bytes kept>"
@@ -112,7 +112,7 @@ class Guest:
         if actor is None:
             call.refuse(no_such_actor(target))
         else:
-            self._touched.add(actor)
+            self._touched[actor] = None
             actor.take(call)
 
     def _repeat(self, verdict: Verdict, number: int) -> None:

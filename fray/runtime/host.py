@@ -32,7 +32,6 @@ KEEP_S = 60.0
 """How long a caller without a connection is remembered; then its calls are cancelled."""
 CLOSE_S = 3.0
 """How long `Host.shutdown` takes at most after its grace."""
-UNIX_PATH_LIMIT_BYTES = 100
 
 
 class Host:
@@ -134,9 +133,7 @@ class Host:
         place = self._directory() if self._directory is not None else ""
         if place.startswith("memory:"):
             return place
-        path = f"{place}/calls.sock"
-        fits = bool(place) and len(path.encode()) <= UNIX_PATH_LIMIT_BYTES
-        return f"unix:{path}" if fits else "tcp:127.0.0.1:0" if place else f"memory:{self.incarnation}"
+        return f"unix:{place}/calls.sock" if place else f"memory:{self.incarnation}"
 
     async def _open(self, address: str, advertise: str | None = None) -> str:
         await self._ready.wait()

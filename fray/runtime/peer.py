@@ -37,7 +37,7 @@ class Peer:
         """Of this conversation: (name, number) is the id of a call."""
         self.incarnation = endpoint.incarnation
         self.table: CallTable[CallFuture] = CallTable()
-        self.bindings: set[Binding] = set()
+        self.bindings: dict[Binding, None] = {}
         self.connected = False
         self.ended: FrayError | None = None
         self.down = trio.Event()
@@ -103,7 +103,7 @@ class Peer:
 
     def release(self, binding: Binding) -> None:
         """Nobody needs ``binding`` any more; the last one ends the conversation."""
-        self.bindings.discard(binding)
+        self.bindings.pop(binding, None)
         if not self.bindings and self.ended is None:
             self._scope.cancel()
 

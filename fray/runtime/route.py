@@ -170,7 +170,7 @@ class Route:
         self.endpoint = endpoint
         peer = self.caller.peer(endpoint, keyed=self.key is not None)
         self.binding = Binding(self, peer, endpoint.number)
-        peer.bindings.add(self.binding)
+        peer.bindings[self.binding] = None
         self._release_waiting()
 
     def _unbind(self, end: End, proof_wait_s: float | None) -> None:

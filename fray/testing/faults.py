@@ -121,7 +121,7 @@ async def kill_process(scene: Scene, rng: random.Random, span_s: float, rest: Re
 
 async def _cut(scene: Scene, a: str, b: str, one_way: bool, span_s: float, rest: Rest) -> str:
     network = scene.house.network
-    with scene.weather.trouble(*({a, b} - {CONTROLLER} if CONTROLLER in (a, b) else ())):
+    with scene.weather.trouble(*(place for place in (a, b) if CONTROLLER in (a, b) and place != CONTROLLER)):
         network.cut(a, b, both=not one_way)
         await rest(span_s)
         network.heal(a, b)

@@ -103,7 +103,7 @@ class Plan:
     faults: tuple[PlannedFault, ...]
 
 
-def draw_plan(rng: random.Random, *, acts: int = 130, faults: int = 14) -> Plan:
+def draw_plan(rng: random.Random, *, acts: int = 112, faults: int = 14) -> Plan:
     """A story of so many acts (some two operations each) and faults."""
     machines = tuple(_draw_machine(rng) for _ in range(rng.randint(3, 5)))
     drivers = rng.randint(2, 3)
