@@ -88,6 +88,7 @@ async def test_a_repeated_launch_attaches_to_the_first(autojump_clock: Any) -> N
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
         await node.wished("work-1:0:0")
+        await driver.job("work-1", running)
         (info,) = await driver.launch(spec())
         assert info.state is JobState.RUNNING
         node.succeed("work-1:0:0")
