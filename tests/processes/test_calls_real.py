@@ -151,7 +151,7 @@ async def test_a_host_that_is_stopped_and_goes_on_answers_late(wire: str, tmp_pa
     async with other_process(wire, tmp_path) as other:
         assert await other.call("add", 1) == 1
         other.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, other.process.pid, os.WSTOPPED | os.WNOWAIT)
+        os.waitid(os.P_PID, other.process.pid, os.WSTOPPED | os.WNOWAIT)  # noqa: ASYNC222 - takes no time
         call = other.start("add", 1)
         with trio.move_on_after(0.5):
             await trio.sleep_forever()
