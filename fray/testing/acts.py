@@ -23,6 +23,7 @@ from fray import (
     Job,
     JobInfo,
     JobRequest,
+    JobStopped,
     NameTaken,
     NeverSchedulable,
     NotPicklable,
@@ -88,6 +89,9 @@ class Bench(Protocol):
 
     def doomed(self, *names: str) -> None:
         """Jobs of these names have been ended: nothing of them may live much longer."""
+
+    def is_doomed(self, name: str) -> bool:
+        """Whether some act has ended a job of this name."""
 
     def over_soon(self, token: str) -> None:
         """Executions of this token have been cancelled: none may last much longer."""
@@ -188,6 +192,10 @@ async def wait_for_job(b: Bench) -> str:
         b.saw(known.job.info)
         b.check("P2", boom.token == known.boom, f"{known.job.name} raised the error of {boom.token}")
         return "its own error"
+    except JobStopped:
+        if not b.is_doomed(known.job.name):
+            raise
+        return "terminated meanwhile"
     b.saw(known.job.info)
     b.check("P2", not known.boom and got == known.value, f"{known.job.name} returned {got}, not {known.value}")
     return f"value {got}"
@@ -361,8 +369,8 @@ async def terminate(b: Bench) -> str:
         return await stopped_at_once(b)
     known = b.desk.jobs.pop(b.rng.randrange(len(b.desk.jobs)))
     b.op("terminate")
-    await b.cluster.terminate(known.job)
     b.doomed(known.job.name)
+    await b.cluster.terminate(known.job)
     b.op("wait")
     info = await b.cluster.wait(known.job)
     b.saw(info)

@@ -12,13 +12,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import trio
 import trio.testing
+from attrs import evolve
 
 from fray.testing.seed import Seed, Trace, steady
 from fray.testing.story import GONE_WITHIN_S, Told, tell
 from fray.testing.strategies import Plan, draw_plan
+from fray.testing.truth import Breach
 
 PASSES_LIMIT = 200_000
 """Turns of Trio's loop without any time passing: more are no story but a circle."""
@@ -45,6 +48,35 @@ class _Watchdog(trio.abc.Instrument):
             self.scope.cancel()
 
 
+class _Caught(logging.Handler):
+    """Errors that the parts met and only logged: nothing of ours may fail where nobody sees it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.texts.append(f"{record.name} logged {record.getMessage()!r}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def _listening() -> Iterator[_Caught]:
+    """Hear what the parts log as failures; unless somebody wants to read it (``--verbose``), nothing else is logged."""
+    logger, caught = logging.getLogger("fray"), _Caught()
+    before = logger.level, logger.propagate
+    if logger.level != logging.INFO:
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+    logger.addHandler(caught)
+    try:
+        yield caught
+    finally:
+        logger.removeHandler(caught)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
 def run_story(
     number: int, *, plan: Plan | None = None, trace: Trace | None = None, gone_within_s: float = GONE_WITHIN_S
 ) -> Told:
@@ -67,11 +99,12 @@ def run_story(
         with dog.scope:
             told.append(await tell(seed, chosen, trace, gone_within_s=gone_within_s))
 
-    with steady(seed):
+    with steady(seed), _listening() as caught:
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
     if not told:
         raise Circle(f"seed {number}: time stood still")
-    return told[0]
+    logged = tuple(Breach("house", told[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
+    return evolve(told[0], breaches=(*told[0].breaches, *logged))
 
 
 # The command line ----------------------------------------------------------------------------------------------------
@@ -89,8 +122,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 if every promise was kept, 1 if not."""
     options = _parse(argv)
-    logging.getLogger("fray").setLevel(logging.INFO if options.verbose else logging.CRITICAL)
     if options.verbose:
+        logging.getLogger("fray").setLevel(logging.INFO)
         logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
     if options.seeds is not None:
         first, _, last = options.seeds.partition("-")
@@ -149,12 +182,8 @@ def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, Told | st
     if jobs <= 1:
         yield from map(_attempt, numbers)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_quiet) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap(_attempt, numbers, chunksize=4)
-
-
-def _quiet() -> None:
-    logging.getLogger("fray").setLevel(logging.CRITICAL)
 
 
 def _attempt(number: int) -> tuple[int, Told | str]:
