@@ -121,8 +121,6 @@ async def open_remote(
         process=process_mark(),
         on_log=on_log,
     ) as runtime:
-        if on_log is not None:
-            runtime.link.follow_logs(None)
         yield runtime
 
 

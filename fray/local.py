@@ -18,23 +18,18 @@ from typing import Any
 import trio
 from attrs import define, evolve
 
-from fray.controller.main import run_controller
-from fray.controller.store import Store
+from fray.embedded import CONTROLLER, embedded_network, open_driver, serve_controller
 from fray.model.ids import AttemptId, Namespace
-from fray.model.messages.client import LogLines, Role
-from fray.model.messages.node import NodeHello
+from fray.model.messages.client import LogLines
 from fray.model.resources import Capacity, parse_bytes
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
-from fray.net.memory import MemoryNetwork
-from fray.net.mixed import MixedNetwork
-from fray.net.transport import Credential, Network
-from fray.net.websocket import WebSocketNetwork
+from fray.net.transport import Network
 from fray.node.config import NodeConfig
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.serve import run_node
 from fray.runtime.attempt import Ended, Stage, run_attempt
-from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.context import Runtime
 from fray.runtime.services import open_services
 
 log = logging.getLogger("fray.local")
@@ -179,47 +174,14 @@ async def open_local(
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit."""
     rng = random.SystemRandom()
-    network = MixedNetwork(MemoryNetwork(rng=rng), WebSocketNetwork())
+    network = embedded_network(rng)
     token = f"{rng.getrandbits(128):032x}"
-    config = NodeConfig(
-        name="local", controller="memory:controller", token=token, capacity=local_capacity(), state_dir=""
-    )
+    config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=local_capacity(), state_dir="")
     async with open_services() as nursery:
-        await nursery.start(_controller, network, token, rng, config)
+        await nursery.start(serve_controller, network, (), token, rng, [config])
         await nursery.start(_node, config, network, rng)
-        async with open_runtime(
-            network,
-            ["memory:controller"],
-            Credential("cluster", token),
-            role=Role.DRIVER,
-            rng=rng,
-            namespace=namespace,
-            on_log=on_log,
-        ) as runtime:
-            if on_log is not None:
-                runtime.link.follow_logs(None)
+        async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
             yield runtime
-
-
-async def _controller(
-    network: Network,
-    token: str,
-    rng: random.Random,
-    node: NodeConfig,
-    task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    declared = NodeHello(node=node.name, incarnation="", boot_id="", capacity=node.capacity)
-    await run_controller(
-        Store.memory(),
-        network,
-        ["memory:controller"],
-        token,
-        clock=time.time,
-        rng=rng,
-        declared=(declared,),
-        declares_all_nodes=True,
-        task_status=task_status,
-    )
 
 
 async def _node(

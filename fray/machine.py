@@ -14,34 +14,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import trio
 from attrs import evolve
 
-from fray.controller.main import RunningController, run_controller
-from fray.controller.store import Store
+from fray.embedded import embedded_network, open_driver, serve_controller
 from fray.errors import LaunchFailed
 from fray.model.ids import Namespace
-from fray.model.messages.client import LogLines, Role
-from fray.model.messages.node import NodeHello
+from fray.model.messages.client import LogLines
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
-from fray.net.memory import MemoryNetwork
-from fray.net.mixed import MixedNetwork
-from fray.net.transport import Credential, Network
-from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
 from fray.node.inventory import read_capacity
 from fray.node.serve import wait_process_end
-from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.context import Runtime
 from fray.runtime.services import open_services
 
 log = logging.getLogger("fray.machine")
 
-NODES_UP_WITHIN_S = 20.0
 END_WITHIN_S = 3.0
 """How long a node may take to leave after SIGTERM, once nothing runs on it any more."""
 
@@ -79,11 +71,12 @@ async def open_machine(
     rng = random.SystemRandom()
     token = f"{rng.getrandbits(256):064x}"
     directory = tempfile.mkdtemp(prefix="fray-")
+    socket = f"unix:{directory}/controller.sock"
     capacity = node_capacity(cpu, memory, nodes)
     configs = [
         NodeConfig(
             name=f"node-{index}",
-            controller=f"unix:{directory}/controller.sock",
+            controller=socket,
             token=token,
             capacity=share_devices(capacity, index, nodes),
             state_dir=f"{directory}/node-{index}",
@@ -91,55 +84,21 @@ async def open_machine(
         )
         for index in range(nodes)
     ]
-    network = MixedNetwork(MemoryNetwork(rng=rng), WebSocketNetwork())
+    network = embedded_network(rng)
     try:
         async with open_services() as nursery:
             children = [_NodeProcess(config, directory) for config in configs]
             try:
-                await nursery.start(_controller, network, directory, token, rng, configs)
+                await nursery.start(serve_controller, network, [socket], token, rng, configs)
                 for child in children:
                     nursery.start_soon(child.watch)
-                async with open_runtime(
-                    network,
-                    ["memory:controller"],
-                    Credential("cluster", token),
-                    role=Role.DRIVER,
-                    rng=rng,
-                    namespace=namespace,
-                    on_log=on_log,
-                ) as runtime:
-                    if on_log is not None:
-                        runtime.link.follow_logs(None)
+                async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
                     yield runtime
             finally:
                 with trio.CancelScope(shield=True):
                     await _end(children)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-async def _controller(
-    network: Network,
-    directory: str,
-    token: str,
-    rng: random.Random,
-    configs: list[NodeConfig],
-    task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    declared = tuple(
-        NodeHello(node=config.name, incarnation="", boot_id="", capacity=config.capacity) for config in configs
-    )
-    await run_controller(
-        Store.memory(),
-        network,
-        ["memory:controller", f"unix:{directory}/controller.sock"],
-        token,
-        clock=time.time,
-        rng=rng,
-        declared=declared,
-        declares_all_nodes=True,
-        task_status=task_status,
-    )
 
 
 class _NodeProcess:

@@ -12,6 +12,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 
 import trio
 from attrs import define, field
@@ -114,6 +115,8 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Connect to the controller and hold the connection; on exit say goodbye, which ends all this session owns.
 
+    ``on_log`` is told what the jobs of this session write.
+
     Raises:
         Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
     """
@@ -154,11 +157,13 @@ async def open_runtime(
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
             policy = RedialPolicy(refused_ends=False, give_up_s=CONTROLLER_ABSENT_S)
-            nursery.start_soon(_hold, link, network, addresses, credential, policy, rng)
+            nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
             nursery.start_soon(caller.run)
             nursery.start_soon(host.run)
             if wait_connected:
                 runtime.namespace = (await link.wait_ready(CONNECT_WITHIN_S)).namespace
+            if on_log is not None:
+                link.follow_logs(None)
             yield runtime
         finally:
             _current.reset(token)
@@ -194,14 +199,3 @@ async def _reach(network: Network, address: str, credential: Credential | None) 
         else:
             transport.abort()
             return
-
-
-async def _hold(
-    link: ControllerLink,
-    network: Network,
-    addresses: Sequence[str],
-    credential: Credential | None,
-    policy: RedialPolicy,
-    rng: random.Random,
-) -> None:
-    await link.run(network, addresses, credential, policy=policy, rng=rng)

@@ -1,0 +1,73 @@
+"""What the clusters of one process share, `fray.local` and `fray.machine`: a controller in it, and a driver's place."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import trio
+
+from fray.controller.main import RunningController, run_controller
+from fray.controller.store import Store
+from fray.model.ids import Namespace
+from fray.model.messages.client import LogLines, Role
+from fray.model.messages.node import NodeHello
+from fray.net.memory import MemoryNetwork
+from fray.net.mixed import MixedNetwork
+from fray.net.transport import Credential, Network
+from fray.net.websocket import WebSocketNetwork
+from fray.node.config import NodeConfig
+from fray.runtime.context import Runtime, open_runtime
+
+CONTROLLER = "memory:controller"
+"""Where the driver finds it."""
+
+
+def embedded_network(rng: random.Random) -> Network:
+    """Memory within this process, sockets for all that leaves it."""
+    return MixedNetwork(MemoryNetwork(rng=rng), WebSocketNetwork())
+
+
+async def serve_controller(
+    network: Network,
+    addresses: Sequence[str],
+    token: str,
+    rng: random.Random,
+    nodes: Sequence[NodeConfig],
+    task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled."""
+    declared = [NodeHello(node=node.name, incarnation="", boot_id="", capacity=node.capacity) for node in nodes]
+    await run_controller(
+        Store.memory(),
+        network,
+        [CONTROLLER, *addresses],
+        token,
+        clock=time.time,
+        rng=rng,
+        declared=declared,
+        declares_all_nodes=True,
+        task_status=task_status,
+    )
+
+
+def open_driver(
+    network: Network,
+    token: str,
+    rng: random.Random,
+    *,
+    namespace: Namespace | None,
+    on_log: Callable[[LogLines], None] | None,
+) -> AbstractAsyncContextManager[Runtime]:
+    """The driver's place beside that controller."""
+    return open_runtime(
+        network,
+        [CONTROLLER],
+        Credential("cluster", token),
+        role=Role.DRIVER,
+        rng=rng,
+        namespace=namespace,
+        on_log=on_log,
+    )
