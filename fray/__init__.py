@@ -30,7 +30,7 @@ from fray.futures import Future, as_completed, wait_any
 from fray.jobs import Job
 from fray.model.messages.client import ActorEndpoint
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
+from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
 from fray.pools import WorkerInfo, WorkerPool
 from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.scopes import Scope
@@ -40,6 +40,7 @@ logging.getLogger("fray").addHandler(logging.NullHandler())
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActorConfig",
     "ActorContext",
     "ActorDied",
     "ActorEndpoint",

@@ -13,7 +13,7 @@ from attrs import evolve
 from fray.errors import InvalidRequest, JobFailed, JobStopped
 from fray.model.ids import JobId, mint_job_id
 from fray.model.messages.client import Terminate
-from fray.model.specs import Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
+from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
 from fray.runtime.context import Runtime
@@ -47,13 +47,19 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
 
 
 def build_actor_spec(
-    request: JobRequest, runtime: Runtime, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    request: JobRequest,
+    runtime: Runtime,
+    cls: type,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    config: ActorConfig | None = None,
 ) -> tuple[JobSpec, bytes]:
     """The job that hosts one actor. ``request`` gives name, resources and retries."""
     if not isinstance(cls, type):
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
-    return _spec(request, runtime, EntryKind.ACTOR, content), content
+    spec = _spec(request, runtime, EntryKind.ACTOR, content)
+    return evolve(spec, actor=config or ActorConfig()), content
 
 
 def _closed(work: object, what: str) -> bytes:

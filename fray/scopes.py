@@ -11,7 +11,7 @@ from fray.errors import InvalidRequest
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
 from fray.model.ids import mint
 from fray.model.resources import ResourceConfig
-from fray.model.specs import Entrypoint, JobRequest
+from fray.model.specs import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest
 from fray.runtime.context import Runtime
 from fray.runtime.family import Kind, Supervision
 from fray.runtime.scope import ChildScope, open_child_scope, open_service_scope
@@ -99,7 +99,9 @@ class Scope:
         *args: Any,
         name: str | None = None,
         resources: ResourceConfig | None = None,
-        max_restarts: int = 0,
+        environment: EnvironmentConfig | None = None,
+        max_restarts: int | None = None,
+        actor_config: ActorConfig | None = None,
         on_failure: OnFailure = "escalate",
         **kwargs: Any,
     ) -> ActorHandle:
@@ -108,21 +110,27 @@ class Scope:
         Args:
             name: unique among the living of the namespace; default one is made up.
             resources: default none reserved.
-            max_restarts: how often a failed actor is made anew from its arguments. Default 0.
+            environment: variables for its process.
+            max_restarts: how often a failed actor is made anew from its arguments; -1: always. Default: as
+                ``actor_config`` says, else 0.
+            actor_config: concurrency, restarts, idle time and the like.
             on_failure: as for `launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
         """
+        config = actor_config or ActorConfig()
+        restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
         request = JobRequest(
             name=name or f"{_label(cls)}-{mint(self._runtime.rng, 6)}",
             resources=resources or ACTOR_RESOURCES,
-            max_retries_failure=max_restarts,
-            max_retries_preemption=max_restarts,
+            environment=environment,
+            max_retries_failure=restarts,
+            max_retries_preemption=restarts,
         )
         if request.members() != 1:
             raise InvalidRequest(f"actor {request.name!r}: an actor has one process; replicas must be 1")
-        spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs)
+        spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
         await self._children.launch([spec], [content], Kind.ACTOR, Supervision(on_failure), error_of)
         return ActorHandle(spec.job_id, request.name, methods_of(cls), self._runtime)
 

@@ -118,6 +118,44 @@ class JobRequest:
         return replicas * self.resources.hosts_per_replica()
 
 
+class Strategy(StrEnum):
+    """Which members of a supervised group begin anew when one of them fails (Erlang's words)."""
+
+    ONE_FOR_ONE = "one_for_one"
+    ONE_FOR_ALL = "one_for_all"
+    REST_FOR_ONE = "rest_for_one"
+    """The failed one and those created after it."""
+
+
+@frozen(kw_only=True)
+class ActorConfig:
+    """How an actor is run, beyond its class and arguments.
+
+    Attributes:
+        max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
+        concurrency_groups: name to limit; a method says its group with ``@fray.method(concurrency_group="io")``.
+        max_restarts: how often a failed actor is made anew from its arguments; -1: always. Default None: 0, unless the
+            face that asks has another default.
+        restart_period_s: ``max_restarts`` counts those of the last so many seconds. Default None: of the whole life.
+        backoff_s: wait before the first restart; doubled with each further one. Default 0.
+        backoff_max_s: longest such wait. Default 30.
+        kill_after_s: a sync call that was cancelled and goes on for so long costs the process its life (the actor then
+            restarts as after a failure). Default None: it is told, and left alone.
+        idle_s: the actor ends in order when nobody has called it for so long. Default None: never.
+        cleanup_s: how long the cleanup hook may take. Default 5.
+    """
+
+    max_concurrency: int | None = None
+    concurrency_groups: dict[str, int] = Factory(dict)
+    max_restarts: int | None = None
+    restart_period_s: float | None = None
+    backoff_s: float = 0.0
+    backoff_max_s: float = 30.0
+    kill_after_s: float | None = None
+    idle_s: float | None = None
+    cleanup_s: float = 5.0
+
+
 BLOB_LIMIT_BYTES = 8 * 1024 * 1024
 """One pickled payload or result; bigger things belong into storage, with their path in its place."""
 
@@ -139,6 +177,16 @@ class Ladder:
 
     cancel_s: float = 3.0
     term_s: float = 2.0
+
+
+@frozen(kw_only=True)
+class Siblings:
+    """A supervised group that a job is a member of; all its members are launched together."""
+
+    group_id: str
+    strategy: Strategy
+    index: int
+    """Place in the order of creation."""
 
 
 @frozen(kw_only=True)
@@ -166,6 +214,16 @@ class JobSpec:
     ladder: Ladder = Factory(Ladder)
     log_to_owner: bool = True
     """Send what the job prints to the session that owns it."""
+    actor: ActorConfig | None = None
+    """Set for actors."""
+    group: str = ""
+    """Name of the actor group it is a member of."""
+    index: int = 0
+    """Its place in that group."""
+    siblings: Siblings | None = None
+    """Whom its failure concerns."""
+    get_if_exists: bool = False
+    """A living actor of this name is what is wanted: answer with that one instead of `NameTaken`."""
 
 
 class JobState(StrEnum):

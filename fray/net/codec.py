@@ -66,6 +66,14 @@ class Kind(IntEnum):
     SPARE_37 = 37
     SPARE_38 = 38
     SPARE_39 = 39
+    SPARE_40 = 40
+    SPARE_41 = 41
+    SPARE_42 = 42
+    SPARE_43 = 43
+    SPARE_48 = 48
+    SPARE_49 = 49
+    SPARE_50 = 50
+    SPARE_51 = 51
 
 
 FIRST_SEQUENCED = 16

@@ -18,7 +18,7 @@ from attrs import frozen
 from fray.errors import FrayError, MessageTooLarge
 from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
-from fray.model.specs import BLOB_LIMIT_BYTES, Cause, EntryKind, Outcome, Ticket
+from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
 from fray.net.transport import Credential, Network
 from fray.runtime import payload
 from fray.runtime.context import Runtime, open_runtime
@@ -172,7 +172,14 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
     try:
         await host.listen()
         instance, executor = await _construct(cls, args, kwargs, runtime, stage)
-        number = host.register(instance, ticket.spec.name, actor_id=runtime.job_id, executor=executor)
+        config = ticket.spec.actor or ActorConfig()
+        number = host.register(
+            instance,
+            ticket.spec.name,
+            actor_id=runtime.job_id,
+            max_concurrency=config.max_concurrency,
+            executor=executor,
+        )
     except BaseException as error:  # the constructor's error is the actor's outcome
         if carries_cancellation(error):
             raise
