@@ -5,15 +5,16 @@
 PY := .venv/bin/python
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test lint bench clean constraints venv
+.PHONY: help demo test lint bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--check --kill-worker --json report.json']   the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and all tests"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls per second, start-up times"
+	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
 	@echo "make constraints                                              pin the dependencies anew (needs uv)"
-	@echo "make clean                                                    remove .venv and what tools left behind"
+	@echo "make clean                                                    remove .venv, .venv-peers and what tools left behind"
 
 venv:
 	@tools/venv
@@ -33,10 +34,15 @@ bench: venv
 	@$(PY) -m bench.calls $(ARGS)
 	@$(PY) -m bench.start $(ARGS)
 
+peers: venv
+	@$(PY) -m bench.peers
+
 constraints:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --quiet -o constraints.txt
+	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ from typing import Any
 import trio
 import trio_websocket
 
+from bench.compare import add_peer_option, run_peers
 from bench.measure import Probe, by_the_lot, one_by_one, report, take_turns
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
@@ -278,11 +279,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, all probes together (default 30)")
     parser.add_argument("--rounds", type=int, default=5, help="in which the probes take turns (default 5)")
     parser.add_argument("--serve", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    add_peer_option(parser)
     options = parser.parse_args()
     if options.serve is not None:
         trio.run(serve, options.serve)
     else:
         trio.run(measure, options.seconds, options.rounds, options.json)
+        run_peers(options, "latency,flood")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+"""Fray's native face: the driver runs under Trio, one process per actor."""
+
+from contextlib import AsyncExitStack
+from typing import ClassVar
+
+import trio
+from peers import Peer, Unsupported, increment
+
+import fray
+from bench.peers.bodies import LoopEcho
+
+
+class Fray(Peer):
+    name = "fray"
+    packages = ("trio", "trio-websocket")
+    notes: ClassVar = {
+        "fault": "max_restarts=-1; the caller says that its call may be repeated, as ray's max_task_retries does"
+    }
+    body = LoopEcho
+
+    def run(self, main):
+        return trio.run(main)
+
+    async def start(self):
+        self.stack = AsyncExitStack()
+        enter = self.stack.enter_async_context
+        self.cluster = await enter(fray.open_cluster("machine?nodes=1&cpu=8", logs=False))
+        self.scope = await enter(self.cluster.open_scope("bench"))
+        self.pool = None
+
+    async def stop(self):
+        await self.stack.aclose()
+
+    async def spawn(self, n):
+        actors = [None] * n
+
+        async def one(index):
+            actors[index] = await self.scope.create_actor(self.body, on_failure="absorb")
+
+        async with trio.open_nursery() as nursery:
+            for index in range(n):
+                nursery.start_soon(one, index)
+        return actors
+
+    async def spawn_light(self, n):
+        if not hasattr(self.scope, "create_host"):
+            raise Unsupported("no light actors")
+        host = await self.scope.create_host()
+        return await host.create_actors(self.body, n)
+
+    async def spawn_restarting(self):
+        return await self.scope.create_actor(self.body, max_restarts=-1, on_failure="absorb")
+
+    async def drop(self, actors):
+        jobs = {actor._actor_id for actor in actors} & {job.job_id for job in await self.cluster.list_jobs()}
+        await self.cluster.terminate(sorted(jobs))
+
+    async def call(self, actor, value):
+        return await actor.echo(value)
+
+    async def call_after_kill(self, actor, value):
+        return await actor.echo.options(idempotent=True)(value)
+
+    async def flood(self, actors, n):
+        k = len(actors)
+        futures = [actors[i % k].echo.start(i) for i in range(n)]
+        return [await future for future in futures]
+
+    async def pid(self, actor):
+        return await actor.pid()
+
+    async def map_tiny(self, n):
+        if self.pool is None:
+            self.pool = await self.stack.enter_async_context(fray.WorkerPool(self.cluster, 4))
+        return [await future for future in self.pool.map(increment, range(n))]
+
+
+PEER = Fray
