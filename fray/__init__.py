@@ -28,6 +28,7 @@ from fray.errors import (
 )
 from fray.futures import Future, as_completed, wait_any
 from fray.jobs import Job
+from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.messages.client import ActorEndpoint
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
@@ -45,8 +46,10 @@ __all__ = [
     "ActorDied",
     "ActorEndpoint",
     "ActorHandle",
+    "ActorInfo",
     "ActorPool",
     "ActorServer",
+    "ActorStatus",
     "Cause",
     "Cluster",
     "ClusterResolver",

@@ -124,6 +124,11 @@ class ActorHandle:
         return f"<actor {self._label} ({self._actor_id})>"
 
 
+def actor_id_of(handle: ActorHandle) -> ActorId:
+    """Which actor a handle means. A function: a handle's own names are the actor's methods."""
+    return handle._actor_id
+
+
 def methods_of(cls: type) -> tuple[str, ...] | None:
     """Names a handle offers, or None when the class makes attributes up and only the actor itself can tell."""
     return None if any("__getattr__" in vars(base) for base in cls.__mro__) else tuple(public_names(cls))

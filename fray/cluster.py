@@ -9,15 +9,19 @@ from typing import Any, overload
 
 import trio
 
-from fray.actors import ActorHandle
-from fray.errors import DeadlineExceeded
+from fray.actors import ActorHandle, actor_id_of
+from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchActor, NoSuchJob
 from fray.jobs import Job, error_of, job_id_of
-from fray.model.ids import JobId, Namespace
+from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.ids import JobId, Namespace, check_name
 from fray.model.messages.client import (
+    Actors,
     Event,
     Events,
     Explain,
+    FindActor,
     Jobs,
+    ListActors,
     ListJobs,
     ListNodes,
     NodeInfo,
@@ -68,11 +72,6 @@ class Cluster:
             ConnectionFailed: the conversation with the controller has ended.
         """
         return await self._root.launch(request, on_failure=on_failure)
-
-    async def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
-        """As `Scope.create_actor`, for an actor that belongs to this connection."""
-        kwargs.setdefault("on_failure", "absorb")
-        return await self._root.create_actor(cls, *args, **kwargs)
 
     async def poll(self, job: Job | JobId) -> JobInfo:
         """The job's state now.
@@ -167,11 +166,105 @@ class Cluster:
             return alive
         raise DeadlineExceeded(f"the cluster has fewer than {count} nodes after {timeout:g} s")
 
+    # Actors ----------------------------------------------------------------------------------------------------------
+
+    async def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
+        """As `Scope.create_actor`, for an actor that belongs to this connection."""
+        kwargs.setdefault("on_failure", "absorb")
+        return await self._root.create_actor(cls, *args, **kwargs)
+
+    async def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
+        """A handle of the living actor of this name, also while it is being created or made anew.
+
+        Args:
+            namespace: default the own one, then that of a detached actor called so by a driver without namespace.
+
+        Raises:
+            NoSuchActor: none of this name lives; it says how the last one ended.
+        """
+        info = await self._living_actor(name, namespace)
+        return ActorHandle(info.actor_id, info.name, None, self._runtime)
+
+    async def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
+        """Living actors of the own namespace (``"*"``: of all) whose names start with ``prefix``, oldest first."""
+        reply = await self._runtime.link.request(ListActors(prefix=prefix, namespace=namespace))
+        assert isinstance(reply, Actors)
+        return list(reply.actors)
+
+    async def actor_info(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorInfo:
+        """What the controller knows of an actor, given its handle or its name; of ended ones too, for a while.
+
+        Raises:
+            NoSuchActor: there is none, and there was none lately.
+        """
+        if isinstance(actor, ActorHandle):
+            found = await self._find(FindActor(actor_id=actor_id_of(actor)))
+        else:
+            found = await self._find_name(check_name(actor, "an actor"), namespace)
+        if not found:
+            raise NoSuchActor(f"the cluster knows no actor {_told(actor, namespace or self.namespace)}")
+        return found[0]
+
+    async def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
+        """The `ActorStatus` of an actor, given its handle or its name. Raises as `actor_info`."""
+        return (await self.actor_info(actor, namespace)).status
+
+    async def delete_actor(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> None:
+        """End an actor, whatever its lifetime and whoever owns it, and wait until it has ended: its name is free then.
+
+        One that has ended already is left alone.
+
+        Raises:
+            NoSuchActor: none of this name lives, or the handle's is not known (any more).
+            InvalidRequest: an `ActorServer` or another actor's process serves it: end it there.
+        """
+        info = await self.actor_info(actor, namespace)
+        if isinstance(actor, str) and info.ended is not None:
+            raise _nobody(actor, namespace or self.namespace, info)
+        if info.served:
+            raise InvalidRequest(
+                f"actor {info.name!r} lives in another process, which registered it: unregister it there, or end that"
+            )
+        await self.terminate(info.actor_id, "its actor was deleted")
+        try:
+            await self.wait(info.actor_id)
+        except NoSuchJob:
+            pass  # so long over that it has been forgotten since
+
+    async def _living_actor(self, name: str, namespace: Namespace | None) -> ActorInfo:
+        found = await self._find_name(check_name(name, "an actor"), namespace)
+        living = [info for info in found if info.status not in (ActorStatus.FAILED, ActorStatus.ENDED)]
+        if living:
+            return living[0]
+        raise _nobody(name, namespace or self.namespace, found[0] if found else None)
+
+    async def _find_name(self, name: str, namespace: Namespace | None) -> tuple[ActorInfo, ...]:
+        """Those of this name; where no namespace is given, also the detached one that is its own namespace."""
+        found = await self._find(FindActor(name=name, namespace=namespace))
+        if namespace is not None or any(info.ended is None for info in found):
+            return found
+        roots = await self._find(FindActor(name=name, namespace=name))
+        return (*roots, *found) if any(info.ended is None for info in roots) else (*found, *roots)
+
+    async def _find(self, asked: FindActor) -> tuple[ActorInfo, ...]:
+        reply = await self._runtime.link.request(asked)
+        assert isinstance(reply, Actors)
+        return reply.actors
+
     async def _records(self, jobs: Sequence[Job | JobId]) -> list[JobRecord]:
         return await self._runtime.link.watch_jobs([job_id_of(job) for job in jobs])
 
     def __repr__(self) -> str:
         return f"<Cluster {self.address} namespace={self.namespace!r}>"
+
+
+def _told(actor: ActorHandle | str, namespace: Namespace) -> str:
+    return f"{actor!r} in namespace {namespace!r}" if isinstance(actor, str) else repr(actor)
+
+
+def _nobody(name: str, namespace: Namespace, last: ActorInfo | None) -> NoSuchActor:
+    end = f" (the last one {last.status.value}: {last.why or 'in order'})" if last else ""
+    return NoSuchActor(f"no actor {_told(name, namespace)} lives{end}; create_actor(..., name={name!r}) makes one")
 
 
 def cluster_of(runtime: Runtime) -> Cluster:

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve
 
 from fray.errors import InvalidRequest, JobFailed, JobStopped
-from fray.model.ids import JobId, mint_job_id
+from fray.model.ids import ANONYMOUS, JobId, mint_job_id
 from fray.model.messages.client import Terminate
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
 from fray.runtime import payload
@@ -59,7 +59,9 @@ def build_actor_spec(
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
     spec = _spec(request, runtime, EntryKind.ACTOR, content)
-    return evolve(spec, actor=config or ActorConfig()), content
+    is_root = request.detached and runtime.namespace.startswith(ANONYMOUS)
+    namespace = request.name if is_root else runtime.namespace
+    return evolve(spec, actor=config or ActorConfig(), namespace=namespace), content
 
 
 def _closed(work: object, what: str) -> bytes:

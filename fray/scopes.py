@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from attrs import evolve
 
 from fray.actors import ActorHandle, methods_of
 from fray.errors import InvalidRequest
@@ -20,6 +22,7 @@ ACTOR_RESOURCES = ResourceConfig(cpu=0, memory=0)
 """An actor that asks for nothing reserves nothing, and goes where the fewest are."""
 
 OnFailure = Literal["escalate", "absorb"]
+Lifetime = Literal["non_detached", "detached"]
 
 
 class Scope:
@@ -103,26 +106,37 @@ class Scope:
         max_restarts: int | None = None,
         actor_config: ActorConfig | None = None,
         on_failure: OnFailure = "escalate",
+        get_if_exists: bool = False,
+        lifetime: Lifetime = "non_detached",
         **kwargs: Any,
     ) -> ActorHandle:
         """Create ``cls(*args, **kwargs)`` in a process of its own; returns a handle that can be used at once.
 
         Args:
-            name: unique among the living of the namespace; default one is made up.
+            name: unique among the living of the namespace; default one is made up. While an earlier holder of the name
+                is being ended, the actor waits for that end.
             resources: default none reserved.
             environment: variables for its process.
             max_restarts: how often a failed actor is made anew from its arguments; -1: always. Default: as
                 ``actor_config`` says, else 0.
             actor_config: concurrency, restarts, idle time and the like.
             on_failure: as for `launch`.
+            get_if_exists: if an actor of this ``name`` lives, return a handle of that one: then nothing is created, the
+                class and its arguments are not looked at, and the actor stays whose it is. Of any number of creators
+                at the same time, one creates.
+            lifetime: ``"detached"``: owned by the cluster, it outlives this scope and this driver until
+                `Cluster.delete_actor`. Made by a driver that gave no namespace, it has one of its own, called like
+                itself. Default ``"non_detached"``: it ends with this scope.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
         """
+        _check_lifetime(lifetime, name, get_if_exists)
         config = actor_config or ActorConfig()
         restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
         request = JobRequest(
             name=name or f"{_label(cls)}-{mint(self._runtime.rng, 6)}",
+            detached=lifetime == "detached",
             resources=resources or ACTOR_RESOURCES,
             environment=environment,
             max_retries_failure=restarts,
@@ -130,9 +144,20 @@ class Scope:
         )
         if request.members() != 1:
             raise InvalidRequest(f"actor {request.name!r}: an actor has one process; replicas must be 1")
+        config = evolve(config, max_restarts=restarts)
         spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
-        await self._children.launch([spec], [content], Kind.ACTOR, Supervision(on_failure), error_of)
-        return ActorHandle(spec.job_id, request.name, methods_of(cls), self._runtime)
+        spec = evolve(spec, get_if_exists=get_if_exists)
+        (record,) = await self._children.launch([spec], [content], Kind.ACTOR, Supervision(on_failure), error_of)
+        is_new = record.info.job_id == spec.job_id  # else it may be of another class: its own process knows its methods
+        return ActorHandle(record.info.job_id, request.name, methods_of(cls) if is_new else None, self._runtime)
+
+
+def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:
+    if lifetime not in get_args(Lifetime):
+        raise InvalidRequest(f"lifetime={lifetime!r} must be one of {', '.join(map(repr, get_args(Lifetime)))}")
+    if name is None and (get_if_exists or lifetime == "detached"):
+        why = "get_if_exists=True" if get_if_exists else 'lifetime="detached"'
+        raise InvalidRequest(f"create_actor with {why} needs a name=, or nobody could find the actor again")
 
 
 def _label(thing: Any) -> str:

@@ -216,8 +216,8 @@ async def test_lists_are_of_the_own_namespace_unless_asked_otherwise(autojump_cl
         assert [job.name for job in (await one.ask(ListJobs())).jobs] == ["a"]
         assert [job.name for job in (await one.ask(ListJobs(namespace="two"))).jobs] == ["b"]
         assert [job.name for job in (await tool.ask(ListJobs(namespace="*"))).jobs] == ["a", "b"]
-        assert (await one.ask(ListActors())).endpoints == ()
-        assert [e.name for e in (await tool.ask(ListActors(prefix="c", namespace="*"))).endpoints] == ["cat"]
+        assert (await one.ask(ListActors())).actors == ()
+        assert [info.name for info in (await tool.ask(ListActors(prefix="c", namespace="*"))).actors] == ["cat"]
         await cluster.node("n1", cpu=4)
         (info,) = (await tool.ask(ListNodes())).nodes
         assert (info.name, info.alive, info.attempts) == ("n1", True, 0) or info.attempts == 2

@@ -7,6 +7,7 @@ from law import Cluster, ended, job
 
 from fray.errors import ActorDied, InvalidRequest, NameTaken
 from fray.model.specs import Cause, EntryKind, Outcome
+from fray.scheduler.actors import list_actors
 from fray.scheduler.effects import NamesMoved
 from fray.scheduler.rows import Rules
 
@@ -178,6 +179,7 @@ def test_actors_are_listed_by_namespace_and_prefix(law: Cluster) -> None:
     law.register("worker-2", "a", "s-a:0:0")
     law.register("worker-1", "b", "s-b:0:0")
     law.register("server", "token", "d")
-    assert [e.name for e in law.state.list_actors("ns", "worker").endpoints] == ["worker-2", "worker-1"]
-    assert len(law.state.list_actors().endpoints) == 3
-    assert law.state.list_actors("other").endpoints == ()
+    assert [info.name for info in list_actors(law.state, "ns")] == ["a", "b", "server"]
+    assert [info.name for info in list_actors(law.state, "ns", "serv")] == ["server"]
+    assert len(list_actors(law.state)) == 3
+    assert list_actors(law.state, "other") == ()

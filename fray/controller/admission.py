@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
-from fray.model.ids import NAME_LIMIT, BlobId, Namespace, SessionId, check_name
+from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, Namespace, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role
 from fray.model.specs import EntryKind, JobSpec
 from fray.scheduler.rows import Session, SessionPhase
@@ -74,7 +74,7 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
 
 def default_namespace(session: SessionId) -> Namespace:
     """A namespace of its own for a driver that asks for none; the same each time it asks."""
-    return f"anon-{hashlib.sha256(session.encode()).hexdigest()[:12]}"
+    return f"{ANONYMOUS}{hashlib.sha256(session.encode()).hexdigest()[:12]}"
 
 
 # Launches ------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from fray.model.specs import JobInfo
 from fray.net.channel import MESSAGE_LIMIT_BYTES, Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.transport import Bytes
+from fray.scheduler import actors
 from fray.scheduler.effects import (
     LaunchAsked,
     NameRegistered,
@@ -287,7 +288,15 @@ class ClientLink:
         return words.Done(), ()
 
     def _list_actors(self, ref: int, message: words.ListActors, blobs: Sequence[Bytes]) -> Answer:
-        return self._house.state.list_actors(self._namespace(message.namespace), message.prefix), ()
+        found = actors.list_actors(self._house.state, self._namespace(message.namespace), message.prefix)
+        return words.Actors(actors=found), ()
+
+    def _find_actor(self, ref: int, message: words.FindActor, blobs: Sequence[Bytes]) -> Answer:
+        state = self._house.state
+        if message.actor_id:
+            return words.Actors(actors=actors.find_by_id(state, message.actor_id)), ()
+        namespace = self.namespace if message.namespace is None else message.namespace
+        return words.Actors(actors=actors.find_by_name(state, namespace, message.name)), ()
 
     # Logs
 
@@ -392,6 +401,7 @@ _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] 
     words.Watch: ClientLink._watch,
     words.Unwatch: ClientLink._unwatch,
     words.ListActors: ClientLink._list_actors,
+    words.FindActor: ClientLink._find_actor,
     words.ListNodes: ClientLink._list_nodes,
     words.EndSession: ClientLink._end_session,
 }

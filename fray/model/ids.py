@@ -23,6 +23,8 @@ BlobId: TypeAlias = str
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=/-]*\Z")
 NAME_LIMIT = 200
+ANONYMOUS = "anon-"
+"""How the namespaces of drivers that asked for none begin."""
 
 
 def mint(rng: random.Random, length: int = 12) -> str:

@@ -143,6 +143,15 @@ class ActorConfig:
             restarts as after a failure). Default None: it is told, and left alone.
         idle_s: the actor ends in order when nobody has called it for so long. Default None: never.
         cleanup_s: how long the cleanup hook may take. Default 5.
+        may_overlap: make it anew as soon as its machine is suspect (silent for 30 s), and not only once that machine is
+            proven dead or its lease (600 s) is over: for a while the old one may still run somewhere. Default False.
+        checkpoint_every_s: how often its ``__fray_checkpoint__`` is asked for the state. Default None: only on demand
+            and when it is ended in order.
+        checkpoint_storage: where checkpoints over 8 MiB go, as fsspec writes it: ``file:///shared/ckpt``,
+            ``gs://bucket/ckpt``. Default None: they are refused.
+
+    Raises:
+        InvalidRequest: an impossible amount of something.
     """
 
     max_concurrency: int | None = None
@@ -154,6 +163,20 @@ class ActorConfig:
     kill_after_s: float | None = None
     idle_s: float | None = None
     cleanup_s: float = 5.0
+    may_overlap: bool = False
+    checkpoint_every_s: float | None = None
+    checkpoint_storage: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_restarts is not None and self.max_restarts < -1:
+            raise InvalidRequest(f"max_restarts={self.max_restarts} must be 0 or more, or -1 for always")
+        for name in ("restart_period_s", "checkpoint_every_s", "idle_s"):
+            amount = getattr(self, name)
+            if amount is not None and not amount > 0:
+                raise InvalidRequest(f"{name}={amount} must be more than 0 seconds; leave it out for none")
+        for name in ("backoff_s", "backoff_max_s", "cleanup_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidRequest(f"{name}={getattr(self, name)} must be 0 or more seconds")
 
 
 BLOB_LIMIT_BYTES = 8 * 1024 * 1024

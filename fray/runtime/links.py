@@ -232,7 +232,10 @@ class ControllerLink:
     # Jobs ------------------------------------------------------------------------------------------------------------
 
     async def launch(self, specs: Sequence[JobSpec], payloads: Sequence[bytes]) -> list[JobRecord]:
-        """Launch all or none; the records follow the jobs to their end."""
+        """Launch all or none; the records follow the jobs to their end.
+
+        A record is of another job than its spec's where ``get_if_exists`` was answered with one that is there already.
+        """
         records = [
             self._record(JobInfo(job_id=spec.job_id, name=spec.name, state=JobState.PENDING, namespace=spec.namespace))
             for spec in specs
@@ -243,7 +246,7 @@ class ControllerLink:
         def accepted(reply: Any, blobs: Sequence[Bytes]) -> None:
             for record in records:
                 record.accepted = True
-            self._learn_all(reply, blobs)
+            records[:] = self._learn_all(reply, blobs, keep=True)
 
         await self.request_blobs(Launch(jobs=tuple(specs)), payloads, on_answer=accepted)
         return records

@@ -55,7 +55,9 @@ class ChildScope:
                 await self._take_back(specs)
             raise
         for spec, record in zip(specs, records, strict=True):
-            if not spec.detached:
+            if record.info.job_id != spec.job_id:
+                self._left(spec.job_id)  # it was there already, and belongs to whoever made it
+            elif not spec.detached:
                 scope = trio.CancelScope()
                 if kind is Kind.ACTOR:
                     self._actors[spec.job_id] = scope

@@ -5,9 +5,11 @@ from __future__ import annotations
 from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest, NameTaken, NeverSchedulable
+from fray.model.ids import JobId
 from fray.model.messages.client import Done, Role
 from fray.model.resources import Capacity
-from fray.model.specs import Cause, JobSpec
+from fray.model.specs import Cause, EntryKind, JobSpec
+from fray.scheduler.actors import living_actor
 from fray.scheduler.effects import LaunchAsked, TerminateAsked
 from fray.scheduler.explain import never_text
 from fray.scheduler.jobs import accept, never, stop_job
@@ -24,7 +26,7 @@ def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
     ids = tuple(spec.job_id for spec in event.launch.jobs)
     try:
         if not _repeated(state, event.launch.jobs):
-            _accept_all(state, event, out)
+            ids = _accept_all(state, event, out)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
     else:
@@ -45,14 +47,33 @@ def _repeated(state: State, specs: tuple[JobSpec, ...]) -> bool:
     return bool(specs) and bool(known)
 
 
-def _accept_all(state: State, event: LaunchAsked, out: Outbox) -> None:
+def _accept_all(state: State, event: LaunchAsked, out: Outbox) -> tuple[JobId, ...]:
+    """The ids to answer with: those of the new jobs, or of the one that is there already."""
     session = living(state, event.session)
     specs = [evolve(spec, namespace=spec.namespace or session.namespace) for spec in event.launch.jobs]
+    there = _existing(state, specs)
+    if there is not None:
+        return (there,)
     owner = session.owner if session.role is not Role.TOOL else ""
     _check(state, specs, owner)
     for spec in specs:
         mine = "" if spec.detached else owner
         accept(state, out, spec, mine, _root(state, session) if mine else "", session.session)
+    return tuple(spec.job_id for spec in specs)
+
+
+def _existing(state: State, specs: list[JobSpec]) -> JobId | None:
+    """The living actor that a launch with ``get_if_exists`` means; None: launch it.
+
+    Raises:
+        InvalidRequest: it asks for several, or for what is no actor.
+    """
+    asking = [spec for spec in specs if spec.get_if_exists]
+    if not asking:
+        return None
+    if len(specs) > 1 or asking[0].entry is not EntryKind.ACTOR:
+        raise InvalidRequest(f"job {asking[0].name!r}: get_if_exists is for a launch of one actor by itself")
+    return living_actor(state, asking[0].namespace, asking[0].name)
 
 
 def _root(state: State, session: Session) -> str:

@@ -129,7 +129,15 @@ def drop(state: State, out: Outbox, binding: Binding, reason: str) -> None:
     out.happened(endpoint.job_id, "name removed", f"{endpoint.name}: {reason}")
     if endpoint.actor_id not in state.jobs:
         outcome = Outcome(cause=Cause.FAILURE, message=f"actor {endpoint.name!r} is gone: {reason}")
-        state.put_grave(Grave(actor_id=endpoint.actor_id, outcome=outcome, order=state.next_order()))
+        grave = Grave(
+            actor_id=endpoint.actor_id,
+            outcome=outcome,
+            order=state.next_order(),
+            name=endpoint.name,
+            namespace=endpoint.namespace,
+            ended_at=state.now,
+        )
+        state.put_grave(grave)
 
 
 def moved_with_node(state: State, out: Outbox, node: str) -> None:

@@ -184,6 +184,9 @@ class Grave:
     actor_id: ActorId
     outcome: Outcome
     order: int
+    name: str = ""
+    namespace: Namespace = ""
+    ended_at: float = 0.0
 
 
 @define(kw_only=True)

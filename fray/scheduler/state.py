@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from fray.errors import NoSuchJob
 from fray.model.ids import ActorId, AttemptId, JobId, Namespace, NodeName, SessionId
-from fray.model.messages.client import ActorEndpoint, Names, NodeInfo
+from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
 from fray.model.specs import AttemptInfo, Cause, JobInfo, Outcome, Wish
 from fray.scheduler.explain import reason
@@ -162,18 +162,6 @@ class State(Tables):
             return self._actor(key, rest)
         found = sorted((self.bindings[actor] for actor in self.by_key.get(key, ())), key=lambda b: b.order)
         return Names(key=key, endpoints=tuple(b.endpoint for b in found if not self.hidden(b)))
-
-    def list_actors(self, namespace: Namespace | None = None, prefix: str = "") -> Names:
-        """Every living actor (of one namespace) whose name starts with ``prefix``, under the key ``""``."""
-        found = tuple(self._visible(namespace, prefix))
-        return Names(key="", endpoints=found)
-
-    def _visible(self, namespace: Namespace | None, prefix: str) -> Iterator[ActorEndpoint]:
-        for binding in sorted(self.bindings.values(), key=lambda b: b.order):
-            endpoint = binding.endpoint
-            wanted = namespace in (None, endpoint.namespace) and endpoint.name.startswith(prefix)
-            if wanted and not self.hidden(binding):
-                yield endpoint
 
     def hidden(self, binding: Binding) -> bool:
         """Its machine is silent: callers are told so, but the name is kept."""

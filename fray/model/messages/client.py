@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from attrs import Factory, field, frozen
 
+from fray.model.actors import ActorInfo
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
 from fray.model.specs import JobInfo, JobSpec, Outcome
 
@@ -63,7 +64,9 @@ class ControllerHello:
 
 @frozen(kw_only=True)
 class Launch:
-    """Launch jobs, all or none. Repeating it with the same job ids attaches to the first. Reply: `Jobs`.
+    """Launch jobs, all or none. Repeating it with the same job ids attaches to the first. Reply: `Jobs`, in order.
+
+    A single actor with ``get_if_exists`` may be answered with another one that has its name: nothing was launched then.
 
     Errors: NameTaken, NeverSchedulable, InvalidRequest. Attachments: the payloads.
     The sender is subscribed to `JobChanged` of what it launches.
@@ -240,10 +243,27 @@ class Names:
 
 @frozen(kw_only=True)
 class ListActors:
-    """Reply: `Names` with key ``""``: every actor of the namespace whose name starts with ``prefix``."""
+    """Reply: `Actors`: every living actor of the namespace whose name starts with ``prefix``, oldest first.
+
+    ``namespace=None`` means the caller's own, ``"*"`` all.
+    """
 
     prefix: str = ""
     namespace: Namespace | None = None
+
+
+@frozen(kw_only=True)
+class FindActor:
+    """Reply: `Actors`: the one of this id, or those of this name; living ones first, then the last that ended."""
+
+    actor_id: ActorId = ""
+    name: str = ""
+    namespace: Namespace | None = None
+
+
+@frozen(kw_only=True)
+class Actors:
+    actors: tuple[ActorInfo, ...]
 
 
 # The cluster
