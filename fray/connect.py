@@ -15,8 +15,6 @@ from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.model.ids import Namespace
 from fray.model.messages.client import LogLines, Role
 from fray.net.transport import Credential
-from fray.net.websocket import WebSocketNetwork
-from fray.node.inventory import process_mark
 from fray.runtime.context import Runtime, open_runtime
 
 DEFAULT_PORT = 7421
@@ -105,6 +103,9 @@ async def open_remote(
         InvalidRequest: no token.
         Unreachable, Unauthorized, ProtocolMismatch.
     """
+    from fray.net.websocket import WebSocketNetwork  # an embedded cluster starts its nodes before it needs this
+    from fray.node.inventory import process_mark
+
     secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
     if not secret:
         raise InvalidRequest(

@@ -9,26 +9,25 @@ from __future__ import annotations
 import logging
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import trio
 from attrs import evolve
 
-from fray.embedded import embedded_network, open_driver, serve_controller
 from fray.errors import LaunchFailed
 from fray.model.ids import Namespace
 from fray.model.messages.client import LogLines
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
 from fray.node.config import NodeConfig
+from fray.node.entry import node_environ
 from fray.node.inventory import read_capacity
 from fray.node.serve import wait_process_end
+from fray.rundir import RunDirectory, open_run_directory, remove_abandoned
 from fray.runtime.context import Runtime
 from fray.runtime.services import open_services
 
@@ -68,62 +67,96 @@ async def open_machine(
     Raises:
         LaunchFailed: a node could not be started; its last words are in the message.
     """
+    with open_run_directory() as directory:
+        children = [NodeProcess(f"node-{index}", directory) for index in range(nodes)]
+        try:
+            async with _open_among(children, directory, cpu, memory, namespace, on_log) as runtime:
+                yield runtime
+        finally:
+            for child in children:
+                child.drop()
+
+
+@asynccontextmanager
+async def _open_among(
+    children: Sequence[NodeProcess],
+    directory: RunDirectory,
+    cpu: float | None,
+    memory: str | None,
+    namespace: Namespace | None,
+    on_log: Callable[[LogLines], None] | None,
+) -> AsyncIterator[Runtime]:
+    """Be the controller of nodes that are starting, and a driver beside it."""
+    from fray.embedded import embedded_network, open_driver, serve_controller  # the nodes start while this is imported
+
     rng = random.SystemRandom()
     token = f"{rng.getrandbits(256):064x}"
-    directory = tempfile.mkdtemp(prefix="fray-")
-    socket = f"unix:{directory}/controller.sock"
-    capacity = node_capacity(cpu, memory, nodes)
+    socket = f"unix:{directory.path}/controller.sock"
+    capacity = node_capacity(cpu, memory, len(children))
     configs = [
         NodeConfig(
-            name=f"node-{index}",
+            name=child.name,
             controller=socket,
             token=token,
-            capacity=share_devices(capacity, index, nodes),
-            state_dir=f"{directory}/node-{index}",
+            capacity=share_devices(capacity, index, len(children)),
+            state_dir=child.state_dir,
             parent_pid=os.getpid(),
         )
-        for index in range(nodes)
+        for index, child in enumerate(children)
     ]
     network = embedded_network(rng)
-    try:
-        async with open_services() as nursery:
-            children = [_NodeProcess(config, directory) for config in configs]
-            try:
-                await nursery.start(serve_controller, network, [socket], token, rng, configs)
-                for child in children:
-                    nursery.start_soon(child.watch)
-                async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
-                    yield runtime
-            finally:
-                with trio.CancelScope(shield=True):
-                    await _end(children)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    async with open_services() as nursery:
+        try:
+            await nursery.start(serve_controller, network, [socket], token, rng, configs)
+            for child, config in zip(children, configs, strict=True):
+                child.tell(config)
+                nursery.start_soon(child.watch)
+            remove_abandoned()
+            async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
+                yield runtime
+        finally:
+            with trio.CancelScope(shield=True):
+                await _end(children)
 
 
-class _NodeProcess:
-    """One embedded ``fray-node``. Started by the loop's own thread, never from a pool."""
+class NodeProcess:
+    """One node of an embedded cluster. Started by the loop's own thread, never from a pool; told its config later."""
 
-    def __init__(self, config: NodeConfig, directory: str) -> None:
-        self.name = config.name
+    def __init__(self, name: str, directory: RunDirectory) -> None:
+        self.name = name
+        self.state_dir = f"{directory.path}/{name}"
         self.leaving = False
-        self._log_path = f"{directory}/{config.name}.log"
-        read, write = os.pipe()
+        self._log_path = f"{directory.path}/{name}.log"
+        read, self._config_fd = os.pipe()
         try:
             with open(self._log_path, "wb") as out:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "fray.node", "--config-fd", str(read)],
-                    pass_fds=[read],
+                    [sys.executable, "-m", "fray.node.nest", str(read)],
+                    pass_fds=[read, directory.lock_fd],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
                     start_new_session=True,
-                    env={key: value for key, value in os.environ.items() if not key.startswith("FRAY_TOKEN")},
+                    env=node_environ(os.environ, self.state_dir),
                 )
-            os.write(write, to_json(config).encode())
         finally:
             os.close(read)
-            os.close(write)
+
+    def tell(self, config: NodeConfig) -> None:
+        """Make it a node of the cluster: until now it has only imported."""
+        with suppress(BrokenPipeError):  # it has ended already: `watch` says why
+            os.write(self._config_fd, to_json(config).encode())
+        os.close(self._config_fd)
+        self._config_fd = -1
+
+    def drop(self) -> None:
+        """Kill it, unless it has been told or ended in order."""
+        if self._config_fd >= 0:
+            os.close(self._config_fd)
+            self._config_fd = -1
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     async def watch(self) -> None:
         """Say so when the node's process dies early. The controller has seen it for itself: it is the same machine.
@@ -167,7 +200,7 @@ def _how(code: int | None) -> str:
     return "unknown" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-async def _end(children: list[_NodeProcess]) -> None:
+async def _end(children: Sequence[NodeProcess]) -> None:
     async with trio.open_nursery() as nursery:
         for child in children:
             nursery.start_soon(child.end)

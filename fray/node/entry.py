@@ -26,6 +26,9 @@ from fray.model.specs import Cause, Outcome, Ticket
 from fray.net.codec import from_json, to_json
 from fray.node.proctree import set_title
 
+ENTRY = "fray.runtime.__main__:main"
+WARM = ("fray.runtime.__main__",)
+"""What a zygote imports once for all jobs."""
 STATE_MARK = "FRAY_NODE_STATE"
 """Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
 SWITCH_INTERVAL_S = 0.0005
@@ -53,8 +56,8 @@ class Body:
 def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
     """What a node hands down: its own environment without Fray's variables (the token is one), and the mark."""
     handed = {key: value for key, value in environ.items() if not key.startswith("FRAY_")}
-    above = environ.get(STATE_MARK)
-    return {**handed, STATE_MARK: f"{above}:{state_dir}" if above else state_dir}
+    marks = environ.get(STATE_MARK, "").split(":")
+    return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
 
 
 def job_environ(base: Mapping[str, str], ticket: Ticket, kinds: Iterable[str] = ()) -> dict[str, str]:

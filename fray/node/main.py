@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import logging
 import os
-import random
-import signal
 import socket
 import sys
 import tomllib
@@ -23,10 +20,9 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, parse_bytes
 from fray.net import journal
-from fray.net.codec import from_json
 from fray.node.config import NodeConfig
-from fray.node.inventory import process_mark, read_capacity
-from fray.node.processes import ProcessLauncher
+from fray.node.daemon import serve_daemon
+from fray.node.inventory import read_capacity
 from fray.node.serve import run_node
 
 __all__ = ["NodeConfig", "main", "run_node"]
@@ -47,56 +43,19 @@ _FILE_KEYS = {
     "attributes": dict,
 }
 
-log = logging.getLogger("fray.node")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``fray-node``. Exit status: 0 after SIGTERM or SIGINT, 1 if the cluster does not take it, 2 for bad usage."""
     sys.setswitchinterval(0.0005)
     try:
         options = parse(argv)
-        config = _inherited_config(options.config_fd) if options.config_fd is not None else make_config(options)
+        config = make_config(options)
         journal.configure(options.json_lines)
-        trio.run(_serve, evolve(config, boot_id=process_mark().boot_id, process=process_mark()))
+        trio.run(serve_daemon, config)
     except (FrayError, OSError) as error:
         print(f"fray-node: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidRequest) else 1
     return 0
-
-
-async def _serve(config: NodeConfig) -> None:
-    """Serve until a signal says to leave; a second one ends everything at once."""
-    from fray.net.websocket import WebSocketNetwork
-
-    kinds = {device.kind for device in config.capacity.devices}
-    launcher = ProcessLauncher(config.state_dir, subreaper=True, kinds=kinds)
-    leave = trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_leave_on_signal, leave, nursery.cancel_scope)
-        try:
-            await run_node(config, WebSocketNetwork(), launcher, rng=random.SystemRandom(), leave=leave)
-        except FrayError as error:
-            refused: FrayError | None = error
-        else:
-            refused = None
-        nursery.cancel_scope.cancel()
-    if refused is not None:
-        raise refused
-
-
-async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            if leave.is_set():
-                scope.cancel()
-            log.info("asked to leave", extra={"signal": signal.Signals(number).name})
-            leave.set()
-
-
-def _inherited_config(descriptor: int) -> NodeConfig:
-    """From the process that embeds this node, through a pipe; the token is in it."""
-    with open(descriptor, "rb") as file:
-        return from_json(NodeConfig, file.read())
 
 
 # The command line ----------------------------------------------------------------------------------------------------
@@ -121,7 +80,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=None,
         help="talk to other machines, although what passes can be read by others",
     )
-    parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")

@@ -27,15 +27,14 @@ from fray.errors import LaunchFailed
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
 from fray.net.codec import to_json
 from fray.node.control import Control
-from fray.node.entry import STATE_MARK, node_environ
+from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.proctree import become_subreaper, children, end_descendants, end_marked
 from fray.node.record import load
 from fray.node.tails import Tail
+from fray.node.zygote import Hatched
 from fray.node.zygotes import Zygotes
 
-ENTRY = "fray.runtime.__main__:main"
-WARM = ("fray.runtime.__main__",)
 START_S = 30.0
 """An attempt whose keeper says nothing for so long could not be started."""
 START_TRIES = 3
@@ -80,6 +79,7 @@ class ProcessLauncher:
         subreaper: adopt the zygote's orphans if it dies, and end every unknown child of this process. Only for a
             process that starts nothing of its own: never in a driver.
         kinds: kinds of accelerators of this node, to hide those a job was not granted.
+        zygote: the first one, if it is there already: then the state directory is new, and nobody has lived in it.
     """
 
     def __init__(
@@ -90,13 +90,16 @@ class ProcessLauncher:
         warm: Sequence[str] = WARM,
         subreaper: bool = False,
         kinds: Iterable[str] = (),
+        zygote: Hatched | None = None,
     ) -> None:
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.kinds = entry, subreaper, sorted(set(kinds))
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt_id, lines: None
         self.log_room = _always_room
-        self._zygotes = Zygotes(warm, node_environ(os.environ, str(self.state_dir)), self._on_zygote_lost)
+        self._is_new = zygote is not None
+        environ = node_environ(os.environ, str(self.state_dir))
+        self._zygotes = Zygotes(warm, environ, self._on_zygote_lost, zygote)
         self._attempts: dict[str, _Attempt] = {}
         self._nursery: trio.Nursery | None = None
         self._hatched = trio.Event()
@@ -322,11 +325,12 @@ class ProcessLauncher:
 
     def _end_survivors(self) -> None:
         """End what an earlier node on this state directory left behind, and clear its directories."""
-        mark = str(self.state_dir)
-        ended, left = end_marked(lambda environ: mark in environ.get(STATE_MARK, "").split(":"))
-        if ended:
-            log.warning("ended %d processes of an earlier life of this node (%d are left)", ended, left)
-        shutil.rmtree(self._root, ignore_errors=True)
+        if not self._is_new:
+            mark = str(self.state_dir)
+            ended, left = end_marked(lambda environ: mark in environ.get(STATE_MARK, "").split(":"))
+            if ended:
+                log.warning("ended %d processes of an earlier life of this node (%d are left)", ended, left)
+            shutil.rmtree(self._root, ignore_errors=True)
         self._root.mkdir(mode=0o700, parents=True)
 
     async def _reap_adopted(self) -> None:

@@ -19,7 +19,11 @@ import os
 import selectors
 import signal
 import socket
+import traceback
 from collections.abc import Sequence
+from typing import NoReturn
+
+from attrs import frozen
 
 from fray.model.specs import Cause, EntryKind, JobSpec, Outcome, Ticket
 from fray.net.codec import from_json, to_json
@@ -123,41 +127,61 @@ def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
     return packet, descriptors
 
 
-def warm(names: Sequence[str]) -> None:
-    """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
-    _warm_codec()
-    for name in names:
-        module, _, function = name.partition(":")
-        found = importlib.import_module(module)
-        if function:
-            getattr(found, function)()
-    gc.collect()
-    gc.freeze()
+# How one begins ------------------------------------------------------------------------------------------------------
 
 
-def _warm_codec() -> None:
-    """The converters of what every keeper reads and writes are compiled at first use: milliseconds each."""
-    spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.CALLABLE)
-    from_json(Ticket, to_json(Ticket(attempt_id="", spec=spec, controller="", key="")))
-    from_json(Outcome, to_json(Outcome(cause=Cause.SUCCEEDED)))
+@frozen
+class Hatched:
+    """A forked zygote as the process that forked it holds it."""
+
+    pid: int
+    link: socket.socket
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def hatch(names: Sequence[str]) -> Hatched:
+    """Fork a zygote from this process, which has imported ``names`` already. Returns in this process alone.
+
+    Only for a process without threads and loop, executed with the environment its jobs shall have, and before it
+    knows anything that no job may know.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    node = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Hatched(pid, ours)
+    try:
+        os.setsid()
+        close_all_but((theirs.fileno(),))
+        ours.detach()
+        be_zygote(theirs, node, names)
+    except BaseException:  # noqa: BLE001 - said on the node's stderr; the node's own code must never go on in here
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """A zygote in an interpreter of its own: whenever the node has a loop already."""
     parser = argparse.ArgumentParser(prog="fray.node.zygote", description="forks the jobs of a fray-node")
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
     parser.add_argument("--warm", action="append", default=[])
     options = parser.parse_args(arguments)
+    os.set_inheritable(options.link_fd, False)
+    be_zygote(socket.socket(fileno=options.link_fd), options.node_pid, options.warm)
+
+
+def be_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoReturn:
+    """Warm up and serve; goes on as a job in each process that is to be one."""
     _set_up()
     try:
-        node_pidfd = os.pidfd_open(options.node_pid)
+        node_pidfd = os.pidfd_open(node_pid)
     except ProcessLookupError:
-        return
-    link = socket.socket(fileno=options.link_fd)
-    os.set_inheritable(options.link_fd, False)
-    if os.getppid() != options.node_pid:
-        return
-    warm(options.warm)
+        os._exit(0)
+    if os.getppid() != node_pid:
+        os._exit(0)
+    warm(names)
     control = Zygote(link, node_pidfd).serve()
     if control is None:
         os._exit(0)
@@ -174,6 +198,30 @@ def _set_up() -> None:
     gc.disable()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def warm(names: Sequence[str]) -> None:
+    """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
+    load(names)
+    _warm_codec()
+    gc.collect()
+    gc.freeze()
+
+
+def load(names: Sequence[str]) -> None:
+    """Import modules (``module``), or import and call (``module:function``)."""
+    for name in names:
+        module, _, function = name.partition(":")
+        found = importlib.import_module(module)
+        if function:
+            getattr(found, function)()
+
+
+def _warm_codec() -> None:
+    """The converters of what every keeper reads and writes are compiled at first use: milliseconds each."""
+    spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.CALLABLE)
+    from_json(Ticket, to_json(Ticket(attempt_id="", spec=spec, controller="", key="")))
+    from_json(Outcome, to_json(Outcome(cause=Cause.SUCCEEDED)))
 
 
 if __name__ == "__main__":

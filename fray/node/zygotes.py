@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +15,7 @@ import trio
 from attrs import define, field
 
 from fray.errors import LaunchFailed
+from fray.node.zygote import Hatched
 
 READY_S = 60.0
 """A zygote that has not imported what it should by then is killed."""
@@ -30,7 +30,7 @@ log = logging.getLogger("fray.node")
 class _Living:
     """One zygote."""
 
-    process: subprocess.Popen[bytes]
+    pid: int
     link: socket.socket
     pidfd: int
     ready: bool = False
@@ -40,11 +40,19 @@ class _Living:
 class Zygotes:
     """Starts zygotes and passes requests to the one that lives."""
 
-    def __init__(self, warm: Sequence[str], environ: Mapping[str, str], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        warm: Sequence[str],
+        environ: Mapping[str, str],
+        on_lost: Callable[[], None],
+        first: Hatched | None = None,
+    ) -> None:
         self.warm, self.environ = tuple(warm), dict(environ)
         self.on_lost = on_lost
         """Called when a zygote has died: what it had below it has come to this process, if it is a subreaper."""
-        self.pid: int | None = None
+        self.pid: int | None = first.pid if first is not None else None
+        self._first = first
+        """The one that was forked before there was a loop."""
         self._living: _Living | None = None
         self._changed = trio.Event()
         self._refs = 0
@@ -69,7 +77,7 @@ class Zygotes:
 
     async def _live(self, task_status: trio.TaskStatus[None] | None) -> None:
         """One zygote from its start to its end."""
-        living = self._spawn()
+        living = self._adopt() or self._spawn()
         try:
             await self._wait_ready(living)
             self._set(living)
@@ -80,26 +88,24 @@ class Zygotes:
             self._set(None)
             with trio.CancelScope(shield=True):
                 await _bury(living)
-        log.warning("the zygote (pid %d) has died; starting another", living.process.pid)
+        log.warning("the zygote (pid %d) has died; starting another", living.pid)
         self.on_lost()
+
+    def _adopt(self) -> _Living | None:
+        first, self._first = self._first, None
+        return None if first is None else _living(first.pid, first.link)
 
     def _spawn(self) -> _Living:
         """From the node's main thread: the kernel ties a child to the thread that made it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            options = ["--link-fd", str(theirs.fileno()), "--node-pid", str(os.getpid())]
-            for name in self.warm:
-                options += ["--warm", name]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fray.node.zygote", *options],
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        self.pid = process.pid
-        return _Living(process=process, link=ours, pidfd=os.pidfd_open(process.pid))
+            os.set_inheritable(theirs.fileno(), True)
+            command = [sys.executable, "-m", "fray.node.zygote", "--link-fd", str(theirs.fileno())]
+            command += ["--node-pid", str(os.getpid()), *(f"--warm={name}" for name in self.warm)]
+            stdin = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+            pid = os.posix_spawn(sys.executable, command, self.environ, file_actions=[stdin], setsid=True)
+        self.pid = pid
+        return _living(pid, ours)
 
     async def _wait_ready(self, living: _Living) -> None:
         with trio.move_on_after(READY_S):
@@ -109,7 +115,7 @@ class Zygotes:
             await trio.lowlevel.wait_readable(living.pidfd)
             names = ", ".join(self.warm) or "nothing"
             raise LaunchFailed(
-                f"the zygote ended with code {living.process.poll()} while it imported {names}: "
+                f"the zygote ended with code {_exit_code(living)} while it imported {names}: "
                 "its last words are on the node's stderr"
             )
         raise LaunchFailed(f"the zygote was not ready after {READY_S:g} s")
@@ -142,7 +148,7 @@ class Zygotes:
 
     def replace(self, pid: int | None) -> None:
         """Kill the zygote of this pid, if it lives: it does not answer. Another will be started."""
-        if self._living is not None and self._living.process.pid == pid:
+        if self._living is not None and self._living.pid == pid:
             log.error("the zygote (pid %s) does not answer; killing it", pid)
             signal.pidfd_send_signal(self._living.pidfd, signal.SIGKILL)
 
@@ -162,7 +168,7 @@ class Zygotes:
             living = await self._wait_living()
             try:
                 socket.send_fds(living.link, data, descriptors)
-                return living.process.pid
+                return living.pid
             except BlockingIOError:
                 with contextlib.suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_writable(living.link)
@@ -172,6 +178,22 @@ class Zygotes:
     async def _changed_from(self, living: _Living) -> None:
         while self._living is living:
             await self._changed.wait()
+
+
+def _living(pid: int, link: socket.socket) -> _Living:
+    link.setblocking(False)
+    return _Living(pid=pid, link=link, pidfd=os.pidfd_open(pid))
+
+
+def _exit_code(living: _Living) -> int:
+    """Of one that has ended; it stays to be reaped. Negative: the signal that killed it."""
+    ended = os.waitid(os.P_PIDFD, living.pidfd, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _reap(living: _Living) -> None:
+    os.waitid(os.P_PIDFD, living.pidfd, os.WEXITED)
 
 
 async def _packet(link: socket.socket) -> bytes:
@@ -190,10 +212,10 @@ async def _bury(living: _Living) -> None:
     trio.lowlevel.notify_closing(living.link)
     living.link.close()
     if not living.ready:
-        living.process.kill()
+        signal.pidfd_send_signal(living.pidfd, signal.SIGKILL)
     with trio.move_on_after(LEAVE_S) as patience:
         await trio.lowlevel.wait_readable(living.pidfd)
     if patience.cancelled_caught:
         signal.pidfd_send_signal(living.pidfd, signal.SIGKILL)
-    living.process.wait()
+    _reap(living)
     os.close(living.pidfd)

@@ -21,6 +21,7 @@ from fray.model.resources import Capacity
 from fray.net.codec import to_json
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
+from fray.node.proctree import children
 from fray.node.serve import wait_process_end
 
 LIMIT_S = 90.0
@@ -55,7 +56,7 @@ class Site:
         )
         read, write = os.pipe()
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "fray.node", "--config-fd", str(read)], pass_fds=[read], stderr=subprocess.PIPE
+            [sys.executable, "-m", "fray.node.nest", str(read)], pass_fds=[read], stderr=subprocess.PIPE
         )
         os.close(read)
         os.write(write, to_json(config).encode())
@@ -145,3 +146,18 @@ async def test_an_embedded_node_ends_at_once_with_its_parent(tmp_path: Path) -> 
         with trio.fail_after(LIMIT_S):
             await parent.wait()
             await wait_process_end(node.pid)
+
+
+async def test_an_embedded_node_has_forked_its_zygote_before_it_is_told_the_token(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    node = await trio.lowlevel.open_process([sys.executable, "-m", "fray.node.nest", str(read)], pass_fds=[read])
+    os.close(read)
+    try:
+        with trio.fail_after(LIMIT_S):
+            while not children(node.pid):  # noqa: ASYNC110 - nobody says it
+                await trio.sleep(0.01)
+        os.write(write, b"this is no config")
+    finally:
+        os.close(write)
+    with trio.fail_after(LIMIT_S):
+        assert await node.wait() == 1

@@ -1,0 +1,55 @@
+"""A node as the whole of its process, between its config and its exit: real jobs, and signals that say to leave."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+
+import trio
+from attrs import evolve
+
+from fray.errors import FrayError
+from fray.net.websocket import WebSocketNetwork
+from fray.node.config import NodeConfig
+from fray.node.inventory import process_mark
+from fray.node.processes import ProcessLauncher
+from fray.node.serve import run_node
+from fray.node.zygote import Hatched
+
+log = logging.getLogger("fray.node")
+
+
+async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> None:
+    """Be a node until a signal says to leave; a second one ends everything at once.
+
+    Args:
+        zygote: the first one, if this process has forked it already.
+
+    Raises:
+        FrayError, OSError: the cluster does not take it, or it cannot work here.
+    """
+    mark = process_mark()
+    config = evolve(config, boot_id=mark.boot_id, process=mark)
+    kinds = {device.kind for device in config.capacity.devices}
+    launcher = ProcessLauncher(config.state_dir, subreaper=True, kinds=kinds, zygote=zygote)
+    leave = trio.Event()
+    refused: FrayError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_leave_on_signal, leave, nursery.cancel_scope)
+        try:
+            await run_node(config, WebSocketNetwork(), launcher, rng=random.SystemRandom(), leave=leave)
+        except FrayError as error:
+            refused = error
+        nursery.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+
+
+async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            if leave.is_set():
+                scope.cancel()
+            log.info("asked to leave", extra={"signal": signal.Signals(number).name})
+            leave.set()

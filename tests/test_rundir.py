@@ -1,0 +1,46 @@
+"""Directories of embedded clusters: held by the living, removed when they are proven dead."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fray.rundir import PREFIX, open_run_directory, remove_abandoned
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_a_run_directory_is_private_and_gone_on_exit(tmp_path: Path) -> None:
+    with open_run_directory() as directory:
+        assert Path(directory.path).parent == tmp_path
+        assert os.stat(directory.path).st_mode & 0o777 == 0o700
+    assert not os.path.exists(directory.path)
+
+
+def test_directories_of_the_living_stay_and_those_of_the_dead_go(tmp_path: Path) -> None:
+    dead = tmp_path / f"{PREFIX}dead"
+    (dead / "node-0").mkdir(parents=True)
+    (dead / "lock").touch()
+    strange = tmp_path / f"{PREFIX}strange"
+    strange.mkdir()
+    with open_run_directory() as living:
+        assert remove_abandoned() == 1
+        assert os.path.exists(living.path)
+    assert not dead.exists()
+    assert strange.exists(), "without a lock nobody has proven that its owner is dead"
+
+
+def test_a_child_that_has_inherited_the_lock_holds_the_directory_too(tmp_path: Path) -> None:
+    with open_run_directory() as directory:
+        inherited = os.dup(directory.lock_fd)
+        os.close(directory.lock_fd)  # as the kernel does for a driver that is killed
+        assert remove_abandoned() == 0
+        os.close(inherited)
+        assert remove_abandoned() == 1
+        os.dup2(os.open(os.devnull, os.O_RDONLY), directory.lock_fd)  # what the exit closes
