@@ -2,10 +2,12 @@
 
 import logging
 
-from fray.actors import ActorContext, ActorHandle, ActorServer, current_actor
+from fray.actor_self import CurrentActor, current_actor
+from fray.actors import ActorContext, ActorHandle, ActorServer
 from fray.cluster import Cluster, current_cluster, open_cluster
 from fray.errors import (
     ActorDied,
+    ActorFailed,
     ConnectionFailed,
     DeadlineExceeded,
     FrayError,
@@ -45,6 +47,7 @@ __all__ = [
     "ActorContext",
     "ActorDied",
     "ActorEndpoint",
+    "ActorFailed",
     "ActorHandle",
     "ActorInfo",
     "ActorPool",
@@ -55,6 +58,7 @@ __all__ = [
     "ClusterResolver",
     "ConnectionFailed",
     "CpuConfig",
+    "CurrentActor",
     "DeadlineExceeded",
     "Entrypoint",
     "EnvironmentConfig",

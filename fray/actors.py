@@ -14,7 +14,6 @@ from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.runtime.call_stream import CallStream
 from fray.runtime.caller import DEFAULT_OPTIONS, Caller, CallOptions
 from fray.runtime.context import Runtime, current
-from fray.runtime.current import CurrentActor, current_actor_var
 from fray.runtime.future import CallFuture
 from fray.runtime.methods import public_names
 from fray.runtime.route import Route
@@ -167,18 +166,6 @@ def context_of(runtime: Runtime) -> ActorContext:
         context = ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
         runtime.extras["context"] = context
     return context
-
-
-def current_actor() -> CurrentActor:
-    """The actor call that the running code belongs to: its ``actor_id``, ``method``, ``deadline``, ``cancelled``.
-
-    Raises:
-        FrayError: the running code belongs to no actor's method.
-    """
-    actor = current_actor_var.get()
-    if actor is None:
-        raise FrayError("current_actor() is for code that an actor's method runs", reason="no actor")
-    return actor
 
 
 class ActorServer:

@@ -130,6 +130,10 @@ class ActorDied(FrayError, RuntimeError):
     """The process (or the object) behind a handle is gone; the call did not take effect, or its effect died with it."""
 
 
+class ActorFailed(FrayError, RuntimeError):
+    """The actor itself said that it has failed: ``current_actor().fail(message)``."""
+
+
 class MachineLost(ActorDied):
     """The machine under the callee has been silent too long."""
 

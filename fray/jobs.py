@@ -17,7 +17,11 @@ from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest,
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
 from fray.runtime.context import Runtime
+from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
+
+CLEANUP_MARGIN_S = 1.0
+"""How long an actor with a cleanup hook has, beyond the hook's own time, before it gets SIGTERM."""
 
 
 def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | None]:
@@ -58,10 +62,13 @@ def build_actor_spec(
     if not isinstance(cls, type):
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
-    spec = _spec(request, runtime, EntryKind.ACTOR, content)
+    spec, config = _spec(request, runtime, EntryKind.ACTOR, content), config or ActorConfig()
     is_root = request.detached and runtime.namespace.startswith(ANONYMOUS)
     namespace = request.name if is_root else runtime.namespace
-    return evolve(spec, actor=config or ActorConfig(), namespace=namespace), content
+    ladder = spec.ladder
+    if hasattr(cls, CLEANUP):
+        ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, config.cleanup_s + CLEANUP_MARGIN_S))
+    return evolve(spec, actor=config, namespace=namespace, ladder=ladder), content
 
 
 def _closed(work: object, what: str) -> bytes:

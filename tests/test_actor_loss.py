@@ -362,6 +362,28 @@ async def test_a_host_that_shuts_down_answers_everybody(autojump_clock: Any) -> 
             await counter.call("add")
 
 
+async def test_calls_that_a_host_no_longer_heard_are_no_unknown_outcomes(autojump_clock: Any) -> None:
+    """They were on the wire when it said goodbye: it says up to which call it listened."""
+    async with open_stage() as stage:
+        host = await stage.host("h1")
+        way = stage.way(stage.caller.route("actor:a"))
+        stage.directory.say("actor:a", stage.endpoint(host, host.register(Counter(), "a", actor_id="a")))
+        assert await way.call("add") == 1
+        heard = way.start("wait_for_gate")
+        await trio.testing.wait_all_tasks_blocked()
+        for guest in host._guests.values():
+            guest.leave()
+        late = [way.start("add") for _ in range(3)]  # on their way while the goodbye is
+        await host.shutdown()
+        with pytest.raises(ActorDied, match="shut down"):
+            await heard
+        stage.directory.end("actor:a", Cause.STOPPED, "it was told to end")
+        for call in late:
+            with pytest.raises(ActorDied, match="told to end") as died:
+                await call
+            assert not isinstance(died.value, OutcomeUnknown)
+
+
 async def test_a_host_that_is_cancelled_says_goodbye(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())

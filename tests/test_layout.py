@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "fray"
 
-API = ("cluster", "scopes", "jobs", "reservations", "actors", "resolver", "pools", "futures", "interrupts")
+API = (
+    *("cluster", "scopes", "jobs", "reservations", "actors", "actor_self", "groups"),
+    *("resolver", "pools", "futures", "interrupts"),
+)
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),

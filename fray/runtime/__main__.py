@@ -22,18 +22,21 @@ from fray.errors import FrayError
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
 from fray.net.websocket import WebSocketNetwork
-from fray.runtime import attempt, context, payload
+from fray.runtime import attempt, context, life, payload
 from fray.runtime.attempt import Ended
 from fray.runtime.context import Runtime
 from fray.runtime.executor import Executor
 from fray.runtime.methods import has_async_methods
 
+INTERRUPTED_WITHIN_S = 0.2
+"""How long the main thread may take to hear that it shall end; one that is deep in foreign code hears it later."""
 CLOSE_WITHIN_S = 2.0
 """How long the loop beside a sync job may take to close."""
 
 
 def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
+    life.count_lives_of_process()
     ended = _run(ticket, control_fd)
     _flush()
     _write_record(outcome_fd, ended)
@@ -78,13 +81,14 @@ def _flush() -> None:
 
 
 async def _run_in_loop(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
-    result: Ended | None = None
+    async def run(runtime: Runtime) -> Ended:
+        context.set_process_runtime(lambda: runtime)
+        return await attempt.run_work(ticket, work, runtime, attempt.NoStage())
+
     async with trio.open_nursery() as nursery:
         cancel = trio.CancelScope()
         nursery.start_soon(_cancel_when_told, control_fd, cancel)
-        with cancel:
-            async with attempt.runtime_of_ticket(ticket, WebSocketNetwork(), random.SystemRandom()) as runtime:
-                result = await attempt.run_work(ticket, work, runtime, attempt.NoStage())
+        result = await attempt.run_in_place(ticket, WebSocketNetwork(), random.SystemRandom(), cancel, run)
         nursery.cancel_scope.cancel()
     return result or attempt.stopped()
 
@@ -112,10 +116,13 @@ class LoopThread:
         self._runtime: Runtime | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._cancel = trio.CancelScope()
+        self._cancelled = False
         self._error: BaseException | None = None
         self.task: Callable[[Runtime], Any] | None = None
         """An async function of the runtime to run in the loop; its end ends the loop."""
         self.result: Any = None
+        self.at_end: Callable[[], None] = lambda: None
+        """Called on the loop's thread when the loop has ended."""
 
     def runtime(self) -> Runtime:
         """The runtime of this process, its loop running."""
@@ -134,8 +141,17 @@ class LoopThread:
             self.cancel()
             self._thread.join(CLOSE_WITHIN_S)
 
+    def end_calls(self) -> None:
+        """Have the calls under way answered: what their thread says from now on is not the user's doing."""
+        if self._token is not None and self._runtime is not None:
+            try:
+                self._token.run_sync_soon(self._runtime.host.end_calls)
+            except trio.RunFinishedError:
+                pass
+
     def cancel(self) -> None:
         """Ask the loop's task to end; from any thread."""
+        self._cancelled = True
         if self._token is not None:
             try:
                 self._token.run_sync_soon(self._cancel.cancel)
@@ -149,25 +165,33 @@ class LoopThread:
             self._error = error
         finally:
             self._up.set()
+            self.at_end()
 
     async def _hold(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        with self._cancel:
-            async with attempt.runtime_of_ticket(self._ticket, WebSocketNetwork(), random.SystemRandom()) as runtime:
-                self._runtime = runtime
-                self._up.set()
-                if self.task is None:
-                    await trio.sleep_forever()
-                else:
-                    self.result = await self.task(runtime)
+        if self._cancelled:
+            self._cancel.cancel()
+        await attempt.run_in_place(self._ticket, WebSocketNetwork(), random.SystemRandom(), self._cancel, self._run)
+
+    async def _run(self, runtime: Runtime) -> Ended:
+        self._runtime = runtime
+        self._up.set()
+        if self.task is None:
+            await trio.sleep_forever()
+        assert self.task is not None
+        result: Ended = await self.task(runtime)
+        self.result = result
+        return result
 
 
 class _Interrupter:
     """Turns the keeper's request to end into KeyboardInterrupt on the main thread."""
 
-    def __init__(self, also: Callable[[], None]) -> None:
+    def __init__(self, before: Callable[[], None], also: Callable[[], None]) -> None:
         self.asked = False
+        self._before = before
         self._also = also
+        self._taken = threading.Event()
         self._main = threading.main_thread().ident
 
     def start(self, control_fd: int) -> None:
@@ -178,15 +202,25 @@ class _Interrupter:
     def _listen(self, control_fd: int) -> None:
         if os.read(control_fd, 1) == b"c":
             self.asked = True
+            self._before()
+            self.interrupt()
+            self._taken.wait(INTERRUPTED_WITHIN_S)  # before the loop has work for that thread which must not be hit
             self._also()
-            assert self._main is not None
-            signal.pthread_kill(self._main, signal.SIGINT)
+
+    def taken(self) -> None:
+        """The main thread has been interrupted."""
+        self._taken.set()
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the main thread."""
+        assert self._main is not None
+        signal.pthread_kill(self._main, signal.SIGINT)
 
 
 def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
     loop = LoopThread(ticket)
     context.set_process_runtime(loop.runtime)
-    interrupter = _Interrupter(lambda: None)
+    interrupter = _Interrupter(lambda: None, lambda: None)
     fn, args, kwargs = work
     try:
         interrupter.start(control_fd)
@@ -207,16 +241,20 @@ def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ende
             return await attempt.run_actor(ticket, work, runtime, attempt.OneExecutor(executor))
         finally:
             executor.stop()
+            if executor.is_running and not interrupter.asked:
+                interrupter.interrupt()  # the actor has ended, and its method does not know
 
-    loop.task = serve
+    loop.task, loop.at_end = serve, executor.stop
     context.set_process_runtime(loop.runtime)
-    interrupter = _Interrupter(loop.cancel)
+    interrupter = _Interrupter(loop.end_calls, loop.cancel)
     try:
         interrupter.start(control_fd)
         loop.runtime()
         executor.run_on_this_thread()
-    except KeyboardInterrupt:
-        pass  # asked to end in the middle of a call
+    except KeyboardInterrupt:  # asked to end, perhaps in the middle of a call
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupter.taken()
+        executor.run_on_this_thread(only_functions=True)  # the cleanup hook
     _until_done(loop.close)
     return loop.result if loop.result is not None and not interrupter.asked else attempt.stopped()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import trio
@@ -23,7 +23,10 @@ from fray.net.transport import Credential, Network
 from fray.runtime import payload
 from fray.runtime.context import Runtime, open_runtime
 from fray.runtime.executor import Executor, Runner
+from fray.runtime.life import Ending, Life, construct, life_var, one_of_this_process
 from fray.runtime.methods import has_async_methods
+from fray.runtime.services import open_services
+from fray.runtime.serving import serve_to_end
 
 
 class Stage(Protocol):
@@ -166,48 +169,67 @@ def is_async(fn: Any) -> bool:
 
 
 async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
-    """Make the actor, serve it under its job's id and name until the attempt is cancelled."""
+    """Make the actor, serve it under its job's id and name until it ends, or the attempt is cancelled."""
     cls, args, kwargs = work
-    host = runtime.host
-    try:
-        await host.listen()
-        instance, executor = await _construct(cls, args, kwargs, runtime, stage)
-        config = ticket.spec.actor or ActorConfig()
-        number = host.register(
+    spec, config = ticket.spec, ticket.spec.actor or ActorConfig()
+    job_id = runtime.job_id or ""
+    life = Life(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
+    life_var.set(life)
+    with one_of_this_process(life), _thread_for(cls, config, runtime, stage) as thread:
+        try:
+            await runtime.host.listen()
+            instance = await construct(life, args, kwargs, thread)
+        except BaseException as error:  # the constructor's error is the actor's outcome
+            if carries_cancellation(error):
+                raise
+            return failed(error)
+        number = runtime.host.register(
             instance,
-            ticket.spec.name,
-            actor_id=runtime.job_id,
+            spec.name,
+            actor_id=job_id,
             max_concurrency=config.max_concurrency,
-            executor=executor,
+            executor=thread,
+            life=life,
         )
-    except BaseException as error:  # the constructor's error is the actor's outcome
-        if carries_cancellation(error):
-            raise
-        return failed(error)
+        async with open_services() as nursery:
+            nursery.start_soon(_announce, runtime, spec.name, number)
+            ending = await serve_to_end(runtime.host, number, life, config)
+        return failed(ending.error) if ending.error is not None else _left(ending)
+
+
+@contextmanager
+def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: Stage) -> Iterator[Runner | None]:
+    """Where all code of an all-sync class runs, constructor and cleanup too; None for one with async methods."""
+    if has_async_methods(cls):
+        yield None
+        return
+    thread = stage.executor(runtime)
+    if thread is not None:
+        yield thread
+        return
+    thread = runtime.host.make_runner(runtime.job_name, config.max_concurrency or 1)
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
+async def _announce(runtime: Runtime, name: str, number: int) -> None:
     endpoint = ActorEndpoint(
         actor_id=runtime.job_id or "",
-        name=ticket.spec.name,
+        name=name,
         job_id=runtime.job_id or "",
         namespace=runtime.namespace,
         incarnation=runtime.session,
         number=number,
-        addresses=tuple(host.addresses),
-        key=host.key,
+        addresses=tuple(runtime.host.addresses),
+        key=runtime.host.key,
     )
     await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
-    return failed(await host.wait_actor_failed(number))
 
 
-async def _construct(
-    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], runtime: Runtime, stage: Stage
-) -> tuple[Any, Runner | None]:
-    """In the loop for a class with async methods, else on the thread that will run its calls."""
-    if has_async_methods(cls):
-        return cls(*args, **kwargs), None
-    executor = stage.executor(runtime)
-    if executor is None:
-        return cls(*args, **kwargs), None
-    return await executor.run(lambda: cls(*args, **kwargs)), executor
+def _left(ending: Ending) -> Ended:
+    return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0, message=ending.text), payload.dumps(None, "None"))
 
 
 async def run_work(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
@@ -217,20 +239,46 @@ async def run_work(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -
     return await run_callable(ticket, work, stage)
 
 
+async def run_in_place(
+    ticket: Ticket,
+    network: Network,
+    rng: random.Random,
+    cancel: trio.CancelScope,
+    work: Callable[[Runtime], Awaitable[Ended]],
+) -> Ended | None:
+    """Run ``work`` within the attempt's own place in the cluster; None if ``cancel`` ended it.
+
+    An actor that is cancelled keeps its place while it cleans up: it may still call others.
+    """
+    if ticket.spec.entry is EntryKind.ACTOR:
+        async with runtime_of_ticket(ticket, network, rng) as runtime:
+            with cancel:
+                return await work(runtime)
+            return None
+    with cancel:
+        async with runtime_of_ticket(ticket, network, rng) as runtime:
+            return await work(runtime)
+    return None
+
+
 async def run_attempt(
     ticket: Ticket, content: bytes, network: Network, stage: Stage, *, rng: random.Random, cancel: trio.CancelScope
 ) -> Ended:
     """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED."""
     result: Ended | None = None
+
+    async def work(runtime: Runtime) -> Ended:
+        nonlocal result
+        try:
+            opened = open_payload(content)
+        except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
+            result = failed(error)
+        else:
+            result = await run_work(ticket, opened, runtime, stage)
+        return result
+
     try:
-        with cancel:
-            async with runtime_of_ticket(ticket, network, rng) as runtime:
-                try:
-                    work = open_payload(content)
-                except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
-                    result = failed(error)
-                else:
-                    result = await run_work(ticket, work, runtime, stage)
+        result = await run_in_place(ticket, network, rng, cancel, work)
     except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
         result = result or failed(error)
     return result or stopped()

@@ -85,6 +85,8 @@ class Executor:
         self._poked = False
         self._threads = 0
         self._stopped = False
+        self.is_running = False
+        """A thread is inside a job. A snapshot; with several threads a hint."""
         self._token: trio.lowlevel.TrioToken | None = None
 
     # In the loop -----------------------------------------------------------------------------------------------------
@@ -143,15 +145,20 @@ class Executor:
 
     # On the thread ---------------------------------------------------------------------------------------------------
 
-    def run_on_this_thread(self) -> None:
-        """Serve until `stop`. A KeyboardInterrupt, also one in the middle of a job, ends it and goes up."""
+    def run_on_this_thread(self, *, only_functions: bool = False) -> None:
+        """Serve until `stop`. A KeyboardInterrupt, also one in the middle of a job, ends it and goes up.
+
+        With ``only_functions``, after such an interrupt: what came by `submit` is dropped, what came by `run` is run.
+        """
+        if self._stopped and self._inbox.empty():
+            return
         self._threads += 1
         try:
-            self._serve()
+            self._serve(only_functions)
         finally:
             self._threads -= 1
 
-    def _serve(self) -> None:
+    def _serve(self, only_functions: bool = False) -> None:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         inbox, outbox = self._inbox, self._outbox
         while True:
@@ -159,9 +166,13 @@ class Executor:
             if jobs is None:
                 return
             for job in jobs:
+                if only_functions and not isinstance(job, _Errand):
+                    continue
+                self.is_running = True
                 try:
                     job.run()
                 finally:
+                    self.is_running = False
                     outbox.append(job)
                     if not self._poked:
                         self._poked = True

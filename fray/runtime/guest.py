@@ -55,6 +55,7 @@ class Guest:
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
         self._touched: dict[Hosted, None] = {}
+        self._leaving = False
 
     def __repr__(self) -> str:
         return f"<caller {self.session}: {len(self._calls)} calls under way, {self.ledger.kept_bytes} bytes kept>"
@@ -72,6 +73,8 @@ class Guest:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == _CALL:
+            if self._leaving:
+                return
             verdict = self.ledger.admit(ref, bool(flags & AGAIN))
             if verdict is Verdict.RUN:
                 self._take(flags, target, ref, body)
@@ -153,6 +156,15 @@ class Guest:
         call = self._calls.get(number)
         if call is not None and call.stream is not None:
             call.stream.grant(body)
+
+    def leave(self) -> None:
+        """The host says goodbye: tell up to which call it has listened. What comes later has surely not been run."""
+        self._leaving = True
+        if self.channel is not None:
+            try:
+                self.channel.send_nowait(_SETTLED, self.ledger.highest)
+            except (ChannelFull, ChannelClosed):
+                pass  # then the caller must take what it cannot know for unknown
 
     def cancel_all(self) -> None:
         """The caller is gone for good."""

@@ -23,7 +23,8 @@ from fray.runtime.current import current_actor
 from fray.runtime.executor import Executor, InlineExecutor, Runner
 from fray.runtime.guest import Guest
 from fray.runtime.host_call import HostCall
-from fray.runtime.hosted import Hosted, LoopActor, ThreadActor, no_such_actor
+from fray.runtime.hosted import Hosted, LoopActor, ThreadActor
+from fray.runtime.life import Life, life_var
 from fray.runtime.methods import has_async_methods
 
 __all__ = ["Executor", "Host", "HostCall", "InlineExecutor", "Runner", "current_actor", "has_async_methods"]
@@ -154,19 +155,30 @@ class Host:
 
         Takes at most 3 s longer than the grace, unless user code that is cancelled does not end.
         """
-        if self._closed is None:
-            self._closed = ActorDied("the process of this actor is shutting down")
-            for actor in self.actors.values():
-                actor.close(self._closed)
+        self._close()
         async with trio.open_nursery() as nursery:
             for actor in self.actors.values():
                 nursery.start_soon(actor.drain, grace_s)
+        for guest in self._guests.values():
+            guest.leave()
         with trio.move_on_after(CLOSE_S):
             await self._acceptor.close(HOST_LEFT)
         for number in list(self.actors):
             self._drop(number)
         self._scope.cancel()
         self._over.set()
+
+    def _close(self) -> None:
+        if self._closed is None:
+            self._closed = ActorDied("the process of this actor is shutting down")
+            for actor in self.actors.values():
+                actor.close(self._closed)
+
+    def end_calls(self) -> None:
+        """Take no more calls, and cancel and answer those under way: the first step of `shutdown` without grace."""
+        self._close()
+        for actor in self.actors.values():
+            actor.end_calls(None)
 
     # Actors ----------------------------------------------------------------------------------------------------------
 
@@ -178,6 +190,7 @@ class Host:
         actor_id: ActorId | None = None,
         max_concurrency: int | None = None,
         executor: Runner | None = None,
+        life: Life | None = None,
     ) -> int:
         """Serve ``instance``; returns its number on this host.
 
@@ -185,12 +198,32 @@ class Host:
             actor_id: default: the name and the number.
             max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
             executor: thread of an all-sync class; the host neither starts nor stops it. Default: one of its own.
+            life: whose life this is. Default: that of an object whose end is its owner's business.
         """
         number = next(self._numbers)
         actor_id = actor_id or f"{name}#{number}"
-        actor: Hosted
+        life = life or Life(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
+        token = life_var.set(life)  # what runs in the actor inherits it
+        try:
+            actor = self._make_hosted(instance, name, actor_id, number, max_concurrency, executor)
+        finally:
+            life_var.reset(token)
+        actor.life = life
+        actor.make_context = self._context_for
+        self.actors[number] = actor
+        return number
+
+    def _make_hosted(
+        self,
+        instance: Any,
+        name: str,
+        actor_id: ActorId,
+        number: int,
+        max_concurrency: int | None,
+        executor: Runner | None,
+    ) -> Hosted:
         if executor is None and has_async_methods(type(instance)):
-            actor = LoopActor(
+            return LoopActor(
                 instance,
                 name,
                 actor_id,
@@ -199,14 +232,14 @@ class Host:
                 max_concurrency=max_concurrency,
                 clock=self._clock,
             )
-        else:
-            own = executor is None
-            runner = executor or self._make_runner(f"fray-{name}", max_concurrency or 1)
-            actor = ThreadActor(instance, name, actor_id, number, runner=runner)
-            actor.owns_runner = own
-        actor.make_context = self._context_for
-        self.actors[number] = actor
-        return number
+        runner = executor or self.make_runner(name, max_concurrency or 1)
+        actor = ThreadActor(instance, name, actor_id, number, runner=runner)
+        actor.owns_runner = executor is None
+        return actor
+
+    def make_runner(self, name: str, threads: int) -> Runner:
+        """A thread (or several) for an all-sync actor, started; whoever asks stops it."""
+        return self._make_runner(f"fray-{name}", threads)
 
     def _context_for(self, call: HostCall) -> Any:
         return self.make_context(call)
@@ -229,15 +262,6 @@ class Host:
         self.unregister(number)
         if actor is not None:
             await actor.drain(grace_s)
-
-    async def wait_actor_failed(self, number: int) -> BaseException:
-        """Wait until a method of the actor raises SystemExit or KeyboardInterrupt, and return that."""
-        actor = self.actors.get(number)
-        if actor is None:
-            raise no_such_actor(number)
-        await actor.failed_event.wait()
-        assert actor.failed is not None
-        return actor.failed
 
     def _drop(self, number: int) -> None:
         actor = self.actors.pop(number, None)

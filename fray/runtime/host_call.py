@@ -16,6 +16,7 @@ from fray.runtime.methods import Method
 if TYPE_CHECKING:
     from fray.runtime.host_stream import HostStream
     from fray.runtime.hosted import Hosted
+    from fray.runtime.life import Life
 
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 
@@ -77,6 +78,10 @@ class HostCall:
     @property
     def name(self) -> str:
         return self.actor.name if self.actor is not None else ""
+
+    @property
+    def life(self) -> Life | None:
+        return self.actor.life if self.actor is not None else None
 
     # Running it ------------------------------------------------------------------------------------------------------
 

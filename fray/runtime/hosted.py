@@ -23,6 +23,7 @@ from fray.runtime.current import current_actor_var
 from fray.runtime.executor import Runner
 from fray.runtime.host_call import HostCall
 from fray.runtime.host_stream import HostStream, ThreadStream
+from fray.runtime.life import Ending, Life
 from fray.runtime.methods import Method, Style, find_method
 
 RESTING_LIMIT = 64
@@ -39,9 +40,10 @@ class Hosted:
         self.name = name
         self.actor_id = actor_id
         self.number = number
-        self.failed: BaseException | None = None
-        """SystemExit or KeyboardInterrupt of a method: the actor asks for its own end."""
-        self.failed_event = trio.Event()
+        self.life: Life | None = None
+        """Set by the host."""
+        self.touched_s: float | None = None
+        """When a call last came or ended, on Trio's clock; kept up to date only if it is not None."""
         self.make_context: Callable[[HostCall], Any] = lambda call: call
         self.under_way: dict[HostCall, None] = {}
         """Started, or handed to the thread, and not ended."""
@@ -55,6 +57,8 @@ class Hosted:
     def take(self, call: HostCall) -> None:
         """A call has come: start it in its turn."""
         call.actor = self
+        if self.touched_s is not None:
+            self.touched_s = trio.current_time()
         if self._closed is not None:
             call.refuse(self._closed)
             return
@@ -88,24 +92,39 @@ class Hosted:
         """A call has ended."""
         self.under_way.pop(call, None)
         call.finish(answer)
-        if call.fatal is not None:
-            self.failed = self.failed or call.fatal
-            self.failed_event.set()
-        if self._idle is not None and not self.under_way:
+        if self.touched_s is not None:
+            self.touched_s = trio.current_time()
+        if call.fatal is not None and self.life is not None:
+            self.life.ask(ending_of(call.fatal))
+        if self._idle is not None and not self.is_busy:
             self._idle.set()
+            self._idle = None
 
     def close(self, error: FrayError) -> None:
         """Take no more calls; those that have not begun are refused with ``error``. What is under way goes on."""
         self._closed = self._closed or error
 
+    @property
+    def is_busy(self) -> bool:
+        """A call runs or waits for its turn."""
+        return bool(self.under_way)
+
+    async def wait_idle(self) -> None:
+        """After `close`: until nothing is under way."""
+        while self.is_busy:
+            self._idle = self._idle or trio.Event()
+            await self._idle.wait()
+
     async def drain(self, grace_s: float) -> None:
         """After `close`: let what is under way end for ``grace_s``, then cancel it and answer `ActorDied`."""
-        if self.under_way:
-            self._idle = trio.Event()
-            with trio.move_on_after(grace_s):
-                await self._idle.wait()
+        with trio.move_on_after(grace_s):
+            await self.wait_idle()
+        self.end_calls(None)
+
+    def end_calls(self, error: BaseException | None) -> None:
+        """Cancel what is under way and answer it with ``error``, or (None) `ActorDied`."""
         for call in list(self.under_way):
-            call.finish(call.raised(self._shut_down(call)))
+            call.finish(call.raised(error or self._shut_down(call)))
             self.cancel(call)
 
     def _shut_down(self, call: HostCall) -> ActorDied:
@@ -145,6 +164,10 @@ class LoopActor(Hosted):
         else:
             self._queue.append(call)
             self._call_worker()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.under_way or self._queue)
 
     def flush(self) -> None:
         self._slice_ends = None
@@ -317,6 +340,13 @@ def _is_from_signal(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("trio.")
+
+
+def ending_of(error: BaseException) -> Ending:
+    """What a SystemExit or KeyboardInterrupt of a method asks for: ``sys.exit()`` is an end in order."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return Ending("it has left by sys.exit()")
+    return Ending(f"it has left by {type(error).__name__}", error)
 
 
 def no_such_actor(number: int) -> NoSuchActor:

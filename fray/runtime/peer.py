@@ -40,6 +40,8 @@ class Peer:
         self.bindings: dict[Binding, None] = {}
         self.connected = False
         self.ended: FrayError | None = None
+        self.heard_until: int | None = None
+        """Set by the goodbye of a host: the number of the last call that it took note of."""
         self.down = trio.Event()
         """Set while there is no connection."""
         self.over = trio.Event()
@@ -96,6 +98,10 @@ class Peer:
     def serves(self, endpoint: ActorEndpoint, target: int) -> bool:
         """Whether a binding to ``target`` here is a binding to ``endpoint``."""
         return self.ended is None and self.incarnation == endpoint.incarnation and target == endpoint.number
+
+    def heard(self, call: CallFuture) -> bool:
+        """Whether the host may have taken note of a call that was sent."""
+        return self.heard_until is None or call.number <= self.heard_until
 
     def has_calls(self, binding: Binding) -> bool:
         calls = (*self.table.open.values(), *self.table.queued)
@@ -220,6 +226,8 @@ class Peer:
                 call.route.refused(call, payload.load_error(body))
             else:
                 call.answer(kind, flags, body)
+        elif kind == _SETTLED:
+            self.heard_until = ref
         elif kind == ITEM:
             stream = self.table.open.get(ref)
             if isinstance(stream, CallStream):

@@ -226,7 +226,7 @@ class Route:
 
     def _settle(self, binding: Binding, end: End) -> None:
         queued, opened = binding.peer.table.take(lambda call: call.binding is binding)
-        again = [call for call in opened if self._is_repeated(call, True, end)]
+        again = [call for call in opened if self._is_repeated(call, binding.peer.heard(call), end)]
         again += [call for call in queued if self._is_repeated(call, False, end)]
         binding.peer.release(binding)
         later, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
