@@ -160,6 +160,10 @@ class RemoteError(FrayError):
 # The house itself ----------------------------------------------------------------------------------------------------
 
 
+class ScopeCancelled(FrayError):
+    """What sync code waited for was given up because its scope is ending: leaving the ``with`` says why."""
+
+
 class StoreError(FrayError):
     """The controller's store cannot be used: damaged, of a later version, or held by another controller."""
 

@@ -63,6 +63,10 @@ class Future:
 
     async def _wait(self) -> Any:
         await self._event.wait()
+        return self.result()
+
+    def result(self) -> Any:
+        """The result of a future that is `done`; raises what awaiting it raises."""
         if self._error is not None:
             raise self._error
         assert self._open is not None

@@ -151,8 +151,12 @@ class Job:
             JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
             ConnectionFailed: the conversation with the controller has ended.
         """
-        info = await self.wait_ended()
-        if info.state is not JobState.SUCCEEDED:
+        await self.wait_ended()
+        return self.result()
+
+    def result(self) -> Any:
+        """What `wait` returns or raises, of a job that has ended (`wait_ended`); for any thread."""
+        if self._record.lost is not None or self.info.state is not JobState.SUCCEEDED:
             raise error_of(self._record)
         return None if self._record.value is None else payload.loads(self._record.value)
 

@@ -24,11 +24,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": {"net"} | WORDS,
     "controller": {"scheduler", "net"} | WORDS,
     **{name: {"runtime", *API} | WORDS for name in API},
+    "blocking": {*API} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
 INSIDE_FUNCTIONS = {("cluster", "local"), ("cluster", "connect")}
 """`open_cluster` chooses among the kinds of clusters when it is called."""
+
+BRIDGE = {"blocking/portal.py", "blocking/loop.py", "blocking/line.py"}
+"""Of the blocking face, these alone know the loop: they import trio and the runtime."""
 
 ALONE_OPENS = {
     "cattrs": "net/codec.py",
@@ -83,10 +87,13 @@ def violations(path: str, source: str) -> Iterator[str]:
         if library == "fray" and part in MAY_IMPORT:
             other = part_of(module)
             allowed = other == part or other in MAY_IMPORT[part] or (in_function and (part, other) in INSIDE_FUNCTIONS)
+            allowed = allowed or (other == "runtime" and path in BRIDGE)
             if not allowed:
                 yield f"{where}: {part} must not import {module}; it may import {sorted(MAY_IMPORT[part])}"
         if library in ALONE_OPENS and path != ALONE_OPENS[library] and part not in PUT_TOGETHER:
             yield f"{where}: {library} is opened by fray/{ALONE_OPENS[library]} alone"
+        if library == "trio" and part == "blocking" and path not in BRIDGE:
+            yield f"{where}: only the bridge ({', '.join(sorted(BRIDGE))}) knows the loop"
         if pure and library in IMPURE:
             yield f"{where}: this file is pure, but imports {module}"
     if pure:
@@ -129,6 +136,8 @@ def test_nothing_is_called_utils() -> None:
         ("node/main.py", "import fray", "node must not import fray"),
         ("model/messages/calls.py", "open('/etc/passwd')", "opens a file"),
         ("net/session.py", "import random\nrng = random.Random(0)", "makes a generator of its own"),
+        ("blocking/actors.py", "from fray.runtime import caller", "blocking must not import fray.runtime.caller"),
+        ("blocking/futures.py", "import trio", "only the bridge"),
     ],
 )
 def test_a_wall_that_is_climbed_is_told_as_a_sentence(path: str, source: str, sentence: str) -> None:

@@ -22,7 +22,7 @@ from fray.net.transport import Network
 from fray.runtime import payload
 from fray.runtime.call_stream import FIRST_CREDIT, CallStream
 from fray.runtime.calls import KEYWORDS, call_head
-from fray.runtime.current import current_actor_var
+from fray.runtime.current import CurrentActor, current_actor_var
 from fray.runtime.future import CallFuture
 from fray.runtime.peer import Peer
 from fray.runtime.route import Directory, Route
@@ -99,6 +99,11 @@ class Caller:
         elif self._closed is None:
             self._early.append((task, args))
 
+    @property
+    def is_closed(self) -> bool:
+        """It has ended: calls fail at once."""
+        return self._closed is not None
+
     # Calls -----------------------------------------------------------------------------------------------------------
 
     def route(self, key: str, label: str = "") -> Route:
@@ -139,10 +144,17 @@ class Caller:
             NotPicklable, MessageTooLarge: an argument cannot travel.
             ChannelFull: too many calls are unanswered; `call` waits instead.
         """
-        body = self._body(route, method, args, kwargs)
-        call = CallFuture(route, method, body, KEYWORDS if kwargs else 0)
-        self._send(call, options)
+        route.check_room()
+        call = self.make(route, method, args, kwargs)
+        self.send(call, options, current_actor_var.get())
         return call
+
+    def make(
+        self, route: Route, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NO_KWARGS
+    ) -> CallFuture:
+        """The call, its arguments pickled, not sent: on any thread. Raises as `start`."""
+        body = self._body(route, method, args, kwargs)
+        return CallFuture(route, method, body, KEYWORDS if kwargs else 0)
 
     def stream(
         self,
@@ -153,9 +165,10 @@ class Caller:
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> CallStream:
         """Call a generator method; see `CallStream`. Options to repeat it do nothing. Raises as `start`."""
+        route.check_room()
         body = self._body(route, method, args, kwargs, FIRST_CREDIT)
         call = CallStream(route, method, body, KEYWORDS if kwargs else 0)
-        self._send(call, options)
+        self.send(call, options, current_actor_var.get())
         call.repeats = 0
         return call
 
@@ -164,18 +177,20 @@ class Caller:
     ) -> bytes:
         if self._closed is not None:
             raise self._closed
-        route.check_room()
         body = (self._heads.get(method) or self._head(method)) + before + payload.dumps_call(method, args, kwargs)
         if len(body) > LARGE_BYTES:
             check_size(len(body), f"the call of {route.label}.{method}()")
         return body
 
-    def _send(self, call: CallFuture, options: CallOptions) -> None:
+    def send(self, call: CallFuture, options: CallOptions, inside: CurrentActor | None) -> None:
+        """Send a call that was made; ``inside``: the actor call that it is part of."""
+        if self._closed is not None:
+            call.fail(self._closed)
+            return
         if options is not DEFAULT_OPTIONS:
             call.repeats = _ALWAYS if options.idempotent else options.retry
             if options.timeout_s is not None:
                 call.deadline = trio.current_time() + options.timeout_s
-        inside = current_actor_var.get()
         if inside is not None:
             call.chain = (*inside.chain, inside.actor_id)
             if inside.deadline is not None and (call.deadline is None or inside.deadline < call.deadline):

@@ -24,6 +24,7 @@ from fray.net.channel import RedialPolicy
 from fray.net.transport import Credential, Network
 from fray.runtime.caller import Caller
 from fray.runtime.host import Host
+from fray.runtime.hosted import ThreadActor
 from fray.runtime.links import ControllerLink
 from fray.runtime.services import open_services
 
@@ -56,6 +57,8 @@ class Runtime:
     namespace: Namespace = ""
     address: str = ""
     """Where the controller is, as `FRAY_CLUSTER_ADDRESS` says it."""
+    token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
+    """Of the loop it lives in: how other threads reach it."""
     extras: dict[str, object] = field(factory=dict)
     """Objects of the public API that belong to this runtime (its `Cluster`)."""
 
@@ -84,6 +87,17 @@ def current() -> Runtime:
 def current_or_none() -> Runtime | None:
     """The runtime of the running code, without starting anything."""
     return _current.get()
+
+
+def find() -> Runtime | None:
+    """The runtime of the running code, or of the job whose process this is (it is started then); None in neither."""
+    runtime = _current.get()
+    return runtime if runtime is not None or _of_process is None else _of_process()
+
+
+def set_current(runtime: Runtime) -> None:
+    """For a task that works for another thread: from here on `current` gives this runtime."""
+    _current.set(runtime)
 
 
 def set_process_runtime(provider: Callable[[], Runtime] | None) -> None:
@@ -153,7 +167,7 @@ async def open_runtime(
             namespace=namespace or "",
             address=addresses[0],
         )
-        host.make_context = lambda call: _context_of(runtime)
+        host.make_context = lambda call: _context_of(runtime, isinstance(call.actor, ThreadActor))
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
             policy = RedialPolicy(refused_ends=False, give_up_s=CONTROLLER_ABSENT_S)
@@ -176,10 +190,10 @@ def _goodbye_within_s(role: Role) -> float:
     return GOODBYE_WITHIN_S if role is Role.DRIVER else 0.0
 
 
-def _context_of(runtime: Runtime) -> object:
-    """What a method with a ``ctx`` parameter gets. It is a word of the public face, which this layer does not know:
-    hence found by name, when the first method asks for it."""
-    return importlib.import_module("fray.actors").context_of(runtime)
+def _context_of(runtime: Runtime, on_thread: bool) -> object:
+    """What a method with a ``ctx`` parameter gets: on a thread, that of the blocking face. It is a word of the public
+    faces, which this layer does not know: hence found by name, when the first method asks for it."""
+    return importlib.import_module("fray.blocking.actors" if on_thread else "fray.actors").context_of(runtime)
 
 
 async def _reach(network: Network, address: str, credential: Credential | None) -> None:

@@ -123,7 +123,8 @@ class Peer:
     async def wait_room(self) -> None:
         """Wait until `is_full` may have become false."""
         if self.table.is_full and self.ended is None:
-            self._room = self._room or trio.Event()
+            if self._room is None:
+                self._room = trio.Event()
             await self._room.wait()
         elif self._channel is not None:
             try:
@@ -275,7 +276,7 @@ class Peer:
             return
         self.ended = error
         self.connected = False
-        for event in (self.down, self.over, self._ready, *([self._room] if self._room else [])):
+        for event in (self.down, self.over, self._ready, *([self._room] if self._room is not None else [])):
             event.set()
         if self._requests is not None:
             self._requests.on_end(error)

@@ -1,0 +1,41 @@
+"""Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
+
+from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Stream
+from fray.blocking.cluster import Cluster, Job, Scope, current_cluster, open_cluster
+from fray.blocking.futures import ActorFuture, as_completed, wait_any
+from fray.blocking.pools import WorkerPool
+from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
+from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
+
+__all__ = [
+    "ActorConfig",
+    "ActorContext",
+    "ActorFuture",
+    "ActorHandle",
+    "ActorMethod",
+    "ActorPool",
+    "ActorServer",
+    "Cause",
+    "Cluster",
+    "ClusterResolver",
+    "CpuConfig",
+    "Entrypoint",
+    "EnvironmentConfig",
+    "FixedResolver",
+    "GpuConfig",
+    "Job",
+    "JobInfo",
+    "JobRequest",
+    "JobState",
+    "Resolver",
+    "ResourceConfig",
+    "Scope",
+    "Stream",
+    "TpuConfig",
+    "WorkerPool",
+    "as_completed",
+    "current_cluster",
+    "open_cluster",
+    "wait_any",
+]

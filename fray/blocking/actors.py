@@ -1,0 +1,230 @@
+"""Actors for sync code: handles whose methods block, and the server that exposes objects of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from fray import actors as native
+from fray.blocking.futures import ActorFuture
+from fray.blocking.line import Line, line_of
+from fray.blocking.loop import portal_of
+from fray.blocking.portal import Portal, refuse_in_loop
+from fray.model.ids import ActorId, JobId, Namespace
+
+if TYPE_CHECKING:
+    from fray.blocking.cluster import Cluster
+    from fray.blocking.resolver import ClusterResolver
+
+
+class ActorMethod:
+    """One method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` gives a future at once."""
+
+    __slots__ = ("_handle", "_method", "_name", "_options")
+
+    def __init__(self, handle: ActorHandle, method: native.ActorMethod) -> None:
+        self._handle, self._method = handle, method
+        self._name, self._options = method._name, method._options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method and wait for its result. Ctrl-C while waiting cancels the remote call.
+
+        Raises:
+            BaseException: what the method raised, with its remote traceback as cause.
+            ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, NoSuchMethod, NotPicklable, MessageTooLarge.
+        """
+        refuse_in_loop("calling a method waits for its answer")
+        future = self.remote(*args, **kwargs)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture:
+        """Make the call and return a future of its result. Calls of one thread start in the order they are made.
+
+        It waits only when so many calls are unanswered that more would not be taken (in a done-callback, never).
+
+        Raises:
+            NotPicklable, MessageTooLarge: an argument cannot travel.
+            ChannelClosed: the cluster has been closed.
+        """
+        line = self._handle._line or self._handle._connect()
+        call = line.make(self._name, args, kwargs)
+        future = ActorFuture(call, line.portal)
+        line.send(call, self._options)
+        return future
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """Iterate over a generator method: ``with method.stream(...) as items: for item in items``."""
+        line = self._handle._line or self._handle._connect()
+        return Stream(line.portal, line.portal.run(lambda: self._method.stream(*args, **kwargs)))
+
+    def options(self, **options: Any) -> ActorMethod:
+        """The same method with other options: those of `fray.ActorMethod.options`."""
+        return ActorMethod(self._handle, self._method.options(**options))
+
+    def __repr__(self) -> str:
+        return repr(self._method)
+
+
+class ActorHandle:
+    """A remote actor. Its public methods are this object's, and wait; usable before the actor is up; picklable; for
+    any thread. ``ActorHandle(handle)`` makes one of a handle of the native face."""
+
+    def __init__(self, handle: native.ActorHandle) -> None:
+        self._native = handle
+        self._line: Line | None = None
+
+    def _connect(self) -> Line:
+        """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
+        line = self._line = line_of(self._native._runtime, self._native._way)
+        return line
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        method = ActorMethod(self, getattr(self._native, name))
+        self.__dict__[name] = method  # the next time it is found at once
+        return method
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ActorHandle, (self._native,))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._native == self._native
+
+    def __hash__(self) -> int:
+        return hash(self._native)
+
+    def __repr__(self) -> str:
+        return repr(self._native)
+
+
+class Stream:
+    """The items of a remote generator: ``with`` it, then iterate, once. Leaving early closes the generator there."""
+
+    def __init__(self, portal: Portal, stream: Any) -> None:
+        self._portal, self._stream = portal, stream
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Raises what the generator raised, or the `FrayError` that says why there are no more items."""
+        try:
+            return self._portal.call(self._stream.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Close the remote generator, if it has not ended."""
+        self._portal.call(self._stream.aclose)
+
+
+@frozen
+class ActorContext:
+    """What a sync method may use to reach others: as `fray.ActorContext`, of this face."""
+
+    cluster: Cluster
+    resolver: ClusterResolver
+    job_id: JobId
+    namespace: Namespace
+
+    @classmethod
+    def from_environment(cls) -> ActorContext:
+        """The context of the running code: of its job, or of the driver (``job_id`` is then empty).
+
+        Raises:
+            FrayError: neither in a job nor in a driver that has a cluster open.
+        """
+        from fray.blocking.cluster import current_cluster
+
+        return context_of(current_cluster()._runtime)
+
+
+def context_of(runtime: Any) -> ActorContext:
+    """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
+    from fray.blocking.cluster import cluster_of
+    from fray.blocking.resolver import ClusterResolver
+
+    context = runtime.extras.get("blocking context")
+    if not isinstance(context, ActorContext):
+        cluster = cluster_of(runtime)
+        context = ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
+        runtime.extras["blocking context"] = context
+    return context
+
+
+class ActorServer:
+    """Serve objects of this process as actors, under names that several servers may share.
+
+    Their sync methods run on a thread of each actor's own; a first parameter named ``ctx`` gets an `ActorContext`. A
+    ``with`` block, or `shutdown`, ends it; the cluster's end ends it too.
+
+    Args:
+        cluster: where the names are registered.
+        host: address to bind. Default loopback; beyond it only where the node is networked and authenticated.
+        port: 0 picks one.
+    """
+
+    def __init__(self, cluster: Cluster, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._cluster = cluster
+        self._portal = portal_of(cluster._runtime)
+        self._native = native.ActorServer(cluster._native, host, port)
+        self._ended = Event()
+
+    def __enter__(self) -> ActorServer:
+        self._portal.call(self._native._listen)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    @property
+    def address(self) -> str:
+        """``host:port`` once it listens (after entering, or after the first `register`). Raises FrayError before."""
+        return self._native.address
+
+    @property
+    def token(self) -> str:
+        """What a `FixedResolver` of another process must know to call these actors. Keep it secret."""
+        return self._native.token
+
+    def register(self, name: str, actor: Any, metadata: dict[str, str] | None = None, **options: Any) -> ActorId:
+        """Serve ``actor`` under ``name``; returns its unique id. Options are those of `fray.ActorServer.register`.
+
+        Raises:
+            InvalidRequest: the name has blanks or other forbidden characters.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        return self._portal.call(lambda: self._native.register(name, actor, metadata, **options))
+
+    def unregister(self, name: str) -> None:
+        """Take every actor this server has under ``name`` (or with this id) off the registry and stop serving it."""
+        self._portal.call(self._native.unregister, name)
+
+    def serve(self) -> None:
+        """Serve until `shutdown` (by another thread), or until the job is asked to end."""
+        self._portal.call(self._native._listen)
+        self._ended.wait()
+
+    def serve_background(self) -> None:
+        """Begin to listen and return: calls are served while the cluster is open."""
+        self._portal.call(self._native._listen)
+
+    def shutdown(self, grace_period: float = 5.0) -> None:
+        """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
+        self._ended.set()
+        self._portal.call(self._native.shutdown, grace_period)
+
+
+__all__ = ["ActorContext", "ActorFuture", "ActorHandle", "ActorMethod", "ActorServer", "Stream"]

@@ -1,0 +1,326 @@
+"""The cluster, its scopes and its jobs, for sync code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, overload
+
+import fray.cluster as native
+from fray.blocking.actors import ActorHandle
+from fray.blocking.loop import job_runtime, own_portal, portal_of
+from fray.blocking.portal import Held, Portal
+from fray.jobs import Job as NativeJob
+from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.ids import JobId, Namespace
+from fray.model.messages.client import Event, NodeInfo
+from fray.model.specs import JobInfo, JobRequest
+from fray.scopes import OnFailure
+from fray.scopes import Scope as NativeScope
+
+
+class Job:
+    """One job of the cluster, seen from here."""
+
+    def __init__(self, portal: Portal, job: NativeJob) -> None:
+        self._portal, self._native = portal, job
+
+    @property
+    def id(self) -> JobId:
+        return self._native.id
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    @property
+    def info(self) -> JobInfo:
+        """The latest state known here."""
+        return self._native.info
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """What the callable returned (None for a program).
+
+        Args:
+            timeout: seconds; after them TimeoutError, and the job runs on. Default: no end.
+
+        Raises:
+            BaseException: the callable's own exception, with the remote traceback as its cause.
+            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        self.wait_ended(timeout)
+        return self._native.result()
+
+    def wait_ended(self, timeout: float | None = None) -> JobInfo:
+        """Wait for the end, whatever it is. Raises TimeoutError, ConnectionFailed as `wait`."""
+        return self._portal.call_within(timeout, f"job {self.id} has not ended", self._native.wait_ended)
+
+    def wait_running(self, timeout: float | None = None) -> JobInfo:
+        """Wait until every process of the job runs, or the job has ended. Raises as `wait_ended`."""
+        return self._portal.call_within(timeout, f"job {self.id} does not run", self._native.wait_running)
+
+    def terminate(self, reason: str = "terminated by its owner") -> None:
+        """Ask for its end and that of everything below it; returns when the controller has noted it."""
+        self._portal.call(self._native.terminate, reason)
+
+    def __repr__(self) -> str:
+        return repr(self._native)
+
+
+class Scope:
+    """Owner of jobs and actors: ``with cluster.open_scope("run") as scope``. As `fray.Scope`.
+
+    When a child fails by itself, what the body of the ``with`` waits for ends as `ScopeCancelled`, and the block raises
+    the child's error in an ExceptionGroup.
+    """
+
+    def __init__(self, portal: Portal, manager: Any) -> None:
+        self._portal = portal
+        self._held: Held[NativeScope] = Held(portal, manager)
+
+    def __enter__(self) -> Scope:
+        self._native = self._held.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.leave(error)
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    def launch(self, request: JobRequest, *, on_failure: OnFailure = "escalate") -> Job:
+        """Launch a job owned by this scope. As `fray.Scope.launch`."""
+        return self.launch_all([request], on_failure=on_failure)[0]
+
+    def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
+        """Launch several jobs, all or none. As `fray.Scope.launch_all`."""
+        jobs = self._portal.call(lambda: self._native.launch_all(requests, on_failure=on_failure))
+        return [Job(self._portal, job) for job in jobs]
+
+    def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """One remote call as a job of its own; returns its value. As `fray.Scope.run`. Ctrl-C ends the job."""
+        return self._portal.call(lambda: self._native.run(fn, *args, **kwargs))
+
+    def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Create ``cls(*args, **kwargs)`` in a process of its own. As `fray.Scope.create_actor`."""
+        return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
+
+    def __repr__(self) -> str:
+        return f"<Scope {self._held!r}>"
+
+
+class Cluster:
+    """A connection to a cluster, for any thread. Made by `open_cluster`; in a job, `current_cluster()` is its own.
+
+    What is launched here without a scope belongs to the connection: it ends with the driver or the job.
+    """
+
+    def __init__(self, portal: Portal, cluster: native.Cluster, held: Held[native.Cluster] | None = None) -> None:
+        self._portal, self._native, self._held = portal, cluster, held
+
+    @property
+    def _runtime(self) -> Any:
+        return self._native._runtime
+
+    @property
+    def namespace(self) -> Namespace:
+        """Names of jobs and actors are unique among the living of a namespace; child jobs inherit it."""
+        return self._native.namespace
+
+    @property
+    def address(self) -> str:
+        """Where the controller is."""
+        return self._native.address
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(error)
+
+    def close(self) -> None:
+        """Wait for its jobs, end its actors, and leave it. A job's own cluster is not closed by its code."""
+        self._close(None)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._held is not None:
+            _forget(self)
+            self._held.leave(error)
+
+    # Jobs ------------------------------------------------------------------------------------------------------------
+
+    def open_scope(self, name: str = "scope") -> Scope:
+        """A nursery whose children are jobs and actors: ``with cluster.open_scope("run") as scope``."""
+        return Scope(self._portal, self._native.open_scope(name))
+
+    def launch(self, request: JobRequest, *, on_failure: OnFailure = "absorb") -> Job:
+        """Launch a job that belongs to this connection; returns once the controller has accepted it.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        return Job(self._portal, self._portal.call(lambda: self._native.launch(request, on_failure=on_failure)))
+
+    def poll(self, job: Job | JobId) -> JobInfo:
+        """The job's state now. Raises NoSuchJob."""
+        return self._portal.call(self._native.poll, _plain(job))
+
+    @overload
+    def wait(  # type: ignore[overload-overlap]  # a str is a Sequence[str] to the type checker, not to us
+        self, job_ids: Job | JobId, raise_on_failure: bool = False
+    ) -> JobInfo: ...
+    @overload
+    def wait(self, job_ids: Sequence[Job | JobId], raise_on_failure: bool = False) -> list[JobInfo]: ...
+
+    def wait(
+        self, job_ids: Job | JobId | Sequence[Job | JobId], raise_on_failure: bool = False
+    ) -> JobInfo | list[JobInfo]:
+        """Wait for the end of one job or of all of a sequence.
+
+        Args:
+            raise_on_failure: raise the error of the first job (in the order given) that did not succeed.
+
+        Raises:
+            NoSuchJob: one of them is unknown.
+        """
+        wait: Any = self._native.wait
+        infos: JobInfo | list[JobInfo] = self._portal.call(wait, _plain_all(job_ids), raise_on_failure)
+        return infos
+
+    def monitor(self, job: Job | JobId) -> JobInfo:
+        """Print what the job writes, as it writes it, until it ends; returns its final state."""
+        return self._portal.call(self._native.monitor, _plain(job))
+
+    def terminate(self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "terminated") -> None:
+        """Ask for the end of jobs and of everything below them. Jobs that have ended are left alone."""
+        self._portal.call(self._native.terminate, _plain_all(job_ids), reason)
+
+    def list_jobs(self, namespace: Namespace | None = None) -> list[JobInfo]:
+        """Jobs of the own namespace (``"*"``: of all), newest last."""
+        return self._portal.call(self._native.list_jobs, namespace)
+
+    def explain(self, job: Job | JobId) -> str:
+        """Why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
+        return self._portal.call(self._native.explain, _plain(job))
+
+    def story(self, job: Job | JobId) -> list[Event]:
+        """What happened to the job, in order. Raises NoSuchJob."""
+        return self._portal.call(self._native.story, _plain(job))
+
+    def nodes(self) -> list[NodeInfo]:
+        """The machines of the cluster."""
+        return self._portal.call(self._native.nodes)
+
+    def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
+        """Wait until ``count`` machines are there. Raises DeadlineExceeded (a TimeoutError)."""
+        return self._portal.call(self._native.wait_for_nodes, count, timeout)
+
+    # Actors ----------------------------------------------------------------------------------------------------------
+
+    def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
+        """As `fray.Scope.create_actor`, for an actor that belongs to this connection."""
+        return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
+
+    def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
+        """The living actor of this name. As `fray.Cluster.get_actor`."""
+        return ActorHandle(self._portal.call(self._native.get_actor, name, namespace))
+
+    def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
+        """As `fray.Cluster.list_actors`."""
+        return self._portal.call(self._native.list_actors, prefix, namespace)
+
+    def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
+        """As `fray.Cluster.actor_status`."""
+        return self._portal.call(self._native.actor_status, _plain_actor(actor), namespace)
+
+    def delete_actor(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> None:
+        """As `fray.Cluster.delete_actor`."""
+        self._portal.call(self._native.delete_actor, _plain_actor(actor), namespace)
+
+    def __repr__(self) -> str:
+        return repr(self._native)
+
+
+def _plain(job: Job | JobId) -> NativeJob | JobId:
+    return job._native if isinstance(job, Job) else job
+
+
+def _plain_all(jobs: Job | JobId | Sequence[Job | JobId]) -> Any:
+    return _plain(jobs) if isinstance(jobs, Job | str) else [_plain(job) for job in jobs]
+
+
+def _plain_actor(actor: ActorHandle | str) -> Any:
+    return actor._native if isinstance(actor, ActorHandle) else actor
+
+
+# Which cluster -------------------------------------------------------------------------------------------------------
+
+_opened: list[Cluster] = []
+"""Clusters of this process, in the order in which they were opened."""
+_opening = threading.RLock()
+
+
+def _forget(cluster: Cluster) -> None:
+    with _opening:
+        if cluster in _opened:
+            _opened.remove(cluster)
+
+
+def cluster_of(runtime: Any) -> Cluster:
+    """The `Cluster` of a runtime, made when first asked for."""
+    cluster = runtime.extras.get("blocking cluster")
+    if cluster is None:
+        portal = portal_of(runtime)
+        cluster = runtime.extras.setdefault("blocking cluster", Cluster(portal, native.cluster_of(runtime)))
+    assert isinstance(cluster, Cluster)
+    return cluster
+
+
+def open_cluster(
+    spec: str | None = None, *, namespace: Namespace | None = None, token: str | None = None, logs: bool = True
+) -> Cluster:
+    """Connect to a cluster, or make one: ``with open_cluster() as cluster``; without ``with``, `Cluster.close` or the
+    interpreter's exit ends it. Everything of it runs in one thread of this process, shared by all clusters.
+
+    Args:
+        spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4`` or ``fray://host:port``. Default: ``FRAY_CLUSTER_SPEC``,
+            else ``local``; inside a job, the job's own cluster.
+        namespace: names are unique within it. Default: a new one of its own.
+        token: for ``fray://``; default ``FRAY_TOKEN``.
+        logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
+
+    Raises:
+        UnknownClusterSpec: the spec names nothing.
+        Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
+        FrayError: this is async code: there it is `fray.open_cluster`.
+    """
+    runtime = job_runtime()
+    if spec is None and runtime is not None and runtime.job_id is not None:
+        return cluster_of(runtime)
+    held = Held(own_portal(), native.open_cluster(spec, namespace=namespace, token=token, logs=logs))
+    cluster = held.enter()
+    opened = Cluster(portal_of(cluster._runtime), cluster, held)
+    cluster._runtime.extras["blocking cluster"] = opened
+    with _opening:
+        _opened.append(opened)
+    return opened
+
+
+def current_cluster() -> Cluster:
+    """The cluster of the running code: in a job its own; in a driver the one it opened last; else one that is opened
+    now, by ``FRAY_CLUSTER_SPEC`` (default ``local``), and ends with the interpreter. Raises as `open_cluster`.
+    """
+    runtime = job_runtime()
+    if runtime is not None:
+        return cluster_of(runtime)
+    with _opening:
+        living = [cluster for cluster in _opened if cluster._held is not None and not cluster._held.over]
+        return living[-1] if living else open_cluster()
