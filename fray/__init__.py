@@ -3,7 +3,7 @@
 import logging
 
 from fray.actor_self import CurrentActor, current_actor
-from fray.actors import ActorContext, ActorHandle, ActorServer
+from fray.actors import ActorContext, ActorHandle, ActorServer, metrics_of
 from fray.cluster import Cluster, current_cluster, open_cluster
 from fray.errors import (
     ActorDied,
@@ -32,11 +32,13 @@ from fray.errors import (
 from fray.futures import Future, as_completed, wait_any
 from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
 from fray.pools import WorkerInfo, WorkerPool
 from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+from fray.runtime.methods import method
 from fray.scopes import Scope
 
 logging.getLogger("fray").addHandler(logging.NullHandler())
@@ -51,6 +53,7 @@ __all__ = [
     "ActorFailed",
     "ActorHandle",
     "ActorInfo",
+    "ActorMetrics",
     "ActorPool",
     "ActorServer",
     "ActorStatus",
@@ -97,6 +100,8 @@ __all__ = [
     "as_completed",
     "current_actor",
     "current_cluster",
+    "method",
+    "metrics_of",
     "open_cluster",
     "wait_any",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -10,6 +11,7 @@ from attrs import evolve, frozen
 
 from fray.errors import FrayError, NoSuchMethod
 from fray.model.ids import ActorId, JobId, Namespace, check_name, mint
+from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.runtime.call_stream import CallStream
 from fray.runtime.caller import DEFAULT_OPTIONS, Caller, CallOptions
@@ -128,6 +130,26 @@ def actor_id_of(handle: ActorHandle) -> ActorId:
     return handle._actor_id
 
 
+async def metrics_of(actor: ActorHandle | ActorEndpoint) -> ActorMetrics:
+    """What an actor has counted since its incarnation began: calls, errors, what is running and queued, latencies.
+
+    The actor's process answers beside its methods, also while one keeps its thread busy. Waits for an actor that is
+    not up yet.
+
+    Args:
+        actor: a handle, or one of `ActorPool.endpoints`.
+
+    Raises:
+        ActorDied, MachineLost: it is gone for good.
+    """
+    if isinstance(actor, ActorHandle):
+        caller, route = actor._way()
+    else:
+        caller = current().caller
+        route = caller.route_to(actor)
+    return await caller.metrics(route)
+
+
 def methods_of(cls: type) -> tuple[str, ...] | None:
     """Names a handle offers, or None when the class makes attributes up and only the actor itself can tell."""
     return None if any("__getattr__" in vars(base) for base in cls.__mro__) else tuple(public_names(cls))
@@ -212,18 +234,33 @@ class ActorServer:
         if self._address is None:
             self._address = await self._runtime.host.listen_tcp(self._host, self._port)
 
-    async def register(self, name: str, actor: Any, metadata: dict[str, str] | None = None) -> ActorId:
+    async def register(
+        self,
+        name: str,
+        actor: Any,
+        metadata: dict[str, str] | None = None,
+        *,
+        max_concurrency: int | None = None,
+        concurrency_groups: Mapping[str, int] | None = None,
+    ) -> ActorId:
         """Serve ``actor`` under ``name``; returns its unique id.
 
+        Args:
+            max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
+            concurrency_groups: name to limit; a method says its group with `fray.method`.
+
         Raises:
-            InvalidRequest: the name has blanks or other forbidden characters.
+            InvalidRequest: the name has blanks or other forbidden characters, a limit is below 1, or a method names a
+                group that has none.
             ConnectionFailed: the conversation with the controller has ended.
         """
         check_name(name, "an actor")
         await self._listen()
         host = self._runtime.host
         actor_id = f"{name}-{mint(self._runtime.rng)}"
-        number = host.register(actor, name, actor_id=actor_id)
+        number = host.register(
+            actor, name, actor_id=actor_id, max_concurrency=max_concurrency, concurrency_groups=concurrency_groups
+        )
         endpoint = ActorEndpoint(
             actor_id=actor_id,
             name=name,

@@ -19,6 +19,7 @@ from fray.runtime.attempt import check_blob
 from fray.runtime.context import Runtime
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
+from fray.runtime.methods import check_concurrency
 
 CLEANUP_MARGIN_S = 1.0
 """How long an actor with a cleanup hook has, beyond the hook's own time, before it gets SIGTERM."""
@@ -61,8 +62,10 @@ def build_actor_spec(
     """The job that hosts one actor. ``request`` gives name, resources and retries."""
     if not isinstance(cls, type):
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
+    config = config or ActorConfig()
+    check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
-    spec, config = _spec(request, runtime, EntryKind.ACTOR, content), config or ActorConfig()
+    spec = _spec(request, runtime, EntryKind.ACTOR, content)
     is_root = request.detached and runtime.namespace.startswith(ANONYMOUS)
     namespace = request.name if is_root else runtime.namespace
     ladder = spec.ladder

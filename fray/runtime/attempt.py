@@ -183,11 +183,14 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
             if carries_cancellation(error):
                 raise
             return failed(error)
+        if isinstance(thread, Executor) and life.context is not None:
+            life.context.run(thread.grow, config.max_concurrency or 1)
         number = runtime.host.register(
             instance,
             spec.name,
             actor_id=job_id,
             max_concurrency=config.max_concurrency,
+            concurrency_groups=config.concurrency_groups,
             executor=thread,
             life=life,
         )

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from fray.errors import ChannelClosed, FrayError
 from fray.model.ids import SessionId
-from fray.model.messages.calls import Bind, Bound
+from fray.model.messages.calls import ActorMetrics, AskMetrics, Bind, Bound
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import check_size
 from fray.net.transport import Network
@@ -209,6 +209,13 @@ class Caller:
         if route.is_full:
             await route.wait_room()
         return await self.start(route, method, args, kwargs, options).wait()
+
+    async def metrics(self, route: Route) -> ActorMetrics:
+        """Ask the actor's process what it has counted. Raises: why the actor cannot be asked, as for a call."""
+        binding = await route.wait_bound()
+        answer = await binding.peer.request(AskMetrics(number=binding.target))
+        assert isinstance(answer, ActorMetrics)
+        return answer
 
     async def bind(
         self, addresses: Sequence[str], name: str, *, key: str = "", timeout_s: float | None = None

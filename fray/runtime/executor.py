@@ -98,6 +98,10 @@ class Executor:
             name = self.name if threads == 1 else f"{self.name}-{number}"
             threading.Thread(target=copy_context().run, args=(self._serve,), name=name, daemon=True).start()
 
+    def grow(self, threads: int) -> None:
+        """Begin as many threads as are missing to so many."""
+        self.start(max(0, threads - self._threads))
+
     def submit(self, job: Job) -> None:
         self._submitted.append(job)
 

@@ -13,7 +13,7 @@ import trio
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
 from fray.model.ids import SessionId
-from fray.model.messages.calls import Bind, Bound
+from fray.model.messages.calls import AskMetrics, Bind, Bound
 from fray.net.channel import Channel
 from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime import payload
@@ -228,17 +228,27 @@ class Guest:
     def _request(self, ref: int, body: Bytes) -> None:
         assert self.channel is not None
         message, _ = decode_message(body)
-        if not isinstance(message, Bind):
-            self.channel.fail(ref, ProtocolMismatch(f"a host does not understand {type(message).__name__}"))
-            return
-        actor = self.host.find(message.name)
+        try:
+            self.channel.reply(ref, self._reply(message))
+        except FrayError as error:
+            self.channel.fail(ref, error)
+
+    def _reply(self, message: object) -> object:
+        if isinstance(message, Bind):
+            return self._bound(message.name)
+        if isinstance(message, AskMetrics):
+            asked = self.host.actors.get(message.number)
+            if asked is None:
+                raise no_such_actor(message.number)
+            return asked.metrics()
+        raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
+
+    def _bound(self, name: str) -> Bound:
+        actor = self.host.find(name)
         if actor is None:
             known = ", ".join(sorted({each.name for each in self.host.actors.values()})) or "none"
-            text = f"no actor named {message.name!r} is served here; there are: {known}"
-            self.channel.fail(ref, NoSuchActor(text, name=message.name))
-            return
-        bound = Bound(number=actor.number, actor_id=actor.actor_id, incarnation=self.host.incarnation)
-        self.channel.reply(ref, bound)
+            raise NoSuchActor(f"no actor named {name!r} is served here; there are: {known}", name=name)
+        return Bound(number=actor.number, actor_id=actor.actor_id, incarnation=self.host.incarnation)
 
 
 class Seat:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import Context
 from functools import partial
 from itertools import count
 from typing import Any
@@ -23,9 +24,11 @@ from fray.runtime.current import current_actor
 from fray.runtime.executor import Executor, InlineExecutor, Runner
 from fray.runtime.guest import Guest
 from fray.runtime.host_call import HostCall
-from fray.runtime.hosted import Hosted, LoopActor, ThreadActor
+from fray.runtime.hosted import Hosted
 from fray.runtime.life import Life, life_var
-from fray.runtime.methods import has_async_methods
+from fray.runtime.loop_actor import LoopActor
+from fray.runtime.methods import NO_GROUP, check_concurrency, has_async_methods
+from fray.runtime.thread_actor import ThreadActor
 
 __all__ = ["Executor", "Host", "HostCall", "InlineExecutor", "Runner", "current_actor", "has_async_methods"]
 
@@ -189,6 +192,7 @@ class Host:
         *,
         actor_id: ActorId | None = None,
         max_concurrency: int | None = None,
+        concurrency_groups: Mapping[str, int] | None = None,
         executor: Runner | None = None,
         life: Life | None = None,
     ) -> int:
@@ -197,15 +201,22 @@ class Host:
         Args:
             actor_id: default: the name and the number.
             max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
-            executor: thread of an all-sync class; the host neither starts nor stops it. Default: one of its own.
+            concurrency_groups: limits of the groups that methods name with `fray.method`, apart from the others.
+            executor: what runs the calls of an all-sync class that are of no group, with as many threads as they
+                need; the host neither starts nor stops it. Default: one of its own.
             life: whose life this is. Default: that of an object whose end is its owner's business.
+
+        Raises:
+            InvalidRequest: a limit is below 1, or a method names a group that has none.
         """
+        groups = concurrency_groups or {}
+        check_concurrency(type(instance), max_concurrency, groups)
         number = next(self._numbers)
         actor_id = actor_id or f"{name}#{number}"
         life = life or Life(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
         token = life_var.set(life)  # what runs in the actor inherits it
         try:
-            actor = self._make_hosted(instance, name, actor_id, number, max_concurrency, executor)
+            actor = self._make_hosted(instance, name, actor_id, number, max_concurrency, groups, executor, life.context)
         finally:
             life_var.reset(token)
         actor.life = life
@@ -220,25 +231,27 @@ class Host:
         actor_id: ActorId,
         number: int,
         max_concurrency: int | None,
+        groups: Mapping[str, int],
         executor: Runner | None,
+        context: Context | None,
     ) -> Hosted:
+        about = (instance, name, actor_id, number)
         if executor is None and has_async_methods(type(instance)):
             return LoopActor(
-                instance,
-                name,
-                actor_id,
-                number,
+                *about,
                 spawn=self.spawn,
                 max_concurrency=max_concurrency,
+                groups=groups,
+                context=context,
                 clock=self._clock,
             )
-        runner = executor or self.make_runner(name, max_concurrency or 1)
-        actor = ThreadActor(instance, name, actor_id, number, runner=runner)
-        actor.owns_runner = executor is None
-        return actor
+        runners = {group: self.make_runner(f"{name}-{group}", limit) for group, limit in groups.items()}
+        runners[NO_GROUP] = executor or self.make_runner(name, max_concurrency or 1)
+        owned = tuple(runner for runner in runners.values() if runner is not executor)
+        return ThreadActor(*about, runners=runners, owned=owned, context=context, clock=self._clock)
 
     def make_runner(self, name: str, threads: int) -> Runner:
-        """A thread (or several) for an all-sync actor, started; whoever asks stops it."""
+        """Threads for an all-sync actor, started; whoever asks for them stops them."""
         return self._make_runner(f"fray-{name}", threads)
 
     def _context_for(self, call: HostCall) -> Any:
@@ -265,8 +278,8 @@ class Host:
 
     def _drop(self, number: int) -> None:
         actor = self.actors.pop(number, None)
-        if isinstance(actor, ThreadActor) and actor.owns_runner:
-            actor.runner.stop()
+        if actor is not None:
+            actor.stop()
 
     # Callers ---------------------------------------------------------------------------------------------------------
 

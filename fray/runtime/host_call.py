@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fray.runtime.host_stream import HostStream
     from fray.runtime.hosted import Hosted
     from fray.runtime.life import Life
+    from fray.runtime.loop_actor import Lane
 
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 
@@ -36,6 +37,8 @@ class HostCall:
 
     __slots__ = (
         "actor",
+        "arrived",
+        "began",
         "body",
         "cancelled",
         "chain",
@@ -43,6 +46,7 @@ class HostCall:
         "fatal",
         "flags",
         "guest",
+        "lane",
         "method",
         "number",
         "outcome",
@@ -61,6 +65,10 @@ class HostCall:
         self.chain: tuple[str, ...] = ()
         self.cancelled = False
         self.actor: Hosted | None = None
+        self.arrived = 0.0
+        self.began = False
+        """A thread has begun it."""
+        self.lane: Lane | None = None
         self.spec: Method | None = None
         self.scope: trio.CancelScope | None = None
         self.stream: HostStream | None = None
@@ -123,13 +131,6 @@ class HostCall:
         """Answer that it has not been run and will not be."""
         self.guest.answer(self, (_FAULT, NOT_RUN, payload.dump_error(error)))
 
-    def is_late(self) -> bool:
-        """Past its deadline before it began; then it has been answered."""
-        if self.deadline is None or trio.current_time() < self.deadline:
-            return False
-        self.finish(self.raised(self.too_late()))
-        return True
-
     def too_late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self.name}.{self.method}() did not end before its deadline", method=self.method)
 
@@ -139,14 +140,17 @@ class HostCall:
         """On the actor's thread."""
         if self.cancelled:
             return
+        self.began = True
+        assert self.actor is not None
+        self.actor.context.copy().run(self._run)
+
+    def _run(self) -> None:
         try:
             self.outcome = self.returned(self.invoke())
         except BaseException as error:
             self.outcome = self.raised(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
-        finally:
-            current_actor_var.set(None)
 
     def done(self) -> None:
         """In the loop."""

@@ -13,12 +13,11 @@ import trio
 from fray.net.codec import MESSAGE_LIMIT_BYTES
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED_ANSWER, Answer
-from fray.runtime.current import current_actor_var
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
     from fray.runtime.host_call import HostCall
-    from fray.runtime.hosted import ThreadActor
+    from fray.runtime.thread_actor import ThreadActor
 
 _COUNT = struct.Struct("<I")
 SLICE_S = 0.002
@@ -89,6 +88,7 @@ class ThreadStream:
         self._actor = actor
         self._call = call
         self._stream = stream
+        self._context = actor.context.copy()
         self._source: Generator[Any, Any, Any] | None = None
         self._items: list[bytes] = []
         self._allowed = 0
@@ -100,13 +100,17 @@ class ThreadStream:
         if not self._submitted and self._answer is None and (self._stream.credit > 0 or self._call.cancelled):
             self._submitted = True
             self._allowed = self._stream.credit
-            self._actor.runner.submit(self)
-            self._actor.runner.flush()
+            runner = self._actor.runner_of(self._call)
+            runner.submit(self)
+            runner.flush()
 
     # On the thread
 
     def run(self) -> None:
-        current_actor_var.set(self._call)
+        self._call.began = True
+        self._context.run(self._run)
+
+    def _run(self) -> None:
         try:
             if self._call.cancelled:
                 self._close()
@@ -116,8 +120,6 @@ class ThreadStream:
             self._answer = self._call.raised(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
-        finally:
-            current_actor_var.set(None)
 
     def _produce(self) -> bool:
         """False: the generator has ended."""

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -71,8 +71,8 @@ class Life:
     """See above. ``home`` and ``number`` say where a light actor lives: actor id of its host process, number there."""
 
     __slots__ = (
-        *("_event", "_event_lock", "_on_ending", "_told", "_token"),
-        *("actor_id", "cls", "ending", "ends_itself", "group", "home", "incarnation", "index", "name", "number"),
+        *("_event", "_event_lock", "_on_ending", "_told", "_token", "context", "ending", "ends_itself"),
+        *("actor_id", "cls", "group", "home", "incarnation", "index", "name", "number"),
     )
 
     def __init__(
@@ -98,6 +98,8 @@ class Life:
         self.number = number
         self.ends_itself = ends_itself
         """False: its end is the business of whoever serves it (`ActorServer`)."""
+        self.context: Context | None = None
+        """The context variables that the constructor left; each call sees a copy of them."""
         self.ending: Ending | None = None
         """Set once the actor has asked for its end."""
         self._on_ending: Callable[[], object] | None = None
@@ -221,7 +223,9 @@ async def construct(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any], r
     def make() -> Any:
         token = life_var.set(life)
         try:
-            return life.cls(*args, **kwargs)
+            instance = life.cls(*args, **kwargs)
+            life.context = copy_context()
+            return instance
         finally:
             life_var.reset(token)
 

@@ -1,16 +1,62 @@
-"""What of an object may be called from outside, and how."""
+"""What of an object may be called from outside, and how; `fray.method` says more about a method."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
-from fray.errors import NoSuchMethod
+from fray.errors import InvalidRequest, NoSuchMethod
+
+F = TypeVar("F", bound=Callable[..., Any])
+_GROUP = "__fray_concurrency_group__"
+NO_GROUP = ""
+"""The group of the methods that name none; its limit is ``max_concurrency``."""
+
+
+def method(*, concurrency_group: str) -> Callable[[F], F]:
+    """Decorator of a method of an actor class.
+
+    Args:
+        concurrency_group: its calls share the limit of this group (`ActorConfig.concurrency_groups`), apart from
+            all others; in an all-sync class they share threads of their own.
+
+    Raises:
+        InvalidRequest: the name is empty.
+    """
+    if not isinstance(concurrency_group, str) or not concurrency_group:
+        raise InvalidRequest(f"a concurrency group has a name, such as 'io', not {concurrency_group!r}")
+
+    def mark(function: F) -> F:
+        setattr(_unwrap(function), _GROUP, concurrency_group)
+        return function
+
+    return mark
+
+
+def check_concurrency(cls: type, max_concurrency: int | None, groups: Mapping[str, int]) -> None:
+    """Raises: InvalidRequest, when a limit is no number of calls or a method names a group that has no limit."""
+    for name, limit in {"max_concurrency": max_concurrency or 1, **groups}.items():
+        if not isinstance(limit, int) or limit < 1:
+            raise InvalidRequest(f"{cls.__name__}: the limit of {name!r} must be 1 or more calls, not {limit!r}")
+    if max_concurrency is not None and max_concurrency < 1:
+        raise InvalidRequest(f"{cls.__name__}: max_concurrency must be 1 or more calls, not {max_concurrency!r}")
+    for name in public_names(cls):
+        group = group_of(_static(cls, name))
+        if group and group not in groups:
+            raise InvalidRequest(
+                f"{cls.__name__}.{name}() is of the concurrency group {group!r}, which has no limit; known groups: "
+                f"{', '.join(groups) or 'none'}. Give it one: concurrency_groups={{{group!r}: 4}}"
+            )
+
+
+def group_of(function: Any) -> str:
+    """The concurrency group that a method names, or `NO_GROUP`."""
+    return str(getattr(function, _GROUP, NO_GROUP))
 
 
 class Style(Enum):
@@ -32,6 +78,8 @@ class Method:
     """Its first parameter is named ``ctx`` or annotated ``ActorContext``: it gets the context in front."""
     streams: bool = False
     """It is a generator of either kind."""
+    group: str = NO_GROUP
+    """Whose limit its calls share."""
 
 
 def has_async_methods(cls: type) -> bool:
@@ -56,7 +104,7 @@ def find_method(instance: Any, name: str) -> Method:
     function = getattr(instance, name)
     style = _style(function)
     streams = style in (Style.GENERATOR, Style.ASYNC_GENERATOR)
-    return Method(name, function, style, _wants_context(function), streams)
+    return Method(name, function, style, _wants_context(function), streams, group_of(raw))
 
 
 def public_names(cls: type) -> list[str]:

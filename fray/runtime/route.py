@@ -113,6 +113,17 @@ class Route:
         while self.is_full and self.binding is not None:
             await self.binding.peer.wait_room()
 
+    async def wait_bound(self) -> Binding:
+        """Wait for an incarnation. Raises: why there will never be one."""
+        while self.binding is None:
+            if self.end is not None:
+                raise self.end.undelivered(self.label)
+            if self.endpoint is not None and self._is_new(self.endpoint):
+                self._bind(self.endpoint)
+            else:
+                await self.word.wait()
+        return self.binding
+
     def cancel(self, call: CallFuture) -> None:
         if call.binding is not None:
             call.binding.peer.cancel(call)

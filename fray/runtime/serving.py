@@ -13,9 +13,10 @@ from fray.errors import ActorDied
 from fray.model.specs import ActorConfig
 from fray.runtime.executor import Runner
 from fray.runtime.host import Host
-from fray.runtime.hosted import Hosted, ThreadActor
+from fray.runtime.hosted import Hosted
 from fray.runtime.life import CLEANUP, Ending, Life, clean_up
 from fray.runtime.services import open_services
+from fray.runtime.thread_actor import ThreadActor
 
 
 async def serve_to_end(host: Host, number: int, life: Life, config: ActorConfig) -> Ending:

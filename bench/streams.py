@@ -1,0 +1,122 @@
+"""Streams between two processes, in items a second: ``python -m bench.streams``.
+
+One generator of each kind, and a conversation (`open`) in which every item sent comes back. Target: 50,000 small items
+a second out of a generator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import evolve
+
+from bench.calls import endpoint
+from bench.measure import Probe, by_the_lot, report, take_turns
+from fray.model.messages.client import ActorEndpoint
+from fray.net.codec import from_json, to_json
+from fray.net.websocket import WebSocketNetwork
+from fray.runtime.caller import Caller, Route
+from fray.runtime.host import Host
+
+ITEMS = 5_000
+
+
+class OnThread:
+    """All sync: a thread of its own."""
+
+    def count(self, n: int) -> Iterator[int]:
+        yield from range(n)
+
+
+class InLoop(OnThread):
+    """Has an async method: everything runs in the loop."""
+
+    async def count_async(self, n: int) -> AsyncIterator[int]:
+        for number in range(n):
+            yield number
+
+
+# The serving process -------------------------------------------------------------------------------------------------
+
+
+async def serve(directory: str) -> None:
+    """Both actors; their endpoints go out as one line of JSON. Ends with its standard input."""
+    async with trio.open_nursery() as nursery:
+        host = Host(WebSocketNetwork(), incarnation="bench", rng=random.SystemRandom(), directory=lambda: directory)
+        await nursery.start(host.run)
+        await host.listen()
+        numbers = {"loop": host.register(InLoop(), "loop"), "thread": host.register(OnThread(), "thread")}
+        ends = {name: evolve(endpoint(host, number), addresses=host.addresses) for name, number in numbers.items()}
+        print(json.dumps({name: to_json(end) for name, end in ends.items()}), flush=True)
+        await trio.lowlevel.wait_readable(sys.stdin)
+        nursery.cancel_scope.cancel()
+
+
+# The measuring process -----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def other_process() -> AsyncIterator[dict[str, ActorEndpoint]]:
+    with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
+        command = [sys.executable, "-m", "bench.streams", "--serve", directory]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: ASYNC220 - brief
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            said: dict[str, Any] = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
+            yield {name: from_json(ActorEndpoint, text) for name, text in said.items()}
+        finally:
+            process.stdin.close()
+            process.wait(10)
+
+
+def probe_stream(caller: Caller, route: Route, method: str) -> Probe:
+    async def lot() -> int:
+        async with caller.stream(route, method, (ITEMS,)) as items:
+            async for _ in items:
+                pass
+        return ITEMS
+
+    return lambda seconds: by_the_lot(lot, seconds)
+
+
+async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
+    async with other_process() as ends, trio.open_nursery() as nursery:
+        caller = Caller(WebSocketNetwork(), None, session="bench", rng=random.SystemRandom())
+        nursery.start_soon(caller.run)
+        loop, thread = caller.route_to(ends["loop"]), caller.route_to(ends["thread"])
+        probes = {
+            "generator in the loop": probe_stream(caller, loop, "count"),
+            "async generator": probe_stream(caller, loop, "count_async"),
+            "generator on a thread": probe_stream(caller, thread, "count"),
+        }
+        results = await take_turns(probes, rounds, seconds / rounds / len(probes))
+        report("Streams", results, {}, json_file)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.streams", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of measuring, all probes together (default 12)")
+    parser.add_argument("--rounds", type=int, default=3, help="in which the probes take turns (default 3)")
+    parser.add_argument("--serve", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        trio.run(serve, options.serve)
+    else:
+        trio.run(measure, options.seconds, options.rounds, options.json)
+
+
+if __name__ == "__main__":
+    main()

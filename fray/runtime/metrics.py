@@ -1,0 +1,38 @@
+"""What an actor counts of its calls: a few additions a call, read only when somebody asks."""
+
+from __future__ import annotations
+
+from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
+
+_BUCKETS = 64
+
+
+class Counters:
+    """Of one hosted actor since it began. The hot path adds to these fields itself."""
+
+    __slots__ = ("buckets", "cancelled", "errors", "unrun")
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self.cancelled = 0
+        self.unrun = 0
+        """Answered without having been run."""
+        self.buckets = [0] * _BUCKETS
+        """Ended calls by the time from arrival to end: see `ActorMetrics.latency_buckets`."""
+
+    def seen(self, *, running: int, queued: int) -> ActorMetrics:
+        buckets = self.buckets
+        last = max((index for index, count in enumerate(buckets) if count), default=-1)
+        return ActorMetrics(
+            calls=sum(buckets) + self.unrun,
+            errors=self.errors,
+            cancelled=self.cancelled,
+            running=running,
+            queued=queued,
+            latency_buckets=tuple(buckets[: last + 1]),
+        )
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket of a latency; `fray.runtime.hosted` writes this expression out."""
+    return int(seconds * LATENCY_STEPS_PER_S).bit_length()
