@@ -36,7 +36,7 @@ from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
-from fray.pools import WorkerInfo, WorkerPool
+from fray.pools import PoolStats, WorkerInfo, WorkerPool
 from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.runtime.methods import method
 from fray.scopes import Scope
@@ -86,6 +86,7 @@ __all__ = [
     "NoSuchMethod",
     "NotPicklable",
     "OutcomeUnknown",
+    "PoolStats",
     "RemoteError",
     "Resolver",
     "ResourceConfig",

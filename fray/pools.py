@@ -1,66 +1,47 @@
 """WorkerPool: stateless workers that run any callable, each task on whichever worker is free.
 
-The law: a task is queued, then on one worker, then done. A task whose worker died goes back to the front of the queue
-and to another worker, at most ``max_retries`` times; a task that raised is done.
+Who gets which task is the law of `fray.runtime.tasks`; `fray.runtime.crew` obeys it. Here are the workers' jobs and
+what a user says and sees.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import trio
-from attrs import define, field, frozen
+from attrs import evolve, frozen
 
-from fray.actors import ActorHandle
-from fray.errors import ActorDied, ChannelClosed, DeadlineExceeded, FrayError, InvalidRequest
+from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, InvalidRequest
 from fray.futures import Future
 from fray.jobs import build_actor_spec, error_of
 from fray.model.ids import JobId, check_name, mint
+from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.resources import ResourceConfig
-from fray.model.specs import EnvironmentConfig, JobRequest, JobState
+from fray.model.specs import EnvironmentConfig, JobRequest
 from fray.runtime import payload
 from fray.runtime.attempt import is_async
 from fray.runtime.context import Runtime
+from fray.runtime.crew import Crew, Function, Lane, Task
 from fray.runtime.family import Kind, Supervision
 from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope, open_service_scope
+from fray.runtime.task_worker import PIECE_LIMIT_BYTES, TaskWorker
+from fray.task_pool import TaskOptions, TaskPool
 
 if TYPE_CHECKING:
     from fray.cluster import Cluster
 
-IN_FLIGHT_PER_WORKER = 2
-"""One task runs while the next is already there, so that no worker waits for the wire."""
-
-
-class _Worker:
-    """The actor in each worker process. One task at a time: the next is only already there."""
-
-    def __init__(self) -> None:
-        self._turn = trio.Lock()
-
-    async def run(self, task: bytes) -> bytes:
-        """Open and run one task; the result travels closed, so that only the submitter opens it."""
-        async with self._turn:
-            return await self._run(task)
-
-    async def _run(self, task: bytes) -> bytes:
-        fn, args, kwargs = payload.loads(task)
-        if is_async(fn):
-            value = await fn(*args, **kwargs)
-        else:
-            value = await trio.to_thread.run_sync(lambda: fn(*args, **kwargs), abandon_on_cancel=True)
-        return payload.dumps(value, f"the result of {getattr(fn, '__name__', fn)!r}")
-
-
-@define(eq=False)
-class _Task:
-    content: bytes
-    future: Future
-    retries_left: int
-    excluded: set[JobId] = field(factory=set)
+TASKS_LIMIT = 1_000_000
+"""Tasks one pool holds that have not ended."""
+BYTES_LIMIT = 2 * 1024**3
+"""Arguments one pool holds of them."""
+FUNCTIONS_KEPT = 1_000
+LOOK_AGAIN_S = 5.0
+"""After a worker that the registry still knows has failed to answer."""
 
 
 @frozen
@@ -72,51 +53,64 @@ class WorkerInfo:
     pid: int | None
     busy: bool
     running: int
-    """Tasks it has been given and not answered."""
+    """Tasks it has been given and not answered: one runs, the others are there ahead."""
     done: int
 
 
+@frozen
+class PoolStats:
+    """What a pool has done so far; see `WorkerPool.stats`."""
+
+    queued: int
+    """Tasks that no worker has yet."""
+    running: int
+    """Tasks that workers have: one each runs, the others are there ahead."""
+    done: int
+    failed: int
+    cancelled: int
+    retried: int
+    """How many times a task was given to another worker because its own died, or as ``retry_exceptions`` says."""
+    workers: tuple[WorkerInfo, ...]
+
+    @property
+    def submitted(self) -> int:
+        """Tasks the pool was ever given."""
+        return self.queued + self.running + self.done + self.failed + self.cancelled
+
+
 class _Slot:
-    """One worker: its job, its handle, and what it has to do."""
+    """One worker: its job, and the lane to the incarnation that lives."""
 
-    def __init__(self, record: JobRecord, handle: ActorHandle) -> None:
-        self.record, self.handle = record, handle
-        self.running: list[_Task] = []
-        self.done = 0
-        self._dead = ""
-        """The attempt on which a call died: the controller may still call it running."""
-
-    @property
-    def job_id(self) -> JobId:
-        return self.record.info.job_id
-
-    @property
-    def attempt(self) -> str:
-        attempts = self.record.info.attempts
-        return attempts[-1].attempt_id if attempts else ""
+    def __init__(self, job_id: JobId, record: JobRecord) -> None:
+        self.job_id, self.record = job_id, record
+        self.lane: Lane | None = None
+        self.endpoint: ActorEndpoint | None = None
+        """Of the incarnation that is registered."""
 
     @property
     def up(self) -> bool:
-        return self.record.info.state is JobState.RUNNING and self.attempt != self._dead
+        return self.lane is not None and not self.lane.is_down
 
-    def died(self, attempt: str) -> None:
-        self._dead = attempt
-
-    def info(self) -> WorkerInfo:
+    def info(self, crew: Crew) -> WorkerInfo:
         attempts = self.record.info.attempts
         last = attempts[-1] if attempts else None
+        hand = crew.board.hands.get(self.job_id)
+        held = len(hand.given) if hand is not None else 0
         return WorkerInfo(
             job_id=self.job_id,
             node=last.node if last else "",
             pid=last.pid if last else None,
-            busy=bool(self.running),
-            running=len(self.running),
-            done=self.done,
+            busy=held > 0,
+            running=held,
+            done=crew.counts.by_worker.get(self.job_id, 0),
         )
 
 
-class WorkerPool:
+class WorkerPool(TaskPool):
     """Workers for tasks that keep no state; use as ``async with WorkerPool(...) as pool``.
+
+    Each worker runs one task at a time: a sync one on its thread, an async one in its loop. Leaving the ``async with``
+    waits for all tasks and ends the workers; an error or a cancellation ends them at once.
 
     Args:
         cluster: where the workers run.
@@ -126,6 +120,8 @@ class WorkerPool:
         name_prefix: default ``worker``.
         max_retries: how many times one task may be repeated because its worker died. Default 3.
         max_restarts: how many times each worker is started anew after a failure. Default 10.
+        kill_after_s: how long a sync task that was cancelled, or overran its ``timeout_s``, may keep its worker; then
+            the process is ended and started anew. Default: for ever, and the worker runs nothing else meanwhile.
 
     Raises:
         InvalidRequest: fewer than one worker, or a name with blanks.
@@ -141,25 +137,28 @@ class WorkerPool:
         *,
         max_retries: int = 3,
         max_restarts: int = 10,
+        kill_after_s: float | None = None,
     ) -> None:
         if not isinstance(num_workers, int) or num_workers < 1:
             raise InvalidRequest(f"num_workers={num_workers!r} must be a whole number, 1 or more")
+        if max_retries < 0:
+            raise InvalidRequest(f"max_retries={max_retries!r} must be 0 or more")
         check_name(name_prefix, "a worker")
+        super().__init__(self, TaskOptions(max_retries=max_retries))
         self._runtime: Runtime = cluster._runtime
-        self._num_workers = num_workers
+        self.num_workers = num_workers
+        self._kill_after_s = kill_after_s
         self._request = JobRequest(
             name=name_prefix,
             resources=resources or ResourceConfig(),
             environment=environment,
             max_retries_failure=max_restarts,
         )
-        self._max_retries = max_retries
-        self._queue: deque[_Task] = deque()
+        self._crew = Crew(self._runtime.caller, name_prefix)
         self._slots: list[_Slot] = []
-        self._wake = trio.Event()
+        self._functions: dict[tuple[bytes, bool], Function] = {}
+        self._function_numbers = count(1)
         self._open = False
-        self._unfinished = 0
-        self._retried = 0
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -168,8 +167,10 @@ class WorkerPool:
         self._children = await self._manager.__aenter__()
         try:
             self._open = True
+            self._children.start_soon(self._crew.run)
             await self._launch(self._children)
         except BaseException as error:
+            self._close()
             if not await self._manager.__aexit__(type(error), error, error.__traceback__):
                 raise
         return self
@@ -192,169 +193,171 @@ class WorkerPool:
         self._children.end_actors()
 
     async def _launch(self, children: ChildScope) -> None:
+        """All workers in one request, or none."""
         token = mint(self._runtime.rng, 6)
-        for index in range(self._num_workers):
-            request = JobRequest(
-                name=f"{self._request.name}-{token}-{index}",
-                resources=self._request.resources,
-                environment=self._request.environment,
-                max_retries_failure=self._request.max_retries_failure,
-            )
-            spec, content = build_actor_spec(request, self._runtime, _Worker, (), {})
-            (record,) = await children.launch([spec], [content], Kind.ACTOR, Supervision.ABSORB, error_of)
-            slot = _Slot(record, ActorHandle(spec.job_id, request.name, None, self._runtime))
+        names = [f"{self._request.name}-{token}-{index}" for index in range(self.num_workers)]
+        built = [
+            build_actor_spec(evolve(self._request, name=name), self._runtime, TaskWorker, (self._kill_after_s,), {})
+            for name in names
+        ]
+        for spec, _ in built:
+            self._crew.board.expect(spec.job_id)
+        specs, payloads = [spec for spec, _ in built], [content for _, content in built]
+        records = await children.launch(specs, payloads, Kind.ACTOR, Supervision.ABSORB, error_of)
+        for spec, record in zip(specs, records, strict=True):
+            slot = _Slot(spec.job_id, record)
             self._slots.append(slot)
-            for _ in range(IN_FLIGHT_PER_WORKER):
-                children.start_soon(self._serve, slot)
-            children.start_soon(self._mourn, slot)
+            children.start_soon(self._follow, slot)
 
     async def _drained(self) -> None:
         self._open = False
-        while self._unfinished:
-            await self._event()
+        while self._crew.unfinished:
+            await self._crew.changed.wait()
 
     def _close(self) -> None:
         self._open = False
-        for task in self._queue:
-            task.future.fail(ChannelClosed("the worker pool was shut down before this task ran", reason="shutdown"))
-        self._queue.clear()
-        self._notify()
+        self._crew.end(ChannelClosed("the worker pool was shut down before this task was done", reason="shutdown"))
+
+    def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
+        """Run a task as long as the pool is open."""
+        self._children.start_soon(task, *args)
 
     # Tasks -----------------------------------------------------------------------------------------------------------
 
-    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
-        """Queue ``fn(*args, **kwargs)`` (sync, or async) and return a future at once; ``await`` it for the result.
-
-        Raises:
-            InvalidRequest: the pool is not open (not entered, or shut down), or ``fn`` is not callable.
-            NotPicklable, MessageTooLarge: it cannot travel.
-        """
+    def _check_open(self) -> None:
         if not self._open:
             raise InvalidRequest("this WorkerPool takes no tasks: enter it with `async with`; submit before its end")
+
+    def pickled(self, fn: Callable[..., Any]) -> Function:
+        """The function as it is now, pickled; equal ones are sent to each worker once."""
+        self._check_open()
         if not callable(fn):
             raise InvalidRequest(f"submit needs a callable, not {fn!r}")
-        content = payload.dumps((fn, args, kwargs), f"task {getattr(fn, '__name__', fn)!r}")
-        future = Future(f"task {getattr(fn, '__name__', fn)!r}")
-        self._queue.append(_Task(content, future, self._max_retries))
-        self._unfinished += 1
-        future.add_done_callback(self._finished)
-        self._notify()
+        name = getattr(fn, "__name__", None) or type(fn).__name__
+        data = payload.dumps(fn, f"task {name!r}")
+        key = (data, is_async(fn))
+        function = self._functions.get(key)
+        if function is None:
+            self._check_size(len(data), f"the function of task {name!r}")
+            if len(self._functions) >= FUNCTIONS_KEPT:
+                self._functions.clear()
+            function = self._functions[key] = Function(next(self._function_numbers), data, name, key[1])
+        return function
+
+    def add(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future:
+        self._check_open()
+        crew = self._crew
+        content = payload.dumps_call(function.name, args, kwargs)
+        size = len(content)
+        if size > 100_000:
+            self._check_size(size, f"the arguments of task {function.name!r}")
+        if crew.unfinished >= TASKS_LIMIT or crew.held_bytes > BYTES_LIMIT:
+            raise ChannelFull(
+                f"the pool holds {crew.unfinished} tasks with {crew.held_bytes} bytes of arguments: await some before "
+                "submitting more, or use imap"
+            )
+        future = Future(function.what)
+        task = Task(
+            crew.next_number(),
+            size,
+            options.max_retries,
+            function,
+            content,
+            bool(kwargs),
+            future,
+            options.timeout_s,
+            options.retry_exceptions,
+        )
+        future.on_cancel = partial(crew.cancel, task)
+        crew.add(task)
         return future
 
-    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Future]:
-        """`submit` for each item; futures in the order of the items."""
-        return [self.submit(fn, item) for item in items]
-
-    def _finished(self, future: Future) -> None:
-        self._unfinished -= 1
-        self._notify()
+    def _check_size(self, size: int, what: str) -> None:
+        if size > PIECE_LIMIT_BYTES:
+            raise payload.too_large(what, size, PIECE_LIMIT_BYTES)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Workers running now."""
+        """Workers that take tasks now."""
         return sum(slot.up for slot in self._slots)
 
     @property
     def retried(self) -> int:
         """How many times a task was given to another worker because its own died."""
-        return self._retried
+        return self._crew.counts.retried
 
     def workers(self) -> list[WorkerInfo]:
         """A snapshot of the workers."""
-        return [slot.info() for slot in self._slots]
+        return [slot.info(self._crew) for slot in self._slots]
+
+    def stats(self) -> PoolStats:
+        """What the pool has done so far."""
+        counts, board = self._crew.counts, self._crew.board
+        return PoolStats(
+            queued=len(board),
+            running=sum(len(hand.given) for hand in board.hands.values()),
+            done=counts.done,
+            failed=counts.failed,
+            cancelled=counts.cancelled,
+            retried=counts.retried,
+            workers=tuple(self.workers()),
+        )
 
     async def wait_for_workers(self, min_workers: int | None = None, timeout: float = 60.0) -> None:
-        """Wait until ``min_workers`` (default all) run.
+        """Wait until ``min_workers`` (default all) take tasks.
 
         Raises:
             DeadlineExceeded: not within ``timeout`` seconds.
+            FrayError: no worker will ever come, and why.
         """
-        wanted = self._num_workers if min_workers is None else min_workers
+        wanted = self.num_workers if min_workers is None else min_workers
         with trio.move_on_after(timeout):
-            while self.size < wanted:
-                await self._any_change()
+            while self.size < wanted and self._crew.over is None:
+                await self._crew.changed.wait()
+            if self._crew.over is not None:
+                raise self._crew.over
             return
         raise DeadlineExceeded(f"{self.size} of {wanted} workers run after {timeout:g} s")
 
-    async def _any_change(self) -> None:
-        async def one(event: trio.Event, done: trio.CancelScope) -> None:
-            await event.wait()
-            done.cancel()
+    async def _follow(self, slot: _Slot) -> None:
+        """Hold a lane to whichever incarnation of the worker is registered, until its job has ended for good."""
 
-        async with trio.open_nursery() as nursery:
-            for slot in self._slots:
-                nursery.start_soon(one, slot.record.changed, nursery.cancel_scope)
+        def on_names(names: Names, blobs: Sequence[Any]) -> None:
+            slot.endpoint = names.endpoints[-1] if names.endpoints else None
+            self._move(slot)
 
-    def _notify(self) -> None:
-        self._wake.set()
-        self._wake = trio.Event()
-
-    async def _event(self) -> None:
-        await self._wake.wait()
-
-    async def _serve(self, slot: _Slot) -> None:
-        """Take task after task to one worker, until its job has ended for good."""
-        while not slot.record.ended.is_set():
-            if not slot.up:
-                await slot.record.changed.wait()
-                continue
-            task = self._take(slot)
-            if task is None:
-                await self._event()
-                continue
-            slot.running.append(task)
-            try:
-                await self._do(slot, task)
-            finally:
-                slot.running.remove(task)
-                slot.done += 1
-
-    def _take(self, slot: _Slot) -> _Task | None:
-        """The first task this worker may have: not one whose worker it was when it died, unless no other is left.
-
-        A busy worker gets its next task early only while there is enough for everybody.
-        """
-        if slot.running and len(self._queue) <= len(self._slots):
-            return None
-        others = [other for other in self._slots if other is not slot and not other.record.ended.is_set()]
-        for index, task in enumerate(self._queue):
-            if slot.job_id not in task.excluded or not others:
-                del self._queue[index]
-                return task
-        return None
-
-    async def _do(self, slot: _Slot, task: _Task) -> None:
-        attempt = slot.attempt
+        unwatch = self._runtime.link.watch(f"actor:{slot.job_id}", on_names)
         try:
-            answer = await slot.handle.run(task.content)
-        except ActorDied as death:
-            slot.died(attempt)
-            self._again(slot, task, death)
-        except trio.Cancelled:
-            task.future.fail(ChannelClosed("the worker pool was ended before this task was done", reason="shutdown"))
-            raise
-        except Exception as error:  # noqa: BLE001  # what the task raised belongs to its future
-            task.future.fail(error)
-        else:
-            task.future.resolve(lambda: payload.loads(answer))
+            await slot.record.ended.wait()
+        finally:
+            unwatch()
+        slot.endpoint = None
+        if slot.lane is not None:
+            await self._crew.part(slot.lane)
+        self._crew.gone(slot.job_id, error_of(slot.record))
 
-    def _again(self, slot: _Slot, task: _Task, death: FrayError) -> None:
-        if task.retries_left == 0:
-            task.future.fail(death)
+    def _move(self, slot: _Slot) -> None:
+        lane, endpoint = slot.lane, slot.endpoint
+        if lane is not None and not lane.is_down and lane.endpoint == endpoint:
             return
-        task.retries_left -= 1
-        task.excluded.add(slot.job_id)
-        self._retried += 1
-        self._queue.appendleft(task)
-        self._notify()
+        if lane is not None and not lane.over:
+            self._children.start_soon(self._crew.part, lane)
+        slot.lane = None
+        if endpoint is not None:
+            slot.lane = self._crew.join(slot.job_id, endpoint)
+            self._children.start_soon(self._look_again, slot, slot.lane)
 
-    async def _mourn(self, slot: _Slot) -> None:
-        """When the last worker is gone for good, no task may wait for ever."""
-        await slot.record.ended.wait()
-        self._notify()
-        if all(other.record.ended.is_set() for other in self._slots):
-            reason = error_of(slot.record)
-            while self._queue:
-                self._queue.popleft().future.fail(reason)
+    async def _look_again(self, slot: _Slot, lane: Lane) -> None:
+        """A worker that is registered and did not answer may answer again."""
+        await lane.ended.wait()
+        await trio.sleep(LOOK_AGAIN_S)
+        if slot.lane is lane and slot.endpoint == lane.endpoint:
+            self._move(slot)
+
+    def __repr__(self) -> str:
+        stats = self.stats()
+        return (
+            f"<WorkerPool {self._request.name!r}: {self.size} workers, {stats.queued} queued, {stats.running} running>"
+        )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent / "fray"
 
 API = (
     *("cluster", "scopes", "jobs", "reservations", "actors", "actor_self", "groups"),
-    *("resolver", "pools", "futures", "interrupts"),
+    *("resolver", "pools", "futures", "interrupts", "task_pool", "task_stream"),
 )
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -45,7 +45,8 @@ PUT_TOGETHER = ("testing", "local", "cli")
 
 PURE = (
     *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "node/reconcile.py"),
-    *("runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "model/**/*.py", "scheduler/**/*.py"),
+    *("runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
+    *("model/**/*.py", "scheduler/**/*.py"),
 )
 IMPURE = {
     *("trio", "time", "datetime", "secrets", "socket", "select", "os", "io", "pathlib", "tempfile", "shutil"),

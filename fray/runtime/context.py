@@ -24,9 +24,9 @@ from fray.net.channel import RedialPolicy
 from fray.net.transport import Credential, Network
 from fray.runtime.caller import Caller
 from fray.runtime.host import Host
-from fray.runtime.hosted import ThreadActor
 from fray.runtime.links import ControllerLink
 from fray.runtime.services import open_services
+from fray.runtime.thread_actor import ThreadActor
 
 CONNECT_WITHIN_S = 5.0
 """How long the first answer of the controller may take."""

@@ -1,0 +1,379 @@
+"""The actor in each process of a pool: holds tasks, runs them one by one, says what came of them.
+
+One method carries everything, both ways. `TaskWorker.exchange` brings tasks, functions, and wishes, and is answered
+when there is something to say, or when the next one comes: so outcomes ride on the answers, as many as there are, and
+no task costs a message of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import trio
+from attrs import define
+
+from fray.errors import DeadlineExceeded
+from fray.net.codec import MESSAGE_LIMIT_BYTES
+from fray.runtime import payload
+from fray.runtime.attempt import carries_cancellation
+from fray.runtime.context import current
+from fray.runtime.current import current_actor_var
+from fray.runtime.executor import Runner
+
+VALUE, ERROR, CANCELLED = range(3)
+"""What a task came to."""
+PIECE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
+"""One result, the arguments of one task, or one function, pickled."""
+ANSWER_BYTES = 4 * 1024 * 1024
+"""Outcomes in one answer: as many as fit, and at least one."""
+
+WireTask: TypeAlias = tuple[int, int, bytes, bool, bool, float | None]
+"""Number, number of the function, pickled arguments, with keywords, async, seconds it may run."""
+WireFunction: TypeAlias = tuple[int, bytes, str]
+"""Number, pickle, name for people."""
+WireOutcome: TypeAlias = tuple[int, int, bytes]
+
+
+class _Never:
+    """Stands for the event that nobody waits for: most tasks need none."""
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool:
+        return False
+
+    async def wait(self) -> None:
+        await trio.sleep_forever()
+
+
+NEVER = _Never()
+
+
+@define(eq=False)
+class _Function:
+    data: bytes
+    name: str
+    made: Any = None
+
+    def open(self) -> Any:
+        """A function is made once, an object that can be called for each task: it may keep state."""
+        if self.made is not None:
+            return self.made
+        fn = payload.loads(self.data)
+        if hasattr(fn, "__code__") and not hasattr(fn, "__self__"):
+            self.made = fn
+        return fn
+
+
+class TaskRun:
+    """One task here: a job of the thread, and what `fray.current_actor` shows to the task."""
+
+    chain: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        worker: TaskWorker,
+        number: int,
+        function: _Function,
+        args: bytes,
+        has_kwargs: bool,
+        is_async: bool,
+        timeout_s: float | None,
+    ) -> None:
+        self.number = number
+        self.begun = False
+        self.cancelled = False
+        self.told = False
+        self.deadline: float | None = None
+        self.outcome: WireOutcome | None = None
+        self.seconds = 0.0
+        self.is_awaited = is_async or timeout_s is not None
+        self.finished = trio.Event() if self.is_awaited else NEVER
+        self._worker, self._function, self._args, self._has_kwargs = worker, function, args, has_kwargs
+        self._is_async, self._timeout_s = is_async, timeout_s
+        self._scope: trio.CancelScope | None = None
+
+    @property
+    def actor_id(self) -> str:
+        return self._worker.job_id
+
+    @property
+    def name(self) -> str:
+        return self._worker.job_name
+
+    @property
+    def method(self) -> str:
+        return self._function.name
+
+    # On the thread ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        if self._worker.waiting.pop(self.number, None) is None:
+            return  # given back, or cancelled before it began
+        self.begun = True
+        began = time.perf_counter()
+        current_actor_var.set(self)
+        try:
+            fn, args, kwargs = self._open()
+            self._returned(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
+            self._raised(error)
+        finally:
+            current_actor_var.set(None)
+            self.seconds = time.perf_counter() - began
+
+    def done(self) -> None:
+        """In the loop."""
+        self._worker.left_thread(self)
+        self.finished.set()
+
+    # In the loop -----------------------------------------------------------------------------------------------------
+
+    async def attend(self) -> None:
+        """Await an async task, or one on the thread, within its time."""
+        worker = self._worker
+        limit_s = math.inf if self._timeout_s is None else self._timeout_s
+        if self._timeout_s is not None:
+            self.deadline = trio.current_time() + limit_s
+        try:
+            with trio.move_on_after(limit_s) as self._scope:
+                await (self._run_async() if self._is_async else worker.on_thread(self))
+            if self._scope.cancelled_caught:
+                self._stopped()
+            if not self._is_async and not self.finished.is_set():
+                await worker.wait_for_thread(self)
+        finally:
+            worker.released()
+
+    async def _run_async(self) -> None:
+        if self._worker.waiting.pop(self.number, None) is None:
+            self._worker.ended(self)
+            return
+        self.begun = True
+        began = time.perf_counter()
+        current_actor_var.set(self)
+        try:
+            fn, args, kwargs = await self._worker.off_loop(self._open)
+            self._returned(await fn(*args, **kwargs))
+        except (Exception, SystemExit, BaseExceptionGroup) as error:
+            if carries_cancellation(error):
+                raise
+            self._raised(error)
+        finally:
+            self.seconds = time.perf_counter() - began
+            if self.outcome is not None:
+                self._worker.ended(self)
+
+    def stop(self) -> None:
+        """Its author does not want it any more: an async task is cancelled, one on the thread is told."""
+        self.cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+        elif not self._is_async:
+            self._stopped()
+
+    def _stopped(self) -> None:
+        """It has been cancelled, or told."""
+        if self.cancelled:
+            self.outcome = (self.number, CANCELLED, b"")
+        else:
+            text = f"task {self.method!r} ran longer than its {self._timeout_s:g} s"
+            self.outcome = (self.number, ERROR, payload.dump_error(DeadlineExceeded(text, task=self.method)))
+        self.cancelled = True
+        if self._is_async:
+            self._worker.ended(self)
+        else:
+            self._worker.tell(self)
+
+    def _open(self) -> tuple[Any, Sequence[Any], Any]:
+        fn = self._function.open()
+        args, kwargs = payload.loads_call(self._args, self._has_kwargs)
+        self._args = b""
+        return fn, args, kwargs
+
+    def _returned(self, value: Any) -> None:
+        data = payload.dumps(value, f"the result of {self.method!r}")
+        if len(data) > PIECE_LIMIT_BYTES:
+            raise payload.too_large(f"the result of {self.method!r}", len(data), PIECE_LIMIT_BYTES)
+        self.outcome = self.outcome or (self.number, VALUE, data)
+
+    def _raised(self, error: BaseException) -> None:
+        self.outcome = self.outcome or (self.number, ERROR, payload.dump_error(error))
+
+
+class TaskWorker:
+    """The actor class of pool workers."""
+
+    def __init__(self, kill_after_s: float | None = None) -> None:
+        self.job_id, self.job_name = "", ""
+        self._kill_after_s = kill_after_s
+        self._doomed: SystemExit | None = None
+        self.waiting: dict[int, TaskRun] = {}
+        """Not begun. Whoever takes a task out owns it: the thread begins it, the loop gives it back."""
+        self._lane: deque[TaskRun] = deque()
+        """Not handed to the thread, behind one that is awaited here."""
+        self._functions: dict[int, _Function] = {}
+        self._here: dict[int, TaskRun] = {}
+        """Not ended."""
+        self._in_thread = 0
+        self._awaiting = False
+        self._outcomes: deque[WireOutcome] = deque()
+        self._busy_s = 0.0
+        self._ran = 0
+        self._parked: trio.Event | None = None
+        self._runner: Runner | None = None
+        self._spawn: Callable[[Callable[[], Any]], None] = lambda task: None
+
+    # The exchange ----------------------------------------------------------------------------------------------------
+
+    async def exchange(
+        self,
+        tasks: Sequence[WireTask],
+        functions: Sequence[WireFunction],
+        forget: Sequence[int],
+        back: Sequence[int],
+        cancel: Sequence[int],
+    ) -> tuple[list[WireOutcome], list[int], int, float]:
+        """Take what the parcel brings; return outcomes, tasks given back, tasks run and the seconds they took."""
+        if self._runner is None:
+            self._begin()
+        for number in forget:
+            self._functions.pop(number, None)
+        for number, data, name in functions:
+            self._functions[number] = _Function(data, name)
+        self._take(tasks)
+        returned = [number for number in back if self.waiting.pop(number, None) is not None]
+        for number in cancel:
+            self._cancel(number)
+        self._pump()
+        previous, self._parked = self._parked, None
+        if previous is not None:
+            previous.set()
+        if not self._outcomes and not back:
+            self._parked = here = trio.Event()
+            await here.wait()
+        if self._doomed is not None:
+            raise self._doomed
+        return self._report(returned)
+
+    def _report(self, returned: list[int]) -> tuple[list[WireOutcome], list[int], int, float]:
+        outcomes: list[WireOutcome] = []
+        size = 0
+        while self._outcomes and (not outcomes or size + len(self._outcomes[0][2]) <= ANSWER_BYTES):
+            outcome = self._outcomes.popleft()
+            outcomes.append(outcome)
+            size += len(outcome[2])
+        ran, busy_s, self._ran, self._busy_s = self._ran, self._busy_s, 0, 0.0
+        return outcomes, returned, ran, busy_s
+
+    # Running ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        runtime = current()
+        self.job_id, self.job_name = runtime.job_id or "", runtime.job_name
+        self._runner = runtime.host.make_runner(self.job_name, 1)
+        self._spawn = runtime.host.spawn
+        self._spawn(self._hold_thread)
+
+    async def _hold_thread(self) -> None:
+        """The thread ends with the host of this actor."""
+        assert self._runner is not None
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._runner.stop()
+
+    def _take(self, tasks: Sequence[WireTask]) -> None:
+        for number, function, args, has_kwargs, is_async, timeout_s in tasks:
+            run = TaskRun(self, number, self._functions[function], args, has_kwargs, is_async, timeout_s)
+            self.waiting[number] = self._here[number] = run
+            self._lane.append(run)
+
+    def _pump(self) -> None:
+        """Hand to the thread all up to the next task that is awaited here; begin that one when the thread is free."""
+        runner = self._runner
+        assert runner is not None
+        while self._lane and not self._awaiting:
+            run = self._lane[0]
+            if run.is_awaited and self._in_thread:
+                break
+            self._lane.popleft()
+            if run.number not in self.waiting:
+                self._here.pop(run.number, None)  # given back, or cancelled
+            elif run.is_awaited:
+                self._awaiting = True
+                self._spawn(run.attend)
+            else:
+                self._in_thread += 1
+                runner.submit(run)
+        runner.flush()
+
+    async def on_thread(self, run: TaskRun) -> None:
+        """Run a sync task and wait for its end; a cancelled wait leaves the thread alone."""
+        assert self._runner is not None
+        self._in_thread += 1
+        self._runner.submit(run)
+        self._runner.flush()
+        await run.finished.wait()
+
+    async def wait_for_thread(self, run: TaskRun) -> None:
+        """It has been told to end. The thread is needed: if the pool says so, its process ends instead."""
+        with trio.move_on_after(math.inf if self._kill_after_s is None else self._kill_after_s):
+            await run.finished.wait()
+        if not run.finished.is_set():
+            self._doomed = SystemExit(f"task {run.method!r} did not end {self._kill_after_s:g} s after it was told to")
+            self._wake()
+            await run.finished.wait()
+
+    async def off_loop(self, fn: Callable[[], Any]) -> Any:
+        """Unpickling imports modules: not in the loop."""
+        assert self._runner is not None
+        return await self._runner.run(fn)
+
+    def left_thread(self, run: TaskRun) -> None:
+        """The thread is done with it, whether or not it began."""
+        self._in_thread -= 1
+        self.ended(run)
+
+    def ended(self, run: TaskRun) -> None:
+        """It has ended, and its outcome, if it has not been told before, is there."""
+        self._here.pop(run.number, None)
+        if run.begun:
+            self._ran += 1
+            self._busy_s += run.seconds
+        if run.outcome is not None:
+            self.tell(run)
+        if self._lane:
+            self._pump()
+
+    def released(self) -> None:
+        """A task that was awaited here has ended."""
+        self._awaiting = False
+        self._pump()
+
+    def tell(self, run: TaskRun) -> None:
+        """Its outcome, once."""
+        if run.outcome is None or run.told:
+            return
+        run.told = True
+        self._outcomes.append(run.outcome)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._parked is not None:
+            self._parked.set()
+            self._parked = None
+
+    def _cancel(self, number: int) -> None:
+        run = self._here.get(number)
+        if run is None:
+            return  # its outcome is on the way
+        if self.waiting.pop(number, None) is None:
+            run.stop()
+        else:
+            run.outcome = (number, CANCELLED, b"")
+            self.tell(run)

@@ -1,0 +1,241 @@
+"""The law of a pool, beside a twin that only writes down where each task is."""
+
+from __future__ import annotations
+
+from attrs import define
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fray.runtime.tasks import AHEAD_BYTES, DEPTH_LIMIT, FIRST_DEPTH, Board, Give, TakeBack
+
+WORKERS = ("a", "b", "c")
+
+
+@define(eq=False)
+class Piece:
+    number: int
+    size: int = 1
+    retries_left: int = 3
+    excluded: frozenset[str] = frozenset()
+    alone: bool = False
+
+
+class Twin:
+    """Obeys the orders of a board and remembers the place of every task: waiting, a worker, or its end."""
+
+    def __init__(self) -> None:
+        self.board: Board[Piece] = Board()
+        self.place: dict[int, str] = {}
+        self.pieces: dict[int, Piece] = {}
+        self.charges: dict[int, int] = {}
+        self.allowed: dict[int, int] = {}
+        self.asked: dict[str, tuple[int, ...]] = {}
+        self.gone: set[str] = set()
+        for worker in WORKERS:
+            self.board.expect(worker)
+
+    def held(self, worker: str) -> list[int]:
+        return [number for number, place in self.place.items() if place == worker]
+
+    def deal(self) -> None:
+        for order in self.board.deal():
+            if isinstance(order, TakeBack):
+                assert order.worker not in self.asked
+                assert set(order.numbers) <= set(self.held(order.worker))
+                self.asked[order.worker] = order.numbers
+            elif isinstance(order, Give):
+                self._give(order)
+        self.check()
+
+    def _give(self, order: Give[Piece]) -> None:
+        living = set(WORKERS) - self.gone
+        for task in order.tasks:
+            assert self.place[task.number] == "waiting"
+            assert order.worker not in task.excluded or living <= task.excluded
+            self.place[task.number] = order.worker
+
+    def check(self) -> None:
+        board = self.board
+        waiting = {*board.waiting, *board.singles}
+        assert waiting == {number for number, place in self.place.items() if place == "waiting"}
+        for worker, hand in board.hands.items():
+            assert sorted(hand.given) == sorted(self.held(worker))
+            assert hand.size == sum(task.size for task in hand.given.values())
+            assert len(hand.given) <= DEPTH_LIMIT
+            assert len(hand.given) == 1 or not any(task.alone for task in hand.given.values())
+            assert len(hand.given) < 2 or hand.size - max(t.size for t in hand.given.values()) < AHEAD_BYTES
+            if not hand.given:  # nobody is idle who could work
+                assert not board.waiting
+                assert not any(board.may_have(worker, task) for task in board.singles.values())
+        idle = [hand for hand in board.hands.values() if not hand.given]
+        full = [worker for worker, hand in board.hands.items() if hand.spare]
+        assert len(self.asked) >= min(len(idle), len(full) + len(self.asked))
+
+    # What happens ----------------------------------------------------------------------------------------------------
+
+    def add(self, size: int, retries: int) -> None:
+        number = len(self.place) + 1
+        self.pieces[number] = piece = Piece(number, size, retries)
+        self.place[number], self.charges[number], self.allowed[number] = "waiting", 0, retries
+        self.board.add(piece)
+
+    def up(self, worker: str) -> None:
+        if worker not in self.board.hands and worker not in self.gone:
+            self.board.up(worker)
+
+    def down(self, worker: str, unsent: int, forever: bool) -> None:
+        """It dies; the last ``unsent`` of its tasks never reached it."""
+        lost = self.board.down(worker)
+        self.asked.pop(worker, None)
+        for task in lost:
+            self.place[task.number] = "waiting"
+        if forever and len(self.gone) < len(WORKERS) - 1:
+            self.gone.add(worker)
+            self.board.gone(worker)
+        split = max(0, len(lost) - unsent)
+        self.board.spared(lost[split:])
+        for task in lost[:split]:
+            self.charges[task.number] += 1
+        for task in self.board.again(worker, lost[:split]):
+            assert self.charges[task.number] > self.allowed[task.number]
+            self.place[task.number] = "failed"
+
+    def end(self, worker: str, pace_s: float) -> None:
+        """The first it has is done."""
+        for number in self.held(worker)[:1]:
+            assert self.board.ended(worker, number) is self.pieces[number]
+            assert self.board.ended(worker, number) is None, "an outcome counts once"
+            self.place[number] = "done"
+            self.board.measured(worker, 1, pace_s)
+
+    def answer(self, worker: str) -> None:
+        """It gives back what it was asked for and has not begun."""
+        if worker in self.asked:
+            begun = self.held(worker)[:1]
+            back = [n for n in self.asked.pop(worker) if self.place[n] == worker and n not in begun]
+            self.board.returned(worker, back)
+            for number in back:
+                self.place[number] = "waiting"
+
+    def drop(self, number: int) -> None:
+        if self.place.get(number) == "waiting":
+            assert self.board.drop(number)
+            self.place[number] = "dropped"
+        else:
+            assert not self.board.drop(number)
+
+    def finish(self) -> None:
+        """Workers come and work; in the end every task has one end."""
+        for worker in WORKERS:
+            self.up(worker)
+        for _ in range(10_000):
+            self.deal()
+            for worker in self.board.hands:
+                self.end(worker, 0.001)
+                self.answer(worker)
+            if not any(place in (*WORKERS, "waiting") for place in self.place.values()):
+                return
+        raise AssertionError(f"tasks are stuck: {self.place}")
+
+
+worker = st.sampled_from(WORKERS)
+EVENTS = st.one_of(
+    st.tuples(st.just("add"), st.sampled_from([1, AHEAD_BYTES]), st.integers(0, 3)),
+    st.tuples(st.just("add"), st.just(1), st.just(3)),
+    st.tuples(st.just("up"), worker),
+    st.tuples(st.just("down"), worker, st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("end"), worker, st.sampled_from([1e-6, 1e-3, 10.0])),
+    st.tuples(st.just("answer"), worker),
+    st.tuples(st.just("drop"), st.integers(1, 30)),
+)
+
+
+@given(st.lists(EVENTS, max_size=120))
+def test_every_task_is_in_one_place_and_has_one_end(events: list[tuple[object, ...]]) -> None:
+    twin = Twin()
+    for name, *arguments in events:
+        getattr(twin, str(name))(*arguments)
+        twin.deal()
+    twin.finish()
+    assert set(twin.place.values()) <= {"done", "dropped", "failed"}
+
+
+def board_of(tasks: int, *workers: str, **more: int) -> Board[Piece]:
+    board: Board[Piece] = Board()
+    for worker in WORKERS:
+        board.expect(worker)
+    for number in range(1, tasks + 1):
+        board.add(Piece(number, **more))
+    for worker in workers:
+        board.up(worker)
+    return board
+
+
+def given_of(orders: list[object]) -> dict[str, list[int]]:
+    return {order.worker: [task.number for task in order.tasks] for order in orders if isinstance(order, Give)}
+
+
+def test_what_there_is_is_shared_out_evenly() -> None:
+    assert given_of(board_of(3, "a", "b", "c").deal()) == {"a": [1], "b": [2], "c": [3]}
+    assert given_of(board_of(30, "a", "b").deal()) == {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]}
+
+
+def test_quick_tasks_travel_in_large_batches_and_slow_ones_in_pairs() -> None:
+    for pace_s, depth in ((1e-6, DEPTH_LIMIT), (0.001, 20), (5.0, 2)):
+        board = board_of(10_000, "a")
+        (first,) = given_of(board.deal()).values()
+        assert len(first) == FIRST_DEPTH
+        for number in first:
+            board.ended("a", number)
+        board.measured("a", len(first), pace_s * len(first))
+        (second,) = given_of(board.deal()).values()
+        assert len(second) == depth
+
+
+def test_an_idle_worker_takes_over_what_is_behind_a_long_task() -> None:
+    board = board_of(8, "a", "b")
+    orders = board.deal()
+    while not any(isinstance(order, TakeBack) for order in orders):
+        for number in list(board.hands["b"].given):
+            board.ended("b", number)
+        orders = board.deal()
+    assert orders == [TakeBack("a", (3, 4))]
+    assert board.deal() == [], "it is asked once"
+    board.returned("a", [3, 4])
+    assert given_of(board.deal()) == {"b": [3, 4]}
+    board.add(Piece(9))
+    assert given_of(board.deal()) == {"b": [9]}, "nothing goes behind a long task"
+
+
+def test_a_task_whose_worker_died_goes_alone_to_another() -> None:
+    board = board_of(2, "a")
+    board.deal()
+    assert board.again("a", board.down("a")) == []
+    board.up("a")
+    assert board.deal() == [], "not to that worker again, though it is the only one there"
+    board.up("b")
+    assert given_of(board.deal()) == {"b": [1]}
+    board.ended("b", 1)
+    assert given_of(board.deal()) == {"b": [2]}
+
+
+def test_the_only_worker_left_gets_back_what_it_died_with() -> None:
+    board = board_of(1, "a")
+    board.deal()
+    board.again("a", board.down("a"))
+    board.gone("b")
+    board.gone("c")
+    board.up("a")
+    assert given_of(board.deal()) == {"a": [1]}
+
+
+def test_a_task_that_may_not_be_repeated_is_charged_for_nobody_else() -> None:
+    board = board_of(3, "a", retries_left=0)
+    assert given_of(board.deal()) == {"a": [1]}
+    assert [task.number for task in board.again("a", board.down("a"))] == [1]
+    assert len(board) == 2
+
+
+def test_arguments_given_ahead_are_bounded_in_bytes() -> None:
+    board = board_of(4, "a", size=AHEAD_BYTES)
+    assert given_of(board.deal()) == {"a": [1]}
