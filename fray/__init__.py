@@ -40,6 +40,7 @@ from fray.pools import PoolStats, WorkerInfo, WorkerPool
 from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.runtime.methods import method
 from fray.scopes import Scope
+from fray.supervision import Child, child
 
 logging.getLogger("fray").addHandler(logging.NullHandler())
 
@@ -58,6 +59,7 @@ __all__ = [
     "ActorServer",
     "ActorStatus",
     "Cause",
+    "Child",
     "Cluster",
     "ClusterResolver",
     "ConnectionFailed",
@@ -99,6 +101,7 @@ __all__ = [
     "WorkerInfo",
     "WorkerPool",
     "as_completed",
+    "child",
     "current_actor",
     "current_cluster",
     "method",

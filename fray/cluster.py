@@ -35,7 +35,8 @@ from fray.runtime.context import Runtime, current, current_or_none
 from fray.runtime.interrupts import deferred_in_our_code
 from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope
-from fray.scopes import OnFailure, Scope, open_scope
+from fray.scopes import Scope, open_scope
+from fray.supervision import OnFailure
 
 
 class Cluster:

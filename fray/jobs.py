@@ -107,6 +107,8 @@ def error_of(record: JobRecord) -> BaseException:
     if record.value is not None and info.cause is Cause.FAILURE:
         error = payload.load_error(record.value)
         error.add_note(f"raised in job {info.job_id}")
+        if len(info.attempts) > 1:
+            error.add_note(info.error_message or "")
         return error
     cls = JobStopped if info.state is JobState.STOPPED else JobFailed
     return cls(

@@ -15,14 +15,14 @@ from fray.model.ids import mint
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest
 from fray.runtime.context import Runtime
-from fray.runtime.family import Kind, Supervision
+from fray.runtime.family import Kind
+from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope, open_child_scope, open_service_scope
+from fray.supervision import ACTOR_RESOURCES, Child, OnFailure, build_group, label_of, supervision_of
 
-ACTOR_RESOURCES = ResourceConfig(cpu=0, memory=0)
-"""An actor that asks for nothing reserves nothing, and goes where the fewest are."""
-
-OnFailure = Literal["escalate", "absorb"]
 Lifetime = Literal["non_detached", "detached"]
+
+__all__ = ["ACTOR_RESOURCES", "Child", "Lifetime", "OnFailure", "Scope", "open_scope"]
 
 
 class Scope:
@@ -46,6 +46,12 @@ class Scope:
     async def launch(self, request: JobRequest, *, on_failure: OnFailure = "escalate") -> Job:
         """Launch a job owned by this scope; returns once the controller has accepted it.
 
+        Args:
+            on_failure: what its failure, after all retries, does: ``"escalate"`` (default): it fails the scope;
+                ``"absorb"``: only those who wait for it hear of it; or a function ``hook(child, error)`` that is told
+                the `Job` (or `ActorHandle`) and returns one of the two. It runs in the scope's task and must not wait;
+                what it raises comes out of the scope.
+
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
             ConnectionFailed: the conversation with the controller has ended.
@@ -60,10 +66,13 @@ class Scope:
             specs,
             payloads,
             Kind.JOB,
-            Supervision(on_failure),
+            supervision_of(on_failure, self._job),
             error_of,
         )
-        return [Job(self._runtime, record) for record in records]
+        return [self._job(record) for record in records]
+
+    def _job(self, record: JobRecord) -> Job:
+        return Job(self._runtime, record)
 
     async def wait_jobs_then_end_actors(self) -> None:
         """The orderly exit: what leaving the ``async with`` does when nothing failed."""
@@ -85,7 +94,7 @@ class Scope:
             resources: default 1 CPU, 2 GB.
             name: of the job; default the function's name and a token.
         """
-        label = name or f"{_label(fn)}-{mint(self._runtime.rng, 6)}"
+        label = name or f"{label_of(fn)}-{mint(self._runtime.rng, 6)}"
         request = JobRequest(
             name=label,
             resources=resources or ResourceConfig(),
@@ -135,7 +144,7 @@ class Scope:
         config = actor_config or ActorConfig()
         restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
         request = JobRequest(
-            name=name or f"{_label(cls)}-{mint(self._runtime.rng, 6)}",
+            name=name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}",
             detached=lifetime == "detached",
             resources=resources or ACTOR_RESOURCES,
             environment=environment,
@@ -147,9 +156,51 @@ class Scope:
         config = evolve(config, max_restarts=restarts)
         spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
         spec = evolve(spec, get_if_exists=get_if_exists)
-        (record,) = await self._children.launch([spec], [content], Kind.ACTOR, Supervision(on_failure), error_of)
+        decide = supervision_of(on_failure, self._actor)
+        (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
         is_new = record.info.job_id == spec.job_id  # else it may be of another class: its own process knows its methods
-        return ActorHandle(record.info.job_id, request.name, methods_of(cls) if is_new else None, self._runtime)
+        return self._actor(record, methods_of(cls) if is_new else None)
+
+    def _actor(self, record: JobRecord, methods: tuple[str, ...] | None = None) -> ActorHandle:
+        return ActorHandle(record.info.job_id, record.info.name, methods, self._runtime)
+
+    async def supervise(
+        self,
+        children: Sequence[Child],
+        *,
+        strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one",
+        max_restarts: int = 3,
+        period_s: float | None = 60.0,
+        backoff_s: float = 0.0,
+        backoff_max_s: float = 30.0,
+        on_failure: OnFailure = "escalate",
+    ) -> list[ActorHandle]:
+        """Create a group of actors that fail and begin anew together; returns their handles in order.
+
+        When one of them fails (or its machine is lost), those that the strategy names are ended too, at no cost of
+        theirs, and all begin anew from their arguments in the order of ``children``, once the last of them has ended.
+
+        Args:
+            children: each a `fray.child(Class, *args, name=...)`; all are created, or none.
+            strategy: ``"one_for_one"``: only the one that failed; ``"one_for_all"``: all; ``"rest_for_one"``: it and
+                those after it.
+            max_restarts: failures that the group survives within ``period_s``; -1: any number. One more ends the whole
+                group, with the error of that one.
+            period_s: None: the whole life of the group.
+            backoff_s: wait before the first restart; doubled with each further one up to ``backoff_max_s``.
+            on_failure: as for `launch`, asked once for the group, about the member that failed last.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+        """
+        policy = ActorConfig(
+            max_restarts=max_restarts, restart_period_s=period_s, backoff_s=backoff_s, backoff_max_s=backoff_max_s
+        )
+        built = build_group(self._runtime, children, strategy, policy)
+        specs, payloads = [spec for spec, _ in built], [content for _, content in built]
+        decide = supervision_of(on_failure, self._actor)
+        records = await self._children.launch(specs, payloads, Kind.ACTOR, decide, error_of)
+        return [self._actor(record, methods_of(one.cls)) for record, one in zip(records, children, strict=True)]
 
 
 def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:
@@ -158,12 +209,6 @@ def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> Non
     if name is None and (get_if_exists or lifetime == "detached"):
         why = "get_if_exists=True" if get_if_exists else 'lifetime="detached"'
         raise InvalidRequest(f"create_actor with {why} needs a name=, or nobody could find the actor again")
-
-
-def _label(thing: Any) -> str:
-    """A job name for a function or class: its own name where that may be one."""
-    name = getattr(thing, "__name__", type(thing).__name__)
-    return "".join(c if c.isalnum() or c in "_." else "-" for c in name).strip("-._") or "job"
 
 
 @asynccontextmanager

@@ -101,7 +101,10 @@ class Cluster:
                 assert all(map(self.state.suspect, self.state.living_members(row))), job_id
 
     def overlooked(self) -> Iterator[str]:
-        """Waiting jobs that could start, found by trying every one of them."""
+        """Held jobs whose time is over, and waiting ones that could start, found by trying every one of them."""
+        for at, _, job_id in self.state.alarms:
+            if at <= self.state.now:
+                yield f"{job_id} should have been woken at {at}"
         held: dict[str, None] = {}
         starved = [row.job_id for row in starving_heads(self.state)]
         for job_id in self.state.queue:

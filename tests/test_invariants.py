@@ -18,7 +18,18 @@ from law import Cluster, capacity, demand, job
 from fray.errors import FrayError
 from fray.model.ids import split_attempt
 from fray.model.messages.node import NodeHello, Report
-from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Wish
+from fray.model.specs import (
+    ActorConfig,
+    Cause,
+    EntryKind,
+    JobSpec,
+    Observed,
+    Outcome,
+    Phase,
+    Siblings,
+    Strategy,
+    Wish,
+)
 from fray.scheduler.effects import (
     Effect,
     Forget,
@@ -300,6 +311,8 @@ class World:
             return True
         session = rng.choice(living if rng.random() < 0.95 else self.drivers)
         specs = tuple(self.spec() for _ in range(rng.choice([1, 1, 1, 2])))
+        if rng.random() < 0.2:
+            specs = self.group()
         if self.specs and rng.random() < 0.15:
             specs = (rng.choice(self.specs),)
         self.specs += specs
@@ -317,11 +330,39 @@ class World:
             job_id=f"j{self.fresh()}",
             payload=rng.choice([None, "p1", "p2"]),
             members=rng.choice([1, 1, 1, 2, 3]),
+            actor=rng.choice([None, self.config()]),
             max_retries_failure=rng.choice([0, 0, 1, 2]),
             max_retries_preemption=rng.choice([0, 1, 100]),
             exclusive_name=rng.random() < 0.3,
+            get_if_exists=rng.random() < 0.05,
             detached=rng.random() < 0.1,
             entry=rng.choice([EntryKind.CALLABLE, EntryKind.ACTOR]),
+        )
+
+    def group(self) -> tuple[JobSpec, ...]:
+        """A supervised group of two to four actors."""
+        rng = self.rng
+        config = self.config()
+        name, strategy = f"g{self.fresh()}", rng.choice(list(Strategy))
+        return tuple(
+            job(
+                f"{name}.{index}",
+                rng.choice([demand(0), demand(1)]),
+                job_id=f"j{self.fresh()}",
+                entry=EntryKind.ACTOR,
+                actor=config,
+                siblings=Siblings(group_id=name, strategy=strategy, index=index),
+            )
+            for index in range(rng.choice([2, 2, 3, 4]))
+        )
+
+    def config(self) -> ActorConfig:
+        rng = self.rng
+        return ActorConfig(
+            max_restarts=rng.choice([0, 1, 2, 5, -1]),
+            restart_period_s=rng.choice([None, 5.0, 60.0]),
+            backoff_s=rng.choice([0.0, 0.0, 1.0, 15.0]),
+            may_overlap=rng.random() < 0.2,
         )
 
     def do_process(self) -> bool:
@@ -371,7 +412,9 @@ class World:
             devices: list[str] = []
             for attempt in machine.living():
                 name, generation, _ = split_attempt(attempt)
-                assert generations.setdefault(name, generation) == generation, f"two generations of {name} live"
+                config = machine.wished[attempt].spec.actor
+                if config is None or not config.may_overlap:
+                    assert generations.setdefault(name, generation) == generation, f"two generations of {name} live"
                 devices += machine.wished[attempt].devices
             assert len(devices) == len(set(devices)), f"a device of {machine.name} serves twice: {devices}"
 

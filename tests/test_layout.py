@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "fray"
 
 API = (
-    *("cluster", "scopes", "jobs", "reservations", "actors", "actor_self", "groups"),
+    *("cluster", "scopes", "supervision", "jobs", "reservations", "actors", "actor_self", "groups"),
     *("resolver", "pools", "futures", "interrupts", "task_pool", "task_stream"),
 )
 WORDS = {"model", "errors"}

@@ -15,9 +15,21 @@ from pathlib import Path
 import pytest
 from law import Cluster, capacity, demand, ended, job
 
+from fray.model.actors import ActorInfo
 from fray.model.messages.client import Jobs, Names
 from fray.model.messages.node import NodeHello
-from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, Outcome, Phase
+from fray.model.specs import (
+    ActorConfig,
+    Cause,
+    EntryKind,
+    JobInfo,
+    JobSpec,
+    Outcome,
+    Phase,
+    Siblings,
+    Strategy,
+)
+from fray.scheduler.actors import list_actors
 from fray.scheduler.effects import (
     Effect,
     Forget,
@@ -94,17 +106,34 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
 
 
 def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
-    """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [actor] [, JOB …]``"""
+    """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [actor] [, JOB …]``
+
+    Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
+    members of a supervised group ``group=STRATEGY``.
+    """
     specs: list[list[str]] = [[]]
     for word in words[1:]:
         specs[-1].append(word.rstrip(","))
         if word.endswith(","):
             specs.append([])
-    return law.ask_launch(*map(_spec, specs), session=words[0])
+    return law.ask_launch(*(_spec(words, index) for index, words in enumerate(specs)), session=words[0])
 
 
-def _spec(words: list[str]) -> JobSpec:
+def _actor(plain: list[str], more: dict[str, str]) -> ActorConfig | None:
+    if "restarts" not in more:
+        return None
+    period = float(more["period"]) if "period" in more else None
+    return ActorConfig(
+        max_restarts=int(more["restarts"]),
+        restart_period_s=period,
+        backoff_s=float(more.get("backoff", 0)),
+        may_overlap="overlap" in plain,
+    )
+
+
+def _spec(words: list[str], index: int) -> JobSpec:
     plain, more = options(words)
+    strategy = more.get("group")
     need = demand(float(more.get("cpu", 1)), gpu=int(more.get("gpu", 0)))
     return job(
         plain[0],
@@ -115,6 +144,9 @@ def _spec(words: list[str]) -> JobSpec:
         max_retries_preemption=int(more.get("preemption", 0)),
         entry=EntryKind.ACTOR if "actor" in plain else EntryKind.CALLABLE,
         detached="detached" in plain,
+        actor=_actor(plain, more),
+        siblings=Siblings(group_id="g", strategy=Strategy(strategy), index=index) if strategy else None,
+        get_if_exists="get" in plain,
     )
 
 
@@ -194,6 +226,10 @@ def names_line(names: Names) -> str:
     return f"{names.key}: {actors}" + (f" ({names.ended.cause.value}: {names.ended.message})" if names.ended else "")
 
 
+def actor_line(info: ActorInfo) -> str:
+    return f"{info.name} {info.status.value}" + (f": {info.why}" if info.why else "")
+
+
 # Questions ------------------------------------------------------------------------------------------------------------
 
 QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
@@ -201,6 +237,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "job": lambda law, words: iter([info_line(law.info(words[0]))]),
     "names": lambda law, words: iter([names_line(law.names(words[0]))]),
     "wanted": lambda law, words: iter([wish(law, attempt) for attempt in law.wished(words[0])] or ["nothing"]),
+    "actors": lambda law, words: map(actor_line, list_actors(law.state)),
     "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),
 }
 

@@ -281,6 +281,8 @@ class Cause(StrEnum):
     OWNER_ENDED = "owner_ended"
     GANG = "gang"
     """Another member of the gang ended it; that member's cause is the job's."""
+    SIBLING = "sibling"
+    """Another member of its supervised group failed: it was ended to begin anew with that one, or for good with all."""
     UNSCHEDULABLE = "unschedulable"
 
 

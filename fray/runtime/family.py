@@ -37,10 +37,11 @@ class Child:
     supervision: Supervision
 
 
-# (kind, cause) that end a child in order when nobody of its scope asked for its end.
+# (kind, cause) that end a child in order when nobody of its scope asked for its end. After SIBLING it is the sibling
+# that failed which owes the error.
 _PEACEFUL: dict[Kind, frozenset[Cause]] = {
     Kind.JOB: frozenset({Cause.SUCCEEDED}),
-    Kind.ACTOR: frozenset({Cause.SUCCEEDED, Cause.STOPPED}),
+    Kind.ACTOR: frozenset({Cause.SUCCEEDED, Cause.STOPPED, Cause.SIBLING}),
 }
 
 

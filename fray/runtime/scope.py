@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import trio
 
@@ -21,6 +22,10 @@ from fray.runtime.services import open_services
 
 CONFIRM_S = 10.0
 """How long, beyond its ladder, a scope waits for a child's end to be confirmed; the controller goes on alone."""
+
+
+Decide: TypeAlias = Callable[[JobRecord, BaseException], Supervision]
+"""What becomes of a child's error; called in the task of its scope."""
 
 
 class ChildScope:
@@ -39,15 +44,17 @@ class ChildScope:
         specs: Sequence[JobSpec],
         payloads: Sequence[bytes],
         kind: Kind,
-        supervision: Supervision,
+        supervision: Supervision | Decide,
         error_of: Callable[[JobRecord], BaseException],
     ) -> list[JobRecord]:
         """Launch children, all or none, each watched from before the request leaves."""
+        decide = (lambda record, error: supervision) if isinstance(supervision, Supervision) else supervision
         if self.family.ending:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
         for spec in specs:
             if not spec.detached:
-                self.family.join(Child(spec.job_id, kind, supervision))
+                known = supervision if isinstance(supervision, Supervision) else Supervision.ESCALATE
+                self.family.join(Child(spec.job_id, kind, known))
         try:
             records = await self.runtime.link.launch(specs, payloads)
         except BaseException:
@@ -62,7 +69,7 @@ class ChildScope:
                 if kind is Kind.ACTOR:
                     self._actors[spec.job_id] = scope
                 child = self.family.children[spec.job_id]
-                self._nursery.start_soon(self._watch, child, scope, spec, record, error_of)
+                self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
         return records
 
     async def _take_back(self, specs: Sequence[JobSpec]) -> None:
@@ -78,6 +85,7 @@ class ChildScope:
         asked_to_end: trio.CancelScope,
         spec: JobSpec,
         record: JobRecord,
+        decide: Decide,
         error_of: Callable[[JobRecord], BaseException],
     ) -> None:
         with asked_to_end:
@@ -92,7 +100,9 @@ class ChildScope:
         if record.lost is not None:
             raise record.lost
         if owes_error(child, record.info.cause or Cause.FAILURE, asked_to_end.cancel_called or record.asked_to_end):
-            raise error_of(record)
+            error = error_of(record)
+            if decide(record, error) is Supervision.ESCALATE:
+                raise error
 
     async def _end(self, spec: JobSpec, record: JobRecord) -> None:
         with trio.move_on_after(spec.ladder.cancel_s + spec.ladder.term_s + CONFIRM_S):

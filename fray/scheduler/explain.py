@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import JobSpec
-from fray.scheduler.lifecycle import Budget, job_state, limit, spent
+from fray.model.specs import Cause, JobSpec
+from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
+from fray.scheduler.restarts import limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
+from fray.scheduler.waits import ending_siblings, holders
 
 NODES_SHOWN = 20
 HOLDERS_SHOWN = 4
@@ -163,6 +165,33 @@ def _waits(state: Tables, job: Job) -> str:
     return f"{_lacking(state, job)}; {place}"
 
 
+def _is_held(state: Tables, job: Job) -> str:
+    """What a job waits for before it may even be placed."""
+    if job.held_until is not None:
+        wait_s = max(0.0, job.held_until - state.now)
+        return f"restarts in {wait_s:.1f} s, after {_last_end(state, job)}"
+    holding = list(holders(state, job))
+    if holding:
+        return f"waits for the end of {_some(holding)}, which {_have(holding)} its name and {_are_being(holding)} ended"
+    ending = list(ending_siblings(state, job))
+    return f"begins anew with its siblings, once {_some(ending)} {_have(ending)} ended" if ending else "is let go"
+
+
+def _last_end(state: Tables, job: Job) -> str:
+    for attempt in reversed(list(state.records(job))):
+        if attempt.outcome is not None:
+            return told(attempt.outcome) if attempt.outcome.cause is not Cause.SIBLING else "a failure of a sibling"
+    return "its end"
+
+
+def _have(names: list[JobId]) -> str:
+    return "has" if len(names) == 1 else "have"
+
+
+def _are_being(names: list[JobId]) -> str:
+    return "is being" if len(names) == 1 else "are being"
+
+
 def _lacking(state: Tables, job: Job) -> str:
     holder = blocker(state, job)
     if holder is not None:
@@ -228,6 +257,7 @@ def _silent_text(state: Tables, job: Job) -> str:
 
 _WORDS: Mapping[JobPhase, Callable[[Tables, Job], str]] = {
     JobPhase.QUEUED: _waits,
+    JobPhase.HELD: _is_held,
     JobPhase.STARTING: _starts,
     JobPhase.RUNNING: _silent_text,
     JobPhase.CLOSING: _closes,
@@ -255,7 +285,7 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
     lines = [f"{job_id} is {job_state(job).value}{_why(state, job)}"]
     if job.phase is JobPhase.QUEUED:
         lines += _waiting_lines(state, job, max(now, state.now))
-    lines += [f"retries: {_retries(job)}"]
+    lines += [f"retries: {_retries(state, job)}"]
     lines += [_attempt_line(attempt) for attempt in state.records(job)]
     return "\n".join(lines)
 
@@ -297,8 +327,14 @@ def _too_large(state: Tables, job: Job) -> Iterator[str]:
         yield f"no change of load will help, more machines would: {never_text(job.spec, machines)}"
 
 
-def _retries(job: Job) -> str:
-    return ", ".join(_budget(job, budget) for budget in Budget)
+def _retries(state: Tables, job: Job) -> str:
+    config = policy(job)
+    if config is None:
+        return ", ".join(_budget(job, budget) for budget in (Budget.FAILURE, Budget.PREEMPTION))
+    most = config.max_restarts or 0
+    within = f" in {config.restart_period_s:g} s" if config.restart_period_s else ""
+    whose = " for its group" if job.spec.siblings else ""
+    return f"{len(recent(state, job))} of {most if most >= 0 else 'any number'}{within}{whose}"
 
 
 def _budget(job: Job, budget: Budget) -> str:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fray.model.specs import Cause
-from fray.scheduler.lifecycle import Budget, limit, spent
+from fray.model.specs import Cause, JobState
+from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import Machine
+from fray.scheduler.restarts import concerns, limit, policy, spent
 from fray.scheduler.rows import Attempt, Job, JobPhase, NodePhase, SessionPhase
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables, takes_work
+from fray.scheduler.waits import waits_for
 
 Rule = Callable[[State], Iterator[str]]
 
@@ -121,6 +123,7 @@ def _job(state: State, job: Job) -> Iterator[str]:
         yield "queued with members placed"
     if (job.phase is JobPhase.QUEUED) is not (job.job_id in state.queue):
         yield f"{job.phase.value}, and in the queue: {job.job_id in state.queue}"
+    yield from _held(state, job)
     if job.ended is not (job.outcome is not None) or (job.phase is JobPhase.CLOSING) is not (job.first is not None):
         yield f"{job.phase.value} with outcome {job.outcome} and first cause {job.first}"
     if placed and job.phase is not JobPhase.CLOSING and any(a.stop_cause for a in living):
@@ -137,12 +140,71 @@ def _job(state: State, job: Job) -> Iterator[str]:
     yield from _owner(state, job)
 
 
+def _held(state: State, job: Job) -> Iterator[str]:
+    """A held job waits for something; what waits for a time has an alarm."""
+    alarm = (job.held_until, job.order, job.job_id)
+    if (job.phase is JobPhase.HELD) is not (job.job_id in state.held or alarm in state.alarms):
+        yield f"{job.phase.value}, and held: {job.job_id in state.held}, with an alarm: {alarm in state.alarms}"
+    if job.phase is not JobPhase.HELD:
+        return
+    if job.held_until is None and next(waits_for(state, job), None) is None:
+        yield "held for nothing"
+    if state.members(job):
+        yield "held with members placed"
+
+
+def _alone_with_its_name(state: State) -> Iterator[str]:
+    """Of the jobs that want a name for themselves one at most is placed or in the queue; the next waits for its end."""
+    for (_, name), holders in state.named.items():
+        active = [job_id for job_id in holders if state.jobs[job_id].phase is not JobPhase.HELD]
+        for job_id in active:
+            earlier = [other for other in holders if state.jobs[other].order < state.jobs[job_id].order]
+            if earlier and state.jobs[job_id].spec.exclusive_name:
+                yield f"{job_id} goes on with the name {name}, and {earlier} had it first"
+
+
+def _groups(state: State) -> Iterator[str]:
+    """Siblings begin anew together: none is placed while another is being ended for that; none outlives the group."""
+    for name, members in state.groups.items():
+        mates = [state.jobs[job_id] for job_id in members]
+        leaving = [m for m in mates if m.phase is JobPhase.CLOSING and m.first and m.first.cause is Cause.SIBLING]
+        for mate in mates:
+            if mate.stop_cause is None and mate.phase in (JobPhase.QUEUED, JobPhase.STARTING) and mate.spec.siblings:
+                taken = [m.job_id for m in leaving if m.stop_cause is None and _falls(mate, m)]
+                if mate.generation and taken:
+                    yield f"{mate.job_id} of group {name} begins anew before {taken} have ended"
+        over = [job for job in state.jobs.values() if job.ended and job.spec.siblings and _group(job) == name]
+        if any(job_state(job) is JobState.FAILED for job in over) and not all(m.stop_cause for m in mates):
+            yield f"group {name} has failed, and a member of it goes on"
+
+
+def _falls(one: Job, other: Job) -> bool:
+    """A restart of ``one`` would have taken ``other`` along."""
+    return bool(one.spec.siblings and other.spec.siblings and concerns(one.spec.siblings, other.spec.siblings))
+
+
+def _group(job: Job) -> str:
+    return job.spec.siblings.group_id if job.spec.siblings else ""
+
+
 def _budgets(job: Job) -> Iterator[str]:
+    config = policy(job)
     for budget in Budget:
-        if spent(job, budget) > limit(job.spec, budget) >= 0:
+        if config is None and spent(job, budget) > limit(job.spec, budget) >= 0:
             yield f"spent {spent(job, budget)} of {limit(job.spec, budget)} {budget.value} retries"
-    if job.failures + job.preemptions != job.generation:
-        yield f"generation {job.generation} after {job.failures} + {job.preemptions} retries"
+    if config is not None and config.max_restarts is not None and 0 <= config.max_restarts < _most_within(job):
+        yield f"was restarted {_most_within(job)} times within {config.restart_period_s} s of {config.max_restarts}"
+    if job.failures + job.preemptions + job.with_siblings != job.generation:
+        yield f"generation {job.generation} after {job.failures} + {job.preemptions} + {job.with_siblings} retries"
+
+
+def _most_within(job: Job) -> int:
+    """The most restarts on its own account that ever fell into one period."""
+    config = policy(job)
+    period_s = config.restart_period_s if config else None
+    if period_s is None:
+        return job.failures + job.preemptions
+    return max((sum(at - period_s < other <= at for other in job.restarts) for at in job.restarts), default=0)
 
 
 def _owner(state: State, job: Job) -> Iterator[str]:
@@ -165,6 +227,8 @@ def _indexes(state: State) -> Iterator[str]:
             yield f"index {index} is {mine}, the rows say {other}"
     if list(state.queue) != list(twin.queue):
         yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
+    if state.alarms != twin.alarms:
+        yield f"the alarms are {state.alarms}, the rows say {twin.alarms}"
     if state.blobs != state.count_blobs():
         yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
 
@@ -176,6 +240,8 @@ _INDEXES = (
     "children",
     "rooted",
     "named",
+    "held",
+    "groups",
     "finished",
     "by_key",
     "hosted",
@@ -230,6 +296,8 @@ RULES: tuple[Rule, ...] = (
     _attempts,
     _wishes,
     _jobs,
+    _alone_with_its_name,
+    _groups,
     _indexes,
     _sessions,
     _names,

@@ -8,23 +8,21 @@ from __future__ import annotations
 from attrs import evolve
 
 from fray.model.ids import SessionId, attempt_id
-from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome
+from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     JOB_TABLE,
     Budget,
     JobTurn,
     Sight,
-    final_outcome,
     first_cause,
-    limit,
+    job_state,
     moved,
-    paying,
-    spent,
 )
 from fray.scheduler.match import Grant
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.registry import drop_incarnation
+from fray.scheduler.restarts import final_outcome, limit, pay, paying, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase
 from fray.scheduler.state import State
 
@@ -45,11 +43,13 @@ def accept(state: State, out: Outbox, spec: JobSpec, owner: str, root: SessionId
     state.add_job(job)
     out.job(job.job_id)
     out.happened(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
+    if spec.exclusive_name and len(state.named[spec.namespace, spec.name]) > 1:
+        hold(state, out, job)  # those who have the name are being ended, or it would have been refused
 
 
 def start(state: State, out: Outbox, job: Job, grants: list[Grant]) -> None:
     """Every member has its machine; the pool has given its share already."""
-    _turn(state, out, job, JobTurn.PLACED)
+    turn(state, out, job, JobTurn.PLACED)
     state.tally[job.job_id].ran = 0
     for member, grant in enumerate(grants):
         attempt = Attempt(
@@ -71,9 +71,18 @@ def _place(grant: Grant) -> str:
     return f"{grant.node}[{','.join(grant.devices)}]" if grant.devices else grant.node
 
 
-def _turn(state: State, out: Outbox, job: Job, turn: JobTurn) -> None:
-    job.phase = moved(JOB_TABLE, job.phase, turn)
+def turn(state: State, out: Outbox, job: Job, what: JobTurn) -> None:
+    """The one place where a job's phase changes."""
+    job.phase = moved(JOB_TABLE, job.phase, what)
     out.job(job.job_id)
+
+
+def hold(state: State, out: Outbox, job: Job, until: float | None = None) -> None:
+    """Keep a waiting job from being placed, until a time or until `holding.release` finds nothing in its way."""
+    _dequeue(state, job)
+    turn(state, out, job, JobTurn.HELD_BACK)
+    job.held_until = until if job.held_until is None else max(job.held_until, until or 0.0)
+    state.hold(job)
 
 
 # Being observed -------------------------------------------------------------------------------------------------------
@@ -110,7 +119,7 @@ def _ran(state: State, out: Outbox, attempt: Attempt, since: float) -> None:
     tally.ran += 1
     out.job(job.job_id)
     if job.phase is JobPhase.STARTING and tally.ran == job.spec.members:
-        _turn(state, out, job, JobTurn.ALL_RAN)
+        turn(state, out, job, JobTurn.ALL_RAN)
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
         out.happened(job.job_id, "running")
 
@@ -147,7 +156,7 @@ def end_attempt(
     out.wish(attempt)
     job = state.jobs[attempt.job_id]
     out.job(job.job_id)
-    out.happened(job.job_id, "attempt ended", f"{attempt.attempt_id} on {attempt.node}: {_told(outcome)}")
+    out.happened(job.job_id, "attempt ended", f"{attempt.attempt_id} on {attempt.node}: {told(outcome)}")
     _sever(state, out, attempt, outcome)
     _follow(state, out, job, attempt, outcome)
 
@@ -155,12 +164,8 @@ def end_attempt(
 def _sever(state: State, out: Outbox, attempt: Attempt, outcome: Outcome) -> None:
     """From now on nothing is its: names go, the jobs it launched stop, its conversations end."""
     out.ended_attempts.append(attempt.attempt_id)
-    drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {_told(outcome)}")
+    drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {told(outcome)}")
     stop_owned(state, out, attempt.attempt_id, f"its owner {attempt.attempt_id} ended ({outcome.cause.value})")
-
-
-def _told(outcome: Outcome) -> str:
-    return f"{outcome.cause.value}: {outcome.message}" if outcome.message else outcome.cause.value
 
 
 def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outcome) -> None:
@@ -169,7 +174,9 @@ def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outc
         _leftover(state, out, job, attempt)
         return
     if outcome.cause is not Cause.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
-        _cut(state, out, job, outcome, Cause.GANG)
+        if outcome.cause is Cause.SIBLING:  # nobody has asked for that
+            outcome = evolve(outcome, cause=Cause.FAILURE)
+        cut(state, out, job, outcome, Cause.GANG)
     if job.phase is JobPhase.RUNNING and not state.tally[job.job_id].living:
         _succeed(state, out, job)
     reconsider(state, out, job)
@@ -182,9 +189,9 @@ def _leftover(state: State, out: Outbox, job: Job, attempt: Attempt) -> None:
         out.release(job.spec.payload)
 
 
-def _cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause) -> None:
+def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause) -> None:
     """This generation ends: ask for the end of every member that lives."""
-    _turn(state, out, job, JobTurn.CUT)
+    turn(state, out, job, JobTurn.CUT)
     job.first, job.first_at = first, state.now
     for attempt in state.living_members(job):
         attempt.stop_cause = cause
@@ -200,23 +207,26 @@ def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str) -> 
     out.job(job.job_id)
     out.happened(job.job_id, "stopping", reason)
     first = Outcome(cause=cause, message=reason)
-    if job.phase is JobPhase.QUEUED:
+    if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         _dequeue(state, job)
-        _turn(state, out, job, JobTurn.COMMITTED)
+        turn(state, out, job, JobTurn.COMMITTED)
         _commit(state, out, job, first)
     elif job.phase is not JobPhase.CLOSING:
-        _cut(state, out, job, first, cause)
+        cut(state, out, job, first, cause)
     reconsider(state, out, job)
 
 
 def never(state: State, out: Outbox, job: Job, reason: str) -> None:
     """A waiting job that no machine will ever hold."""
     _dequeue(state, job)
-    _turn(state, out, job, JobTurn.COMMITTED)
+    turn(state, out, job, JobTurn.COMMITTED)
     _commit(state, out, job, Outcome(cause=Cause.UNSCHEDULABLE, message=reason))
 
 
 def _dequeue(state: State, job: Job) -> None:
+    if job.phase is JobPhase.HELD:
+        state.unhold(job)
+        return
     state.queue.remove(job.job_id)
     state.pool.version += 1  # what it held back may fit now
 
@@ -244,12 +254,12 @@ def reconsider(state: State, out: Outbox, job: Job) -> None:
         return
     expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
     first = first_cause(job, expected, state.rules.suspect_s)
-    budget = paying(job, first.cause)
+    budget = paying(state, job, first.cause)
     if budget is not None and not living:
         _retry(state, out, job, members, budget, first)
     elif budget is None:
-        _turn(state, out, job, JobTurn.COMMITTED)
-        _commit(state, out, job, final_outcome(job, first, expected))
+        turn(state, out, job, JobTurn.COMMITTED)
+        _commit(state, out, job, final_outcome(state, job, first, expected))
 
 
 def _as_lost(state: State, attempt: Attempt) -> Attempt:
@@ -264,21 +274,34 @@ def _as_lost(state: State, attempt: Attempt) -> Attempt:
 
 
 def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: Budget, first: Outcome) -> None:
-    if budget is Budget.FAILURE:
-        job.failures += 1
-    else:
-        job.preemptions += 1
+    pay(state, job, budget, first, members)
     for attempt in members:
         _strip_value(state, out, attempt)
-    _turn(state, out, job, JobTurn.RETRIED)
+    turn(state, out, job, JobTurn.RETRIED)
     job.generation += 1
     job.queued_at = state.now
     job.first = None
     _forget_old_records(state, job)
-    state.enqueue(job)
-    most = limit(job.spec, budget)
-    count = f"{budget.value} {spent(job, budget)}" + (f" of {most}" if most >= 0 else "")
-    out.happened(job.job_id, "retrying", f"{count} after {_told(first)}")
+    wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
+    out.happened(job.job_id, "retrying", f"{_account(state, job, budget)} after {told(first)}{wait}")
+    if job.held_until is not None or budget is Budget.SIBLING:
+        turn(state, out, job, JobTurn.HELD_BACK)
+        state.hold(job)
+    else:
+        state.enqueue(job)
+    if job.spec.siblings is not None and budget is not Budget.SIBLING:
+        out.setbacks.append(job.job_id)
+
+
+def _account(state: State, job: Job, budget: Budget) -> str:
+    """What of it is spent, in words."""
+    config = policy(job)
+    if config is None or budget is Budget.SIBLING:
+        most, used = limit(job.spec, budget), spent(job, budget)
+    else:
+        most, used = config.max_restarts or 0, len(recent(state, job))
+    within = f" within {config.restart_period_s:g} s" if config and config.restart_period_s else ""
+    return f"{budget.value} {used}" + (f" of {most}{within}" if most >= 0 else "")
 
 
 def _forget_old_records(state: State, job: Job) -> None:
@@ -293,7 +316,7 @@ def _succeed(state: State, out: Outbox, job: Job) -> None:
     """All members have succeeded; the first one's value is the job's."""
     own = state.members(job)[0].outcome
     assert own is not None
-    _turn(state, out, job, JobTurn.ALL_SUCCEEDED)
+    turn(state, out, job, JobTurn.ALL_SUCCEEDED)
     _commit(state, out, job, own)
 
 
@@ -310,7 +333,9 @@ def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
         out.release(job.spec.payload)
     if job.spec.entry is EntryKind.ACTOR:
         out.actor(job.job_id)
-    out.happened(job.job_id, "ended", _told(outcome))
+    if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
+        out.setbacks.append(job.job_id)
+    out.happened(job.job_id, "ended", told(outcome))
 
 
 def _strip_value(state: State, out: Outbox, attempt: Attempt) -> None:

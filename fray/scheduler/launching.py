@@ -19,6 +19,7 @@ from fray.scheduler.outbox import Outbox
 from fray.scheduler.rows import Session
 from fray.scheduler.sessions import living
 from fray.scheduler.state import State
+from fray.scheduler.supervision import check_group
 
 
 def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
@@ -89,6 +90,7 @@ def _check(state: State, specs: list[JobSpec], owner: str) -> None:
         raise InvalidRequest("a launch names the same job id twice")
     if state.living_jobs() + len(specs) > state.rules.living_limit:
         raise InvalidRequest(f"the cluster holds its limit of {state.rules.living_limit} living jobs; end some first")
+    check_group(state, specs)
     taken: dict[tuple[str, str], str] = {}
     for spec in specs:
         _check_spec(spec, owner)
@@ -108,7 +110,8 @@ def _check_name(state: State, spec: JobSpec, taken: dict[tuple[str, str], str]) 
     if not spec.exclusive_name:
         return
     key = spec.namespace, spec.name
-    holder = taken.get(key) or next(iter(state.named.get(key, ())), None)
+    staying = (job_id for job_id in state.named.get(key, ()) if state.jobs[job_id].stop_cause is None)
+    holder = taken.get(key) or next(staying, None)
     if holder is None:
         return
     job = state.jobs.get(holder)

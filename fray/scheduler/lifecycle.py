@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from attrs import evolve
-
-from fray.model.specs import Cause, JobSpec, JobState, Outcome, Phase
+from fray.model.specs import Cause, JobState, Outcome, Phase
 from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase, NodePhase
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
@@ -20,6 +18,10 @@ from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase, NodePhase
 class JobTurn(StrEnum):
     """What can happen to a job."""
 
+    HELD_BACK = "held back"
+    """Something must happen, or time must pass, before it may be placed."""
+    RELEASED = "released"
+    """That is over."""
     PLACED = "placed"
     """Every member has its machine."""
     ALL_RAN = "all ran"
@@ -36,6 +38,10 @@ class JobTurn(StrEnum):
 JOB_TABLE: Mapping[tuple[JobPhase, JobTurn], JobPhase] = {
     (JobPhase.QUEUED, JobTurn.PLACED): JobPhase.STARTING,
     (JobPhase.QUEUED, JobTurn.COMMITTED): JobPhase.ENDED,
+    (JobPhase.QUEUED, JobTurn.HELD_BACK): JobPhase.HELD,
+    (JobPhase.HELD, JobTurn.HELD_BACK): JobPhase.HELD,
+    (JobPhase.HELD, JobTurn.RELEASED): JobPhase.QUEUED,
+    (JobPhase.HELD, JobTurn.COMMITTED): JobPhase.ENDED,
     (JobPhase.STARTING, JobTurn.ALL_RAN): JobPhase.RUNNING,
     (JobPhase.STARTING, JobTurn.CUT): JobPhase.CLOSING,
     (JobPhase.RUNNING, JobTurn.ALL_SUCCEEDED): JobPhase.ENDED,
@@ -46,6 +52,7 @@ JOB_TABLE: Mapping[tuple[JobPhase, JobTurn], JobPhase] = {
 
 PUBLIC: Mapping[JobPhase, JobState] = {
     JobPhase.QUEUED: JobState.PENDING,
+    JobPhase.HELD: JobState.PENDING,
     JobPhase.STARTING: JobState.PENDING,
     JobPhase.RUNNING: JobState.RUNNING,
     JobPhase.CLOSING: JobState.RUNNING,
@@ -63,6 +70,7 @@ FINAL: Mapping[Cause, JobState] = {
     Cause.PREEMPTED: JobState.FAILED,
     Cause.MACHINE_LOST: JobState.FAILED,
     Cause.GANG: JobState.FAILED,
+    Cause.SIBLING: JobState.STOPPED,
     Cause.UNSCHEDULABLE: JobState.FAILED,
 }
 
@@ -178,6 +186,8 @@ class Budget(StrEnum):
 
     FAILURE = "failure"
     PREEMPTION = "preemption"
+    SIBLING = "sibling"
+    """Nobody's: it is made anew because another one was."""
 
 
 BUDGETS: Mapping[Cause, Budget | None] = {
@@ -191,6 +201,7 @@ BUDGETS: Mapping[Cause, Budget | None] = {
     Cause.STOPPED: None,
     Cause.OWNER_ENDED: None,
     Cause.GANG: Budget.FAILURE,
+    Cause.SIBLING: Budget.SIBLING,
     Cause.UNSCHEDULABLE: None,
 }
 """None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
@@ -199,29 +210,6 @@ unasked, it counts as a failure.)"""
 MACHINES_DOING = (Cause.MACHINE_LOST, Cause.PREEMPTED)
 SYMPTOMS = (Cause.FAILURE, Cause.KILLED, Cause.GANG)
 """How the other members of a gang end when a machine is taken from under one of them."""
-
-
-def limit(spec: JobSpec, budget: Budget) -> int:
-    """Retries the budget has; negative: no limit."""
-    return spec.max_retries_failure if budget is Budget.FAILURE else spec.max_retries_preemption
-
-
-def spent(job: Job, budget: Budget) -> int:
-    return job.failures if budget is Budget.FAILURE else job.preemptions
-
-
-def affordable(job: Job, cause: Cause) -> Budget | None:
-    """The budget that would pay for a retry after ``cause``."""
-    budget = BUDGETS[cause]
-    if budget is None:
-        return None
-    most = limit(job.spec, budget)
-    return budget if most < 0 or spent(job, budget) < most else None
-
-
-def paying(job: Job, cause: Cause) -> Budget | None:
-    """The budget that pays for a retry after ``cause``; None: no retry."""
-    return None if job.stop_cause is not None else affordable(job, cause)
 
 
 def first_cause(job: Job, members: list[Attempt], symptom_s: float) -> Outcome:
@@ -238,17 +226,3 @@ def first_cause(job: Job, members: list[Attempt], symptom_s: float) -> Outcome:
             if outcome and outcome.cause in MACHINES_DOING and at is not None and at <= job.first_at + symptom_s:
                 return outcome
     return job.first
-
-
-def final_outcome(job: Job, first: Outcome, members: list[Attempt]) -> Outcome:
-    """What is committed when no retry follows ``first``."""
-    if job.stop_cause is None:
-        return first
-    if members and all(attempt.outcome and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members):
-        own = members[0].outcome
-        assert own is not None
-        return own  # it was done before the request arrived
-    if affordable(job, first.cause) is None:
-        return first
-    told = f"{job.stop_reason}; it would have been retried after: {first.message or first.cause.value}"
-    return evolve(first, cause=job.stop_cause, message=told, value=None)

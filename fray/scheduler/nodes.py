@@ -188,6 +188,16 @@ def _due(state: State, out: Outbox, node: Node) -> None:
         lease = f"the node {node.name} has been silent for {state.rules.lease_s:.0f} s"
         _give_up(state, out, node, lease, node.silent_since)
         return
+    for attempt in _held(state, node):
+        if _may_overlap(state, attempt):
+            text = f"the node {node.name} has been silent for {state.rules.suspect_s:.0f} s, and it may overlap"
+            lose(state, out, attempt, text, node.silent_since)
     _tell_all(state, out, node)
     for attempt in _held(state, node):
         reconsider(state, out, state.jobs[attempt.job_id])
+
+
+def _may_overlap(state: State, attempt: Attempt) -> bool:
+    """Its author would rather have two for a while than none."""
+    config = state.jobs[attempt.job_id].spec.actor
+    return config is not None and config.may_overlap

@@ -33,6 +33,8 @@ class Outbox:
         self.state = state
         self.ended_attempts: list[AttemptId] = []
         """For those who act after the handler (`sessions.settle`)."""
+        self.setbacks: list[JobId] = []
+        """Members of supervised groups that begin anew on their own account, or have ended (`supervision.settle`)."""
         self._log: list[Effect] = []
         self._wishes: dict[NodeName, dict[AttemptId, None]] = {}
         self._launches: list[tuple[SessionId, int, tuple[JobId, ...]]] = []

@@ -19,6 +19,9 @@ class JobPhase(StrEnum):
     """Where a job is; `JobState` is the same with fewer words (see `lifecycle.PUBLIC`)."""
 
     QUEUED = "queued"
+    HELD = "held"
+    """Not in the queue yet: its back-off is not over, an earlier holder of its name is still being ended, or siblings
+    with which it begins anew are (see `holding`)."""
     STARTING = "starting"
     """Placed; not every member has been seen running yet."""
     RUNNING = "running"
@@ -81,6 +84,16 @@ class Job:
     """Spent of ``max_retries_failure``."""
     preemptions: int = 0
     """Spent of ``max_retries_preemption``."""
+    with_siblings: int = 0
+    """How often it was made anew only because a sibling failed: nobody's budget."""
+    restarts: tuple[float, ...] = ()
+    """When it was made anew on its own account, as far back as its `ActorConfig` counts."""
+    streak: int = 0
+    """Restarts without a long life between them: each doubles the back-off."""
+    spree: str = ""
+    """Why the first of the restarts that count now was needed."""
+    held_until: float | None = None
+    """While HELD: when its back-off is over."""
     stop_cause: Cause | None = None
     stop_reason: str = ""
     first: Outcome | None = None

@@ -199,7 +199,8 @@ class State(Tables):
         """When a `Tick` is due, by the law's time; None: nothing is timed."""
         nodes = (node_deadline(self.nodes[name], self.rules) for name in self.unwell)
         sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost)
-        return min([*nodes, *sessions], default=None)
+        held = (self.alarms[0][0],) if self.alarms else ()
+        return min([*nodes, *sessions, *held], default=None)
 
 
 def node_deadline(node: Node, rules: Rules) -> float:

@@ -1,7 +1,8 @@
 """The one door of the law: `step(state, event, now) -> effects`.
 
 `HANDLERS` maps each class of event to the function that obeys it; to teach the law a new event, add a line. After the
-handler, whatever it did, waiting jobs are placed, finished sessions are ended, and old records are forgotten.
+handler, whatever it did, siblings follow, held jobs that need wait no more are let go, waiting jobs are placed,
+finished sessions are ended, and old records are forgotten.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fray.scheduler import launching, nodes, registry, sessions
+from fray.scheduler import holding, launching, nodes, registry, sessions, supervision
 from fray.scheduler.effects import (
     Effect,
     Event,
@@ -77,6 +78,8 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     state.law.now = max(state.law.now, now)
     out = Outbox(state)
     HANDLERS[type(event)](state, event, out)
+    supervision.settle(state, out)
+    holding.release(state, out)
     place_waiting(state, out)
     sessions.settle(state, out)
     forget_finished(state, out)

@@ -6,6 +6,7 @@ walk has the same order in every run.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -77,6 +78,12 @@ class Tables:
         """Living jobs by the session at the top."""
         self.named: dict[tuple[Namespace, str], dict[JobId, None]] = {}
         """Living jobs by name."""
+        self.held: dict[JobId, None] = {}
+        """Jobs that wait for others, and for no time."""
+        self.alarms: list[tuple[float, int, JobId]] = []
+        """Jobs in their back-off: (its end, order of acceptance, job), soonest first."""
+        self.groups: dict[str, dict[JobId, None]] = {}
+        """Living members of supervised groups, in their order."""
         self.finished: dict[JobId, None] = {}
         """Ended jobs, oldest end first."""
         self.by_key: dict[str, dict[ActorId, None]] = {}
@@ -255,14 +262,20 @@ class Tables:
             self.children.setdefault(job.owner, {})[job.job_id] = None
         if job.root:
             self.rooted.setdefault(job.root, {})[job.job_id] = None
+        if job.spec.siblings is not None:
+            self.groups.setdefault(job.spec.siblings.group_id, {})[job.job_id] = None
         if job.phase is JobPhase.QUEUED:
             self.enqueue(job)
+        elif job.phase is JobPhase.HELD:
+            self.hold(job)
 
     def bury_job(self, job: Job) -> None:
         """It has ended: it is nobody's living job any more."""
         _discard(self.named, (job.spec.namespace, job.spec.name), job.job_id)
         _discard(self.children, job.owner, job.job_id)
         _discard(self.rooted, job.root, job.job_id)
+        if job.spec.siblings is not None:
+            _discard(self.groups, job.spec.siblings.group_id, job.job_id)
         self.finished[job.job_id] = None
         self.touch("job", job.job_id)
 
@@ -277,6 +290,25 @@ class Tables:
 
     def enqueue(self, job: Job) -> None:
         self.queue.add(job.job_id, job.order, self.shape(job))
+
+    def hold(self, job: Job) -> None:
+        """It is HELD: index it by what it waits for first."""
+        if job.held_until is None:
+            self.held[job.job_id] = None
+        else:
+            insort(self.alarms, (job.held_until, job.order, job.job_id))
+
+    def unhold(self, job: Job) -> None:
+        """It is HELD no more, or waits for something else now."""
+        if self.held.pop(job.job_id, self) is self and job.held_until is not None:
+            self.alarms.remove((job.held_until, job.order, job.job_id))
+
+    def group_of(self, job: Job) -> list[Job]:
+        """Its supervised group, living members in order, itself included; itself alone without one."""
+        if job.spec.siblings is None:
+            return [job]
+        mates = [self.jobs[job_id] for job_id in self.groups.get(job.spec.siblings.group_id, ())]
+        return mates if job in mates else [*mates, job]
 
     def living_jobs(self) -> int:
         return len(self.jobs) - len(self.finished)

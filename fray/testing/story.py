@@ -19,7 +19,6 @@ from fray.errors import (
     DeadlineExceeded,
     FrayError,
     JobFailed,
-    NameTaken,
     NoSuchActor,
     ProtocolMismatch,
     Unauthorized,
@@ -296,20 +295,9 @@ class Story:
             texts.append(f"{type(leaf).__name__}: {leaf}"[:160])
             self.outcomes[type(leaf).__name__] += 1
             own = isinstance(leaf, Boom) and leaf.token == who
-            explicable = is_explicable(leaf) or self._is_taken_by_the_dead(leaf)
-            if not own and not (explicable and self.explained(began)):
+            if not own and not (is_explicable(leaf) and self.explained(began)):
                 self.truth.breach("house", f"{who} ended with {texts[-1]}")
         return "; ".join(texts)
-
-    def _is_taken_by_the_dead(self, error: BaseException) -> bool:
-        """A job that is retried launches its children again, while those of its last attempt are still being ended.
-
-        The law does not wait for them (it retries at once), so their names may still be taken.
-        """
-        if not isinstance(error, NameTaken):
-            return False
-        owner = self.truth.lives.get(self.owners.get(error.details["holder"], ""))
-        return owner is not None and owner.ended is not None
 
 
 def is_explicable(error: BaseException) -> bool:
