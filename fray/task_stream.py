@@ -142,7 +142,8 @@ class TaskStream:
         self._wake()
 
     async def _room(self) -> None:
-        self._changed = self._changed or trio.Event()
+        if self._changed is None:
+            self._changed = trio.Event()
         await self._changed.wait()
 
     def _begin(self, item: Any) -> None:

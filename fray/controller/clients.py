@@ -18,12 +18,15 @@ from fray.controller.admission import check_id, check_launch, is_goodbye
 from fray.controller.house import House
 from fray.controller.logs import Follower
 from fray.controller.mortality import Witness
+from fray.controller.relay import open_relay
 from fray.controller.subscriptions import Audience
-from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, ProtocolMismatch
+from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, InvalidRequest, ProtocolMismatch
 from fray.model.ids import AttemptId, JobId, Namespace, check_name, split_attempt
 from fray.model.messages import client as words
 from fray.model.messages.client import ClientHello
+from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
+from fray.net.carrier import Carrier, End, Lane
 from fray.net.channel import MESSAGE_LIMIT_BYTES, Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.transport import Bytes
@@ -56,6 +59,9 @@ class Front(Protocol):
     def client_gone(self, link: ClientLink) -> None:
         """Its channel has ended."""
 
+    def carrier_of(self, incarnation: str) -> Carrier | None:
+        """What carries tunnels to this process; None without a conversation."""
+
 
 class ClientLink:
     """Handler of one client's channel.
@@ -81,6 +87,7 @@ class ClientLink:
         self.witness = witness
         self.superseded = False
         """A later channel speaks for this session."""
+        self.carrier = Carrier(channel, dialled=False, on_open=self._open_tunnel)
         self._house = house
         self._audience = audience
         self._front = front
@@ -100,6 +107,8 @@ class ClientLink:
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == Kind.REQUEST:
             self._request(ref, body)
+        elif self.carrier.on_frame(kind, flags, target, ref, body):
+            pass
         elif kind == Kind.NOTICE:
             message, _ = decode_message(body)
             if isinstance(message, words.Unwatch):
@@ -121,6 +130,7 @@ class ClientLink:
         self._open()
 
     def on_end(self, error: FrayError) -> None:
+        self.carrier.on_lost(ConnectionFailed(f"{self.session} has left the relay: {error}"))
         self._audience.leave(self)
         self._front.client_gone(self)
         self._wake.set()
@@ -130,6 +140,10 @@ class ClientLink:
             self._tell(SessionClosed(session=self.session, reason=error.details["reason"] or "goodbye"))
         else:
             self._lose()
+
+    def _open_tunnel(self, lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> End:
+        state, carrier_of = self._house.state, self._front.carrier_of
+        return open_relay(state, carrier_of, self.session, lane, message, greeting, window_bytes)
 
     def _open(self) -> None:
         hello = self.hello

@@ -23,7 +23,7 @@ from cattrs import transform_error
 from cattrs.preconf.json import make_converter
 
 from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
-from fray.model.messages import calls, client, node
+from fray.model.messages import calls, client, node, tunnels
 from fray.net import session
 
 HEADER = struct.Struct("<IBBHIQ")
@@ -70,10 +70,10 @@ class Kind(IntEnum):
     SPARE_41 = 41
     SPARE_42 = 42
     SPARE_43 = 43
-    SPARE_48 = 48
-    SPARE_49 = 49
-    SPARE_50 = 50
-    SPARE_51 = 51
+    TUNNEL_OPEN = 48
+    TUNNEL_DATA = 49
+    TUNNEL_CREDIT = 50
+    TUNNEL_CLOSE = 51
 
 
 FIRST_SEQUENCED = 16
@@ -132,7 +132,7 @@ def _classes(module: ModuleType) -> dict[str, type]:
 
 
 MESSAGES: dict[str, type] = {
-    name: cls for module in (client, node, calls, session) for name, cls in sorted(_classes(module).items())
+    name: cls for module in (client, node, calls, tunnels, session) for name, cls in sorted(_classes(module).items())
 }
 """Classes that may be the body of a control frame, by name."""
 

@@ -33,6 +33,8 @@ class Peer(Protocol):
 
     outbox: Outbox
     inbox: Inbox
+    refill: Callable[[], None] | None
+    """Puts more into the outbox when there is room for it."""
 
     def dispatch(self, message: Bytes, link: Link) -> None:
         """Take one message apart. May drop the link."""
@@ -105,8 +107,10 @@ class Link:
             self._direct = False
             message = self._next_message()
             if message is None or self._send_now(message):
-                return
-            self._unfinished = message
+                if self._channel.refill is None:
+                    return
+            else:
+                self._unfinished = message
         task, self._idle = self._idle, None
         trio.lowlevel.reschedule(task)
 
@@ -183,6 +187,8 @@ class Link:
 
     def _next_message(self) -> list[Bytes] | None:
         channel = self._channel
+        if channel.refill is not None:
+            channel.refill()
         frames = channel.outbox.take()
         if not (frames or self._urgent or self._ack_now):
             return self._goodbye()

@@ -157,7 +157,8 @@ class Hosted:
     async def wait_idle(self) -> None:
         """After `close`: until nothing is under way."""
         while self.is_busy:
-            self._idle = self._idle or trio.Event()
+            if self._idle is None:
+                self._idle = trio.Event()
             await self._idle.wait()
 
     def stop(self) -> None:

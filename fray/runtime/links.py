@@ -35,6 +35,7 @@ from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.requests import Requests
 from fray.net.transport import Credential, Network
+from fray.net.tunnel import Tunnels
 
 OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
 OnLog: TypeAlias = Callable[[LogLines], None]
@@ -81,9 +82,11 @@ class _NamesWatch:
 class ControllerLink:
     """The channel to the controller and all that rides on it."""
 
-    def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None) -> None:
+    def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
         self.on_log = on_log
+        self.tunnels = tunnels
+        """What is relayed over this conversation."""
         self.controller: ControllerHello | None = None
         self.ended: FrayError | None = None
         self.ready = trio.Event()
@@ -101,6 +104,8 @@ class ControllerLink:
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
             return
+        if self.tunnels is not None and self.tunnels.on_frame(kind, flags, target, ref, body):
+            return
         if kind == Kind.NOTICE:
             message, blobs = decode_message(body)
             self._notice(message, blobs)
@@ -114,6 +119,8 @@ class ControllerLink:
         self.controller = message
         if self._requests is not None:
             self._requests.on_reset()
+        if self.tunnels is not None:
+            self.tunnels.on_reset()
         self._resets += 1
         self._owed.set()
         self.ready.set()
@@ -128,6 +135,8 @@ class ControllerLink:
         self.ended = error
         if self._requests is not None:
             self._requests.on_end(error)
+        if self.tunnels is not None:
+            self.tunnels.on_end(error)
         for record in list(self._jobs.values()):
             record.lose(error)
         self._owed.set()
@@ -172,6 +181,8 @@ class ControllerLink:
     def _opened(self, channel: Channel) -> ControllerLink:
         self._channel = channel
         self._requests = Requests(channel)
+        if self.tunnels is not None:
+            self.tunnels.attach(channel)
         return self
 
     async def wait_ready(self, within_s: float) -> ControllerHello:
