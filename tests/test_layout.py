@@ -36,7 +36,7 @@ BRIDGE = {"blocking/portal.py", "blocking/loop.py", "blocking/line.py"}
 
 ALONE_OPENS = {
     "cattrs": "net/codec.py",
-    "trio_websocket": "net/websocket.py",
+    "trio_websocket": "net/trio_handshake.py",
     "cloudpickle": "runtime/payload.py",
     "pickle": "runtime/payload.py",
     "sqlite3": "controller/store.py",
@@ -44,7 +44,7 @@ ALONE_OPENS = {
 PUT_TOGETHER = ("testing", "local", "cli")
 
 PURE = (
-    *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "node/reconcile.py"),
+    *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "net/upgrade.py", "node/reconcile.py"),
     *("runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
     *("model/**/*.py", "scheduler/**/*.py"),
 )

@@ -15,11 +15,12 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
-from cattrs import transform_error
+from cattrs import Converter, transform_error
 from cattrs.preconf.json import make_converter
 
 from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
@@ -124,7 +125,14 @@ def read_frames(message: Bytes) -> Iterator[Frame]:
 
 # Control messages ----------------------------------------------------------------------------------------------------
 
-_converter = make_converter()
+_converter = make_converter(detailed_validation=False)
+"""It says only that something does not fit. Its hooks are compiled in half the time, and every process starts here."""
+
+
+@cache
+def _explainer() -> Converter:
+    """Says what does not fit, and where."""
+    return make_converter()
 
 
 def _classes(module: ModuleType) -> dict[str, type]:
@@ -241,8 +249,15 @@ def _structure(cls: type[T], data: Any, name: str) -> T:
     try:
         return _converter.structure(data, cls)
     except Exception as error:
-        why = "; ".join(transform_error(error, path=name))
-        raise ProtocolMismatch(f"a message does not fit this version: {why}") from error
+        raise ProtocolMismatch(f"a message does not fit this version: {_why_not(cls, data, name)}") from error
+
+
+def _why_not(cls: type, data: Any, name: str) -> str:
+    try:
+        _explainer().structure(data, cls)
+    except Exception as error:  # noqa: BLE001 - hooks raise anything
+        return "; ".join(transform_error(error, path=name))
+    return f"{name} is not as it should be"
 
 
 # Single objects (the store, tickets) ---------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class NoStage:
 class OneExecutor:
     """The actor's calls run on a thread that is already there."""
 
-    thread: Executor
+    thread: Runner
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
         return await self.thread.run(fn)
