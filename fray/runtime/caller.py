@@ -127,6 +127,10 @@ class Caller:
     def forget(self, route: Route) -> None:
         """The route is not needed any more; what is under way goes on."""
         route.close()
+        binding = route.binding
+        if binding is not None and not binding.peer.has_calls(binding):
+            route.binding = None
+            binding.peer.release(binding)
         for key in [key for key, known in self._routes.items() if known is route]:
             del self._routes[key]
 

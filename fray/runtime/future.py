@@ -45,12 +45,14 @@ class CallFuture:
         "cancelled",
         "chain",
         "deadline",
+        "elsewhere",
         "flags",
         "method",
         "number",
         "repeats",
         "route",
         "size",
+        "undelivered",
     )
 
     def __init__(self, route: Route, method: str, body: bytes, flags: int) -> None:
@@ -65,6 +67,10 @@ class CallFuture:
         self.number = 0
         self.binding: Binding | None = None
         self.cancelled = False
+        self.elsewhere: Callable[[CallFuture], Route | None] | None = None
+        """Asked, when the actor is gone and it may be sent again, for another one."""
+        self.undelivered = False
+        """It failed, and had surely no effect."""
         self._state = _PENDING
         self._value: Any = None
         self._tasks: list[Task] = []
