@@ -8,6 +8,7 @@ from fray.cluster import Cluster, current_cluster, open_cluster
 from fray.errors import (
     ActorDied,
     ActorFailed,
+    CallCancelled,
     ConnectionFailed,
     DeadlineExceeded,
     FrayError,
@@ -38,6 +39,7 @@ from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
 from fray.pools import PoolStats, WorkerInfo, WorkerPool
 from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.methods import method
 from fray.scopes import Scope
 from fray.supervision import Child, child
@@ -58,6 +60,8 @@ __all__ = [
     "ActorPool",
     "ActorServer",
     "ActorStatus",
+    "BlockingStream",
+    "CallCancelled",
     "Cause",
     "Child",
     "Cluster",
@@ -94,6 +98,7 @@ __all__ = [
     "ResourceConfig",
     "Scope",
     "ScopeCancelled",
+    "Stream",
     "TpuConfig",
     "Unauthorized",
     "UnknownClusterSpec",

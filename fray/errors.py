@@ -138,6 +138,11 @@ class MachineLost(ActorDied):
     """The machine under the callee has been silent too long."""
 
 
+class CallCancelled(FrayError):
+    """The call was cancelled by its caller. Whoever else awaits it gets this; so does a method that is blocked in its
+    stream."""
+
+
 class DeadlineExceeded(FrayError, TimeoutError):
     """The deadline given with the call (or inherited from the caller's) has passed."""
 

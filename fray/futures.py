@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
-from fray.errors import FrayError
+from fray.errors import CallCancelled, FrayError
 from fray.runtime import payload
-from fray.runtime.future import CANCEL_WAIT_S, CallCancelled
+from fray.runtime.future import CANCEL_WAIT_S
 
 
 class Waitable(Protocol):

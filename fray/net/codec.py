@@ -64,9 +64,9 @@ class Kind(IntEnum):
     FAULT = 34
     CANCEL = 35
     SETTLED = 36
-    SPARE_37 = 37
-    SPARE_38 = 38
-    SPARE_39 = 39
+    ITEM = 37
+    CREDIT = 38
+    INPUT = 39
     SPARE_40 = 40
     SPARE_41 = 41
     SPARE_42 = 42

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
-from fray.errors import ActorDied, DeadlineExceeded, FrayError
+from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError
 from fray.net.codec import Kind
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED
@@ -21,10 +21,6 @@ CANCEL_WAIT_S = 5.0
 
 _PENDING, _VALUE, _ERROR, _RAW_RESULT, _RAW_FAULT = range(5)
 _FAULT = int(Kind.FAULT)
-
-
-class CallCancelled(FrayError):
-    """The call was cancelled by `CallFuture.cancel`; others who await it get this."""
 
 
 class CallFuture:
