@@ -16,6 +16,7 @@ from fray.model.messages.client import Terminate
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
+from fray.runtime.checkpoints import AT_END_S, check_class
 from fray.runtime.context import Runtime
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
@@ -69,8 +70,10 @@ def build_actor_spec(
     is_root = request.detached and runtime.namespace.startswith(ANONYMOUS)
     namespace = request.name if is_root else runtime.namespace
     ladder = spec.ladder
-    if hasattr(cls, CLEANUP):
-        ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, config.cleanup_s + CLEANUP_MARGIN_S))
+    last_words_s = config.cleanup_s if hasattr(cls, CLEANUP) else 0.0
+    last_words_s += AT_END_S if check_class(cls, config) else 0.0
+    if last_words_s:
+        ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, last_words_s + CLEANUP_MARGIN_S))
     return evolve(spec, actor=config, namespace=namespace, ladder=ladder), content
 
 

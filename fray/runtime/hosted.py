@@ -60,6 +60,8 @@ class Hosted:
         self.make_context: Callable[[HostCall], Any] = lambda call: call
         self.under_way: dict[HostCall, None] = {}
         """Started, or handed to a thread, and not ended."""
+        self.cut_short = False
+        """A call that had begun was ended from outside."""
         self.counters = Counters()
         self._clock = clock
         self._methods: dict[str, Method] = {}
@@ -180,6 +182,7 @@ class Hosted:
     def end_calls(self, error: BaseException | None) -> None:
         """Cancel what is under way and answer it with ``error``, or (None) `ActorDied`."""
         for call in list(self.under_way):
+            self.cut_short = self.cut_short or call.began
             call.finish(call.raised(error or self._shut_down(call)))
             self.cancel(call)
 
