@@ -28,6 +28,7 @@ from attrs import frozen
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Outcome, Ticket
 from fray.net.codec import from_json, to_json
 from fray.node.entry import enter
+from fray.node.heap import settle
 from fray.node.keeper import keep
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.spawn import close_all_but
@@ -204,8 +205,7 @@ def warm(names: Sequence[str]) -> None:
     """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
     load(names)
     _warm_codec()
-    gc.collect()
-    gc.freeze()
+    settle()
 
 
 def load(names: Iterable[str]) -> None:
