@@ -209,7 +209,7 @@ async def warm(results: Results, rounds: int) -> None:
             await create(cluster, watch)
             await launch(cluster, watch)
             await kill(cluster, watch)
-            raw(into)
+
         await memory(cluster, results)
 
 
