@@ -147,6 +147,10 @@ class DeadlineExceeded(FrayError, TimeoutError):
     """The deadline given with the call (or inherited from the caller's) has passed."""
 
 
+class FutureForgotten(FrayError):
+    """A future that came from another process was settled so long ago that its author does not keep it any more."""
+
+
 class OutcomeUnknown(ActorDied):
     """The callee died or forgot while the call was under way: it may or may not have taken effect.
 

@@ -17,7 +17,7 @@ from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest,
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
 from fray.runtime.checkpoints import AT_END_S, check_class
-from fray.runtime.context import Runtime
+from fray.runtime.context import Runtime, current
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
 from fray.runtime.methods import check_concurrency
@@ -132,19 +132,40 @@ def _what_happened(info: JobInfo) -> str:
 
 
 class Job:
-    """One job of the cluster, seen from here. ``await job`` is ``await job.wait()``."""
+    """One job of the cluster, seen from here. ``await job`` is ``await job.wait()``. Picklable: it means the same job
+    wherever it arrives in the cluster."""
 
     def __init__(self, runtime: Runtime, record: JobRecord) -> None:
-        self._runtime = runtime
-        self._record = record
+        self._place: Runtime | None = runtime
+        self._known: JobRecord | None = record
+        self._names = record.info.job_id, record.info.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived_job, self._names
+
+    @property
+    def _runtime(self) -> Runtime:
+        """A job that came by pickle belongs to the cluster of the code that uses it."""
+        if self._place is None:
+            self._place = current()
+        return self._place
+
+    @property
+    def _record(self) -> JobRecord:
+        if self._known is None:
+            link = self._runtime.link
+            self._known, is_new = link.expect(*self._names)
+            if is_new:
+                self._runtime.token.run_sync_soon(self._runtime.nursery.start_soon, link.find_job, self._known)
+        return self._known
 
     @property
     def id(self) -> JobId:
-        return self._record.info.job_id
+        return self._names[0]
 
     @property
     def name(self) -> str:
-        return self._record.info.name
+        return self._names[1]
 
     @property
     def info(self) -> JobInfo:
@@ -193,7 +214,13 @@ class Job:
         await self._runtime.link.request(Terminate(jobs=(self.id,), reason=reason))
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} {self.info.state.value}>"
+        return f"<Job {self.id} {self._known.info.state.value if self._known else 'elsewhere'}>"
+
+
+def _arrived_job(job_id: JobId, name: str) -> Job:
+    job = Job.__new__(Job)
+    job._place, job._known, job._names = None, None, (job_id, name)
+    return job
 
 
 def job_id_of(job: Job | JobId) -> JobId:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent / "fray"
 
 API = (
     *("cluster", "scopes", "supervision", "jobs", "reservations", "actors", "actor_self", "groups"),
-    *("resolver", "actor_pool", "pools", "futures", "interrupts", "task_pool", "task_stream"),
+    *("resolver", "actor_pool", "pools", "futures", "interrupts", "task_pool", "task_stream", "distant_pool"),
 )
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -26,6 +26,9 @@ NAME_LIMIT = 200
 ANONYMOUS = "anon-"
 """How the namespaces of drivers that asked for none begin."""
 
+HOUSE_NAMES = "_fray."
+"""How the names of Fray's own actors begin; they are not listed."""
+
 
 def mint(rng: random.Random, length: int = 12) -> str:
     """A random token (60 bits by default). ``rng`` is `random.SystemRandom` outside simulation."""

@@ -37,6 +37,9 @@ class CallStream(CallFuture):
         self._items: deque[Bytes] = deque()
         self._taken = Taken()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a stream is read where it was begun: read it, and send the items")
+
     async def __aenter__(self) -> CallStream:
         return self
 

@@ -98,6 +98,8 @@ class ControllerLink:
         self._follow: dict[JobId | None, bool] = {}
         self._owed = trio.Event()
         self._resets = 0
+        self.is_closing = False
+        """This side has begun to say goodbye: what ends from now on is nobody's error."""
 
     # The channel's handler -------------------------------------------------------------------------------------------
 
@@ -201,6 +203,7 @@ class ControllerLink:
 
     async def close(self, reason: str, within_s: float) -> None:
         """Goodbye: end all this session owns, then the conversation. Bounded; shielded by the caller."""
+        self.is_closing = True
         with trio.move_on_after(within_s):
             if self.ended is None and self.ready.is_set():
                 try:
@@ -281,6 +284,20 @@ class ControllerLink:
         if missing:
             raise NoSuchJob(f"the cluster knows no job {missing[0]!r}", job_id=missing[0])
         return [by_id[job_id] for job_id in job_ids]
+
+    def expect(self, job_id: JobId, name: str) -> tuple[JobRecord, bool]:
+        """The record of a job that somebody else named, and whether it is new here: then `find_job` must fill it."""
+        record = self._jobs.get(job_id)
+        if record is not None:
+            return record, False
+        return self._record(JobInfo(job_id=job_id, name=name, state=JobState.PENDING)), True
+
+    async def find_job(self, record: JobRecord) -> None:
+        """Follow the job of this record, which ends as lost when the cluster does not know it."""
+        try:
+            await self.request_blobs(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._learn_all)
+        except FrayError as error:
+            record.lose(error)
 
     def known(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
         """The records this process already has of these jobs."""
