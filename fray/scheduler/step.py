@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fray.scheduler import checkpoints, holding, launching, nodes, registry, sessions, supervision
+from fray.scheduler import holding, launching, nodes, registry, sessions, supervision
 from fray.scheduler.effects import (
-    CheckpointTaken,
     Effect,
     Event,
     LaunchAsked,
@@ -63,7 +62,6 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     NodeDied: nodes.died,
     NameRegistered: registry.register,
     NameUnregistered: registry.unregister,
-    CheckpointTaken: checkpoints.take,
     Tick: _tick,
 }
 
