@@ -32,7 +32,7 @@ lint: venv
 
 bench: venv
 	@$(PY) -m bench.calls $(ARGS)
-	@$(PY) -m bench.start $(ARGS)
+	@$(PY) -m bench.actors $(ARGS)
 
 peers: venv
 	@$(PY) -m bench.peers

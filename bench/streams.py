@@ -27,6 +27,7 @@ from fray.net.codec import from_json, to_json
 from fray.net.websocket import WebSocketNetwork
 from fray.runtime.caller import Caller, Route
 from fray.runtime.host import Host
+from fray.runtime.host_input import BlockingStream, Stream
 
 ITEMS = 5_000
 
@@ -37,9 +38,22 @@ class OnThread:
     def count(self, n: int) -> Iterator[int]:
         yield from range(n)
 
+    def echo(self, stream: BlockingStream) -> Iterator[int]:
+        yield from stream
 
-class InLoop(OnThread):
+
+class InLoop:
     """Has an async method: everything runs in the loop."""
+
+    def count(self, n: int) -> Iterator[int]:
+        yield from range(n)
+
+    async def echo(self, stream: Stream) -> AsyncIterator[int]:
+        async for item in stream:
+            yield item
+
+    async def add_up(self, stream: Stream) -> int:
+        return sum([item async for item in stream])
 
     async def count_async(self, n: int) -> AsyncIterator[int]:
         for number in range(n):
@@ -90,6 +104,37 @@ def probe_stream(caller: Caller, route: Route, method: str) -> Probe:
     return lambda seconds: by_the_lot(lot, seconds)
 
 
+def probe_echo(caller: Caller, route: Route) -> Probe:
+    """Every item goes there and back; ``per_s`` counts it once."""
+
+    async def lot() -> int:
+        async with caller.open(route, "echo") as stream, trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                for number in range(ITEMS):
+                    await stream.send(number)
+                await stream.done_sending()
+
+            nursery.start_soon(send)
+            async for _ in stream:
+                pass
+        return ITEMS
+
+    return lambda seconds: by_the_lot(lot, seconds)
+
+
+def probe_upload(caller: Caller, route: Route) -> Probe:
+    async def lot() -> int:
+        async with caller.open(route, "add_up") as stream:
+            for number in range(ITEMS):
+                await stream.send(number)
+            await stream.done_sending()
+            await stream
+        return ITEMS
+
+    return lambda seconds: by_the_lot(lot, seconds)
+
+
 async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
     async with other_process() as ends, trio.open_nursery() as nursery:
         caller = Caller(WebSocketNetwork(), None, session="bench", rng=random.SystemRandom())
@@ -99,6 +144,9 @@ async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
             "generator in the loop": probe_stream(caller, loop, "count"),
             "async generator": probe_stream(caller, loop, "count_async"),
             "generator on a thread": probe_stream(caller, thread, "count"),
+            "items to an async method": probe_upload(caller, loop),
+            "there and back, async": probe_echo(caller, loop),
+            "there and back, thread": probe_echo(caller, thread),
         }
         results = await take_turns(probes, rounds, seconds / rounds / len(probes))
         report("Streams", results, {}, json_file)

@@ -8,14 +8,14 @@ from fray.cluster import Cluster, current_cluster, open_cluster
 from fray.errors import (
     ActorDied,
     ActorFailed,
+    CallCancelled,
     ConnectionFailed,
     DeadlineExceeded,
     FrayError,
-    GroupFailed,
+    FutureForgotten,
     InvalidRequest,
     JobFailed,
     JobStopped,
-    LinkedActorDied,
     MachineLost,
     MessageTooLarge,
     NameTaken,
@@ -32,16 +32,15 @@ from fray.errors import (
     Unreachable,
 )
 from fray.futures import Future, as_completed, wait_any
-from fray.groups import ActorGroup
 from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
-from fray.monitors import Down, Link, Monitor, Up, link, monitor
 from fray.pools import PoolStats, WorkerInfo, WorkerPool
 from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.methods import method
 from fray.scopes import Scope
 from fray.supervision import Child, child
@@ -56,13 +55,14 @@ __all__ = [
     "ActorDied",
     "ActorEndpoint",
     "ActorFailed",
-    "ActorGroup",
     "ActorHandle",
     "ActorInfo",
     "ActorMetrics",
     "ActorPool",
     "ActorServer",
     "ActorStatus",
+    "BlockingStream",
+    "CallCancelled",
     "Cause",
     "Child",
     "Cluster",
@@ -71,14 +71,13 @@ __all__ = [
     "CpuConfig",
     "CurrentActor",
     "DeadlineExceeded",
-    "Down",
     "Entrypoint",
     "EnvironmentConfig",
     "FixedResolver",
     "FrayError",
     "Future",
+    "FutureForgotten",
     "GpuConfig",
-    "GroupFailed",
     "InvalidRequest",
     "Job",
     "JobFailed",
@@ -86,11 +85,8 @@ __all__ = [
     "JobRequest",
     "JobState",
     "JobStopped",
-    "Link",
-    "LinkedActorDied",
     "MachineLost",
     "MessageTooLarge",
-    "Monitor",
     "NameTaken",
     "NeverSchedulable",
     "NoSuchActor",
@@ -104,21 +100,19 @@ __all__ = [
     "ResourceConfig",
     "Scope",
     "ScopeCancelled",
+    "Stream",
     "TpuConfig",
     "Unauthorized",
     "UnknownClusterSpec",
     "Unreachable",
-    "Up",
     "WorkerInfo",
     "WorkerPool",
     "as_completed",
     "child",
     "current_actor",
     "current_cluster",
-    "link",
     "method",
     "metrics_of",
-    "monitor",
     "open_cluster",
     "wait_any",
 ]

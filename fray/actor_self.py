@@ -5,6 +5,7 @@ from __future__ import annotations
 from fray.actors import ActorHandle, methods_of
 from fray.errors import FrayError
 from fray.model.ids import ActorId
+from fray.runtime.checkpoints import of_life
 from fray.runtime.context import current
 from fray.runtime.current import CurrentActor as RunningCall
 from fray.runtime.current import current_actor_var
@@ -81,6 +82,28 @@ class CurrentActor:
             InvalidRequest: as `shutdown`; or ``error`` is neither a text nor an exception.
         """
         self._life.fail(error)
+
+    # Its state -------------------------------------------------------------------------------------------------------
+
+    async def checkpoint(self) -> None:
+        """Keep the state as ``__fray_checkpoint__`` gives it at this point; returns once the controller has saved it.
+
+        For async methods; the next incarnation begins with it (``__fray_restore__``).
+
+        Raises:
+            InvalidRequest: the class has no checkpoints, or it is a light or served actor.
+            NotPicklable, MessageTooLarge: the state cannot be kept.
+            ActorDied: another incarnation has taken over.
+        """
+        await of_life(self._life).take_here()
+
+    def checkpoint_nowait(self) -> None:
+        """The same from any method or thread, without waiting: the state is taken now and saved soon.
+
+        Raises:
+            InvalidRequest, NotPicklable: as `checkpoint`; what goes wrong while it is saved is logged.
+        """
+        of_life(self._life).take_soon()
 
     # The call --------------------------------------------------------------------------------------------------------
 

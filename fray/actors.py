@@ -19,6 +19,7 @@ from fray.runtime.context import Runtime, current
 from fray.runtime.future import CallFuture
 from fray.runtime.methods import public_names
 from fray.runtime.route import Route
+from fray.runtime.two_way import Conversation
 
 if TYPE_CHECKING:
     from fray.cluster import Cluster
@@ -63,6 +64,16 @@ class ActorMethod:
         """
         caller, route = self._handle._way()
         return caller.stream(route, self._name, args, kwargs, self._options)
+
+    def open(self, *args: Any, **kwargs: Any) -> Conversation:
+        """Talk with a method that takes a `fray.Stream`: ``async with method.open(...) as stream``, then
+        ``await stream.send(item)`` and ``await stream.receive()``, or ``async for item in stream``.
+
+        Both sides run at most 64 items ahead of one another. Leaving the ``async with`` ends the method if it has not
+        ended. Raises as `start`, and later as `Conversation` says.
+        """
+        caller, route = self._handle._way()
+        return caller.open(route, self._name, args, kwargs, self._options)
 
     def options(self, *, timeout_s: float | None = None, retry: int = 0, idempotent: bool = False) -> ActorMethod:
         """The same method with other options.
@@ -148,11 +159,6 @@ async def metrics_of(actor: ActorHandle | ActorEndpoint) -> ActorMetrics:
         caller = current().caller
         route = caller.route_to(actor)
     return await caller.metrics(route)
-
-
-def label_of(handle: ActorHandle) -> str:
-    """The name of an actor, for people."""
-    return handle._label
 
 
 def methods_of(cls: type) -> tuple[str, ...] | None:

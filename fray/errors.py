@@ -134,20 +134,21 @@ class ActorFailed(FrayError, RuntimeError):
     """The actor itself said that it has failed: ``current_actor().fail(message)``."""
 
 
-class LinkedActorDied(FrayError, RuntimeError):
-    """The actor failed because one that it was linked to has gone for good; the cause says how that one ended."""
-
-
-class GroupFailed(FrayError, RuntimeError):
-    """So many members of an `ActorGroup` have ended for good that what was waited for can never be."""
-
-
 class MachineLost(ActorDied):
     """The machine under the callee has been silent too long."""
 
 
+class CallCancelled(FrayError):
+    """The call was cancelled by its caller. Whoever else awaits it gets this; so does a method that is blocked in its
+    stream."""
+
+
 class DeadlineExceeded(FrayError, TimeoutError):
     """The deadline given with the call (or inherited from the caller's) has passed."""
+
+
+class FutureForgotten(FrayError):
+    """A future that came from another process was settled so long ago that its author does not keep it any more."""
 
 
 class OutcomeUnknown(ActorDied):

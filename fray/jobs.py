@@ -16,7 +16,8 @@ from fray.model.messages.client import Terminate
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
-from fray.runtime.context import Runtime
+from fray.runtime.checkpoints import AT_END_S, check_class
+from fray.runtime.context import Runtime, current
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
 from fray.runtime.methods import check_concurrency
@@ -69,8 +70,10 @@ def build_actor_spec(
     is_root = request.detached and runtime.namespace.startswith(ANONYMOUS)
     namespace = request.name if is_root else runtime.namespace
     ladder = spec.ladder
-    if hasattr(cls, CLEANUP):
-        ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, config.cleanup_s + CLEANUP_MARGIN_S))
+    last_words_s = config.cleanup_s if hasattr(cls, CLEANUP) else 0.0
+    last_words_s += AT_END_S if check_class(cls, config) else 0.0
+    if last_words_s:
+        ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, last_words_s + CLEANUP_MARGIN_S))
     return evolve(spec, actor=config, namespace=namespace, ladder=ladder), content
 
 
@@ -129,19 +132,40 @@ def _what_happened(info: JobInfo) -> str:
 
 
 class Job:
-    """One job of the cluster, seen from here. ``await job`` is ``await job.wait()``."""
+    """One job of the cluster, seen from here. ``await job`` is ``await job.wait()``. Picklable: it means the same job
+    wherever it arrives in the cluster."""
 
     def __init__(self, runtime: Runtime, record: JobRecord) -> None:
-        self._runtime = runtime
-        self._record = record
+        self._place: Runtime | None = runtime
+        self._known: JobRecord | None = record
+        self._names = record.info.job_id, record.info.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived_job, self._names
+
+    @property
+    def _runtime(self) -> Runtime:
+        """A job that came by pickle belongs to the cluster of the code that uses it."""
+        if self._place is None:
+            self._place = current()
+        return self._place
+
+    @property
+    def _record(self) -> JobRecord:
+        if self._known is None:
+            link = self._runtime.link
+            self._known, is_new = link.expect(*self._names)
+            if is_new:
+                self._runtime.token.run_sync_soon(self._runtime.nursery.start_soon, link.find_job, self._known)
+        return self._known
 
     @property
     def id(self) -> JobId:
-        return self._record.info.job_id
+        return self._names[0]
 
     @property
     def name(self) -> str:
-        return self._record.info.name
+        return self._names[1]
 
     @property
     def info(self) -> JobInfo:
@@ -190,7 +214,13 @@ class Job:
         await self._runtime.link.request(Terminate(jobs=(self.id,), reason=reason))
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} {self.info.state.value}>"
+        return f"<Job {self.id} {self._known.info.state.value if self._known else 'elsewhere'}>"
+
+
+def _arrived_job(job_id: JobId, name: str) -> Job:
+    job = Job.__new__(Job)
+    job._place, job._known, job._names = None, None, (job_id, name)
+    return job
 
 
 def job_id_of(job: Job | JobId) -> JobId:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from attrs import evolve, frozen
 
+from fray.distant_pool import Window, arrive
 from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, InvalidRequest
 from fray.futures import Future
 from fray.jobs import build_actor_spec, error_of
@@ -23,14 +24,14 @@ from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.resources import ResourceConfig
 from fray.model.specs import EnvironmentConfig, JobRequest
 from fray.runtime import payload
-from fray.runtime.attempt import is_async
 from fray.runtime.context import Runtime
 from fray.runtime.crew import Crew, Function, Lane, Task
 from fray.runtime.family import Kind, Supervision
 from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope, open_service_scope
+from fray.runtime.shelf import shelf_of
 from fray.runtime.task_worker import PIECE_LIMIT_BYTES, TaskWorker
-from fray.task_pool import TaskOptions, TaskPool
+from fray.task_pool import TaskOptions, TaskPool, close_function
 
 if TYPE_CHECKING:
     from fray.cluster import Cluster
@@ -159,6 +160,13 @@ class WorkerPool(TaskPool):
         self._functions: dict[tuple[bytes, bool], Function] = {}
         self._function_numbers = count(1)
         self._open = False
+        self._window = Window(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives it is a `DistantPool`, whose tasks are queued here."""
+        shelf = shelf_of(self._runtime)
+        number = shelf.offer(self._window)
+        return arrive, (shelf.actor_id, number, self._request.name, self.num_workers, self._options)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -231,23 +239,27 @@ class WorkerPool(TaskPool):
     def pickled(self, fn: Callable[..., Any]) -> Function:
         """The function as it is now, pickled; equal ones are sent to each worker once."""
         self._check_open()
-        if not callable(fn):
-            raise InvalidRequest(f"submit needs a callable, not {fn!r}")
-        name = getattr(fn, "__name__", None) or type(fn).__name__
-        data = payload.dumps(fn, f"task {name!r}")
-        key = (data, is_async(fn))
+        name, data, runs_async = close_function(fn)
+        return self.known_function(name, data, runs_async)
+
+    def known_function(self, name: str, data: bytes, runs_async: bool) -> Function:
+        """A pickled function; the same for the same pickle."""
+        key = (data, runs_async)
         function = self._functions.get(key)
         if function is None:
             self._check_size(len(data), f"the function of task {name!r}")
             if len(self._functions) >= FUNCTIONS_KEPT:
                 self._functions.clear()
-            function = self._functions[key] = Function(next(self._function_numbers), data, name, key[1])
+            function = self._functions[key] = Function(next(self._function_numbers), data, name, runs_async)
         return function
 
     def add(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future:
+        return self.queue(function, payload.dumps_call(function.name, args, kwargs), bool(kwargs), options)
+
+    def queue(self, function: Function, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+        """Queue one task whose arguments are pickled."""
         self._check_open()
         crew = self._crew
-        content = payload.dumps_call(function.name, args, kwargs)
         size = len(content)
         if size > 100_000:
             self._check_size(size, f"the arguments of task {function.name!r}")
@@ -263,7 +275,7 @@ class WorkerPool(TaskPool):
             options.max_retries,
             function,
             content,
-            bool(kwargs),
+            has_kwargs,
             future,
             options.timeout_s,
             options.retry_exceptions,

@@ -9,6 +9,8 @@ from attrs import frozen
 
 from fray.errors import InvalidRequest
 from fray.futures import Future
+from fray.runtime import payload
+from fray.runtime.attempt import is_async
 from fray.runtime.crew import Function
 from fray.task_stream import OnProgress, TaskStream
 
@@ -37,6 +39,14 @@ class Desk(Protocol):
 
     def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
         """Run a task as long as the pool is there."""
+
+
+def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
+    """Name, pickle, and whether it is async. Raises InvalidRequest, NotPicklable."""
+    if not callable(fn):
+        raise InvalidRequest(f"submit needs a callable, not {fn!r}")
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    return name, payload.dumps(fn, f"task {name!r}"), is_async(fn)
 
 
 class TaskPool:

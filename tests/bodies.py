@@ -127,6 +127,12 @@ async def call_actor(counter: Any, k: int) -> int:
     return int(await counter.add(k))
 
 
+async def call_by_name(name: str, k: int) -> int:
+    pool = fray.ClusterResolver(fray.current_cluster()).lookup(name)
+    await pool.wait_for_size(1, timeout=20)
+    return int(await pool.call().add(k))
+
+
 async def launch_child(k: int) -> Any:
     cluster = fray.current_cluster()
     async with cluster.open_scope("inner") as scope:

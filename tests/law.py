@@ -11,6 +11,7 @@ from fray.model.resources import Capacity, Demand, Device
 from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Observed, Outcome, Phase
 from fray.net.codec import from_json, to_json
 from fray.scheduler.effects import (
+    CheckpointTaken,
     Effect,
     Event,
     LaunchAsked,
@@ -201,6 +202,9 @@ class Cluster:
 
     def unregister(self, actor_id: str, session: str) -> list[Effect]:
         return self.tell(NameUnregistered(session=session, ref=self.ref(), actor_id=actor_id))
+
+    def checkpoint(self, session: str, number: int, blob: str) -> list[Effect]:
+        return self.tell(CheckpointTaken(session=session, ref=self.ref(), number=number, blob=blob))
 
     # Nodes
 

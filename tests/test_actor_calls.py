@@ -13,6 +13,7 @@ from calling import Stage, open_stage
 
 from fray.errors import (
     ActorDied,
+    CallCancelled,
     DeadlineExceeded,
     FrayError,
     MessageTooLarge,
@@ -23,7 +24,7 @@ from fray.errors import (
 )
 from fray.model.messages.client import ActorEndpoint
 from fray.runtime.current import current_actor
-from fray.runtime.future import CANCEL_WAIT_S, CallCancelled
+from fray.runtime.future import CANCEL_WAIT_S
 from fray.runtime.host import Executor
 
 # Calls and answers ---------------------------------------------------------------------------------------------------

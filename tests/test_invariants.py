@@ -381,8 +381,11 @@ class World:
                 self.tell(self.law.register(self.rng.choice("xy"), actor, session, self.rng.random() < 0.3))
             elif turn < 0.7:
                 self.tell(self.law.unregister(f"actor{self.rng.randrange(9)}", session))
-            elif turn < 0.75:
+            elif turn < 0.72:
                 self.tell(self.law.close(session, ref=self.law.ref()))
+            elif turn < 0.9:
+                kept = self.rng.choice(["c1", "c2", "c3"])
+                self.tell(self.law.checkpoint(session, self.rng.randrange(5), kept))
         except FrayError:
             pass
         return True

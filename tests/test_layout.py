@@ -11,19 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "fray"
 
 API = (
-    *(
-        "cluster",
-        "scopes",
-        "supervision",
-        "jobs",
-        "reservations",
-        "actors",
-        "actor_self",
-        "groups",
-        "monitors",
-        "hosts",
-    ),
-    *("resolver", "pools", "futures", "interrupts", "task_pool", "task_stream"),
+    *("cluster", "scopes", "supervision", "jobs", "reservations", "actors", "actor_self", "groups"),
+    *("resolver", "actor_pool", "pools", "futures", "interrupts", "task_pool", "task_stream", "distant_pool"),
 )
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -47,15 +36,16 @@ BRIDGE = {"blocking/portal.py", "blocking/loop.py", "blocking/line.py"}
 
 ALONE_OPENS = {
     "cattrs": "net/codec.py",
-    "trio_websocket": "net/websocket.py",
+    "trio_websocket": "net/trio_handshake.py",
     "cloudpickle": "runtime/payload.py",
     "pickle": "runtime/payload.py",
     "sqlite3": "controller/store.py",
+    "fsspec": "runtime/storage.py",
 }
 PUT_TOGETHER = ("testing", "local", "cli")
 
 PURE = (
-    *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "node/reconcile.py"),
+    *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "net/upgrade.py", "node/reconcile.py"),
     *("runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
     *("model/**/*.py", "scheduler/**/*.py"),
 )

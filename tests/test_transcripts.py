@@ -42,6 +42,7 @@ from fray.scheduler.effects import (
     WishesMoved,
 )
 from fray.scheduler.explain import explain
+from fray.scheduler.rows import Kept
 
 STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
@@ -161,6 +162,11 @@ def do_register(law: Cluster, words: list[str]) -> list[Effect]:
     return law.tell(law.registration(name, actor, session, "exclusive" in words))
 
 
+def do_checkpoint(law: Cluster, words: list[str]) -> list[Effect]:
+    """``checkpoint SESSION NUMBER BLOB``: an actor's process hands in its state"""
+    return law.checkpoint(words[0], int(words[1]), words[2])
+
+
 def do_tick(law: Cluster, words: list[str]) -> list[Effect]:
     """``tick``: all that is due up to this time, each at its own"""
     return law.tick(float(words[0]))
@@ -226,6 +232,10 @@ def names_line(names: Names) -> str:
     return f"{names.key}: {actors}" + (f" ({names.ended.cause.value}: {names.ended.message})" if names.ended else "")
 
 
+def kept_line(kept: Kept | None) -> str:
+    return f"{kept.blob}, number {kept.number} of {kept.attempt_id}" if kept else "nothing is kept"
+
+
 def actor_line(info: ActorInfo) -> str:
     return f"{info.name} {info.status.value}" + (f": {info.why}" if info.why else "")
 
@@ -238,6 +248,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "names": lambda law, words: iter([names_line(law.names(words[0]))]),
     "wanted": lambda law, words: iter([wish(law, attempt) for attempt in law.wished(words[0])] or ["nothing"]),
     "actors": lambda law, words: map(actor_line, list_actors(law.state)),
+    "state": lambda law, words: iter([kept_line(law.state.jobs[words[0]].checkpoint)]),
     "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),
 }
 

@@ -28,7 +28,8 @@ from fray.net import auth, rfc6455, sockets
 from fray.net.memory import TRANSPORT_LIMIT_BYTES, Fate, MemoryNetwork
 from fray.net.rfc6455 import Control, Reader
 from fray.net.transport import Credential, Network, Transport
-from fray.net.websocket import PlainWebSocketNetwork, WebSocketNetwork
+from fray.net.trio_handshake import PlainWebSocketNetwork
+from fray.net.websocket import WebSocketNetwork
 from fray.testing.conformance import CASES, CREDENTIAL, Bench, Case, authorize, connected, listener, receive_all
 
 KINDS = ["memory", "tcp", "unix", "plain tcp", "plain unix"]
@@ -54,8 +55,12 @@ async def test_a_transport_conforms(case: Case, kind: str, tmp_path: Path) -> No
         await case(bench)
 
 
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
 @pytest.mark.parametrize(("dialling", "listening"), [("lean", "plain"), ("plain", "lean")])
-async def test_the_lean_and_the_plain_transport_understand_each_other(dialling: str, listening: str) -> None:
+async def test_the_lean_and_the_plain_transport_understand_each_other(
+    dialling: str, listening: str, kind: str, tmp_path: Path
+) -> None:
+    at = "tcp:127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
     rng = random.Random(3)
     messages = [rng.randbytes(rng.choice((0, 1, 125, 126, 65535, 65536, 300_000))) for _ in range(50)]
     async with trio.open_nursery() as nursery:
@@ -65,7 +70,7 @@ async def test_the_lean_and_the_plain_transport_understand_each_other(dialling: 
             while True:
                 await transport.send([await transport.receive()])
 
-        address = await nursery.start(networks[listening].listen, "tcp:127.0.0.1:0", authorize, ends_quietly(echo))
+        address = await nursery.start(networks[listening].listen, at, authorize, ends_quietly(echo))
         near = await networks[dialling].dial(address, CREDENTIAL, timeout_s=5)
         for message in messages:
             await near.send([message])

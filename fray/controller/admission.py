@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
 from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, Namespace, SessionId, check_name
-from fray.model.messages.client import ClientHello, Launch, Role
+from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
 from fray.model.specs import EntryKind, JobSpec
 from fray.scheduler.rows import Session, SessionPhase
 
@@ -21,6 +21,8 @@ LAUNCH_LIMIT_JOBS = 10_000
 ID_LIMIT = NAME_LIMIT + 40
 GRACE_LIMIT_S = 7 * 86_400.0
 MEMBERS_LIMIT = 100_000
+LOCATION_LIMIT = 2_000
+"""Characters of the place of a checkpoint in a storage."""
 _ID = re.compile(r"[!-~]+\Z")
 _OURS = ("its peer began anew", "stopped", "superseded", "cancelled")
 
@@ -97,6 +99,16 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
     if extra := set(attached) - set(needed):
         raise InvalidRequest(f"no job of this launch names the attachment {min(extra)}")
     return needed
+
+
+def check_checkpoint(message: SaveCheckpoint, attached: Sequence[BlobId], has_blob: Callable[[BlobId], bool]) -> None:
+    """Raises InvalidRequest: neither content nor location, both, a content that is not there, or one too many."""
+    if (message.blob is None) is not bool(message.location) or len(message.location) > LOCATION_LIMIT:
+        raise InvalidRequest("a checkpoint has either a content or a location of at most 2,000 characters")
+    if message.blob is not None and message.blob not in attached and not has_blob(message.blob):
+        raise InvalidRequest("the checkpoint is not attached, or came damaged: send it again")
+    if extra := set(attached) - {message.blob}:
+        raise InvalidRequest(f"the checkpoint does not name the attachment {min(extra)}")
 
 
 def _check_spec(spec: JobSpec) -> None:

@@ -14,21 +14,33 @@ from typing import Any, Protocol
 import trio
 from attrs import evolve
 
-from fray.controller.admission import check_id, check_launch, is_goodbye
+from fray.controller.admission import check_checkpoint, check_id, check_launch, is_goodbye
 from fray.controller.house import House
 from fray.controller.logs import Follower
 from fray.controller.mortality import Witness
+from fray.controller.relay import open_relay
 from fray.controller.subscriptions import Audience
-from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, ProtocolMismatch
+from fray.errors import (
+    ChannelClosed,
+    ChannelFull,
+    ConnectionFailed,
+    FrayError,
+    InvalidRequest,
+    ProtocolMismatch,
+    StoreError,
+)
 from fray.model.ids import AttemptId, JobId, Namespace, check_name, split_attempt
 from fray.model.messages import client as words
 from fray.model.messages.client import ClientHello
+from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
+from fray.net.carrier import Carrier, End, Lane
 from fray.net.channel import MESSAGE_LIMIT_BYTES, Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.transport import Bytes
-from fray.scheduler import actors
+from fray.scheduler import actors, checkpoints
 from fray.scheduler.effects import (
+    CheckpointTaken,
     LaunchAsked,
     NameRegistered,
     NameUnregistered,
@@ -56,6 +68,9 @@ class Front(Protocol):
     def client_gone(self, link: ClientLink) -> None:
         """Its channel has ended."""
 
+    def carrier_of(self, incarnation: str) -> Carrier | None:
+        """What carries tunnels to this process; None without a conversation."""
+
 
 class ClientLink:
     """Handler of one client's channel.
@@ -81,6 +96,7 @@ class ClientLink:
         self.witness = witness
         self.superseded = False
         """A later channel speaks for this session."""
+        self.carrier = Carrier(channel, dialled=False, on_open=self._open_tunnel)
         self._house = house
         self._audience = audience
         self._front = front
@@ -100,6 +116,8 @@ class ClientLink:
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == Kind.REQUEST:
             self._request(ref, body)
+        elif self.carrier.on_frame(kind, flags, target, ref, body):
+            pass
         elif kind == Kind.NOTICE:
             message, _ = decode_message(body)
             if isinstance(message, words.Unwatch):
@@ -121,6 +139,7 @@ class ClientLink:
         self._open()
 
     def on_end(self, error: FrayError) -> None:
+        self.carrier.on_lost(ConnectionFailed(f"{self.session} has left the relay: {error}"))
         self._audience.leave(self)
         self._front.client_gone(self)
         self._wake.set()
@@ -130,6 +149,10 @@ class ClientLink:
             self._tell(SessionClosed(session=self.session, reason=error.details["reason"] or "goodbye"))
         else:
             self._lose()
+
+    def _open_tunnel(self, lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> End:
+        state, carrier_of = self._house.state, self._front.carrier_of
+        return open_relay(state, carrier_of, self.session, lane, message, greeting, window_bytes)
 
     def _open(self) -> None:
         hello = self.hello
@@ -298,6 +321,27 @@ class ClientLink:
         namespace = self.namespace if message.namespace is None else message.namespace
         return words.Actors(actors=actors.find_by_name(state, namespace, message.name)), ()
 
+    # Checkpoints
+
+    def _save_checkpoint(self, ref: int, message: words.SaveCheckpoint, blobs: Sequence[Bytes]) -> Answer:
+        with self._house.holding(blobs) as attached:
+            check_checkpoint(message, attached, self._house.store.has_blob)
+            event = CheckpointTaken(
+                session=self.session, ref=ref, number=message.number, blob=message.blob, location=message.location
+            )
+            self._house.ask_with(event, [message.blob] if message.blob is not None else [])
+        return None
+
+    def _fetch_checkpoint(self, ref: int, message: words.FetchCheckpoint, blobs: Sequence[Bytes]) -> Answer:
+        state = self._house.state
+        kept = state.jobs[checkpoints.living_actor(state, self.session).job_id].checkpoint
+        if kept is None:
+            return words.Checkpoint(), ()
+        data = self._house.store.blob(kept.blob) if kept.blob is not None else None
+        if kept.blob is not None and data is None:
+            raise StoreError(f"the checkpoint of {kept.attempt_id} is damaged in the controller's store")
+        return words.Checkpoint(blob=kept.blob, location=kept.location), [data] if data is not None else ()
+
     # Logs
 
     def _follow_logs(self, ref: int, message: words.FollowLogs, blobs: Sequence[Bytes]) -> Answer:
@@ -402,6 +446,8 @@ _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] 
     words.Unwatch: ClientLink._unwatch,
     words.ListActors: ClientLink._list_actors,
     words.FindActor: ClientLink._find_actor,
+    words.SaveCheckpoint: ClientLink._save_checkpoint,
+    words.FetchCheckpoint: ClientLink._fetch_checkpoint,
     words.ListNodes: ClientLink._list_nodes,
     words.EndSession: ClientLink._end_session,
 }

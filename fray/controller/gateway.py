@@ -22,6 +22,7 @@ from fray.errors import ChannelClosed, ChannelFull, NodeNameTaken, NoSuchJob, Pr
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, Role
 from fray.model.messages.node import NodeHello
+from fray.net.carrier import Carrier
 from fray.net.channel import Acceptor, Channel, Handler, HandlerFactory
 from fray.net.codec import decode_message, encode_message
 from fray.net.transport import Claim
@@ -175,6 +176,10 @@ class Gateway:
         if self._clients.get(link.session) is link:
             del self._clients[link.session]
         self._forget(link)
+
+    def carrier_of(self, incarnation: str) -> Carrier | None:
+        link = self._clients.get(incarnation)
+        return link.carrier if link is not None else None
 
     def node_gone(self, link: NodeLink) -> None:
         if self._nodes.get(link.node) is link:

@@ -26,6 +26,9 @@ NAME_LIMIT = 200
 ANONYMOUS = "anon-"
 """How the namespaces of drivers that asked for none begin."""
 
+HOUSE_NAMES = "_fray."
+"""How the names of Fray's own actors begin; they are not listed."""
+
 
 def mint(rng: random.Random, length: int = 12) -> str:
     """A random token (60 bits by default). ``rng`` is `random.SystemRandom` outside simulation."""
@@ -59,19 +62,3 @@ def check_name(name: str, what: str) -> str:
             f"without blanks, for example {suggestion!r}"
         )
     return name
-
-
-# Light actors --------------------------------------------------------------------------------------------------------
-
-_LIGHT = "~"
-
-
-def light_id(host: ActorId, number: int) -> ActorId:
-    """The id of light actor ``number`` in the process of ``host``; it says how to get there."""
-    return f"{host}{_LIGHT}{number}"
-
-
-def home_of(actor_id: ActorId) -> tuple[ActorId, int]:
-    """The actor whose process it lives in, and its number there; a process actor is its own home, and the number 0."""
-    host, mark, number = actor_id.rpartition(_LIGHT)
-    return (host, int(number)) if mark else (actor_id, 0)

@@ -15,15 +15,16 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
-from cattrs import transform_error
+from cattrs import Converter, transform_error
 from cattrs.preconf.json import make_converter
 
 from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
-from fray.model.messages import calls, client, node
+from fray.model.messages import calls, client, node, tunnels
 from fray.net import session
 
 HEADER = struct.Struct("<IBBHIQ")
@@ -63,17 +64,17 @@ class Kind(IntEnum):
     FAULT = 34
     CANCEL = 35
     SETTLED = 36
-    SPARE_37 = 37
-    SPARE_38 = 38
-    SPARE_39 = 39
+    ITEM = 37
+    CREDIT = 38
+    INPUT = 39
     SPARE_40 = 40
     SPARE_41 = 41
     SPARE_42 = 42
     SPARE_43 = 43
-    SPARE_48 = 48
-    SPARE_49 = 49
-    SPARE_50 = 50
-    SPARE_51 = 51
+    TUNNEL_OPEN = 48
+    TUNNEL_DATA = 49
+    TUNNEL_CREDIT = 50
+    TUNNEL_CLOSE = 51
 
 
 FIRST_SEQUENCED = 16
@@ -124,7 +125,14 @@ def read_frames(message: Bytes) -> Iterator[Frame]:
 
 # Control messages ----------------------------------------------------------------------------------------------------
 
-_converter = make_converter()
+_converter = make_converter(detailed_validation=False)
+"""It says only that something does not fit. Its hooks are compiled in half the time, and every process starts here."""
+
+
+@cache
+def _explainer() -> Converter:
+    """Says what does not fit, and where."""
+    return make_converter()
 
 
 def _classes(module: ModuleType) -> dict[str, type]:
@@ -132,7 +140,7 @@ def _classes(module: ModuleType) -> dict[str, type]:
 
 
 MESSAGES: dict[str, type] = {
-    name: cls for module in (client, node, calls, session) for name, cls in sorted(_classes(module).items())
+    name: cls for module in (client, node, calls, tunnels, session) for name, cls in sorted(_classes(module).items())
 }
 """Classes that may be the body of a control frame, by name."""
 
@@ -241,8 +249,15 @@ def _structure(cls: type[T], data: Any, name: str) -> T:
     try:
         return _converter.structure(data, cls)
     except Exception as error:
-        why = "; ".join(transform_error(error, path=name))
-        raise ProtocolMismatch(f"a message does not fit this version: {why}") from error
+        raise ProtocolMismatch(f"a message does not fit this version: {_why_not(cls, data, name)}") from error
+
+
+def _why_not(cls: type, data: Any, name: str) -> str:
+    try:
+        _explainer().structure(data, cls)
+    except Exception as error:  # noqa: BLE001 - hooks raise anything
+        return "; ".join(transform_error(error, path=name))
+    return f"{name} is not as it should be"
 
 
 # Single objects (the store, tickets) ---------------------------------------------------------------------------------

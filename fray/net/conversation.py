@@ -77,6 +77,8 @@ class Channel:
         self.inbox = Inbox()
         self.on_over: Callable[[], None] = lambda: None
         """For the owner (dialler or acceptor): called after `Handler.on_end`."""
+        self.refill: Callable[[], None] | None = None
+        """Asked for more (`fill`) when what is unsent fits in one message: see `fray.net.carrier`."""
         self._handler: Handler | None = None
         self._link: Link | None = None
         self._corked = False
@@ -132,6 +134,19 @@ class Channel:
             outbox.size_bytes = held + size
         else:
             self._push_large(kind, flags, target, ref, body)
+        if not self._corked and self._link is not None:
+            self._link.poke()
+
+    def fill(self, kind: int, ref: int, body: Bytes, *, target: int = 0, flags: int = 0) -> None:
+        """Within `refill`: one frame of at most a fragment, whatever waits already."""
+        head = _pack(len(body), kind, flags, 0, target, ref)
+        if len(body) < JOIN_BELOW_BYTES:
+            self.outbox.push(head + body, HEADER_BYTES + len(body))
+        else:
+            self.outbox.push((head, body), HEADER_BYTES + len(body))
+
+    def wake(self) -> None:
+        """`refill` has become something to ask."""
         if not self._corked and self._link is not None:
             self._link.poke()
 
@@ -306,7 +321,7 @@ class Channel:
         if inbox.received != inbox.told:
             inbox.untold_bytes += len(message)
             link.note_received()
-        if self.outbox.unsent or link.must_send():
+        if self.outbox.unsent or self.refill is not None or link.must_send():
             link.poke()
 
     def _on_frames(self, message: Bytes, link: Link) -> None:

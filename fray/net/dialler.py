@@ -25,7 +25,10 @@ from fray.net.conversation import Channel, Handler, HandlerFactory
 from fray.net.link import Link
 from fray.net.session import PROTOCOL, Hello, Refuse, Welcome, check_refuse, check_welcome
 from fray.net.transport import Credential, Network, Transport
+from fray.net.tunnel import is_relayed
 
+RELAY_AFTER_S = 0.5
+"""How long direct addresses are dialled before the relay is tried beside them; at once when they all have failed."""
 GARBAGE_LIMIT = 3
 """Connections in a row that end by a protocol error, without any progress, before the channel does."""
 
@@ -149,7 +152,15 @@ class _Dialler:
     failures: int = 0
     """In a row. A connection without progress counts; one that did not last leaves one."""
     garbage: int = 0
+    answered: set[str] = field(factory=set)
+    """Addresses at which the listener has been met."""
+    direct: tuple[str, ...] = ()
+    by_relay: tuple[str, ...] = ()
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+    def __attrs_post_init__(self) -> None:
+        self.direct = tuple(address for address in self.addresses if not is_relayed(address))
+        self.by_relay = tuple(address for address in self.addresses if is_relayed(address))
 
     async def run(self, task_status: trio.TaskStatus[Channel]) -> None:
         try:
@@ -228,19 +239,65 @@ class _Dialler:
                 await trio.sleep(min(self.policy.pause_s(self.failures, self.rng), self._patience_s(since)))
             if last is not None and self._patience_s(since) <= 0:
                 raise self._given_up(last)
-            failures = []
-            for address in self.addresses:
-                try:
-                    return await self._dial(address, min(self.policy.dial_timeout_s, self._patience_s(since)))
-                except _RefusedByPeer as refusal:
-                    failures.append(Failure(refusal.error, True))
-                except FrayError as error:
-                    failures.append(Failure(error, is_final(error)))
-            outcome = verdict(failures, self.policy.refused_ends)
+            round_ = _Round()
+            await (self._race(round_, since) if self.by_relay and self.direct else self._try_all(round_, since))
+            if round_.connected is not None:
+                return round_.connected
+            outcome = verdict(round_.failures, self.policy.refused_ends)
             if outcome.final:
                 raise outcome.error
             self.failures += 1
             last = outcome.error
+
+    async def _try_all(self, round_: _Round, since: float) -> None:
+        await self._try(round_, self.addresses, since)
+
+    async def _race(self, round_: _Round, since: float) -> None:
+        """Direct addresses first; the relay beside them when none has answered for a while."""
+        async with trio.open_nursery() as nursery:
+            over = trio.Event()
+
+            async def directly() -> None:
+                await self._try(round_, self.direct, since)
+                over.set()
+                if round_.is_decided:
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(directly)
+            with trio.move_on_after(RELAY_AFTER_S):
+                await over.wait()
+            if not round_.is_decided:
+                await self._try(round_, self.by_relay, since)
+            if round_.is_decided:
+                nursery.cancel_scope.cancel()
+
+    async def _try(self, round_: _Round, addresses: Sequence[str], since: float) -> None:
+        for address in addresses:
+            try:
+                found = await self._dial(address, min(self.policy.dial_timeout_s, self._patience_s(since)), round_)
+            except _RefusedByPeer as refusal:
+                round_.failures.append(Failure(refusal.error, True))
+            except FrayError as error:
+                round_.failures.append(self._judge(address, error))
+            else:
+                if found is not None:
+                    round_.connected = found
+                    self.answered.add(address)
+            if round_.connected is not None:
+                return
+
+    def _judge(self, address: str, error: FrayError) -> Failure:
+        """Beside a relay, an address may never have led to the listener: seen from here it may be nobody's, or somebody
+        else's. So until the listener has answered there, no answer from there proves anything."""
+        if not self.by_relay or is_relayed(address) or not self.policy.refused_ends:
+            return Failure(error, is_final(error))
+        if address in self.answered:
+            return Failure(error, is_final(error) or isinstance(error, Refused))
+        if not is_final(error):
+            return Failure(error, False)
+        elsewhere = Refused(f"somebody else listens at {address}: {error}", address=address)
+        elsewhere.__cause__ = error
+        return Failure(elsewhere, False)
 
     def _patience_s(self, since: float) -> float:
         """Seconds left before giving up."""
@@ -258,13 +315,17 @@ class _Dialler:
         error.__cause__ = last
         return error
 
-    async def _dial(self, address: str, timeout_s: float) -> _Connected:
-        self.dials += 1
+    async def _dial(self, address: str, timeout_s: float, round_: _Round) -> _Connected | None:
         transport = None
         with trio.move_on_after(timeout_s):
             transport = await self.network.dial(address, self.credential, timeout_s=timeout_s)
             try:
-                return await self._introduce(transport)
+                async with round_.introducing:
+                    if round_.is_decided:
+                        transport.abort()
+                        return None
+                    self.dials += 1
+                    return await self._introduce(transport)
             except BaseException:
                 transport.abort()
                 raise
@@ -298,6 +359,20 @@ class _Dialler:
             dial=self.dials,
         )
         return codec.encode_message(hello, [self.greeting()])
+
+
+@define(eq=False)
+class _Round:
+    """One attempt at all addresses."""
+
+    failures: list[Failure] = field(factory=list)
+    connected: _Connected | None = None
+    introducing: trio.Lock = field(factory=trio.Lock)
+    """One hello at a time: a listener that has two keeps the later, whichever of them we would."""
+
+    @property
+    def is_decided(self) -> bool:
+        return self.connected is not None or any(failure.final for failure in self.failures)
 
 
 class _RefusedByPeer(Exception):

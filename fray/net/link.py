@@ -2,7 +2,8 @@
 
 The writer drains all that is pending into one message. While it sleeps, a frame may go straight to the transport
 (`Transport.send_now`), once for each message received or burst drained: so a lone question or answer costs no task
-switch, and the second frame of a burst wakes the writer, which gathers the rest.
+switch, and the second frame of a burst wakes the writer, which gathers the rest. A long burst does not wait for the
+writer's turn: until that comes, what has piled up goes straight to the transport too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ FAREWELL_S = 1.0
 """How long a cancelled dialler takes at most to say goodbye."""
 DIRECT_BYTES = 64 * 1024
 """More than this pending is the writer's work."""
+STREAM_BYTES = 16 * 1024
+"""In a burst without a checkpoint, every so many bytes go out at once: the peer works while the burst goes on."""
 _PING = encode_frame(Kind.PING)
 _PONG = encode_frame(Kind.PONG)
 
@@ -33,6 +36,8 @@ class Peer(Protocol):
 
     outbox: Outbox
     inbox: Inbox
+    refill: Callable[[], None] | None
+    """Puts more into the outbox when there is room for it."""
 
     def dispatch(self, message: Bytes, link: Link) -> None:
         """Take one message apart. May drop the link."""
@@ -73,6 +78,8 @@ class Link:
         self._direct = False
         self._idle: trio.lowlevel.Task | None = None
         """The writer, while it sleeps."""
+        self._woken = False
+        """The writer has been woken, has not run since, and what it will send may go before it."""
 
     async def run(self) -> None:
         """Serve until the connection is gone. A polite link that is cancelled from outside says goodbye first."""
@@ -100,15 +107,27 @@ class Link:
     def poke(self) -> None:
         """Something is pending: send it now if the writer sleeps and a direct send is due, else wake the writer."""
         if self._idle is None:
+            if self._woken and self._channel.outbox.unsent_bytes >= STREAM_BYTES:
+                self._stream()
             return
         if self._direct and self._send_now is not None and self._channel.outbox.unsent_bytes <= DIRECT_BYTES:
             self._direct = False
             message = self._next_message()
             if message is None or self._send_now(message):
-                return
-            self._unfinished = message
+                if self._channel.refill is None:
+                    return
+            else:
+                self._unfinished = message
         task, self._idle = self._idle, None
+        self._woken = self._send_now is not None and self._unfinished is None
         trio.lowlevel.reschedule(task)
+
+    def _stream(self) -> None:
+        """The writer is awake and has not had its turn yet, so nothing is being sent."""
+        message = self._next_message()
+        if message is not None and self._send_now is not None and not self._send_now(message):
+            self._unfinished = message
+            self._woken = False
 
     def try_last_words(self, goodbye: bytes) -> None:
         """Say goodbye if that is possible without waiting."""
@@ -180,9 +199,12 @@ class Link:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
+        self._woken = False
 
     def _next_message(self) -> list[Bytes] | None:
         channel = self._channel
+        if channel.refill is not None:
+            channel.refill()
         frames = channel.outbox.take()
         if not (frames or self._urgent or self._ack_now):
             return self._goodbye()

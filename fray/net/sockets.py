@@ -46,8 +46,11 @@ def parse(address: str) -> Address:
 
     Raises:
         InvalidRequest: it is neither ``tcp:HOST:PORT`` nor ``unix:/path``, or the file's name is too long.
+        Unreachable: it is an address, of a kind that no socket reaches.
     """
     scheme, _, rest = address.partition(":")
+    if scheme in ("memory", "relay"):
+        raise Unreachable(f"{address} cannot be reached over a socket", address=address)
     host, colon, port = rest.rpartition(":")
     if scheme == "tcp" and colon and port.isdecimal() and int(port) < 65536 and host:
         return Address(address, host=host.strip("[]"), port=int(port))

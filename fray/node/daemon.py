@@ -12,6 +12,7 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
+from fray.node.entry import WARM, WARM_AMONG_MACHINES
 from fray.node.inventory import process_mark
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import run_node
@@ -32,7 +33,8 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
     mark = process_mark()
     config = evolve(config, boot_id=mark.boot_id, process=mark)
     kinds = {device.kind for device in config.capacity.devices}
-    launcher = ProcessLauncher(config.state_dir, subreaper=True, kinds=kinds, zygote=zygote)
+    warm = (*WARM, *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith("tcp:") else ()))
+    launcher = ProcessLauncher(config.state_dir, warm=warm, subreaper=True, kinds=kinds, zygote=zygote)
     leave = trio.Event()
     refused: FrayError | None = None
     async with trio.open_nursery() as nursery:

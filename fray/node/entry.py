@@ -27,8 +27,10 @@ from fray.net.codec import from_json, to_json
 from fray.node.proctree import set_title
 
 ENTRY = "fray.runtime.__main__:main"
-WARM = ("fray.runtime.__main__",)
-"""What a zygote imports once for all jobs."""
+WARM = ("fray.runtime.__main__", "fray.runtime.rehearsal:rehearse")
+"""What a zygote imports and calls once for all jobs."""
+WARM_AMONG_MACHINES = ("fray.net.trio_handshake",)
+"""What it imports besides where connections are TCP."""
 STATE_MARK = "FRAY_NODE_STATE"
 """Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
 SWITCH_INTERVAL_S = 0.0005

@@ -19,7 +19,7 @@ from fray.node.zygote import Hatched, hatch, load
 def main() -> NoReturn:
     """Exit status: 0 after SIGTERM or SIGINT or the driver's end, 1 if the cluster does not take it."""
     gc.disable()  # what is imported stays: looking for garbage in it costs a tenth of the start
-    load(WARM)
+    load(name.partition(":")[0] for name in WARM)
     status = _be_node(int(sys.argv[1]), hatch(WARM))
     sys.stderr.flush()
     os._exit(status)  # taking the interpreter apart would cost 20 ms of the cluster's end

@@ -3,6 +3,8 @@
 On the job's descriptor: ``to_json(outcome)``, a newline, then the bytes of the value if there is one. An outcome that
 names its value (SHA-256 of the bytes) counts only when the bytes are all there: a job killed half-way through a
 result has none. In the attempt's directory: ``value``, and ``outcome.json``, which appears whole or not at all.
+Both outlive every process here. They are not forced through to the disk (3 to 7 ms on the way of each end and each
+restart): whoever loses the machine loses the attempt, and the node's next life clears its directories.
 """
 
 from __future__ import annotations
@@ -71,7 +73,6 @@ class Record:
     def close(self) -> Outcome | None:
         """The outcome, with the hash of its value; None if the job wrote none, or not all of it."""
         if self._file >= 0:
-            os.fsync(self._file)
             os.close(self._file)
             self._file = -1
         if self.header is None:
@@ -92,20 +93,11 @@ def _too_large(size: int) -> Outcome:
 
 
 def save(directory: Path, outcome: Outcome) -> None:
-    """Put the outcome into the directory, on disk before this returns."""
+    """Put the outcome into the directory, whole."""
     part = directory / f"{_OUTCOME}.part"
-    descriptor = os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, to_json(outcome).encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    part.touch(mode=0o600)
+    part.write_text(to_json(outcome))
     part.rename(directory / _OUTCOME)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load(directory: Path) -> tuple[Outcome, bytes | None] | None:

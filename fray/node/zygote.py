@@ -20,14 +20,15 @@ import selectors
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from attrs import frozen
 
-from fray.model.specs import Cause, EntryKind, JobSpec, Outcome, Ticket
+from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Outcome, Ticket
 from fray.net.codec import from_json, to_json
 from fray.node.entry import enter
+from fray.node.heap import settle
 from fray.node.keeper import keep
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.spawn import close_all_but
@@ -204,11 +205,10 @@ def warm(names: Sequence[str]) -> None:
     """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
     load(names)
     _warm_codec()
-    gc.collect()
-    gc.freeze()
+    settle()
 
 
-def load(names: Sequence[str]) -> None:
+def load(names: Iterable[str]) -> None:
     """Import modules (``module``), or import and call (``module:function``)."""
     for name in names:
         module, _, function = name.partition(":")
@@ -219,8 +219,9 @@ def load(names: Sequence[str]) -> None:
 
 def _warm_codec() -> None:
     """The converters of what every keeper reads and writes are compiled at first use: milliseconds each."""
-    spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.CALLABLE)
-    from_json(Ticket, to_json(Ticket(attempt_id="", spec=spec, controller="", key="")))
+    spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
+    for _ in range(3):  # cattrs drops the converters of owners while it makes those of their parts
+        from_json(Ticket, to_json(Ticket(attempt_id="", spec=spec, controller="", key="")))
     from_json(Outcome, to_json(Outcome(cause=Cause.SUCCEEDED)))
 
 

@@ -21,6 +21,7 @@ from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
 from fray.net.transport import Credential, Network
 from fray.runtime import payload
+from fray.runtime.checkpoints import Checkpoints, check_class
 from fray.runtime.context import Runtime, open_runtime
 from fray.runtime.executor import Executor, Runner
 from fray.runtime.life import Ending, Life, construct, life_var, one_of_this_process
@@ -53,7 +54,7 @@ class NoStage:
 class OneExecutor:
     """The actor's calls run on a thread that is already there."""
 
-    thread: Executor
+    thread: Runner
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
         return await self.thread.run(fn)
@@ -179,6 +180,10 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
         try:
             await runtime.host.listen()
             instance = await construct(life, args, kwargs, thread)
+            if check_class(cls, config):
+                life.checkpoints = checkpoints = Checkpoints(runtime, life, instance, thread, config)
+                if split_attempt(ticket.attempt_id)[1] > 0:
+                    await checkpoints.restore()
         except BaseException as error:  # the constructor's error is the actor's outcome
             if carries_cancellation(error):
                 raise
@@ -196,6 +201,8 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
         )
         async with open_services() as nursery:
             nursery.start_soon(_announce, runtime, spec.name, number)
+            if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
+                nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
             ending = await serve_to_end(runtime.host, number, life, config)
         return failed(ending.error) if ending.error is not None else _left(ending)
 

@@ -1,8 +1,7 @@
-"""The items of a remote generator as its caller sees them; at most `WINDOW` of them are on their way."""
+"""The items of a remote generator as its caller sees them; at most a window of them is on its way."""
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,20 +12,20 @@ from fray.errors import OutcomeUnknown
 from fray.runtime import payload
 from fray.runtime.calls import STREAM
 from fray.runtime.future import CallFuture
+from fray.runtime.window import WINDOW, Taken, pack_count
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
     from fray.runtime.route import Route
 
-WINDOW = 64
-"""Items the callee may send ahead of the caller."""
-_COUNT = struct.Struct("<I")
-FIRST_CREDIT = _COUNT.pack(WINDOW)
+FIRST_CREDIT = pack_count(WINDOW)
 """Stands between the head of the call and its pickle."""
 
 
 class CallStream(CallFuture):
     """``async with`` it, then ``async for`` over it, once. Leaving early closes the remote generator.
+
+    After the last item, `result` is what the generator returned.
 
     Raises (while iterating): what the generator raised, or the `FrayError` that says why there are no more items.
     """
@@ -36,7 +35,10 @@ class CallStream(CallFuture):
     def __init__(self, route: Route, method: str, body: bytes, flags: int) -> None:
         super().__init__(route, method, body, flags | STREAM)
         self._items: deque[Bytes] = deque()
-        self._taken = 0
+        self._taken = Taken()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a stream is read where it was begun: read it, and send the items")
 
     async def __aenter__(self) -> CallStream:
         return self
@@ -52,6 +54,16 @@ class CallStream(CallFuture):
         if not self.done():
             await self._leave()
 
+    async def wait(self) -> Any:
+        """What the generator returns: there once all its items have been taken. Otherwise as awaiting a call."""
+        while not self.done():
+            try:
+                await self._wait_change()
+            except trio.Cancelled:
+                await self._leave()
+                raise
+        return self.result()
+
     def __aiter__(self) -> CallStream:
         return self
 
@@ -63,9 +75,7 @@ class CallStream(CallFuture):
                 await self._leave()
                 raise
         if self._items:
-            item = payload.loads(self._items.popleft())
-            self._count()
-            return item
+            return self._take()
         self.result()
         raise StopAsyncIteration
 
@@ -75,12 +85,13 @@ class CallStream(CallFuture):
         else:
             await self._park_until(self.deadline)
 
-    def _count(self) -> None:
-        """Half a window has been taken: let the callee send as much again."""
-        self._taken += 1
-        if self._taken * 2 >= WINDOW and not self.done() and self.binding is not None:
-            self.binding.peer.grant(self, _COUNT.pack(self._taken))
-            self._taken = 0
+    def _take(self) -> Any:
+        """The next item; when half a window has been taken, the callee may send as much again."""
+        body = self._items.popleft()
+        granted = self._taken.took(len(body))
+        if granted and not self._state and self.binding is not None:
+            self.binding.peer.grant(self, pack_count(granted))
+        return payload.loads(body)
 
     # For the caller's tables -----------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from fray.runtime.current import CurrentActor, current_actor_var
 from fray.runtime.future import CallFuture
 from fray.runtime.peer import Peer
 from fray.runtime.route import Directory, Route
+from fray.runtime.two_way import Conversation
 
 __all__ = ["CallFuture", "CallOptions", "CallStream", "Caller", "Directory", "Route"]
 
@@ -127,6 +128,10 @@ class Caller:
     def forget(self, route: Route) -> None:
         """The route is not needed any more; what is under way goes on."""
         route.close()
+        binding = route.binding
+        if binding is not None and not binding.peer.has_calls(binding):
+            route.binding = None
+            binding.peer.release(binding)
         for key in [key for key, known in self._routes.items() if known is route]:
             del self._routes[key]
 
@@ -168,6 +173,21 @@ class Caller:
         route.check_room()
         body = self._body(route, method, args, kwargs, FIRST_CREDIT)
         call = CallStream(route, method, body, KEYWORDS if kwargs else 0)
+        self.send(call, options, current_actor_var.get())
+        call.repeats = 0
+        return call
+
+    def open(
+        self,
+        route: Route,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> Conversation:
+        """Call a method that takes a stream; see `Conversation`. Options to repeat it do nothing. Raises as `start`."""
+        body = self._body(route, method, args, kwargs, FIRST_CREDIT)
+        call = Conversation(route, method, body, KEYWORDS if kwargs else 0)
         self.send(call, options, current_actor_var.get())
         call.repeats = 0
         return call

@@ -31,7 +31,11 @@ AGAIN = 4
 KEYWORDS = 8
 """CALL: the pickle holds (args, kwargs), not args alone."""
 STREAM = 16
-"""CALL: answer with the items of a generator, then a result."""
+"""CALL: answer with items, then a result. In front of the pickle stands the credit for them."""
+TWO_WAY = 32
+"""CALL, with STREAM: items come from the caller, too."""
+END = 4
+"""INPUT without a body: the caller is done sending."""
 NOT_RUN = 4
 """FAULT: the host says that the call has not been run and will not be."""
 CANCELLED = 8
@@ -44,7 +48,9 @@ FAULT = 34
 ITEM = 37
 """Kind of frame, host to caller: one item of a stream."""
 CREDIT = 38
-"""Kind of frame, caller to host: so many more items may be sent (u32)."""
+"""Kind of frame, both ways: so many more items may be sent (u32)."""
+INPUT = 39
+"""Kind of frame, caller to host: one item for a method that takes a stream."""
 CALLER_KEY_ID = "caller"
 """Key id under which a caller proves that it knows the key of an endpoint."""
 HOST_LEFT = "the host has shut down"

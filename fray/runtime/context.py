@@ -22,6 +22,7 @@ from fray.model.ids import AttemptId, JobId, Namespace, SessionId, mint
 from fray.model.messages.client import ClientHello, LogLines, ProcessMark, Role
 from fray.net.channel import RedialPolicy
 from fray.net.transport import Credential, Network
+from fray.net.tunnel import RelayedNetwork, Tunnels
 from fray.runtime.caller import Caller
 from fray.runtime.host import Host
 from fray.runtime.links import ControllerLink
@@ -144,13 +145,15 @@ async def open_runtime(
         process=process,
         user=os.environ.get("USER", ""),
     )
-    link = ControllerLink(hello, on_log=on_log)
+    tunnels = Tunnels(rng)
+    direct, network = network, RelayedNetwork(network, tunnels)
+    link = ControllerLink(hello, on_log=on_log, tunnels=tunnels)
     async with open_services() as nursery:
         if wait_connected:
-            await _reach(network, addresses[0], credential)
+            await _reach(direct, addresses[0], credential)
         caller = Caller(network, link, session=session, rng=rng)
         host = Host(network, incarnation=session, rng=rng, directory=host_directory)
-        host.advertise, host.networked = advertise, networked
+        host.advertise, host.networked, host.relayed = advertise, networked, True
         runtime = Runtime(
             session=session,
             role=role,
@@ -171,7 +174,7 @@ async def open_runtime(
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
             policy = RedialPolicy(refused_ends=False, give_up_s=CONTROLLER_ABSENT_S)
-            nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
+            nursery.start_soon(partial(link.run, direct, addresses, credential, policy=policy, rng=rng))
             nursery.start_soon(caller.run)
             nursery.start_soon(host.run)
             if wait_connected:

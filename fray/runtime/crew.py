@@ -211,6 +211,7 @@ class Crew:
             return
         self.lane_down(lane)
         lane.over = True
+        lane.forget()
         lost, lane.lost = lane.lost, []
         self.board.spared([task for task in lost if task.number in unsent])
         self._again(lane.worker, [task for task in lost if task.number not in unsent], error)
@@ -367,6 +368,10 @@ class Lane:
             self._unsent.update(sent.tasks)
         if not self._open:
             self._finish(error)
+
+    def forget(self) -> None:
+        """Nothing will be sent here any more."""
+        self._caller.forget(self._route)
 
     def _finish(self, error: BaseException) -> None:
         self.ended.set()

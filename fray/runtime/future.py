@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
-from fray.errors import ActorDied, DeadlineExceeded, FrayError
+from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, NotPicklable
 from fray.net.codec import Kind
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED
@@ -21,10 +21,6 @@ CANCEL_WAIT_S = 5.0
 
 _PENDING, _VALUE, _ERROR, _RAW_RESULT, _RAW_FAULT = range(5)
 _FAULT = int(Kind.FAULT)
-
-
-class CallCancelled(FrayError):
-    """The call was cancelled by `CallFuture.cancel`; others who await it get this."""
 
 
 class CallFuture:
@@ -45,12 +41,14 @@ class CallFuture:
         "cancelled",
         "chain",
         "deadline",
+        "elsewhere",
         "flags",
         "method",
         "number",
         "repeats",
         "route",
         "size",
+        "undelivered",
     )
 
     def __init__(self, route: Route, method: str, body: bytes, flags: int) -> None:
@@ -65,6 +63,10 @@ class CallFuture:
         self.number = 0
         self.binding: Binding | None = None
         self.cancelled = False
+        self.elsewhere: Callable[[CallFuture], Route | None] | None = None
+        """Asked, when the actor is gone and it may be sent again, for another one."""
+        self.undelivered = False
+        """It failed, and had surely no effect."""
         self._state = _PENDING
         self._value: Any = None
         self._tasks: list[Task] = []
@@ -164,6 +166,20 @@ class CallFuture:
             error.add_note(f"while unpickling the result of {self.route.label}.{self.method}()")
             self._value, self._state = error, _ERROR
 
+    # For other processes ---------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives it comes to the same; see `fray.runtime.shelf`."""
+        from fray.runtime.arrived import sent_away
+
+        return sent_away(self, f"{self.route.label}.{self.method}()")
+
+    def closed(self) -> tuple[bool, bytes]:
+        """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""
+        if self._state in (_RAW_RESULT, _RAW_FAULT) and isinstance(self._value, bytes | bytearray | memoryview):
+            return self._state == _RAW_RESULT, bytes(self._value)
+        return close(self.exception(), self._value, f"the result of {self.route.label}.{self.method}()")
+
     # For the caller's tables -----------------------------------------------------------------------------------------
 
     def answer(self, kind: int, flags: int, body: Any) -> None:
@@ -203,3 +219,11 @@ class CallFuture:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
+
+
+def close(error: BaseException | None, value: Any, what: str) -> tuple[bool, bytes]:
+    """An opened outcome, closed again."""
+    try:
+        return (True, payload.dumps(value, what)) if error is None else (False, payload.dump_error(error))
+    except NotPicklable as problem:
+        return False, payload.dump_error(problem)

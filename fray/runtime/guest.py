@@ -13,7 +13,7 @@ import trio
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
 from fray.model.ids import SessionId
-from fray.model.messages.calls import Asked, AskEnd, AskMetrics, Bind, Bound
+from fray.model.messages.calls import AskMetrics, Bind, Bound
 from fray.net.channel import Channel
 from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime import payload
@@ -21,9 +21,11 @@ from fray.runtime.calls import (
     AGAIN,
     CANCELLED_ANSWER,
     CREDIT,
+    INPUT,
     ITEM,
     NOT_RUN,
     ONLY,
+    TWO_WAY,
     Answer,
     Ledger,
     Verdict,
@@ -32,8 +34,9 @@ from fray.runtime.calls import (
     unpack_numbers,
 )
 from fray.runtime.host_call import HostCall
+from fray.runtime.host_input import Inputs
 from fray.runtime.hosted import Hosted, no_such_actor
-from fray.runtime.life import Ending
+from fray.runtime.window import pack_count
 
 if TYPE_CHECKING:
     from fray.runtime.host import Host
@@ -87,6 +90,8 @@ class Guest:
             self._cancel(ref)
         elif kind == CREDIT:
             self._grant(ref, body)
+        elif kind == INPUT:
+            self._input(ref, flags, body)
         elif kind == _REQUEST:
             self._request(ref, body)
 
@@ -102,6 +107,8 @@ class Guest:
             meta, body = split_meta(body)
         method, body = split_call(body)
         call = self._calls[number] = HostCall(self, number, flags, method, body)
+        if flags & TWO_WAY:
+            call.inputs = Inputs(call)
         if meta is not None:
             call.chain = meta.chain
             if meta.deadline_s is not None:
@@ -158,6 +165,11 @@ class Guest:
         if call is not None and call.stream is not None:
             call.stream.grant(body)
 
+    def _input(self, number: int, flags: int, body: Bytes) -> None:
+        call = self._calls.get(number)
+        if call is not None and call.inputs is not None:
+            call.inputs.arrived(flags, body)
+
     def leave(self) -> None:
         """The host says goodbye: tell up to which call it has listened. What comes later has surely not been run."""
         self._leaving = True
@@ -186,6 +198,14 @@ class Guest:
         if self.channel is not None and call.number in self._calls:
             try:
                 self.channel.send_nowait(ITEM, call.number, data)
+            except (ChannelFull, ChannelClosed):
+                self._cancel(call.number)
+
+    def grant(self, call: HostCall, items: int) -> None:
+        """A method has taken items that the caller sent it."""
+        if self.channel is not None and call.number in self._calls:
+            try:
+                self.channel.send_nowait(CREDIT, call.number, pack_count(items))
             except (ChannelFull, ChannelClosed):
                 self._cancel(call.number)
 
@@ -238,19 +258,11 @@ class Guest:
         if isinstance(message, Bind):
             return self._bound(message.name)
         if isinstance(message, AskMetrics):
-            return self._actor(message.number).metrics()
-        if isinstance(message, AskEnd):
-            life = self._actor(message.number).life
-            if life is not None:
-                life.ask(Ending(message.reason))
-            return Asked()
+            asked = self.host.actors.get(message.number)
+            if asked is None:
+                raise no_such_actor(message.number)
+            return asked.metrics()
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
-
-    def _actor(self, number: int) -> Hosted:
-        actor = self.host.actors.get(number)
-        if actor is None:
-            raise no_such_actor(number)
-        return actor
 
     def _bound(self, name: str) -> Bound:
         actor = self.host.find(name)

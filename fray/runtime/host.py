@@ -19,6 +19,7 @@ from fray.net.channel import Acceptor
 from fray.net.codec import decode_message, encode_message
 from fray.net.conversation import HandlerFactory
 from fray.net.transport import Claim, Network
+from fray.net.tunnel import SCHEME, is_relayed
 from fray.runtime.calls import CALLER_KEY_ID, HOST_LEFT
 from fray.runtime.current import current_actor
 from fray.runtime.executor import Executor, InlineExecutor, Runner
@@ -69,6 +70,8 @@ class Host:
         """Host or IP under which others reach the TCP listener of `listen`."""
         self.networked = False
         """`listen` opens a TCP listener too."""
+        self.relayed = False
+        """Beside any other address it listens at ``relay:``, for those who cannot dial it."""
         self.make_context: Callable[[HostCall], Any] = lambda call: call
         """Makes what a method with a ``ctx`` parameter gets."""
         self.actors: dict[int, Hosted] = {}
@@ -130,8 +133,8 @@ class Host:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, in order of preference."""
-        return tuple(self._addresses)
+        """Where it listens, in order of preference; the relay comes last."""
+        return tuple(sorted(self._addresses, key=is_relayed))
 
     def _local_address(self) -> str:
         place = self._directory() if self._directory is not None else ""
@@ -143,6 +146,9 @@ class Host:
         await self._ready.wait()
         if self._closed is not None or self._nursery is None:
             raise self._closed or ChannelClosed("this host has been shut down", reason="closed")
+        if self.relayed:
+            self.relayed = False
+            await self._open(f"{SCHEME}{self.incarnation}")
         listen = partial(self._network.listen, address, self._authorize, self._acceptor.handle)
         bound: str = await self._nursery.start(listen)
         if advertise is not None:

@@ -11,6 +11,7 @@ from fray.net.codec import MESSAGE_LIMIT_BYTES, Bytes, Kind
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED_ANSWER, KEYWORDS, NOT_RUN, Answer
 from fray.runtime.current import current_actor_var
+from fray.runtime.host_input import BlockingStream, Inputs, Stream
 from fray.runtime.methods import Method
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Guest(Protocol):
 
     def item(self, call: HostCall, data: bytes) -> None: ...
 
+    def grant(self, call: HostCall, items: int) -> None: ...
+
     async def wait_room(self) -> None: ...
 
 
@@ -46,6 +49,7 @@ class HostCall:
         "fatal",
         "flags",
         "guest",
+        "inputs",
         "lane",
         "method",
         "number",
@@ -53,6 +57,7 @@ class HostCall:
         "scope",
         "spec",
         "stream",
+        "talk",
     )
 
     def __init__(self, guest: Guest, number: int, flags: int, method: str, body: Bytes) -> None:
@@ -72,6 +77,10 @@ class HostCall:
         self.spec: Method | None = None
         self.scope: trio.CancelScope | None = None
         self.stream: HostStream | None = None
+        self.inputs: Inputs | None = None
+        """What the caller sends, of a call that is flagged TWO_WAY."""
+        self.talk: Stream | BlockingStream | None = None
+        """The method's end of such a conversation."""
         self.outcome: Answer | None = None
         self.fatal: BaseException | None = None
         """SystemExit or KeyboardInterrupt that the method raised."""
@@ -101,6 +110,12 @@ class HostCall:
         self.body = b""
         if self.spec.wants_context:
             args = (self.actor.make_context(self), *args)
+        if self.talk is not None:
+            place = self.spec.talk_place
+            if place <= len(args):
+                args = (*args[:place], self.talk, *args[place:])
+            else:
+                kwargs = {**kwargs, self.spec.talk_name: self.talk}
         return args, kwargs
 
     def invoke(self) -> Any:
@@ -146,7 +161,10 @@ class HostCall:
 
     def _run(self) -> None:
         try:
-            self.outcome = self.returned(self.invoke())
+            value = self.invoke()
+            if isinstance(self.talk, BlockingStream) and self.spec is not None and self.spec.streams:
+                value = self.talk.produce(value)
+            self.outcome = self.returned(value)
         except BaseException as error:
             self.outcome = self.raised(error)
             if isinstance(error, KeyboardInterrupt):
@@ -155,4 +173,6 @@ class HostCall:
     def done(self) -> None:
         """In the loop."""
         assert self.actor is not None
+        if isinstance(self.talk, BlockingStream):
+            self.talk.flush()
         self.actor.ended(self, self.outcome or CANCELLED_ANSWER)

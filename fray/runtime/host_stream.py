@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,13 @@ import trio
 from fray.net.codec import MESSAGE_LIMIT_BYTES
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED_ANSWER, Answer
+from fray.runtime.window import COUNT_BYTES, Ahead, unpack_count
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
     from fray.runtime.host_call import HostCall
     from fray.runtime.thread_actor import ThreadActor
 
-_COUNT = struct.Struct("<I")
 SLICE_S = 0.002
 """How long a generator on a thread goes on before other calls of its actor get a turn."""
 TURN_ITEMS = 64
@@ -31,18 +30,19 @@ class HostStream:
 
     def __init__(self, call: HostCall) -> None:
         self.call = call
-        self.credit: int = _COUNT.unpack_from(call.body)[0]
-        self.waiting_thread: ThreadStream | None = None
-        call.body = memoryview(call.body)[_COUNT.size :]
+        self.ahead = Ahead(unpack_count(call.body))
+        self.on_credit: Callable[[int], object] = self._credited
+        call.body = memoryview(call.body)[COUNT_BYTES:]
         self._granted = trio.Event()
         self._sent = 0
 
     def grant(self, body: Bytes) -> None:
         """The caller has taken items: it may be sent as many more."""
-        self.credit += _COUNT.unpack_from(body)[0]
+        self.on_credit(unpack_count(body))
+
+    def _credited(self, items: int) -> None:
+        self.ahead.granted(items)
         self._granted.set()
-        if self.waiting_thread is not None:
-            self.waiting_thread.resume()
 
     def pickled(self, item: Any) -> bytes:
         call = self.call
@@ -53,7 +53,7 @@ class HostStream:
 
     async def put(self, item: Any) -> None:
         """Send one item, when there is credit and the channel has room."""
-        while self.credit <= 0:
+        while not self.ahead.is_open:
             self._granted = trio.Event()
             await self._granted.wait()
         self.send(self.pickled(item))
@@ -63,19 +63,28 @@ class HostStream:
             await trio.lowlevel.checkpoint()
 
     def send(self, data: bytes) -> None:
-        self.credit -= 1
+        self.ahead.sent(len(data))
+        self.post(data)
+
+    def post(self, data: bytes) -> None:
+        """Send what `ahead` knows of already."""
         self.call.guest.item(self.call, data)
 
-    async def run_in_loop(self, source: Any) -> None:
-        """Iterate over a generator of either kind to its end, and close it whatever happens."""
+    async def run_in_loop(self, source: Any) -> Any:
+        """Iterate over a generator of either kind to its end, and close it whatever happens; what it returns."""
         if isinstance(source, AsyncGenerator):
             async with aclosing(source):
                 async for item in source:
                     await self.put(item)
         else:
             with closing(source):
-                for item in source:
+                while True:
+                    try:
+                        item = next(source)
+                    except StopIteration as end:
+                        return end.value
                     await self.put(item)
+        return None
 
 
 class ThreadStream:
@@ -91,15 +100,23 @@ class ThreadStream:
         self._context = actor.context.copy()
         self._source: Generator[Any, Any, Any] | None = None
         self._items: list[bytes] = []
+        self._value: Any = None
         self._allowed = 0
+        self._allowed_bytes = 0
         self._answer: Answer | None = None
         self._submitted = False
+        stream.on_credit = self._credited
+
+    def _credited(self, items: int) -> None:
+        self._stream.ahead.granted(items)
+        self.resume()
 
     def resume(self) -> None:
         """There is credit, or the call was cancelled: go on, in turn."""
-        if not self._submitted and self._answer is None and (self._stream.credit > 0 or self._call.cancelled):
+        ahead = self._stream.ahead
+        if not self._submitted and self._answer is None and (ahead.is_open or self._call.cancelled):
             self._submitted = True
-            self._allowed = self._stream.credit
+            self._allowed, self._allowed_bytes = ahead.credit, ahead.room_bytes
             runner = self._actor.runner_of(self._call)
             runner.submit(self)
             runner.flush()
@@ -115,7 +132,7 @@ class ThreadStream:
             if self._call.cancelled:
                 self._close()
             elif not self._produce():
-                self._answer = self._call.returned(None)
+                self._answer = self._call.returned(self._value)
         except BaseException as error:
             self._answer = self._call.raised(error)
             if isinstance(error, KeyboardInterrupt):
@@ -126,12 +143,14 @@ class ThreadStream:
         if self._source is None:
             self._source = self._call.invoke()
         until = time.perf_counter() + SLICE_S
-        while len(self._items) < self._allowed:
+        while len(self._items) < self._allowed and self._allowed_bytes > 0:
             try:
                 item = next(self._source)
-            except StopIteration:
+            except StopIteration as end:
+                self._value = end.value
                 return False
             self._items.append(self._stream.pickled(item))
+            self._allowed_bytes -= len(self._items[-1])
             if time.perf_counter() >= until or self._call.cancelled:
                 break
         return True

@@ -16,8 +16,9 @@ import trio
 from fray.errors import ActorDied, FrayError, InvalidRequest, NoSuchActor
 from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
 from fray.net.codec import Kind
-from fray.runtime.calls import CANCELLED_ANSWER, STREAM, Answer
+from fray.runtime.calls import CANCELLED_ANSWER, STREAM, TWO_WAY, Answer
 from fray.runtime.host_call import HostCall
+from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.host_stream import HostStream
 from fray.runtime.life import Ending, Life
 from fray.runtime.methods import Method, find_method
@@ -33,6 +34,9 @@ class Hosted:
         context: the context variables of which each call sees a copy of its own. Default: the caller's of this.
         clock: seconds, for latencies.
     """
+
+    talk_type: type[Stream | BlockingStream] = Stream
+    """What a method of it that takes a stream is given."""
 
     def __init__(
         self,
@@ -56,6 +60,8 @@ class Hosted:
         self.make_context: Callable[[HostCall], Any] = lambda call: call
         self.under_way: dict[HostCall, None] = {}
         """Started, or handed to a thread, and not ended."""
+        self.cut_short = False
+        """A call that had begun was ended from outside."""
         self.counters = Counters()
         self._clock = clock
         self._methods: dict[str, Method] = {}
@@ -77,17 +83,20 @@ class Hosted:
         spec = self._methods.get(call.method)
         if spec is None:
             try:
-                spec = self._methods[call.method] = find_method(self.instance, call.method)
+                spec = self._methods[call.method] = find_method(self.instance, call.method, self.talk_type)
             except Exception as error:  # noqa: BLE001 - a user's __getattr__ raises anything
                 self.reject(call, error)
                 return
         call.spec = spec
-        if spec.streams != bool(call.flags & STREAM):
-            how = "a generator: iterate over its stream()" if spec.streams else "no generator: await it"
-            self.reject(call, InvalidRequest(f"{self.name}.{call.method}() is {how}"))
+        wrong = wrong_way(spec, call.flags)
+        if wrong:
+            self.reject(call, InvalidRequest(f"{self.name}.{call.method}() {wrong}"))
             return
-        if spec.streams:
+        if call.flags & STREAM:
             call.stream = HostStream(call)
+            if call.inputs is not None:
+                assert spec.talk_type is not None
+                call.talk = spec.talk_type(call)
         self._start(call)
 
     def _start(self, call: HostCall) -> None:
@@ -173,6 +182,7 @@ class Hosted:
     def end_calls(self, error: BaseException | None) -> None:
         """Cancel what is under way and answer it with ``error``, or (None) `ActorDied`."""
         for call in list(self.under_way):
+            self.cut_short = self.cut_short or call.began
             call.finish(call.raised(error or self._shut_down(call)))
             self.cancel(call)
 
@@ -185,6 +195,17 @@ def ending_of(error: BaseException) -> Ending:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return Ending("it has left by sys.exit()")
     return Ending(f"it has left by {type(error).__name__}", error)
+
+
+def wrong_way(spec: Method, flags: int) -> str:
+    """What is wrong with calling a method in this way; empty if nothing is."""
+    if spec.talk_type is not None:
+        return "" if flags & TWO_WAY else "takes a stream: call it with open()"
+    if flags & TWO_WAY:
+        return "takes no stream: await it, or give it a parameter annotated fray.Stream"
+    if spec.streams == bool(flags & STREAM):
+        return ""
+    return "is a generator: iterate over its stream()" if spec.streams else "is no generator: await it"
 
 
 def no_such_actor(number: int) -> NoSuchActor:

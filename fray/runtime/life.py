@@ -71,7 +71,7 @@ class Life:
     """See above. ``home`` and ``number`` say where a light actor lives: actor id of its host process, number there."""
 
     __slots__ = (
-        *("_event", "_event_lock", "_on_ending", "_told", "_token", "context", "ending", "ends_itself"),
+        *("_event", "_event_lock", "_on_ending", "_told", "_token", "checkpoints", "context", "ending", "ends_itself"),
         *("actor_id", "cls", "group", "home", "incarnation", "index", "name", "number"),
     )
 
@@ -100,6 +100,8 @@ class Life:
         """False: its end is the business of whoever serves it (`ActorServer`)."""
         self.context: Context | None = None
         """The context variables that the constructor left; each call sees a copy of them."""
+        self.checkpoints: object = None
+        """`fray.runtime.checkpoints.Checkpoints` of an actor that keeps its state."""
         self.ending: Ending | None = None
         """Set once the actor has asked for its end."""
         self._on_ending: Callable[[], object] | None = None

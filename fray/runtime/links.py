@@ -35,6 +35,7 @@ from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.requests import Requests
 from fray.net.transport import Credential, Network
+from fray.net.tunnel import Tunnels
 
 OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
 OnLog: TypeAlias = Callable[[LogLines], None]
@@ -81,9 +82,11 @@ class _NamesWatch:
 class ControllerLink:
     """The channel to the controller and all that rides on it."""
 
-    def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None) -> None:
+    def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
         self.on_log = on_log
+        self.tunnels = tunnels
+        """What is relayed over this conversation."""
         self.controller: ControllerHello | None = None
         self.ended: FrayError | None = None
         self.ready = trio.Event()
@@ -95,11 +98,15 @@ class ControllerLink:
         self._follow: dict[JobId | None, bool] = {}
         self._owed = trio.Event()
         self._resets = 0
+        self.is_closing = False
+        """This side has begun to say goodbye: what ends from now on is nobody's error."""
 
     # The channel's handler -------------------------------------------------------------------------------------------
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
+            return
+        if self.tunnels is not None and self.tunnels.on_frame(kind, flags, target, ref, body):
             return
         if kind == Kind.NOTICE:
             message, blobs = decode_message(body)
@@ -114,6 +121,8 @@ class ControllerLink:
         self.controller = message
         if self._requests is not None:
             self._requests.on_reset()
+        if self.tunnels is not None:
+            self.tunnels.on_reset()
         self._resets += 1
         self._owed.set()
         self.ready.set()
@@ -128,6 +137,8 @@ class ControllerLink:
         self.ended = error
         if self._requests is not None:
             self._requests.on_end(error)
+        if self.tunnels is not None:
+            self.tunnels.on_end(error)
         for record in list(self._jobs.values()):
             record.lose(error)
         self._owed.set()
@@ -172,6 +183,8 @@ class ControllerLink:
     def _opened(self, channel: Channel) -> ControllerLink:
         self._channel = channel
         self._requests = Requests(channel)
+        if self.tunnels is not None:
+            self.tunnels.attach(channel)
         return self
 
     async def wait_ready(self, within_s: float) -> ControllerHello:
@@ -190,6 +203,7 @@ class ControllerLink:
 
     async def close(self, reason: str, within_s: float) -> None:
         """Goodbye: end all this session owns, then the conversation. Bounded; shielded by the caller."""
+        self.is_closing = True
         with trio.move_on_after(within_s):
             if self.ended is None and self.ready.is_set():
                 try:
@@ -271,6 +285,20 @@ class ControllerLink:
             raise NoSuchJob(f"the cluster knows no job {missing[0]!r}", job_id=missing[0])
         return [by_id[job_id] for job_id in job_ids]
 
+    def expect(self, job_id: JobId, name: str) -> tuple[JobRecord, bool]:
+        """The record of a job that somebody else named, and whether it is new here: then `find_job` must fill it."""
+        record = self._jobs.get(job_id)
+        if record is not None:
+            return record, False
+        return self._record(JobInfo(job_id=job_id, name=name, state=JobState.PENDING)), True
+
+    async def find_job(self, record: JobRecord) -> None:
+        """Follow the job of this record, which ends as lost when the cluster does not know it."""
+        try:
+            await self.request_blobs(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._learn_all)
+        except FrayError as error:
+            record.lose(error)
+
     def known(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
         """The records this process already has of these jobs."""
         return [record for job_id in job_ids if (record := self._jobs.get(job_id)) is not None]
@@ -347,7 +375,7 @@ class ControllerLink:
     async def _keep_subscribed(self) -> None:
         """Tell the controller every subscription it does not know, again after each reset."""
         await self.ready.wait()
-        told: dict[str, _NamesWatch] = {}
+        told: set[str] = set()
         told_follow: dict[JobId | None, bool] = {}
         resets = 0
         while self.ended is None:
@@ -355,15 +383,15 @@ class ControllerLink:
             if resets != self._resets:
                 if resets:
                     await self._rewatch_jobs()
-                resets, told, told_follow = self._resets, {}, {}
-            told = {key: watch for key, watch in told.items() if self._names.get(key) is watch}
-            owed = {key: watch for key, watch in self._names.items() if key not in told}
+                resets, told, told_follow = self._resets, set(), {}
+            told &= self._names.keys()
+            owed_keys = [key for key in self._names if key not in told]
             owed_logs = {job: on for job, on in self._follow.items() if told_follow.get(job) != on}
-            if not owed and not owed_logs:
+            if not owed_keys and not owed_logs:
                 await self._owed.wait()
                 continue
-            await self._subscribe(tuple(owed), owed_logs)
-            told |= owed
+            await self._subscribe(owed_keys, owed_logs)
+            told.update(owed_keys)
             told_follow |= owed_logs
 
     async def _subscribe(self, keys: Sequence[str], logs: dict[JobId | None, bool]) -> None:

@@ -186,8 +186,12 @@ class LoopActor(Hosted):
         self._begin(call)
         if lane.queue:
             self._call_worker(lane)
+        assert call.spec is not None
         stream = call.stream
-        await self._attend(call, call.invoke if stream is None else lambda: stream.run_in_loop(call.invoke()))
+        if stream is None or not call.spec.streams:
+            await self._attend(call, call.invoke)
+        else:
+            await self._attend(call, lambda: stream.run_in_loop(call.invoke()))
 
     async def _attend(self, call: HostCall, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Await what ``make`` makes, within the call's deadline and cancellation, and answer."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from attrs import frozen
 
 from fray.errors import InvalidRequest, NoSuchMethod
+from fray.runtime.host_input import BlockingStream, Stream
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GROUP = "__fray_concurrency_group__"
@@ -78,6 +79,10 @@ class Method:
     """Its first parameter is named ``ctx`` or annotated ``ActorContext``: it gets the context in front."""
     streams: bool = False
     """It is a generator of either kind."""
+    talk_type: type[Stream | BlockingStream] | None = None
+    """It takes a stream: what its parameter of this name, at this place, is given."""
+    talk_name: str = ""
+    talk_place: int = 0
     group: str = NO_GROUP
     """Whose limit its calls share."""
 
@@ -87,11 +92,12 @@ def has_async_methods(cls: type) -> bool:
     return any(_style(_unwrap(value)) in (Style.ASYNC, Style.ASYNC_GENERATOR) for value in _members(cls))
 
 
-def find_method(instance: Any, name: str) -> Method:
+def find_method(instance: Any, name: str, talk_type: type[Stream | BlockingStream] = Stream) -> Method:
     """The public method ``name`` of ``instance``.
 
     Raises:
         NoSuchMethod: it is private, a plain attribute, or not there; the message names the near ones.
+        InvalidRequest: it takes a stream of the wrong kind for where it runs, which is ``talk_type``.
     """
     cls = type(instance)
     if name.startswith("_"):
@@ -104,7 +110,20 @@ def find_method(instance: Any, name: str) -> Method:
     function = getattr(instance, name)
     style = _style(function)
     streams = style in (Style.GENERATOR, Style.ASYNC_GENERATOR)
-    return Method(name, function, style, _wants_context(function), streams, group_of(raw))
+    talk = _talk_parameter(function)
+    if talk is not None:
+        _check_talk(f"{cls.__name__}.{name}()", talk[2], talk_type, style)
+    return Method(
+        name,
+        function,
+        style,
+        _wants_context(function),
+        streams,
+        talk_type if talk else None,
+        talk[0] if talk else "",
+        talk[1] if talk else 0,
+        group_of(raw),
+    )
 
 
 def public_names(cls: type) -> list[str]:
@@ -149,6 +168,38 @@ def _wants_context(function: Any) -> bool:
     annotation = first.annotation
     said = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return first.name == "ctx" or said.rpartition(".")[2] == "ActorContext"
+
+
+def _talk_parameter(function: Any) -> tuple[str, int, type] | None:
+    """Name, place and annotation of the parameter that is annotated `Stream` or `BlockingStream`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return None
+    for place, parameter in enumerate(parameters):
+        annotation = parameter.annotation
+        if isinstance(annotation, str):
+            annotation = _meant_by(annotation, function) if "Stream" in annotation else None
+        if annotation is Stream or annotation is BlockingStream:
+            return parameter.name, place, annotation
+    return None
+
+
+def _meant_by(annotation: str, function: Any) -> Any:
+    """What a postponed annotation means where the function was written; None if that cannot be told."""
+    try:
+        return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+    except Exception:  # noqa: BLE001 - names that exist for type checkers only
+        return None
+
+
+def _check_talk(what: str, asked: type, given: type, style: Style) -> None:
+    in_loop = given is Stream
+    if in_loop and style in (Style.SYNC, Style.GENERATOR):
+        raise InvalidRequest(f"{what} would block the loop, where its class lives: make it async to take a stream")
+    if asked is not given:
+        where = "in the loop" if in_loop else "on a thread"
+        raise InvalidRequest(f"{what} runs {where}: annotate its stream fray.{given.__name__}")
 
 
 def _near(cls: type, name: str) -> list[str]:

@@ -17,8 +17,22 @@ from fray.net.session import HIGH_WATER_BYTES
 from fray.net.transport import Credential
 from fray.runtime import payload
 from fray.runtime.call_stream import CallStream
-from fray.runtime.calls import AGAIN, CALLER_KEY_ID, CREDIT, HOST_LEFT, ITEM, NOT_RUN, ONLY, CallTable, pack_meta
+from fray.runtime.calls import (
+    AGAIN,
+    CALLER_KEY_ID,
+    CREDIT,
+    HOST_LEFT,
+    INPUT,
+    ITEM,
+    NOT_RUN,
+    ONLY,
+    TWO_WAY,
+    CallTable,
+    pack_meta,
+)
 from fray.runtime.future import CallFuture
+from fray.runtime.two_way import Conversation
+from fray.runtime.window import unpack_count
 
 if TYPE_CHECKING:
     from fray.runtime.caller import Caller
@@ -157,6 +171,14 @@ class Peer:
             except (ChannelClosed, ChannelFull) as error:
                 call.fail(error)
 
+    def input(self, call: Conversation, flags: int, item: bytes) -> None:
+        """One item for the method, or the end of all."""
+        if self._channel is not None and call.number in self.table.open:
+            try:
+                self._channel.send_nowait(INPUT, call.number, item, flags=flags)
+            except (ChannelClosed, ChannelFull) as error:
+                call.fail(error)
+
     async def request(self, message: object, *, timeout_s: float | None = None) -> Any:
         """Ask the host itself. Raises what it answers, or why it cannot be asked."""
         with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
@@ -183,6 +205,8 @@ class Peer:
                 self.table.unsend(call)
             self._start_pump()
             return False
+        if call.flags & TWO_WAY and isinstance(call, Conversation):
+            call.transmitted()
         return True
 
     def _flush(self) -> None:
@@ -233,6 +257,10 @@ class Peer:
             stream = self.table.open.get(ref)
             if isinstance(stream, CallStream):
                 stream.item(body)
+        elif kind == CREDIT:
+            conversation = self.table.open.get(ref)
+            if isinstance(conversation, Conversation):
+                conversation.granted(unpack_count(body))
         elif self._requests is not None:
             self._requests.on_frame(kind, flags, target, ref, body)
 

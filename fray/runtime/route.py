@@ -62,6 +62,8 @@ class Route:
         self.binding: Binding | None = None
         self.end: End | None = None
         """Set once the actor will never be there again."""
+        self.on_end: list[Callable[[], object]] = []
+        """Called when the actor of a route that never moves is gone."""
         self.word = trio.Event()
         """Set, and replaced, whenever the directory says something new."""
         self._waiting: deque[CallFuture] = deque()
@@ -91,7 +93,7 @@ class Route:
             call.binding = binding
             binding.peer.send(call)
         elif self.end is not None:
-            call.fail(self.end.undelivered(self.label))
+            self._undelivered(call, self.end.undelivered(self.label))
         elif self.endpoint is not None and self._is_new(self.endpoint):
             self._bind(self.endpoint)
             self.dispatch(call)
@@ -160,7 +162,7 @@ class Route:
 
     def _end(self, outcome: Outcome, blobs: Sequence[Bytes]) -> None:
         self.endpoint = None
-        self.end = why_ended(outcome, blobs)
+        self.end = _why_ended(outcome, blobs)
         self._unbind(self.end, PROOF_WAIT_S)
         self._release_waiting()
         self.close()
@@ -200,7 +202,7 @@ class Route:
         gone = End(text=f"its process is gone ({error})", cause=error)
         end = gone if is_proof else End(text=str(error), trouble=error)
         if is_proof and self.key is None:
-            self.end = end
+            self._is_gone(end)
         if is_proof:
             self._gone.add((binding.peer.incarnation, binding.target))
         wait_s = WORD_WAIT_S if is_proof and self.key is not None and self.end is None else 0.0
@@ -210,7 +212,8 @@ class Route:
         """The host says that it has no such actor (any more) and has not run the call."""
         binding = call.binding
         if binding is None or self.key is None:
-            call.fail(error)
+            self._is_gone(End(text=str(error)))
+            self._undelivered(call, error)
             return
         self._gone.add((binding.peer.incarnation, binding.target))
         if self.binding is binding:
@@ -254,10 +257,32 @@ class Route:
             call.number = 0
             return True
         if decided is Fate.DIED:
-            call.fail(end.undelivered(self.label))
-        else:
+            self._undelivered(call, end.undelivered(self.label))
+        elif call.repeats == 0 or not self._goes_elsewhere(call):
             call.fail(end.delivered(self.label, call.method))
         return False
+
+    def _is_gone(self, end: End) -> None:
+        """Of a route that never moves."""
+        if self.end is None:
+            self.end = end
+            for listener in self.on_end:
+                listener()
+
+    def _undelivered(self, call: CallFuture, error: BaseException) -> None:
+        """It had surely no effect: whoever made it may know another actor for it."""
+        if not self._goes_elsewhere(call):
+            call.undelivered = True
+            call.fail(error)
+
+    def _goes_elsewhere(self, call: CallFuture) -> bool:
+        other = None if call.elsewhere is None or call.cancelled or call.done() else call.elsewhere(call)
+        if other is None:
+            return False
+        call.repeats -= call.number > 0 and call.repeats > 0
+        call.number, call.binding, call.route = 0, None, other
+        other.dispatch(call)
+        return True
 
     def fail_all(self, error: FrayError) -> None:
         """The caller is closing."""
@@ -271,8 +296,7 @@ class Route:
             self._unwatch = None
 
 
-def why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> End:
-    """What the directory says of an actor's end, its error attached."""
+def _why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> End:
     error = payload.load_error(blobs[0]) if blobs and outcome.cause is Cause.FAILURE else None
     return End(
         text=outcome.message or f"it ended ({outcome.cause})",

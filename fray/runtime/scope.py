@@ -97,6 +97,8 @@ class ChildScope:
                 raise
             finally:
                 self._left(child.job_id)
+        if record.lost is not None and self.runtime.link.is_closing:
+            return
         if record.lost is not None:
             raise record.lost
         if owes_error(child, record.info.cause or Cause.FAILURE, asked_to_end.cancel_called or record.asked_to_end):

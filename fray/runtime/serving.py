@@ -11,6 +11,7 @@ import trio
 
 from fray.errors import ActorDied
 from fray.model.specs import ActorConfig
+from fray.runtime.checkpoints import AT_END_S, Checkpoints
 from fray.runtime.executor import Runner
 from fray.runtime.host import Host
 from fray.runtime.hosted import Hosted
@@ -52,6 +53,7 @@ async def wind_up(hosted: Hosted, life: Life, cleanup_s: float) -> None:
     life.tell()
     hosted.close(ActorDied("the process of this actor is shutting down"))
     hosted.end_calls(life.ending.error if life.ending is not None else None)
+    await _keep_state(hosted, life)
     if not hasattr(life.cls, CLEANUP):
         return
     began = trio.current_time()
@@ -59,6 +61,18 @@ async def wind_up(hosted: Hosted, life: Life, cleanup_s: float) -> None:
         with trio.move_on_after(cleanup_s):
             await hosted.wait_idle()
     await clean_up(life, hosted.instance, runner_of(hosted), began + cleanup_s - trio.current_time())
+
+
+async def _keep_state(hosted: Hosted, life: Life) -> None:
+    """One that others end may be made anew. A thread that was interrupted within a call has no state worth keeping."""
+    if not isinstance(life.checkpoints, Checkpoints) or life.ending is not None:
+        return
+    if not isinstance(hosted, ThreadActor):
+        with trio.move_on_after(AT_END_S):
+            await hosted.wait_idle()
+    elif hosted.cut_short:
+        return
+    await life.checkpoints.take_at_end()
 
 
 def runner_of(hosted: Hosted) -> Runner | None:

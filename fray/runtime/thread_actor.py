@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fray.model.messages.calls import ActorMetrics
-from fray.runtime.calls import CANCELLED_ANSWER
+from fray.runtime.calls import CANCELLED_ANSWER, Answer
 from fray.runtime.executor import Runner
 from fray.runtime.host_call import HostCall
+from fray.runtime.host_input import BlockingStream
 from fray.runtime.host_stream import ThreadStream
 from fray.runtime.hosted import Hosted
 from fray.runtime.methods import NO_GROUP
@@ -16,6 +17,8 @@ from fray.runtime.methods import NO_GROUP
 
 class ThreadActor(Hosted):
     """``runners``: of each concurrency group by name. ``owned``: those it stops at its end."""
+
+    talk_type = BlockingStream
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class ThreadActor(Hosted):
         """Where constructor and cleanup run, and calls of no group."""
         self._runners = runners
         self._owned = owned
+        self._streams: dict[HostCall, ThreadStream] = {}
 
     def runner_of(self, call: HostCall) -> Runner:
         """Where a call runs."""
@@ -43,11 +47,11 @@ class ThreadActor(Hosted):
         if self.is_late(call):
             return
         self.under_way[call] = None
-        if call.stream is None:
+        if call.stream is None or call.talk is not None:
             self.runner_of(call).submit(call)
         else:
-            call.stream.waiting_thread = ThreadStream(self, call, call.stream)
-            call.stream.waiting_thread.resume()
+            self._streams[call] = stream = ThreadStream(self, call, call.stream)
+            stream.resume()
 
     def flush(self) -> None:
         for runner in self._runners.values():
@@ -57,8 +61,14 @@ class ThreadActor(Hosted):
         """It is told, and that is all that can be done to a thread; if it has not begun, it never does."""
         call.cancelled = True
         call.finish(CANCELLED_ANSWER)
-        if call.stream is not None and call.stream.waiting_thread is not None:
-            call.stream.waiting_thread.resume()
+        if call in self._streams:
+            self._streams[call].resume()
+        if isinstance(call.talk, BlockingStream):
+            call.talk.wake()
+
+    def ended(self, call: HostCall, answer: Answer) -> None:
+        self._streams.pop(call, None)
+        super().ended(call, answer)
 
     def stop(self) -> None:
         for runner in self._owned:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fray.model.actors import ActorInfo, ActorStatus
-from fray.model.ids import ActorId, JobId, Namespace
+from fray.model.ids import HOUSE_NAMES, ActorId, JobId, Namespace
 from fray.model.specs import EntryKind, JobState
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import job_state
@@ -22,7 +22,13 @@ def list_actors(state: State, namespace: Namespace | None = None, prefix: str = 
     found = [(job.order, of_job(state, job)) for job in _living(state)]
     found += [(binding.order, of_binding(state, binding)) for binding in _served(state)]
     infos = (info for _, info in sorted(found, key=lambda pair: pair[0]))
-    return tuple(info for info in infos if info.name.startswith(prefix) and namespace in (None, info.namespace))
+    return tuple(
+        info
+        for info in infos
+        if info.name.startswith(prefix)
+        and namespace in (None, info.namespace)
+        and not info.name.startswith(HOUSE_NAMES)
+    )
 
 
 def find_by_id(state: State, actor_id: ActorId) -> tuple[ActorInfo, ...]:

@@ -119,6 +119,17 @@ class NameUnregistered:
 
 
 @frozen(kw_only=True)
+class CheckpointTaken:
+    """An actor's process has handed in its state; the content is stored already."""
+
+    session: SessionId
+    ref: int
+    number: int
+    blob: BlobId | None = None
+    location: str = ""
+
+
+@frozen(kw_only=True)
 class Tick:
     """Time has passed: `State.next_deadline` is due."""
 
@@ -136,6 +147,7 @@ Event: TypeAlias = (
     | NodeDied
     | NameRegistered
     | NameUnregistered
+    | CheckpointTaken
     | Tick
 )
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState
 from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import Machine
@@ -136,6 +137,11 @@ def _job(state: State, job: Job) -> Iterator[str]:
         yield "ended by its own gang"
     if placed and not living and job.phase is not JobPhase.CLOSING:
         yield "goes on without a living member"
+    kept = job.checkpoint
+    if kept is not None and (job.ended or split_attempt(kept.attempt_id)[:1] != (job.job_id,)):
+        yield f"keeps a checkpoint of {kept.attempt_id} and is {job.phase.value}"
+    if kept is not None and split_attempt(kept.attempt_id)[1] > job.generation:
+        yield f"keeps a checkpoint of {kept.attempt_id}, which is still to come"
     yield from _budgets(job)
     yield from _owner(state, job)
 

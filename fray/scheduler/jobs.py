@@ -324,6 +324,9 @@ def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
     """The outcome, once and for good."""
     job.outcome, job.ended_at, job.first = outcome, state.now, None
     state.retain(outcome.value)
+    if job.checkpoint is not None:
+        out.release(job.checkpoint.blob)
+        job.checkpoint = None
     state.bury_job(job)
     for attempt in state.members(job):
         _strip_value(state, out, attempt)

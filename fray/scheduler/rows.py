@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from attrs import define, frozen
 
-from fray.model.ids import ActorId, AttemptId, JobId, Namespace, NodeName, SessionId
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, JobSpec, Outcome
@@ -61,6 +61,18 @@ class SessionPhase(StrEnum):
     """Nothing of it is left; remembered so that it can change nothing when it comes back."""
 
 
+@frozen(kw_only=True)
+class Kept:
+    """The latest checkpoint of an actor."""
+
+    attempt_id: AttemptId
+    """Whose it is."""
+    number: int
+    blob: BlobId | None = None
+    location: str = ""
+    saved_at: float = 0.0
+
+
 @define(kw_only=True)
 class Job:
     spec: JobSpec
@@ -99,6 +111,7 @@ class Job:
     first: Outcome | None = None
     """While CLOSING: what ended this generation."""
     first_at: float = 0.0
+    checkpoint: Kept | None = None
     outcome: Outcome | None = None
     """Committed exactly once."""
 

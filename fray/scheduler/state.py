@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fray.errors import NoSuchJob
-from fray.model.ids import ActorId, AttemptId, JobId, Namespace, NodeName, SessionId
+from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
 from fray.model.specs import AttemptInfo, Cause, JobInfo, Outcome, Wish
@@ -184,6 +184,8 @@ class State(Tables):
             return self._silence(silent) if silent else job.outcome
         if actor_id in self.graves:
             return self.graves[actor_id].outcome
+        if actor_id.startswith(HOUSE_NAMES):
+            return None  # a shelf (`fray.runtime.shelf`) that is about to be registered; who waits for it has a bound
         return Outcome(cause=Cause.FAILURE, message="no such actor")
 
     def _silence(self, attempt: Attempt) -> Outcome:

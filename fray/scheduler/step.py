@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fray.scheduler import holding, launching, nodes, registry, sessions, supervision
+from fray.scheduler import checkpoints, holding, launching, nodes, registry, sessions, supervision
 from fray.scheduler.effects import (
+    CheckpointTaken,
     Effect,
     Event,
     LaunchAsked,
@@ -62,6 +63,7 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     NodeDied: nodes.died,
     NameRegistered: registry.register,
     NameUnregistered: registry.unregister,
+    CheckpointTaken: checkpoints.take,
     Tick: _tick,
 }
 

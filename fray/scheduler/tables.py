@@ -410,8 +410,9 @@ class Tables:
         """References counted from the rows: what ``blobs`` must be."""
         found: dict[BlobId, int] = {}
         payloads = [job.spec.payload for job in self.jobs.values() if self.needs_payload(job)]
+        states = [job.checkpoint.blob for job in self.jobs.values() if job.checkpoint is not None]
         rows: list[Job | Attempt] = [*self.jobs.values(), *self.attempts.values()]
-        for blob in [*payloads, *(_value(row.outcome) for row in rows)]:
+        for blob in [*payloads, *states, *(_value(row.outcome) for row in rows)]:
             if blob is not None:
                 found[blob] = found.get(blob, 0) + 1
         return found

@@ -266,6 +266,37 @@ class Actors:
     actors: tuple[ActorInfo, ...]
 
 
+# Checkpoints
+
+
+@frozen(kw_only=True)
+class SaveCheckpoint:
+    """Keep the state of the sender's actor in place of the one before; gone with its job. Reply: `Done`, once saved.
+
+    Attachment: the pickled state, unless ``location`` says where in a storage it is. One that comes from an incarnation
+    that has ended is refused (ActorDied); one with a lower ``number`` than is kept, or of an actor that is being ended
+    for good, is answered and not kept.
+    """
+
+    number: int
+    """Grows with each one of this incarnation."""
+    blob: BlobId | None = None
+    location: str = ""
+
+
+@frozen(kw_only=True)
+class FetchCheckpoint:
+    """Reply: `Checkpoint` of the sender's actor, its content attached if the controller keeps it. Error: ActorDied."""
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """What is kept of an actor's state; neither ``blob`` nor ``location``: nothing."""
+
+    blob: BlobId | None = None
+    location: str = ""
+
+
 # The cluster
 
 

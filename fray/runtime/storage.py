@@ -1,0 +1,60 @@
+"""Files in a storage that fsspec knows: ``file:///shared/ckpt``, ``gs://bucket/ckpt``, and many more.
+
+The only place that opens fsspec, which is an optional dependency, and the one that waits for it: in a worker thread,
+because its file systems block.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import trio
+
+from fray.errors import InvalidRequest
+
+
+async def write(location: str, data: bytes) -> None:
+    """Write ``data`` there, making directories; raises whatever the storage raises."""
+    await trio.to_thread.run_sync(partial(_write, location, data))
+
+
+async def read(location: str) -> bytes:
+    """What is there; raises whatever the storage raises."""
+    return await trio.to_thread.run_sync(partial(_read, location))
+
+
+async def delete(location: str) -> None:
+    """Remove it, if it is there."""
+    await trio.to_thread.run_sync(partial(_delete, location))
+
+
+def _filesystem(location: str) -> tuple[Any, str]:
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InvalidRequest(
+            f"{location!r} needs fsspec, which is not installed here: pip install 'fray[storage]'"
+        ) from error
+    filesystem, path = fsspec.core.url_to_fs(location)
+    return filesystem, path
+
+
+def _write(location: str, data: bytes) -> None:
+    filesystem, path = _filesystem(location)
+    filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+    with filesystem.open(path, "wb") as file:
+        file.write(data)
+
+
+def _read(location: str) -> bytes:
+    filesystem, path = _filesystem(location)
+    with filesystem.open(path, "rb") as file:
+        data: bytes = file.read()
+    return data
+
+
+def _delete(location: str) -> None:
+    filesystem, path = _filesystem(location)
+    if filesystem.exists(path):
+        filesystem.rm(path)

@@ -1,0 +1,27 @@
+"""What a zygote plays before it forks: to its end, and nothing of it remains."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import trio
+
+from fray.runtime import context, rehearsal
+
+
+def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> None:
+    descriptors, threads = os.listdir("/proc/self/fd"), threading.active_count()
+    answers = trio.run(rehearsal.play, str(tmp_path))
+    assert answers == list(range(rehearsal.CALLS))
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert threading.active_count() == threads
+    assert list(tmp_path.iterdir()) == []
+    assert context.current_or_none() is None
+
+
+def test_without_a_stage_the_show_goes_on(tmp_path: Path) -> None:
+    blocked = tmp_path / "no directory"
+    blocked.touch()
+    rehearsal.rehearse(str(blocked))
