@@ -521,6 +521,25 @@ async def test_an_idle_channel_pings_each_period_and_stays(autojump_clock: MockC
         assert 1000 / HEARTBEAT_S <= hops <= 4 * 1000 / HEARTBEAT_S
 
 
+async def test_what_nobody_waits_for_rides_with_the_next_frame_or_goes_within_a_second(
+    autojump_clock: MockClock,
+) -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        far = house.recorders[0]
+        near.channel.send_later(Kind.CALL, 1, b"later")
+        await trio.testing.wait_all_tasks_blocked()
+        assert far.bodies == []
+        near.channel.send_nowait(Kind.CALL, 2, b"now")
+        await far.wait_bodies(2)
+        assert (far.bodies, far.channel.stats.messages_received) == ([b"later", b"now"], 1)
+        near.channel.send_later(Kind.CALL, 3, b"alone")
+        began = trio.current_time()
+        await far.wait_bodies(3)
+        assert trio.current_time() - began <= session.ACK_AFTER_S + 0.1
+
+
 async def test_what_is_received_is_acknowledged_within_a_second(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()

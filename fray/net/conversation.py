@@ -150,6 +150,17 @@ class Channel:
         if not self._corked and self._link is not None:
             self._link.poke()
 
+    def send_later(self, kind: int, ref: int, body: Bytes = b"") -> None:
+        """`send_nowait` for what nobody waits for: it rides with the next frame, or goes within `ACK_AFTER_S`."""
+        corked, self._corked = self._corked, True
+        try:
+            self.send_nowait(kind, ref, body)
+            self.outbox.later += 1
+        finally:
+            self._corked = corked
+        if self._link is not None:
+            self._link.note_received()
+
     def notice(self, message: object, blobs: Sequence[Bytes] = ()) -> None:
         """Send a control message that has no answer. Raises as `send_nowait`."""
         self.send_nowait(Kind.NOTICE, 0, codec.encode_message(message, blobs))
@@ -321,7 +332,7 @@ class Channel:
         if inbox.received != inbox.told:
             inbox.untold_bytes += len(message)
             link.note_received()
-        if self.outbox.unsent or self.refill is not None or link.must_send():
+        if len(self.outbox.unsent) > self.outbox.later or self.refill is not None or link.must_send():
             link.poke()
 
     def _on_frames(self, message: Bytes, link: Link) -> None:

@@ -252,7 +252,7 @@ class Link:
             self._urgent.append(_PING)
         if self._channel.inbox.received != self._channel.inbox.told:
             self._ack_now = True
-        if self.must_send():
+        if self.must_send() or self._channel.outbox.unsent:
             self.poke()
 
     def _lost(self, error: FrayError) -> None:

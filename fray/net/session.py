@@ -110,6 +110,8 @@ class Outbox:
     acked: int = 0
     size_bytes: int = 0
     """All that is held."""
+    later: int = 0
+    """So many of ``unsent`` need no message of their own: they ride with the next, or go within `ACK_AFTER_S`."""
 
     def push(self, frame: Parts, size_bytes: int) -> None:
         """Append one frame."""
@@ -137,6 +139,7 @@ class Outbox:
     def take(self, limit_bytes: int = BATCH_BYTES) -> list[Bytes]:
         """Number the next frames, up to ``limit_bytes`` (at least one), and return their parts; empty if none."""
         unsent = self.unsent
+        self.later = 0
         if self.unsent_bytes <= limit_bytes and not self.large:
             frames, size = list(unsent), self.unsent_bytes
             unsent.clear()
@@ -202,6 +205,7 @@ class Outbox:
         self._recount()
 
     def _recount(self) -> None:
+        self.later = 0
         self.size_bytes = self.unsent_bytes = sum(map(frame_bytes, self.unsent))
         self.large = sum(type(frame) is tuple for frame in self.unsent)
 

@@ -268,7 +268,10 @@ class Peer:
         settled = self.table.settlement()
         if settled is not None and self._channel is not None:
             try:
-                self._channel.send_nowait(_SETTLED, 0, settled)
+                if self.table.open:
+                    self._channel.send_nowait(_SETTLED, 0, settled)
+                else:  # one call at a time: this would cost every 64th of them the time of another
+                    self._channel.send_later(_SETTLED, 0, settled)
             except ChannelFull:
                 pass  # the host keeps these answers a little longer: until the next reset, at most
         if self._room is not None and not self.table.is_full:
