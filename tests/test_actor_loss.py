@@ -147,6 +147,24 @@ async def keyed(stage: Stage, instance: Any, incarnation: str = "h1") -> tuple[A
     return stage.way(stage.caller.route(KEY, "counter")), endpoint
 
 
+async def test_a_caller_that_closes_while_it_asks_why_a_host_is_gone_leaves_no_call_unanswered(
+    autojump_clock: Any,
+) -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1")
+        number = host.register(Counter(), "a", actor_id="a")
+        stage.directory.say(KEY, stage.endpoint(host, number))
+        counter = stage.way(stage.caller.route(KEY))
+        call = counter.start("wait_for_gate")
+        assert await counter.call("add") == 1
+        stage.kill("h1")
+        assert counter.route.binding is not None
+        await counter.route.binding.peer.over.wait()  # the channel has found out; the directory says nothing
+        assert not call.done()
+        stage.nursery.cancel_scope.cancel()
+    assert isinstance(call.exception(), OutcomeUnknown)
+
+
 async def test_a_call_in_flight_when_the_host_dies_has_an_unknown_outcome(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())

@@ -223,12 +223,23 @@ class Route:
 
     async def _bury(self, binding: Binding, end: End, until: trio.Event, within_s: float | None) -> None:
         peer = binding.peer
-        if peer.has_calls(binding):
-            with trio.move_on_after(math.inf if within_s is None else within_s):
-                await until.wait()
-            if within_s is None:
-                end = await self._end_of_unregistered(peer, end)
+        try:
+            if peer.has_calls(binding):
+                with trio.move_on_after(math.inf if within_s is None else within_s):
+                    await until.wait()
+                if within_s is None:
+                    end = await self._end_of_unregistered(peer, end)
+        except trio.Cancelled:  # the caller is closing, and no longer knows the peer that holds these calls
+            self._give_up(binding, self.end or end)
+            raise
         self._settle(binding, self.end or end)
+
+    def _give_up(self, binding: Binding, end: End) -> None:
+        queued, opened = binding.peer.table.take(lambda call: call.binding is binding)
+        for call in opened:
+            call.fail(end.delivered(self.label, call.method))
+        for call in queued:
+            call.fail(end.undelivered(self.label))
 
     async def _end_of_unregistered(self, peer: Peer, end: End) -> End:
         """The connection is gone too: the process has ended, or its machine is out of reach."""
