@@ -15,7 +15,7 @@ from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.model.ids import Namespace
 from fray.model.messages.client import LogLines, Role
 from fray.net.transport import Credential
-from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.context import Place, Runtime, open_runtime
 
 DEFAULT_PORT = 7421
 
@@ -116,10 +116,8 @@ async def open_remote(
         WebSocketNetwork(),
         [address],
         Credential("cluster", secret.strip()),
-        role=Role.DRIVER,
+        Place(role=Role.DRIVER, namespace=namespace, process=process_mark()),
         rng=random.SystemRandom(),
-        namespace=namespace,
-        process=process_mark(),
         on_log=on_log,
     ) as runtime:
         yield runtime

@@ -19,7 +19,7 @@ from fray.net.mixed import MixedNetwork
 from fray.net.transport import Credential, Network
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
-from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.context import Place, Runtime, open_runtime
 
 CONTROLLER = "memory:controller"
 """Where the driver finds it."""
@@ -62,12 +62,5 @@ def open_driver(
     on_log: Callable[[LogLines], None] | None,
 ) -> AbstractAsyncContextManager[Runtime]:
     """The driver's place beside that controller."""
-    return open_runtime(
-        network,
-        [CONTROLLER],
-        Credential("cluster", token),
-        role=Role.DRIVER,
-        rng=rng,
-        namespace=namespace,
-        on_log=on_log,
-    )
+    place = Place(role=Role.DRIVER, namespace=namespace)
+    return open_runtime(network, [CONTROLLER], Credential("cluster", token), place, rng=rng, on_log=on_log)

@@ -18,7 +18,7 @@ from fray.net.memory import MemoryNetwork
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.tunnel import Tunnels
 from fray.runtime.caller import CallFuture, CallOptions
-from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.context import Place, Runtime, open_runtime
 
 TOKEN = "a-token-nobody-guesses"
 CONTROLLER = "memory:controller/main"
@@ -67,10 +67,8 @@ class Split:
                 self.network.at(name),
                 [CONTROLLER],
                 Credential("cluster", TOKEN),
-                role=Role.DRIVER,
+                Place(role=Role.DRIVER, host_directory=lambda: f"memory:{name}/calls", **options),
                 rng=self.rng,
-                host_directory=lambda: f"memory:{name}/calls",
-                **options,
             ) as runtime:
                 task_status.started(runtime)
                 await trio.sleep_forever()

@@ -22,7 +22,7 @@ from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Ou
 from fray.net.transport import Credential, Network
 from fray.runtime import payload
 from fray.runtime.checkpoints import Checkpoints, check_class
-from fray.runtime.context import Runtime, open_runtime
+from fray.runtime.context import Place, Runtime, open_runtime
 from fray.runtime.executor import Executor, Runner
 from fray.runtime.life import Ending, Life, construct, life_var, one_of_this_process
 from fray.runtime.methods import has_async_methods
@@ -121,17 +121,17 @@ def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> A
         network,
         [ticket.controller],
         Credential(f"attempt:{ticket.attempt_id}", ticket.key),
-        role=Role.JOB,
+        Place(
+            role=Role.JOB,
+            attempt_id=ticket.attempt_id,
+            job_name=ticket.spec.name,
+            namespace=ticket.spec.namespace,
+            node=ticket.node,
+            host_directory=lambda: ticket.directory,
+            advertise=ticket.advertise,
+            networked=ticket.networked,
+        ),
         rng=rng,
-        host_directory=lambda: ticket.directory,
-        attempt_id=ticket.attempt_id,
-        job_id=split_attempt(ticket.attempt_id)[0],
-        job_name=ticket.spec.name,
-        namespace=ticket.spec.namespace,
-        node=ticket.node,
-        advertise=ticket.advertise,
-        networked=ticket.networked,
-        wait_connected=False,
     )
 
 

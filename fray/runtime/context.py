@@ -15,17 +15,17 @@ from contextvars import ContextVar
 from functools import partial
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from fray.errors import FrayError, Refused, Unreachable
-from fray.model.ids import AttemptId, JobId, Namespace, SessionId, mint
-from fray.model.messages.client import ClientHello, LogLines, ProcessMark, Role
+from fray.model.ids import AttemptId, JobId, Namespace, SessionId, mint, split_attempt
+from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel import RedialPolicy
 from fray.net.transport import Credential, Network
 from fray.net.tunnel import RelayedNetwork, Tunnels
 from fray.runtime.caller import Caller
 from fray.runtime.host import Host
-from fray.runtime.links import ControllerLink
+from fray.runtime.links import ControllerLink, OnLog
 from fray.runtime.services import open_services
 from fray.runtime.thread_actor import ThreadActor
 
@@ -62,6 +62,46 @@ class Runtime:
     """Of the loop it lives in: how other threads reach it."""
     extras: dict[str, object] = field(factory=dict)
     """Objects of the public API that belong to this runtime (its `Cluster`)."""
+
+
+@frozen(kw_only=True)
+class Place:
+    """Who is to have a place in a cluster."""
+
+    role: Role
+    attempt_id: AttemptId | None = None
+    """Of a job; it names its session. A driver's session gets a name of its own."""
+    job_name: str = ""
+    namespace: Namespace | None = None
+    """None: the controller gives one."""
+    node: str = ""
+    host_directory: Callable[[], str] | None = None
+    """See `Host`."""
+    advertise: str = "127.0.0.1"
+    """Host or IP under which peers reach what listens here."""
+    networked: bool = False
+    """Actors here may listen for other machines."""
+    grace_s: float = 30.0
+    """How long the controller waits for a driver that is lost without a goodbye."""
+    process: ProcessMark | None = None
+    """Proves a driver's death to a controller on its machine."""
+
+    @property
+    def waits_for_controller(self) -> bool:
+        """User code of a job does not: it may not need the controller at all."""
+        return self.role is Role.DRIVER
+
+    def hello(self, rng: random.Random) -> ClientHello:
+        """What the controller is told."""
+        return ClientHello(
+            session=self.attempt_id or f"session-{mint(rng)}",
+            role=self.role,
+            attempt_id=self.attempt_id,
+            namespace=self.namespace,
+            grace_s=self.grace_s,
+            process=self.process,
+            user=os.environ.get("USER", ""),
+        )
 
 
 _current: ContextVar[Runtime | None] = ContextVar("fray_runtime", default=None)
@@ -112,72 +152,33 @@ async def open_runtime(
     network: Network,
     addresses: Sequence[str],
     credential: Credential | None,
+    place: Place,
     *,
-    role: Role,
     rng: random.Random,
-    host_directory: Callable[[], str] | None = None,
-    attempt_id: AttemptId | None = None,
-    job_id: JobId | None = None,
-    job_name: str = "",
-    namespace: Namespace | None = None,
-    node: str = "",
-    advertise: str = "127.0.0.1",
-    networked: bool = False,
-    grace_s: float = 30.0,
-    process: ProcessMark | None = None,
-    wait_connected: bool = True,
-    on_log: Callable[[LogLines], None] | None = None,
+    on_log: OnLog | None = None,
 ) -> AsyncIterator[Runtime]:
     """Connect to the controller and hold the connection; on exit say goodbye, which ends all this session owns.
 
-    ``on_log`` is told what the jobs of this session write.
+    Args:
+        addresses: of the controller, in order of preference.
+        on_log: is told what the jobs of this session write.
 
     Raises:
         Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
     """
-    session = attempt_id or f"session-{mint(rng)}"
-    hello = ClientHello(
-        session=session,
-        role=role,
-        attempt_id=attempt_id,
-        namespace=namespace,
-        grace_s=grace_s,
-        process=process,
-        user=os.environ.get("USER", ""),
-    )
-    tunnels = Tunnels(rng)
-    direct, network = network, RelayedNetwork(network, tunnels)
-    link = ControllerLink(hello, on_log=on_log, tunnels=tunnels)
     async with open_services() as nursery:
-        if wait_connected:
-            await _reach(direct, addresses[0], credential)
-        caller = Caller(network, link, session=session, rng=rng)
-        host = Host(network, incarnation=session, rng=rng, directory=host_directory)
-        host.advertise, host.networked, host.relayed = advertise, networked, True
-        runtime = Runtime(
-            session=session,
-            role=role,
-            network=network,
-            link=link,
-            caller=caller,
-            host=host,
-            rng=rng,
-            nursery=nursery,
-            job_id=job_id,
-            job_name=job_name,
-            attempt_id=attempt_id,
-            node=node,
-            namespace=namespace or "",
-            address=addresses[0],
-        )
-        host.make_context = lambda call: _context_of(runtime, isinstance(call.actor, ThreadActor))
+        if place.waits_for_controller:
+            await _reach(network, addresses[0], credential)
+        tunnels = Tunnels(rng)
+        link = ControllerLink(place.hello(rng), on_log=on_log, tunnels=tunnels)
+        runtime = _make_runtime(RelayedNetwork(network, tunnels), addresses[0], place, link, nursery, rng)
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
             policy = RedialPolicy(refused_ends=False, give_up_s=CONTROLLER_ABSENT_S)
-            nursery.start_soon(partial(link.run, direct, addresses, credential, policy=policy, rng=rng))
-            nursery.start_soon(caller.run)
-            nursery.start_soon(host.run)
-            if wait_connected:
+            nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
+            nursery.start_soon(runtime.caller.run)
+            nursery.start_soon(runtime.host.run)
+            if place.waits_for_controller:
                 runtime.namespace = (await link.wait_ready(CONNECT_WITHIN_S)).namespace
             if on_log is not None:
                 link.follow_logs(None)
@@ -185,12 +186,41 @@ async def open_runtime(
         finally:
             _current.reset(token)
             with trio.CancelScope(shield=True):
-                await host.shutdown(0)
-                await link.close("driver left" if role is Role.DRIVER else "job ended", _goodbye_within_s(role))
+                await _leave(runtime)
 
 
-def _goodbye_within_s(role: Role) -> float:
-    return GOODBYE_WITHIN_S if role is Role.DRIVER else 0.0
+def _make_runtime(
+    network: Network, address: str, place: Place, link: ControllerLink, nursery: trio.Nursery, rng: random.Random
+) -> Runtime:
+    session = link.hello.session
+    host = Host(network, incarnation=session, rng=rng, directory=place.host_directory)
+    host.advertise, host.networked, host.relayed = place.advertise, place.networked, True
+    runtime = Runtime(
+        session=session,
+        role=place.role,
+        network=network,
+        link=link,
+        caller=Caller(network, link, session=session, rng=rng),
+        host=host,
+        rng=rng,
+        nursery=nursery,
+        job_id=split_attempt(place.attempt_id)[0] if place.attempt_id is not None else None,
+        job_name=place.job_name,
+        attempt_id=place.attempt_id,
+        node=place.node,
+        namespace=place.namespace or "",
+        address=address,
+    )
+    host.make_context = lambda call: _context_of(runtime, isinstance(call.actor, ThreadActor))
+    return runtime
+
+
+async def _leave(runtime: Runtime) -> None:
+    await runtime.host.shutdown(0)
+    if runtime.role is Role.DRIVER:
+        await runtime.link.close("driver left", GOODBYE_WITHIN_S)
+    else:
+        await runtime.link.close("job ended", 0.0)
 
 
 def _context_of(runtime: Runtime, on_thread: bool) -> object:

@@ -29,7 +29,7 @@ from fray.model.resources import Capacity
 from fray.net.transport import Credential
 from fray.node.config import NodeConfig
 from fray.node.serve import run_node
-from fray.runtime.context import open_runtime
+from fray.runtime.context import Place, open_runtime
 from fray.runtime.executor import InlineExecutor
 from fray.runtime.host import Host
 from fray.scheduler.effects import Effect, Event
@@ -334,10 +334,8 @@ class DriverProcess:
             house.network.process(self.name, self.name),
             [ADDRESS],
             Credential("cluster", TOKEN),
-            role=Role.DRIVER,
+            Place(role=Role.DRIVER, namespace=namespace, grace_s=grace_s),
             rng=house.seed.stream(self.name),
-            namespace=namespace,
-            grace_s=grace_s,
         ) as runtime:
             self.session = runtime.session
             house.truth.driver_began(runtime.session, self.name, grace_s)
