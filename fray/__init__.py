@@ -13,9 +13,11 @@ from fray.errors import (
     DeadlineExceeded,
     FrayError,
     FutureForgotten,
+    GroupFailed,
     InvalidRequest,
     JobFailed,
     JobStopped,
+    LinkedActorDied,
     MachineLost,
     MessageTooLarge,
     NameTaken,
@@ -32,12 +34,14 @@ from fray.errors import (
     Unreachable,
 )
 from fray.futures import Future, as_completed, wait_any
+from fray.groups import ActorGroup
 from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
+from fray.monitors import Down, Link, Monitor, Up, link, monitor
 from fray.pools import PoolStats, WorkerInfo, WorkerPool
 from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.runtime.host_input import BlockingStream, Stream
@@ -55,6 +59,7 @@ __all__ = [
     "ActorDied",
     "ActorEndpoint",
     "ActorFailed",
+    "ActorGroup",
     "ActorHandle",
     "ActorInfo",
     "ActorMetrics",
@@ -71,6 +76,7 @@ __all__ = [
     "CpuConfig",
     "CurrentActor",
     "DeadlineExceeded",
+    "Down",
     "Entrypoint",
     "EnvironmentConfig",
     "FixedResolver",
@@ -78,6 +84,7 @@ __all__ = [
     "Future",
     "FutureForgotten",
     "GpuConfig",
+    "GroupFailed",
     "InvalidRequest",
     "Job",
     "JobFailed",
@@ -85,8 +92,11 @@ __all__ = [
     "JobRequest",
     "JobState",
     "JobStopped",
+    "Link",
+    "LinkedActorDied",
     "MachineLost",
     "MessageTooLarge",
+    "Monitor",
     "NameTaken",
     "NeverSchedulable",
     "NoSuchActor",
@@ -105,14 +115,17 @@ __all__ = [
     "Unauthorized",
     "UnknownClusterSpec",
     "Unreachable",
+    "Up",
     "WorkerInfo",
     "WorkerPool",
     "as_completed",
     "child",
     "current_actor",
     "current_cluster",
+    "link",
     "method",
     "metrics_of",
+    "monitor",
     "open_cluster",
     "wait_any",
 ]

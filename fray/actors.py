@@ -161,6 +161,11 @@ async def metrics_of(actor: ActorHandle | ActorEndpoint) -> ActorMetrics:
     return await caller.metrics(route)
 
 
+def label_of(handle: ActorHandle) -> str:
+    """The name of an actor, for people."""
+    return handle._label
+
+
 def methods_of(cls: type) -> tuple[str, ...] | None:
     """Names a handle offers, or None when the class makes attributes up and only the actor itself can tell."""
     return None if any("__getattr__" in vars(base) for base in cls.__mro__) else tuple(public_names(cls))

@@ -134,6 +134,14 @@ class ActorFailed(FrayError, RuntimeError):
     """The actor itself said that it has failed: ``current_actor().fail(message)``."""
 
 
+class LinkedActorDied(FrayError, RuntimeError):
+    """The actor failed because one that it was linked to has gone for good; the cause says how that one ended."""
+
+
+class GroupFailed(FrayError, RuntimeError):
+    """So many members of an `ActorGroup` have ended for good that what was waited for can never be."""
+
+
 class MachineLost(ActorDied):
     """The machine under the callee has been silent too long."""
 

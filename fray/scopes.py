@@ -10,6 +10,7 @@ from attrs import evolve
 
 from fray.actors import ActorHandle, methods_of
 from fray.errors import InvalidRequest
+from fray.groups import ActorGroup, build_members
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
 from fray.model.ids import mint
 from fray.model.resources import ResourceConfig
@@ -201,6 +202,50 @@ class Scope:
         decide = supervision_of(on_failure, self._actor)
         records = await self._children.launch(specs, payloads, Kind.ACTOR, decide, error_of)
         return [self._actor(record, methods_of(one.cls)) for record, one in zip(records, children, strict=True)]
+
+    async def create_actor_group(
+        self,
+        cls: type,
+        *args: Any,
+        count: int,
+        name: str | None = None,
+        resources: ResourceConfig | None = None,
+        environment: EnvironmentConfig | None = None,
+        actor_config: ActorConfig | None = None,
+        on_failure: OnFailure = "escalate",
+        **kwargs: Any,
+    ) -> ActorGroup:
+        """Create the same actor ``count`` times; returns at once, and the members come as they can: all, or none.
+
+        Each is a job of its own named ``{name}-{index}``; in it `current_actor` gives ``group`` and ``index``.
+
+        Args:
+            count: 1 to 10,000.
+            name: of the group, in front of those of its members; default one is made up.
+            resources: of each member; default none reserved.
+            environment: variables for their processes.
+            actor_config: concurrency, restarts, idle time and the like, of each for itself.
+            on_failure: as for `launch`, of each member.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+        """
+        config = actor_config or ActorConfig()
+        config = evolve(config, max_restarts=config.max_restarts or 0)
+        request = JobRequest(
+            name=name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}",
+            resources=resources or ACTOR_RESOURCES,
+            environment=environment,
+            max_retries_failure=config.max_restarts or 0,
+            max_retries_preemption=config.max_restarts or 0,
+        )
+        if request.members() != 1:
+            raise InvalidRequest(f"group {request.name!r}: each actor has one process; say count=, not replicas")
+        specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
+        await self._children.launch(specs, [content], Kind.ACTOR, supervision_of(on_failure, self._actor), error_of)
+        methods = methods_of(cls)
+        handles = [ActorHandle(spec.job_id, spec.name, methods, self._runtime) for spec in specs]
+        return ActorGroup(request.name, handles, self._runtime)
 
 
 def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:

@@ -62,3 +62,19 @@ def check_name(name: str, what: str) -> str:
             f"without blanks, for example {suggestion!r}"
         )
     return name
+
+
+# Light actors --------------------------------------------------------------------------------------------------------
+
+_LIGHT = "~"
+
+
+def light_id(host: ActorId, number: int) -> ActorId:
+    """The id of light actor ``number`` in the process of ``host``; it says how to get there."""
+    return f"{host}{_LIGHT}{number}"
+
+
+def home_of(actor_id: ActorId) -> tuple[ActorId, int]:
+    """The actor whose process it lives in, and its number there; a process actor is its own home, and the number 0."""
+    host, mark, number = actor_id.rpartition(_LIGHT)
+    return (host, int(number)) if mark else (actor_id, 0)

@@ -13,7 +13,7 @@ import trio
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
 from fray.model.ids import SessionId
-from fray.model.messages.calls import AskMetrics, Bind, Bound
+from fray.model.messages.calls import Asked, AskEnd, AskMetrics, Bind, Bound
 from fray.net.channel import Channel
 from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime import payload
@@ -36,6 +36,7 @@ from fray.runtime.calls import (
 from fray.runtime.host_call import HostCall
 from fray.runtime.host_input import Inputs
 from fray.runtime.hosted import Hosted, no_such_actor
+from fray.runtime.life import Ending
 from fray.runtime.window import pack_count
 
 if TYPE_CHECKING:
@@ -258,11 +259,19 @@ class Guest:
         if isinstance(message, Bind):
             return self._bound(message.name)
         if isinstance(message, AskMetrics):
-            asked = self.host.actors.get(message.number)
-            if asked is None:
-                raise no_such_actor(message.number)
-            return asked.metrics()
+            return self._actor(message.number).metrics()
+        if isinstance(message, AskEnd):
+            life = self._actor(message.number).life
+            if life is not None:
+                life.ask(Ending(message.reason))
+            return Asked()
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
+
+    def _actor(self, number: int) -> Hosted:
+        actor = self.host.actors.get(number)
+        if actor is None:
+            raise no_such_actor(number)
+        return actor
 
     def _bound(self, name: str) -> Bound:
         actor = self.host.find(name)

@@ -375,7 +375,7 @@ class ControllerLink:
     async def _keep_subscribed(self) -> None:
         """Tell the controller every subscription it does not know, again after each reset."""
         await self.ready.wait()
-        told: set[str] = set()
+        told: dict[str, _NamesWatch] = {}
         told_follow: dict[JobId | None, bool] = {}
         resets = 0
         while self.ended is None:
@@ -383,15 +383,15 @@ class ControllerLink:
             if resets != self._resets:
                 if resets:
                     await self._rewatch_jobs()
-                resets, told, told_follow = self._resets, set(), {}
-            told &= self._names.keys()
-            owed_keys = [key for key in self._names if key not in told]
+                resets, told, told_follow = self._resets, {}, {}
+            told = {key: watch for key, watch in told.items() if self._names.get(key) is watch}
+            owed = {key: watch for key, watch in self._names.items() if key not in told}
             owed_logs = {job: on for job, on in self._follow.items() if told_follow.get(job) != on}
-            if not owed_keys and not owed_logs:
+            if not owed and not owed_logs:
                 await self._owed.wait()
                 continue
-            await self._subscribe(owed_keys, owed_logs)
-            told.update(owed_keys)
+            await self._subscribe(tuple(owed), owed_logs)
+            told |= owed
             told_follow |= owed_logs
 
     async def _subscribe(self, keys: Sequence[str], logs: dict[JobId | None, bool]) -> None:

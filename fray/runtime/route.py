@@ -162,7 +162,7 @@ class Route:
 
     def _end(self, outcome: Outcome, blobs: Sequence[Bytes]) -> None:
         self.endpoint = None
-        self.end = _why_ended(outcome, blobs)
+        self.end = why_ended(outcome, blobs)
         self._unbind(self.end, PROOF_WAIT_S)
         self._release_waiting()
         self.close()
@@ -307,7 +307,8 @@ class Route:
             self._unwatch = None
 
 
-def _why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> End:
+def why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> End:
+    """What the directory says of an actor's end, its error attached."""
     error = payload.load_error(blobs[0]) if blobs and outcome.cause is Cause.FAILURE else None
     return End(
         text=outcome.message or f"it ended ({outcome.cause})",

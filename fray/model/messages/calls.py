@@ -76,6 +76,19 @@ class ActorMetrics:
 
 
 @frozen(kw_only=True)
+class AskEnd:
+    """Ask an actor of this host to end in order. Reply: `Asked`, at once. Error: NoSuchActor."""
+
+    number: int
+    reason: str
+
+
+@frozen(kw_only=True)
+class Asked:
+    pass
+
+
+@frozen(kw_only=True)
 class CallMeta:
     """Options of one call, in front of its pickle when the frame says so."""
 
