@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 WORD_WAIT_S = 1.0
 """How long calls of a lost host wait for the directory to say why it is gone."""
+GONE_LIMIT = 100
+"""So many of an actor's dead incarnations are remembered: the directory may still name one, never an old one."""
 PROOF_WAIT_S = 2.0
 """How long calls wait for the channel itself to notice what the directory has said."""
 
@@ -68,7 +70,8 @@ class Route:
         """Set, and replaced, whenever the directory says something new."""
         self._waiting: deque[CallFuture] = deque()
         self._waiting_bytes = 0
-        self._gone: set[tuple[str, int]] = set()
+        self._gone: dict[tuple[str, int], None] = {}
+        """The last `GONE_LIMIT` incarnations that are proven dead, or denied the actor, in order."""
         self._unwatch: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -204,7 +207,7 @@ class Route:
         if is_proof and self.key is None:
             self._is_gone(end)
         if is_proof:
-            self._gone.add((binding.peer.incarnation, binding.target))
+            self._bury_name(binding)
         wait_s = WORD_WAIT_S if is_proof and self.key is not None and self.end is None else 0.0
         self.caller.spawn(self._bury, binding, end, self.word, wait_s)
 
@@ -215,11 +218,16 @@ class Route:
             self._is_gone(End(text=str(error)))
             self._undelivered(call, error)
             return
-        self._gone.add((binding.peer.incarnation, binding.target))
+        self._bury_name(binding)
         if self.binding is binding:
             self.binding = None
             self.caller.spawn(self._bury, binding, End(text=str(error)), binding.peer.down, None)
         self.dispatch(call)
+
+    def _bury_name(self, binding: Binding) -> None:
+        self._gone[binding.peer.incarnation, binding.target] = None
+        while len(self._gone) > GONE_LIMIT:
+            del self._gone[next(iter(self._gone))]
 
     async def _bury(self, binding: Binding, end: End, until: trio.Event, within_s: float | None) -> None:
         peer = binding.peer

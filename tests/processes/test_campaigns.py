@@ -1,0 +1,18 @@
+"""The campaigns of `bench` in short: many deaths leave nothing behind, and mixed load makes nothing grow."""
+
+from __future__ import annotations
+
+from bench import restarts, soak
+
+
+async def test_sixty_deaths_of_an_actor_leave_nothing_behind() -> None:
+    found = await restarts.campaign(60)
+    assert found["left"] == {}
+    assert found["to_next_answer_ms"]["p50"] < 1000
+
+
+async def test_twenty_seconds_of_mixed_load_make_nothing_grow() -> None:
+    found = await soak.soak(0.3, load_s=2.0)
+    assert found["left"] == {}
+    assert set(found["done"]) == {activity.__name__ for activity in soak.ACTIVITIES}
+    assert all(count > 0 for count in found["done"].values())
