@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from typing import Any
@@ -543,3 +544,23 @@ async def test_in_a_storm_every_call_ends_and_none_runs_twice(seed: int, autojum
     for page, word in said.items():
         assert word in ("done", "unknown"), "it came back each time, so nothing died undelivered"
         assert word != "done" or page in ran
+
+
+async def test_an_actor_that_has_ended_and_whose_handle_is_gone_is_forgotten(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        for number in range(20):
+            key = f"actor:{number}"
+            host = await stage.host(f"h{number}")
+            actor = host.register(Counter(), "a", actor_id=str(number))
+            stage.directory.say(key, stage.endpoint(host, actor))
+            way = stage.way(stage.caller.route(key))
+            assert await way.call("add") == 1
+            stage.kill(f"h{number}")
+            stage.directory.end(key, Cause.FAILURE, "killed")
+            with pytest.raises(ActorDied):
+                await way.call("add")
+            del way
+        await trio.sleep(PROOF_WAIT_S + 1)
+        gc.collect()
+        assert len(stage.caller._routes) == len(stage.caller._peers) == 0
+        assert not any(stage.directory.listeners.values())

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import trio
 from attrs import frozen
@@ -63,7 +64,8 @@ class Caller:
         self.session = session
         self.rng = rng
         self._conversations = count(1)
-        self._routes: dict[str | tuple[str, int], Route] = {}
+        self._routes: WeakValueDictionary[str | tuple[str, int], Route] = WeakValueDictionary()
+        """Held by handles, by calls, by the directory as long as the actor may live, and by the peer it leads to."""
         self._peers: dict[tuple[str | tuple[str, ...], bool], Peer] = {}
         self._heads: dict[str, bytes] = {}
         self._nursery: trio.Nursery | None = None
@@ -132,7 +134,7 @@ class Caller:
         if binding is not None and not binding.peer.has_calls(binding):
             route.binding = None
             binding.peer.release(binding)
-        for key in [key for key, known in self._routes.items() if known is route]:
+        for key in [key for key, known in list(self._routes.items()) if known is route]:
             del self._routes[key]
 
     def start(
