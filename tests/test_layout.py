@@ -46,7 +46,7 @@ PUT_TOGETHER = ("testing", "local", "cli")
 
 PURE = (
     *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "net/upgrade.py", "node/reconcile.py"),
-    *("runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
+    *("net/bulk.py", "net/shelf.py", "runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
     *("model/**/*.py", "scheduler/**/*.py"),
 )
 IMPURE = {

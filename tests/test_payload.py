@@ -31,7 +31,8 @@ def test_plain_data_comes_back_as_it_was(value: Any) -> None:
 
 @given(st.lists(plain, max_size=3), st.dictionaries(st.text(min_size=1), plain, max_size=3))
 def test_arguments_come_back_as_they_were(args: list[Any], kwargs: dict[str, Any]) -> None:
-    data = payload.dumps_call("m", tuple(args), kwargs)
+    data = payload.pack_call("m", tuple(args), kwargs)
+    assert isinstance(data, bytes)
     back, keywords = payload.loads_call(data, bool(kwargs))
     assert (list(back), dict(keywords)) == (args, kwargs)
 
@@ -121,9 +122,9 @@ def test_a_closure_over_a_lock_names_the_variable() -> None:
 
 def test_the_argument_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(NotPicklable, match=r"argument 2 of add\(\) cannot be sent: attribute 'lock' of Foo"):
-        payload.dumps_call("add", (1, Foo()), {})
+        payload.pack_call("add", (1, Foo()), {})
     with pytest.raises(NotPicklable, match=r"argument 'how' of add\(\) cannot be sent"):
-        payload.dumps_call("add", (1,), {"how": Foo()})
+        payload.pack_call("add", (1,), {"how": Foo()})
 
 
 def test_a_reducer_that_raises_is_not_picklable() -> None:

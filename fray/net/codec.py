@@ -67,10 +67,10 @@ class Kind(IntEnum):
     ITEM = 37
     CREDIT = 38
     INPUT = 39
-    SPARE_40 = 40
-    SPARE_41 = 41
-    SPARE_42 = 42
-    SPARE_43 = 43
+    BULK = 40
+    SHARE = 41
+    GIVEN_BACK = 42
+    WITHDRAWN = 43
     TUNNEL_OPEN = 48
     TUNNEL_DATA = 49
     TUNNEL_CREDIT = 50

@@ -15,8 +15,10 @@ from attrs import define
 
 from fray.errors import ChannelClosed, FrayError
 from fray.net import codec
+from fray.net.bulk import BulkIn, BulkOut
 from fray.net.codec import FIRST_SEQUENCED, FRAGMENT_BYTES, HEADER, HEADER_BYTES, MESSAGE_LIMIT_BYTES, MORE, Bytes, Kind
 from fray.net.link import Link
+from fray.net.rfc6455 import Placed
 from fray.net.session import BUFFER_LIMIT_BYTES, BUFFER_LIMIT_FRAMES, HIGH_WATER_BYTES, Goodbye, Inbox, Outbox
 
 logger = logging.getLogger("fray.net")
@@ -25,6 +27,7 @@ JOIN_BELOW_BYTES = 4096
 """Bodies below are joined with their header at once; larger ones are kept apart and never copied."""
 CLOSE_S = 2.0
 """How long `Channel.close` takes at most."""
+_BULK = int(Kind.BULK)
 _pack = HEADER.pack
 
 
@@ -75,6 +78,12 @@ class Channel:
         self.stats = ChannelStats()
         self.outbox = Outbox()
         self.inbox = Inbox()
+        self.bulk_out = BulkOut()
+        """Large buffers to the peer: add to it, send the frame that announces them, then call `announced`."""
+        self.bulk_in = BulkIn()
+        """Large buffers from the peer: tell it what to expect when a frame announces it."""
+        self.may_share = False
+        """The peer is another process that may be on this host (`fray.net.segments` can prove it)."""
         self.on_over: Callable[[], None] = lambda: None
         """For the owner (dialler or acceptor): called after `Handler.on_end`."""
         self.refill: Callable[[], None] | None = None
@@ -137,6 +146,11 @@ class Channel:
         if not self._corked and self._link is not None:
             self._link.poke()
 
+    def announced(self, transfers: Sequence[int]) -> None:
+        """The frame sent last announces these transfers of `bulk_out`: they may follow it."""
+        self.bulk_out.announced(transfers, self.outbox.numbered + len(self.outbox.unsent))
+        self.wake()
+
     def fill(self, kind: int, ref: int, body: Bytes, *, target: int = 0, flags: int = 0) -> None:
         """Within `refill`: one frame of at most a fragment, whatever waits already."""
         head = _pack(len(body), kind, flags, 0, target, ref)
@@ -146,7 +160,7 @@ class Channel:
             self.outbox.push((head, body), HEADER_BYTES + len(body))
 
     def wake(self) -> None:
-        """`refill` has become something to ask."""
+        """`refill` or `bulk_out` has more."""
         if not self._corked and self._link is not None:
             self._link.poke()
 
@@ -228,6 +242,8 @@ class Channel:
             link.drop(error)
         self.outbox.clear()
         self.inbox.clear()
+        self.bulk_out.clear()
+        self.bulk_in.clear()
         self._room.unpark_all()
         self._over.set()
         if self._handler is not None:
@@ -246,11 +262,14 @@ class Channel:
     def attach(self, link: Link, greeting: bytes | None) -> None:
         """A connection is there. ``greeting`` is set when the peer knows nothing of before (`Handler.on_reset`)."""
         self._link = link
+        self.may_share = getattr(link.transport, "may_share", False)
         self.stats.connections += 1
         self._corked = True
         try:
             if greeting is not None:
                 self.stats.resets += 1
+                self.bulk_out.clear()
+                self.bulk_in.clear()
                 self._call(lambda handler: handler.on_reset(greeting))
             else:
                 self._call(lambda handler: handler.on_resumed())
@@ -321,7 +340,10 @@ class Channel:
         inbox, before = self.inbox, self.inbox.received
         self._corked = True
         try:
-            self._on_frames(message, link)
+            if type(message) is Placed:
+                self._on_placed(message)
+            else:
+                self._on_frames(message, link)
         finally:
             self._corked = False
             self.stats.messages_received += 1
@@ -332,8 +354,21 @@ class Channel:
         if inbox.received != inbox.told:
             inbox.untold_bytes += len(message)
             link.note_received()
-        if len(self.outbox.unsent) > self.outbox.later or self.refill is not None or link.must_send():
+        frames = len(self.outbox.unsent) > self.outbox.later
+        if frames or self.bulk_out.waiting_bytes or self.refill is not None or link.must_send():
             link.poke()
+
+    def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
+        """Where the rest of a large transport message that starts like this is to be received; None: nowhere."""
+        return self.bulk_in.place(start, message_bytes) if self._error is None else None
+
+    def _on_placed(self, start: Bytes) -> None:
+        """A message that was one chunk, received into its place: only its start is here."""
+        size, _, _, _, _, number = HEADER.unpack_from(start, codec.ACK_BYTES)
+        self.inbox.received += 1
+        self.inbox.untold_bytes += size
+        self._call(lambda handler: self.bulk_in.placed(number, size))
+        self._call(lambda handler: handler.on_batch())
 
     def _on_frames(self, message: Bytes, link: Link) -> None:
         handler, inbox = self._handler, self.inbox
@@ -345,12 +380,15 @@ class Channel:
             else:
                 inbox.received += 1
                 try:
-                    if flags & MORE or inbox.fragments:
+                    if flags & MORE or (inbox.fragments and kind != _BULK):
                         inbox.add_fragment(body, MESSAGE_LIMIT_BYTES)
                         if flags & MORE:
                             continue
                         body = inbox.take_fragments()
-                    on_frame(kind, flags, target, ref, body)
+                    if kind == _BULK:
+                        self.bulk_in.on_chunk(ref, body)
+                    else:
+                        on_frame(kind, flags, target, ref, body)
                 except Exception as error:  # noqa: BLE001 (it is the reason the channel ends for)
                     self._handler_failed(error)
             if self._link is not link:

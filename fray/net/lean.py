@@ -14,7 +14,7 @@ import trio
 from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch
 from fray.net import rfc6455
 from fray.net.memory import TRANSPORT_LIMIT_BYTES, too_large
-from fray.net.rfc6455 import BINARY, CLOSE, PING, PONG, Control, Reader
+from fray.net.rfc6455 import BINARY, CLOSE, PING, PONG, Control, Place, Reader
 from fray.net.transport import Bytes, Claim
 
 RECEIVE_BYTES = 128 * 1024
@@ -22,12 +22,17 @@ JOIN_UP_TO_BYTES = 32 * 1024
 """Messages up to this are copied into one buffer before they are sent."""
 PARTS_LIMIT = 256
 """More parts than this are joined as well (the kernel takes at most 1024)."""
+BETWEEN_CHUNKS_BYTES = 8 * 1024
+"""What is read first after a message that was received into its place: enough to see where the next one goes."""
 EAGER_READS = 8
 CLOSE_S = 1.0
 
 
 class LeanTransport:
     """One connection after its handshake. ``surplus`` is what was received behind the handshake's head."""
+
+    may_share = True
+    """Its other end is a process, which may be on this host."""
 
     def __init__(self, sock: socket.socket, claim: Claim, *, client: bool, surplus: bytes) -> None:
         self.claim = claim
@@ -50,6 +55,14 @@ class LeanTransport:
 
     def __repr__(self) -> str:
         return f"<LeanTransport {self.claim.remote}: {self._gone or 'open'}>"
+
+    def place_into(self, first_bytes: int, place: Place) -> None:
+        """Ask ``place``, with the first bytes of a large message and its size, where the rest is to be received.
+
+        If it says so, `receive` returns those first bytes as `Placed` once the rest is there.
+        """
+        self._reader.place_bytes = first_bytes
+        self._reader.place = place
 
     # Sending
 
@@ -167,8 +180,9 @@ class LeanTransport:
                 count, room = self._sock.recv_into(target), len(target)
                 self._reader.filled(count)
             else:
-                data = self._sock.recv(RECEIVE_BYTES)
-                count, room = len(data), RECEIVE_BYTES
+                room = BETWEEN_CHUNKS_BYTES if self._reader.take_hint() else RECEIVE_BYTES
+                data = self._sock.recv(room)
+                count = len(data)
                 if count:
                     self._reader.feed(data)
         except BlockingIOError:

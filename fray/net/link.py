@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import trio
 
 from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Unreachable
+from fray.net.bulk import PLACE_BYTES, WINDOW_BYTES, BulkOut
 from fray.net.codec import ACK, Bytes, Kind, encode_frame
 from fray.net.session import ACK_AFTER_S, Beat, Heartbeat, Inbox, Outbox
 from fray.net.transport import Transport
@@ -38,6 +39,10 @@ class Peer(Protocol):
     inbox: Inbox
     refill: Callable[[], None] | None
     """Puts more into the outbox when there is room for it."""
+    bulk_out: BulkOut
+
+    def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
+        """Where the rest of a large message that starts like this is to be received; None: nowhere."""
 
     def dispatch(self, message: Bytes, link: Link) -> None:
         """Take one message apart. May drop the link."""
@@ -80,6 +85,11 @@ class Link:
         """The writer, while it sleeps."""
         self._woken = False
         """The writer has been woken, has not run since, and what it will send may go before it."""
+        self._chunk_next = False
+        """Frames went out last: a chunk is next, if any waits."""
+        place_into = getattr(transport, "place_into", None)
+        if place_into is not None:
+            place_into(PLACE_BYTES, channel.place)
 
     async def run(self) -> None:
         """Serve until the connection is gone. A polite link that is cancelled from outside says goodbye first."""
@@ -112,9 +122,9 @@ class Link:
             return
         if self._direct and self._send_now is not None and self._channel.outbox.unsent_bytes <= DIRECT_BYTES:
             self._direct = False
-            message = self._next_message()
+            message = self._next_frames()
             if message is None or self._send_now(message):
-                if self._channel.refill is None:
+                if self._channel.refill is None and not self._may_send_chunk():
                     return
             else:
                 self._unfinished = message
@@ -124,7 +134,7 @@ class Link:
 
     def _stream(self) -> None:
         """The writer is awake and has not had its turn yet, so nothing is being sent."""
-        message = self._next_message()
+        message = self._next_frames()
         if message is not None and self._send_now is not None and not self._send_now(message):
             self._unfinished = message
             self._woken = False
@@ -202,12 +212,36 @@ class Link:
         self._woken = False
 
     def _next_message(self) -> list[Bytes] | None:
+        """Frames first; but a chunk has its turn between two messages of frames."""
+        self._chunk_next = not self._chunk_next
+        if not self._chunk_next and self._may_send_chunk():
+            return self._next_chunk()
+        message = self._next_frames()
+        return self._next_chunk() if message is None and self._may_send_chunk() else message
+
+    def _may_send_chunk(self) -> bool:
+        channel = self._channel
+        bulk, outbox = channel.bulk_out, channel.outbox
+        if not bulk.waiting_bytes or outbox.bulk_bytes >= WINDOW_BYTES or outbox.numbered < outbox.again_until:
+            return False
+        return bulk.is_due(outbox.numbered)
+
+    def _next_chunk(self) -> list[Bytes] | None:
+        """One chunk is a message of its own, so that the peer can receive it straight into its place."""
+        channel = self._channel
+        chunk = channel.bulk_out.take(channel.outbox.numbered)
+        if chunk is None:
+            return None
+        self._ack_now = False
+        return [ACK.pack(channel.inbox.tell()), *channel.outbox.number_chunk(chunk)]
+
+    def _next_frames(self) -> list[Bytes] | None:
         channel = self._channel
         if channel.refill is not None:
             channel.refill()
         frames = channel.outbox.take()
         if not (frames or self._urgent or self._ack_now):
-            return self._goodbye()
+            return self._goodbye() if not channel.bulk_out.waiting_bytes else None
         message: list[Bytes] = [ACK.pack(channel.inbox.tell()), *self._urgent, *frames]
         self._urgent.clear()
         self._ack_now = False
@@ -224,7 +258,7 @@ class Link:
         try:
             if self._unfinished is not None:
                 await self.transport.send(self._unfinished)
-            while (message := self._next_message()) is not None:
+            while (message := self._next_frames() or self._goodbye()) is not None:
                 await self.transport.send(message)
             await self.transport.aclose()
         except ConnectionFailed:

@@ -8,6 +8,8 @@ here. What other clients send is read whatever its key.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import TypeAlias
 
 from attrs import frozen
 
@@ -66,6 +68,16 @@ def unmask(payload: bytes | bytearray | memoryview, key: bytes) -> bytes:
     return (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")
 
 
+class Placed(bytes):
+    """The first bytes of a message whose rest was received where `Reader.place` said."""
+
+    __slots__ = ()
+
+
+Place: TypeAlias = Callable[[bytes, int], memoryview | None]
+"""Given the first bytes and the size of a large message: where the rest is to be received, if not in one piece."""
+
+
 class Reader:
     """Takes a byte stream apart.
 
@@ -81,7 +93,12 @@ class Reader:
         self._at = 0
         self._pieces: list[bytes | bytearray] | None = None
         """Of a message in several frames."""
-        self._direct: bytearray | None = None
+        self.place: Place | None = None
+        self.place_bytes = 0
+        """How many bytes `place` wants to see."""
+        self._direct: bytearray | memoryview | None = None
+        self._start: bytes | None = None
+        """Of the message whose rest goes into `_direct`, if `place` said where."""
         self._filled = 0
         self._direct_head = (0, NO_KEY)
 
@@ -96,6 +113,11 @@ class Reader:
     def direct(self) -> memoryview | None:
         """Where the next bytes belong, if a large frame is under way: receive there and call `filled`."""
         return None if self._direct is None else memoryview(self._direct)[self._filled :]
+
+    def take_hint(self) -> bool:
+        """Whether the last large message was received into its place, asked once: another may follow at once."""
+        start, self._start = self._start, None
+        return start is not None
 
     def filled(self, count: int) -> None:
         """``count`` bytes were received into `direct`."""
@@ -142,18 +164,35 @@ class Reader:
         have = len(self._data)
         if end - have < DIRECT_FROM_BYTES or body > have:
             return
-        self._direct = bytearray(end - body)
+        self._start = None
+        key = self._data[body - 4 : body] if self._masked else NO_KEY
+        if self.place is not None and first == FIN | BINARY and self._pieces is None:
+            if have - body < self.place_bytes:
+                return
+            if key == NO_KEY:
+                start = self._data[body : body + self.place_bytes]
+                self._direct = self.place(start, end - body)
+                if self._direct is not None:
+                    self._start = start
+                    body += self.place_bytes
+        if self._direct is None:
+            self._direct = bytearray(end - body)
         self._filled = have - body
         self._direct[: self._filled] = memoryview(self._data)[body:]
-        self._direct_head = first, self._data[body - 4 : body] if self._masked else NO_KEY
+        self._direct_head = first, key
         self._data, self._at = b"", 0
 
     def _next_direct(self) -> bytes | bytearray | Control | None:
-        payload: bytes | bytearray | None = self._direct
+        payload = self._direct
         if payload is None or self._filled < len(payload):
             return None
-        first, key = self._direct_head
         self._direct = None
+        if isinstance(payload, memoryview):
+            return Placed(self._start or b"")
+        return self._whole(payload)
+
+    def _whole(self, payload: bytes | bytearray) -> bytes | bytearray | Control | None:
+        first, key = self._direct_head
         if key != NO_KEY:
             payload = unmask(payload, key)
         return payload if first == FIN | BINARY and self._pieces is None else self._assemble(first, payload)

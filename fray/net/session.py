@@ -104,7 +104,13 @@ class Outbox:
     large: int = 0
     """Frames of ``unsent`` that are kept in two parts."""
     sent: deque[tuple[int, int, Sequence[Parts]]] = Factory(deque)
-    """(number after the last frame, bytes, frames) of each batch not wholly acknowledged."""
+    """(number after the last frame, bytes, frames) of each batch not wholly acknowledged; chunks count no bytes."""
+    bulk_sent: deque[tuple[int, int]] = Factory(deque)
+    """(number, bytes) of each chunk that is not acknowledged."""
+    bulk_bytes: int = 0
+    """Bytes of `bulk_sent`."""
+    again_until: int = 0
+    """After a rewind: frames up to this number were sent before, and go again before any new chunk."""
     numbered: int = 0
     """Frames handed to a connection so far."""
     acked: int = 0
@@ -153,6 +159,15 @@ class Outbox:
             self.sent.append((self.numbered, size, frames))
         return parts
 
+    def number_chunk(self, frame: tuple[bytes, Bytes]) -> list[Bytes]:
+        """Number one chunk, which goes out now beside the frames (`fray.net.bulk`), and return its parts."""
+        self.numbered += 1
+        size = len(frame[1])
+        self.sent.append((self.numbered, 0, (frame,)))
+        self.bulk_sent.append((self.numbered, size))
+        self.bulk_bytes += size
+        return list(frame)
+
     def _gather(self, limit_bytes: int) -> tuple[list[Parts], int]:
         frames: list[Parts] = []
         total = 0
@@ -180,6 +195,9 @@ class Outbox:
             sent = self.sent
             while sent and sent[0][0] <= count:
                 self.size_bytes -= sent.popleft()[1]
+            bulk = self.bulk_sent
+            while bulk and bulk[0][0] <= count:
+                self.bulk_bytes -= bulk.popleft()[1]
 
     def rewind(self, count: int) -> None:
         """The connection is new and the peer has ``count`` frames: what comes after is unsent again.
@@ -190,6 +208,7 @@ class Outbox:
         if count < self.acked:
             raise ProtocolMismatch(f"the peer has {count} frames and acknowledged {self.acked} before")
         self.ack(count)
+        self.again_until = max(self.again_until, self.numbered)
         again = [frame for _, _, frames in self.sent for frame in frames]
         again = again[len(again) - (self.numbered - count) :]
         self.sent.clear()
@@ -201,12 +220,14 @@ class Outbox:
         """Forget everything: a new life starts at zero."""
         self.unsent.clear()
         self.sent.clear()
-        self.numbered = self.acked = 0
+        self.numbered = self.acked = self.again_until = 0
         self._recount()
 
     def _recount(self) -> None:
         self.later = 0
         self.size_bytes = self.unsent_bytes = sum(map(frame_bytes, self.unsent))
+        self.bulk_sent.clear()
+        self.bulk_bytes = 0
         self.large = sum(type(frame) is tuple for frame in self.unsent)
 
 

@@ -21,6 +21,8 @@ ACCEPT_PAUSE_S = 0.1
 UNIX_PATH_LIMIT_BYTES = 107
 """The kernel's limit; longer paths go through a descriptor of their directory."""
 UNIX_NAME_LIMIT_BYTES = 80
+UNIX_BUFFER_BYTES = 512 * 1024
+"""Room for a whole chunk, so that it goes in one piece (the default takes most of one)."""
 _GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK}
 _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PASSING = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
@@ -135,6 +137,8 @@ def tune(sock: socket.socket) -> None:
     """Options of every connection."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    else:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
 
 
 # Listening -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from attrs import define, evolve, field
 
 from fray.errors import LaunchFailed
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
+from fray.net import segments
 from fray.net.codec import to_json
 from fray.node.control import Control
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
@@ -127,6 +128,7 @@ class ProcessLauncher:
                     end_descendants()
                     become_subreaper(False)
                 shutil.rmtree(self._root, ignore_errors=True)
+                segments.sweep()  # of a driver that was killed, too: this node ends with it
             if error is not None:
                 raise error
 
@@ -200,6 +202,7 @@ class ProcessLauncher:
                 os.close(attempt.keeper_pidfd)
                 attempt.keeper_pidfd = -1
         self._end(attempt, outcome, value)
+        segments.sweep()
         self._sweep_adopted()
 
     def _end(self, attempt: _Attempt, outcome: Outcome, value: bytes | None) -> None:

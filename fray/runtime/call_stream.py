@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from fray.errors import OutcomeUnknown
-from fray.runtime import payload
 from fray.runtime.calls import STREAM
+from fray.runtime.exchange import Landed, unpack
 from fray.runtime.future import CallFuture
 from fray.runtime.window import WINDOW, Taken, pack_count
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
+    from fray.runtime.parcel import Parcel
     from fray.runtime.route import Route
 
 FIRST_CREDIT = pack_count(WINDOW)
@@ -30,11 +32,13 @@ class CallStream(CallFuture):
     Raises (while iterating): what the generator raised, or the `FrayError` that says why there are no more items.
     """
 
-    __slots__ = ("_items", "_taken")
+    __slots__ = ("_end", "_items", "_taken")
 
-    def __init__(self, route: Route, method: str, body: bytes, flags: int) -> None:
+    def __init__(self, route: Route, method: str, body: bytes | Parcel, flags: int) -> None:
         super().__init__(route, method, body, flags | STREAM)
-        self._items: deque[Bytes] = deque()
+        self._items: deque[Bytes | Landed] = deque()
+        self._end: Callable[[], None] | None = None
+        """What to do with the answer, which has overtaken the buffers of items."""
         self._taken = Taken()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -54,6 +58,11 @@ class CallStream(CallFuture):
         if not self.done():
             await self._leave()
 
+    @property
+    def has_item(self) -> bool:
+        """The next item is there, with its buffers."""
+        return bool(self._items) and _is_there(self._items[0])
+
     async def wait(self) -> Any:
         """What the generator returns: there once all its items have been taken. Otherwise as awaiting a call."""
         while not self.done():
@@ -68,13 +77,13 @@ class CallStream(CallFuture):
         return self
 
     async def __anext__(self) -> Any:
-        while not self._items and not self.done():
+        while not self.has_item and not self.done():
             try:
                 await self._wait_change()
             except trio.Cancelled:
                 await self._leave()
                 raise
-        if self._items:
+        if self.has_item:
             return self._take()
         self.result()
         raise StopAsyncIteration
@@ -91,18 +100,38 @@ class CallStream(CallFuture):
         granted = self._taken.took(len(body))
         if granted and not self._state and self.binding is not None:
             self.binding.peer.grant(self, pack_count(granted))
-        return payload.loads(body)
+        return unpack(body)
 
     # For the caller's tables -----------------------------------------------------------------------------------------
 
-    def item(self, body: Bytes) -> None:
-        """The next item has come."""
+    def item(self, body: Bytes | Landed) -> None:
+        """The next item has come; its buffers may be on their way."""
         if not self.done() and not self.cancelled:
             self._items.append(body)
             self._wake_tasks()
+            if isinstance(body, Landed) and not body.arrival.is_ready:
+                body.arrival.on_ready = self._item_landed
+
+    def awaits_items(self) -> bool:
+        """Whether items are on their way: the answer comes after them."""
+        return not self.done() and not self.cancelled and not all(map(_is_there, self._items))
+
+    def answer_later(self, end: Callable[[], None]) -> None:
+        """Call ``end`` when the last item has landed."""
+        self._end = end
+
+    def _item_landed(self) -> None:
+        self._wake_tasks()
+        if self._end is not None and not self.awaits_items():
+            end, self._end = self._end, None
+            end()
 
     def lost_items(self) -> None:
         """The conversation began anew: items may have been lost with the old one."""
         text = f"items of {self.route.label}.{self.method}() were lost with the connection: call it again"
         self.cancel()
         self.fail(OutcomeUnknown(text, method=self.method))
+
+
+def _is_there(item: Bytes | Landed) -> bool:
+    return not isinstance(item, Landed) or item.arrival.is_ready

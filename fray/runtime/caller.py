@@ -12,19 +12,20 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 
-from fray.errors import ChannelClosed, FrayError
+from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import SessionId
 from fray.model.messages.calls import ActorMetrics, AskMetrics, Bind, Bound
 from fray.model.messages.client import ActorEndpoint
-from fray.net.codec import check_size
+from fray.net.bulk import TRANSFER_LIMIT_BYTES, check_transfer
 from fray.net.transport import Network
 from fray.runtime import payload
 from fray.runtime.call_stream import FIRST_CREDIT, CallStream
 from fray.runtime.calls import KEYWORDS, call_head
 from fray.runtime.current import CurrentActor, current_actor_var
 from fray.runtime.future import CallFuture
+from fray.runtime.parcel import Parcel, settle
 from fray.runtime.peer import Peer
 from fray.runtime.route import Directory, Route
 from fray.runtime.two_way import Conversation
@@ -33,8 +34,8 @@ __all__ = ["CallFuture", "CallOptions", "CallStream", "Caller", "Directory", "Ro
 
 NO_DIRECTORY_GIVE_UP_S = 30.0
 """How long an endpoint that no directory speaks for may be unreachable."""
-LARGE_BYTES = 1024 * 1024
-"""Below this no call needs to be measured against the limit."""
+BULK_LIMIT_BYTES = TRANSFER_LIMIT_BYTES
+"""Of large buffers in unanswered calls of one caller."""
 _HEADS_LIMIT = 10_000
 
 
@@ -46,6 +47,40 @@ class CallOptions:
     timeout_s: float | None = None
     idempotent: bool = False
     retry: int = 0
+
+
+@define(eq=False)
+class BulkRoom:
+    """The large buffers of all unanswered calls of one caller: at most `BULK_LIMIT_BYTES`, or one call."""
+
+    held_bytes: int = 0
+    _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def check(self, more_bytes: int, what: str) -> None:
+        """Raises: ChannelFull. On any thread."""
+        if not self.has_room(more_bytes):
+            text = (
+                f"{what} has {more_bytes} bytes in large buffers, and {self.held_bytes} of unanswered calls are held "
+                f"already (limit {BULK_LIMIT_BYTES}): await some of those first"
+            )
+            raise ChannelFull(text, held_bytes=self.held_bytes, limit_bytes=BULK_LIMIT_BYTES)
+
+    def has_room(self, more_bytes: int) -> bool:
+        return not self.held_bytes or self.held_bytes + more_bytes <= BULK_LIMIT_BYTES
+
+    def take(self, parcel: Parcel) -> None:
+        """A call is on its way."""
+        parcel.counted_bytes = parcel.bulk_bytes
+        self.held_bytes += parcel.counted_bytes
+
+    def ended(self, parcel: Parcel) -> None:
+        """A call has been answered."""
+        self.held_bytes -= parcel.counted_bytes
+        self._lot.unpark_all()
+
+    async def wait(self) -> None:
+        """Until some of it has gone."""
+        await self._lot.park()
 
 
 DEFAULT_OPTIONS = CallOptions()
@@ -71,6 +106,7 @@ class Caller:
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = []
         self._closed: FrayError | None = None
+        self.bulk = BulkRoom()
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -160,7 +196,7 @@ class Caller:
         self, route: Route, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NO_KWARGS
     ) -> CallFuture:
         """The call, its arguments pickled, not sent: on any thread. Raises as `start`."""
-        body = self._body(route, method, args, kwargs)
+        body = self._settled(route, method, args, kwargs)
         return CallFuture(route, method, body, KEYWORDS if kwargs else 0)
 
     def stream(
@@ -173,7 +209,7 @@ class Caller:
     ) -> CallStream:
         """Call a generator method; see `CallStream`. Options to repeat it do nothing. Raises as `start`."""
         route.check_room()
-        body = self._body(route, method, args, kwargs, FIRST_CREDIT)
+        body = self._settled(route, method, args, kwargs, FIRST_CREDIT)
         call = CallStream(route, method, body, KEYWORDS if kwargs else 0)
         self.send(call, options, current_actor_var.get())
         call.repeats = 0
@@ -188,7 +224,7 @@ class Caller:
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> Conversation:
         """Call a method that takes a stream; see `Conversation`. Options to repeat it do nothing. Raises as `start`."""
-        body = self._body(route, method, args, kwargs, FIRST_CREDIT)
+        body = self._settled(route, method, args, kwargs, FIRST_CREDIT)
         call = Conversation(route, method, body, KEYWORDS if kwargs else 0)
         self.send(call, options, current_actor_var.get())
         call.repeats = 0
@@ -196,12 +232,27 @@ class Caller:
 
     def _body(
         self, route: Route, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
-    ) -> bytes:
+    ) -> bytes | Parcel:
+        """What the call's frame holds; a parcel, whose buffers are the arguments' own, where some are large."""
         if self._closed is not None:
             raise self._closed
-        body = (self._heads.get(method) or self._head(method)) + before + payload.dumps_call(method, args, kwargs)
-        if len(body) > LARGE_BYTES:
-            check_size(len(body), f"the call of {route.label}.{method}()")
+        packed = payload.pack_call(method, args, kwargs)
+        head = (self._heads.get(method) or self._head(method)) + before
+        if type(packed) is bytes:
+            return head + packed
+        assert isinstance(packed, Parcel)
+        check_transfer(packed.bulk_bytes, f"the call of {route.label}.{method}()")
+        packed.pickle = head + packed.pickle
+        return packed
+
+    def _settled(
+        self, route: Route, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
+    ) -> bytes | Parcel:
+        """The same where nobody waits for the answer: the arguments may change before they are sent."""
+        body = self._body(route, method, args, kwargs, before)
+        if type(body) is Parcel:
+            self.bulk.check(body.bulk_bytes, f"the call of {route.label}.{method}()")
+            settle(body, route.terms)
         return body
 
     def send(self, call: CallFuture, options: CallOptions, inside: CurrentActor | None) -> None:
@@ -209,6 +260,8 @@ class Caller:
         if self._closed is not None:
             call.fail(self._closed)
             return
+        if call.parcel is not None:
+            self.bulk.take(call.parcel)
         if options is not DEFAULT_OPTIONS:
             call.repeats = _ALWAYS if options.idempotent else options.retry
             if options.timeout_s is not None:
@@ -230,7 +283,21 @@ class Caller:
         """Make a call and await its result; waits for room first when the host does not keep up."""
         if route.is_full:
             await route.wait_room()
-        return await self.start(route, method, args, kwargs, options).wait()
+        route.check_room()
+        body = self._body(route, method, args, kwargs)
+        if type(body) is Parcel:
+            await self._prepare(route, body)
+        call = CallFuture(route, method, body, KEYWORDS if kwargs else 0)
+        self.send(call, options, current_actor_var.get())
+        return await call.wait()
+
+    async def _prepare(self, route: Route, parcel: Parcel) -> None:
+        """Large buffers: wait for room, and copy into segments while others run."""
+        while not self.bulk.has_room(parcel.bulk_bytes):
+            await self.bulk.wait()
+        binding = route.binding
+        if binding is not None and binding.peer.exchange.may_place(parcel):
+            await binding.peer.exchange.place(parcel)
 
     async def metrics(self, route: Route) -> ActorMetrics:
         """Ask the actor's process what it has counted. Raises: why the actor cannot be asked, as for a call."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from itertools import count
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from attrs import define, field, frozen
 
@@ -36,6 +36,8 @@ TWO_WAY = 32
 """CALL, with STREAM: items come from the caller, too."""
 END = 4
 """INPUT without a body: the caller is done sending."""
+BUFFERS = 64
+"""CALL, RESULT, ITEM: the body starts with a table of buffers (`fray.runtime.exchange`)."""
 NOT_RUN = 4
 """FAULT: the host says that the call has not been run and will not be."""
 CANCELLED = 8
@@ -64,6 +66,8 @@ OPEN_BYTES_LIMIT = 256 * 1024 * 1024
 """Bytes of arguments one caller holds for one host."""
 KEPT_BYTES_LIMIT = 64 * 1024 * 1024
 """Bytes of unsettled answers a host keeps for one caller before it stops starting that caller's calls."""
+KEPT_BULK_LIMIT_BYTES = 1024 * 1024 * 1024
+"""The same for the large buffers of answers."""
 SETTLE_EVERY_CALLS = 64
 SETTLE_EVERY_BYTES = 64 * 1024
 
@@ -123,8 +127,8 @@ class Verdict(Enum):
     FULL = "refuse it: the caller has too many open calls"
 
 
-Answer: TypeAlias = tuple[int, int, bytes]
-"""Kind, flags and body of the frame that answers a call."""
+Answer: TypeAlias = tuple[int, int, Any]
+"""Kind, flags and body of the frame that answers a call; where flagged BUFFERS the body is a parcel."""
 CANCELLED_ANSWER: Answer = (FAULT, CANCELLED, b"")
 
 
@@ -141,6 +145,7 @@ class Ledger:
     kept_limit_bytes: int = KEPT_BYTES_LIMIT
     highest: int = 0
     kept_bytes: int = 0
+    kept_bulk_bytes: int = 0
     _open: dict[int, Answer | None] = field(factory=dict, init=False)
 
     def admit(self, number: int, again: bool = False) -> Verdict:
@@ -161,7 +166,7 @@ class Ledger:
         if self._open.get(number, answer) is not None:
             return False
         self._open[number] = answer
-        self.kept_bytes += len(answer[2])
+        self._weigh(answer, 1)
         return True
 
     def answer(self, number: int) -> Answer | None:
@@ -175,7 +180,7 @@ class Ledger:
             kept = self._open.get(number)
             if kept is not None:
                 del self._open[number]
-                self.kept_bytes -= len(kept[2])
+                self._weigh(kept, -1)
 
     def settle_all_but(self, unsettled: Iterable[int]) -> None:
         """After a reset: the caller names what it still waits for."""
@@ -185,7 +190,13 @@ class Ledger:
     @property
     def has_room(self) -> bool:
         """Whether more calls may be started; when not, they wait until the caller has settled some answers."""
-        return self.kept_bytes < self.kept_limit_bytes
+        return self.kept_bytes < self.kept_limit_bytes and self.kept_bulk_bytes < KEPT_BULK_LIMIT_BYTES
+
+    def _weigh(self, answer: Answer, sign: int) -> None:
+        if answer[1] & BUFFERS:
+            self.kept_bulk_bytes += sign * len(answer[2])
+        else:
+            self.kept_bytes += sign * len(answer[2])
 
     def running(self) -> list[int]:
         return [number for number, kept in self._open.items() if kept is None]

@@ -12,6 +12,8 @@ from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, N
 from fray.net.codec import Kind
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED
+from fray.runtime.exchange import Shipped, unpack
+from fray.runtime.parcel import Parcel
 
 if TYPE_CHECKING:
     from fray.runtime.route import Binding, Route
@@ -45,17 +47,25 @@ class CallFuture:
         "flags",
         "method",
         "number",
+        "parcel",
         "repeats",
         "route",
+        "shipped",
         "size",
         "undelivered",
     )
 
-    def __init__(self, route: Route, method: str, body: bytes, flags: int) -> None:
+    def __init__(self, route: Route, method: str, body: bytes | Parcel, flags: int) -> None:
         self.route = route
         self.method = method
+        self.parcel: Parcel | None = None
+        """Its buffers, until it is answered."""
+        if type(body) is not bytes:
+            assert isinstance(body, Parcel)
+            self.parcel, body = body, body.pickle
         self.body = body
         self.size = len(body)
+        self.shipped: Shipped | None = None
         self.flags = flags
         self.deadline: float | None = None
         self.repeats = 0
@@ -161,7 +171,7 @@ class CallFuture:
 
     def _settle_value(self) -> None:
         try:
-            self._value, self._state = payload.loads(self._value), _VALUE
+            self._value, self._state = unpack(self._value), _VALUE
         except Exception as error:  # noqa: BLE001 - constructors of user classes raise anything
             error.add_note(f"while unpickling the result of {self.route.label}.{self.method}()")
             self._value, self._state = error, _ERROR
@@ -215,6 +225,9 @@ class CallFuture:
             reschedule(task)
 
     def _wake(self) -> None:
+        if self.parcel is not None:
+            self.route.caller.bulk.ended(self.parcel)
+            self.parcel = self.shipped = None
         self._wake_tasks()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:

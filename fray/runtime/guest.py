@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from fray.errors import ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
+from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
 from fray.model.ids import SessionId
 from fray.model.messages.calls import Asked, AskEnd, AskMetrics, Bind, Bound
 from fray.net.channel import Channel
@@ -19,6 +19,7 @@ from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime import payload
 from fray.runtime.calls import (
     AGAIN,
+    BUFFERS,
     CANCELLED_ANSWER,
     CREDIT,
     INPUT,
@@ -33,10 +34,13 @@ from fray.runtime.calls import (
     split_meta,
     unpack_numbers,
 )
+from fray.runtime.exchange import SHARE, WITHDRAWN, Exchange
 from fray.runtime.host_call import HostCall
 from fray.runtime.host_input import Inputs
 from fray.runtime.hosted import Hosted, no_such_actor
+from fray.runtime.landing import Landings
 from fray.runtime.life import Ending
+from fray.runtime.parcel import Parcel, Terms, is_large
 from fray.runtime.window import pack_count
 
 if TYPE_CHECKING:
@@ -60,6 +64,8 @@ class Guest:
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
         self._touched: dict[Hosted, None] = {}
+        self.exchange = Exchange()
+        self._landings = Landings(self._go_on)
         self._leaving = False
 
     def __repr__(self) -> str:
@@ -68,11 +74,13 @@ class Guest:
     def seat(self, channel: Channel) -> Seat:
         """The handler for a channel of this caller, which is now the one its answers go to."""
         self.channel = channel
+        self.exchange.begin(channel)
         return Seat(self, channel)
 
     def begin_anew(self) -> None:
         """The conversation starts from zero: the caller asks again for what it has not got."""
         self._unsent.clear()
+        self.exchange.reset()
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
@@ -84,6 +92,8 @@ class Guest:
             if verdict is Verdict.RUN:
                 self._take(flags, target, ref, body)
             else:
+                if flags & BUFFERS:
+                    self._take_buffers_again(verdict, ref, body)
                 self._repeat(verdict, ref)
         elif kind == _SETTLED:
             self._settle(flags, body)
@@ -95,6 +105,8 @@ class Guest:
             self._input(ref, flags, body)
         elif kind == _REQUEST:
             self._request(ref, body)
+        elif SHARE <= kind <= WITHDRAWN:
+            self.exchange.on_frame(kind, flags, body)
 
     def on_batch(self) -> None:
         if self._touched:
@@ -103,7 +115,9 @@ class Guest:
             self._touched.clear()
 
     def _take(self, flags: int, target: int, number: int, body: Bytes) -> None:
-        meta = None
+        meta = arrival = None
+        if flags & BUFFERS:
+            arrival, body = self.exchange.receive(body)
         if flags & META:
             meta, body = split_meta(body)
         method, body = split_call(body)
@@ -114,6 +128,12 @@ class Guest:
             call.chain = meta.chain
             if meta.deadline_s is not None:
                 call.deadline = trio.current_time() + meta.deadline_s
+        call.arrival = arrival
+        if not self._landings.take(target, call):
+            self._go_on(target, call)
+
+    def _go_on(self, target: int, call: HostCall) -> None:
+        """It is the call's turn, and its buffers are there."""
         if self._held or not self.ledger.has_room:
             self._held.append((target, call))
         else:
@@ -126,6 +146,16 @@ class Guest:
         else:
             self._touched[actor] = None
             actor.take(call)
+
+    def _take_buffers_again(self, verdict: Verdict, number: int, body: Bytes) -> None:
+        """The same call in a new conversation: its buffers count only if those of the old one never came."""
+        arrival, _ = self.exchange.receive(body)
+        waiting = self._landings.find(number) if verdict is Verdict.ATTACH else None
+        if waiting is None:
+            self.exchange.forget(arrival)
+        elif waiting[1].arrival is not None and not waiting[1].arrival.is_ready:
+            waiting[1].arrival = arrival
+            self._landings.follow(*waiting)
 
     def _repeat(self, verdict: Verdict, number: int) -> None:
         """A call that has come before: attach it, answer it again, or say that nobody knows."""
@@ -159,6 +189,9 @@ class Guest:
             call.actor.cancel(call)
         else:
             call.cancelled = True
+            if call.arrival is not None:
+                self.exchange.forget(call.arrival)
+            self._landings.drop(call)
             call.finish(CANCELLED_ANSWER)
 
     def _grant(self, number: int, body: Bytes) -> None:
@@ -174,6 +207,8 @@ class Guest:
     def leave(self) -> None:
         """The host says goodbye: tell up to which call it has listened. What comes later has surely not been run."""
         self._leaving = True
+        for call in self._landings.clear():
+            call.refuse(ActorDied("the process of this actor is shutting down"))
         if self.channel is not None:
             try:
                 self.channel.send_nowait(_SETTLED, self.ledger.highest)
@@ -183,6 +218,8 @@ class Guest:
     def cancel_all(self) -> None:
         """The caller is gone for good."""
         self._held.clear()
+        self._landings.clear()
+        self.exchange.end()
         for call in list(self._calls.values()):
             if call.actor is not None:
                 call.actor.cancel(call)
@@ -194,11 +231,19 @@ class Guest:
         if self._calls.pop(number, None) is not None and self.ledger.answered(number, answer):
             self._send_answer(number, answer)
 
-    def item(self, call: HostCall, data: bytes) -> None:
+    @property
+    def terms(self) -> Terms:
+        """What is known of the caller that matters for large buffers."""
+        return self.exchange.terms
+
+    def item(self, call: HostCall, data: bytes | Parcel) -> None:
         """One item of a stream."""
         if self.channel is not None and call.number in self._calls:
             try:
-                self.channel.send_nowait(ITEM, call.number, data)
+                if isinstance(data, Parcel):
+                    self._send_parcel(self.channel, ITEM, call.number, BUFFERS, data)
+                else:
+                    self.channel.send_nowait(ITEM, call.number, data)
             except (ChannelFull, ChannelClosed):
                 self._cancel(call.number)
 
@@ -227,12 +272,41 @@ class Guest:
             return
         kind, flags, body = answer
         try:
-            channel.send_nowait(kind, number, body, flags=flags)
+            if flags & BUFFERS:
+                self._send_answer_with_buffers(channel, number, answer)
+            else:
+                channel.send_nowait(kind, number, body, flags=flags)
         except ChannelFull:
             self._unsent.append((number, answer))
             self.host.spawn(lambda: self._send_rest(channel))
         except ChannelClosed:
             pass  # kept: sent when the caller asks again
+
+    def _send_answer_with_buffers(self, channel: Channel, number: int, answer: Answer) -> None:
+        """What has to be copied into segments is copied while others run: nobody else can see it any more."""
+        kind, flags, parcel = answer
+        if not self.exchange.may_place(parcel):
+            self._send_parcel(channel, kind, number, flags, parcel)
+            return
+
+        async def place_and_send() -> None:
+            await self.exchange.place(parcel)
+            if self.channel is channel and self.ledger.answer(number) is answer:
+                self._send_answer(number, answer)
+
+        self.host.spawn(place_and_send)
+
+    def _send_parcel(self, channel: Channel, kind: int, number: int, flags: int, parcel: Parcel) -> None:
+        """Raises: as `Channel.send_nowait`; nothing is under way then."""
+        if is_large(parcel):
+            self.exchange.must_wait()  # it does not; but the next one may go another way
+        shipped = self.exchange.ship(parcel, number)
+        try:
+            channel.send_nowait(kind, number, shipped.table + parcel.pickle, flags=flags)
+        except (ChannelFull, ChannelClosed):
+            self.exchange.recall(shipped)
+            raise
+        self.exchange.sent(shipped)
 
     async def _send_rest(self, channel: Channel) -> None:
         """The channel was full: send what did not fit as soon as it has emptied."""

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from fray.errors import DeadlineExceeded, FrayError
-from fray.net.codec import MESSAGE_LIMIT_BYTES, Bytes, Kind
+from fray.net.bulk import check_transfer
+from fray.net.codec import Bytes, Kind
 from fray.runtime import payload
-from fray.runtime.calls import CANCELLED_ANSWER, KEYWORDS, NOT_RUN, Answer
+from fray.runtime.calls import BUFFERS, CANCELLED_ANSWER, KEYWORDS, NOT_RUN, Answer
 from fray.runtime.current import current_actor_var
 from fray.runtime.host_input import BlockingStream, Inputs, Stream
 from fray.runtime.methods import Method
+from fray.runtime.parcel import Terms, settle
 
 if TYPE_CHECKING:
+    from fray.runtime.exchange import Arrival
     from fray.runtime.host_stream import HostStream
     from fray.runtime.hosted import Hosted
     from fray.runtime.life import Life
@@ -28,7 +31,10 @@ class Guest(Protocol):
 
     def answer(self, call: HostCall, answer: Answer) -> None: ...
 
-    def item(self, call: HostCall, data: bytes) -> None: ...
+    def item(self, call: HostCall, data: Any) -> None: ...
+
+    @property
+    def terms(self) -> Terms: ...
 
     def grant(self, call: HostCall, items: int) -> None: ...
 
@@ -40,6 +46,7 @@ class HostCall:
 
     __slots__ = (
         "actor",
+        "arrival",
         "arrived",
         "began",
         "body",
@@ -66,6 +73,8 @@ class HostCall:
         self.flags = flags
         self.method = method
         self.body = body
+        self.arrival: Arrival | None = None
+        """The buffers outside its pickle, if it has any."""
         self.deadline: float | None = None
         self.chain: tuple[str, ...] = ()
         self.cancelled = False
@@ -106,7 +115,11 @@ class HostCall:
         """The unpickled arguments, the context in front where the method wants it."""
         assert self.spec is not None
         assert self.actor is not None
-        args, kwargs = payload.loads_call(self.body, bool(self.flags & KEYWORDS))
+        if self.arrival is None:
+            args, kwargs = payload.loads_call(self.body, bool(self.flags & KEYWORDS))
+        else:
+            pickled, buffers = self.arrival.opened(self.body)
+            args, kwargs = payload.loads_call(pickled, bool(self.flags & KEYWORDS), buffers)
         self.body = b""
         if self.spec.wants_context:
             args = (self.actor.make_context(self), *args)
@@ -127,10 +140,17 @@ class HostCall:
 
     def returned(self, value: Any) -> Answer:
         """The answer that carries ``value``, or says why it cannot travel."""
-        data = payload.dumps(value, f"the result of {self.name}.{self.method}()")
-        if len(data) > MESSAGE_LIMIT_BYTES:
-            raise payload.too_large(f"the result of {self.name}.{self.method}()", len(data), MESSAGE_LIMIT_BYTES)
-        return _RESULT, 0, data
+        packed = payload.pack(value, f"the result of {self.name}.{self.method}()")
+        if type(packed) is bytes:
+            return _RESULT, 0, packed
+        del value  # whatever nobody else holds need not be copied
+        return _RESULT, BUFFERS, self.settled(packed, "result")
+
+    def settled(self, packed: Any, what: str) -> Any:
+        """A parcel on its way out, independent of the objects it was made of."""
+        check_transfer(packed.bulk_bytes, f"a {what} of {self.name}.{self.method}()")
+        settle(packed, self.guest.terms)
+        return packed
 
     def raised(self, error: BaseException) -> Answer:
         """The answer that carries an error."""
@@ -161,10 +181,10 @@ class HostCall:
 
     def _run(self) -> None:
         try:
-            value = self.invoke()
+            value = [self.invoke()]
             if isinstance(self.talk, BlockingStream) and self.spec is not None and self.spec.streams:
-                value = self.talk.produce(value)
-            self.outcome = self.returned(value)
+                value = [self.talk.produce(value[0])]
+            self.outcome = self.returned(value.pop())  # which lets go of it when it has been pickled
         except BaseException as error:
             self.outcome = self.raised(error)
             if isinstance(error, KeyboardInterrupt):

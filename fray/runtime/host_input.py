@@ -21,6 +21,7 @@ from fray.runtime.window import WINDOW, Taken
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
     from fray.runtime.host_call import HostCall
+    from fray.runtime.parcel import Parcel
 
 
 class Inputs:
@@ -129,7 +130,7 @@ class BlockingStream:
         self._inputs = call.inputs
         self._output = call.stream
         self._changed = threading.Condition()
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[bytes | Parcel] = deque()
         self._granted = 0
         self._poked = False
         self._token = trio.lowlevel.current_trio_token()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from fray.net.codec import MESSAGE_LIMIT_BYTES
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED_ANSWER, Answer
+from fray.runtime.parcel import Parcel
 from fray.runtime.window import COUNT_BYTES, Ahead, unpack_count
 
 if TYPE_CHECKING:
@@ -44,12 +44,10 @@ class HostStream:
         self.ahead.granted(items)
         self._granted.set()
 
-    def pickled(self, item: Any) -> bytes:
-        call = self.call
-        data = payload.dumps(item, f"an item of {call.name}.{call.method}()")
-        if len(data) > MESSAGE_LIMIT_BYTES:
-            raise payload.too_large(f"an item of {call.name}.{call.method}()", len(data), MESSAGE_LIMIT_BYTES)
-        return data
+    def pickled(self, item: Any) -> bytes | Parcel:
+        packed = payload.pack(item, f"an item of {self.call.name}.{self.call.method}()")
+        del item
+        return packed if type(packed) is bytes else self.call.settled(packed, "item")
 
     async def put(self, item: Any) -> None:
         """Send one item, when there is credit and the channel has room."""
@@ -62,11 +60,11 @@ class HostStream:
         if self._sent % TURN_ITEMS == 0:
             await trio.lowlevel.checkpoint()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | Parcel) -> None:
         self.ahead.sent(len(data))
         self.post(data)
 
-    def post(self, data: bytes) -> None:
+    def post(self, data: bytes | Parcel) -> None:
         """Send what `ahead` knows of already."""
         self.call.guest.item(self.call, data)
 
@@ -99,7 +97,7 @@ class ThreadStream:
         self._stream = stream
         self._context = actor.context.copy()
         self._source: Generator[Any, Any, Any] | None = None
-        self._items: list[bytes] = []
+        self._items: list[bytes | Parcel] = []
         self._value: Any = None
         self._allowed = 0
         self._allowed_bytes = 0

@@ -159,11 +159,11 @@ class LoopActor(Hosted):
         if self.is_late(call):
             return
         try:
-            value = call.invoke()
-            if type(value) is CoroutineType:
-                self._run_coroutine(call, value)
+            value = [call.invoke()]
+            if type(value[0]) is CoroutineType:
+                self._run_coroutine(call, value[0])
                 return
-            answer = call.returned(value)
+            answer = call.returned(value.pop())  # which lets go of it when it has been pickled
         except BaseException as error:  # noqa: BLE001 - it is the caller's answer
             answer = call.raised(error)
         self.ended(call, answer)

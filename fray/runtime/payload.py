@@ -6,9 +6,14 @@ Plain pickle first (0.6 µs for small arguments). cloudpickle takes over when th
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
+import sys
 import traceback
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
+from pickle import PickleBuffer
 from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -16,6 +21,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from fray.errors import MessageTooLarge, NotPicklable, RemoteError, RemoteTraceback
 from fray.model.ids import BlobId
 from fray.net.codec import blob_id
+from fray.runtime.parcel import INLINE_UP_TO_BYTES, Parcel
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -60,7 +66,52 @@ def dumps_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
             return data
         return _cloudpickle(call)
     except Exception:  # noqa: BLE001 - see dumps
-        return _dumps_arguments(method, args, kwargs)
+        return _dumps_arguments(method, args, kwargs, None)
+
+
+def pack(obj: Any, what: str = "the value") -> bytes | Parcel:
+    """`dumps`, with large buffers left outside the pickle: then a `Parcel`, whose buffers are still ``obj``'s.
+
+    Raises:
+        NotPicklable: it cannot travel; the message names ``what`` and the attribute that cannot.
+    """
+    if type(obj) in _PLAIN:
+        return dumps(obj, what)
+    found: list[PickleBuffer] = []
+    if type(obj) in _BLOBS:
+        obj = _as_blob(obj)
+    try:
+        data = _pickle(obj, found)
+    except Exception:  # noqa: BLE001 - see dumps
+        return _packed(_dumps_by_value(obj, what, found), found)
+    if b"__main__" in data:
+        data = _dumps_by_value(obj, what, found)
+    return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
+
+
+def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes | Parcel:
+    """The arguments of one call, as `loads_call` takes them; as `pack` otherwise.
+
+    Raises:
+        NotPicklable: the message names the argument and the attribute in it.
+    """
+    plain = not kwargs
+    for value in args:
+        if type(value) not in _PLAIN:
+            plain = False
+    if plain:
+        return pickle.dumps(args, PICKLE_PROTOCOL)
+    found: list[PickleBuffer] = []
+    args = tuple([_as_blob(value) for value in args])
+    kwargs = {name: _as_blob(value) for name, value in kwargs.items()}
+    call = (args, kwargs) if kwargs else args
+    try:
+        data = _pickle(call, found)
+        if b"__main__" in data:
+            data = _cloudpickle(call, found)
+    except Exception:  # noqa: BLE001 - see dumps
+        data = _dumps_arguments(method, args, kwargs, found)
+    return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
 
 
 def too_large(what: str, size_bytes: int, limit_bytes: int) -> MessageTooLarge:
@@ -69,36 +120,138 @@ def too_large(what: str, size_bytes: int, limit_bytes: int) -> MessageTooLarge:
     return MessageTooLarge(text, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
 
-def loads(data: Bytes) -> Any:
-    """Inverse of `dumps`. Raises whatever the constructors of the pickled objects raise."""
-    return pickle.loads(data)
+def loads(data: Bytes, buffers: Sequence[Bytes] = ()) -> Any:
+    """Inverse of `dumps` and `pack`. Raises whatever the constructors of the pickled objects raise."""
+    return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
 
 
-def loads_call(data: Bytes, has_kwargs: bool) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Inverse of `dumps_call`."""
-    call = pickle.loads(data)
+def loads_call(data: Bytes, has_kwargs: bool, buffers: Sequence[Bytes] = ()) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Inverse of `pack_call`."""
+    call = loads(data, buffers)
     return call if has_kwargs else (call, {})
 
 
-def _cloudpickle(obj: Any) -> bytes:
-    data: bytes = cloudpickle.dumps(obj, PICKLE_PROTOCOL)
+def _cloudpickle(obj: Any, found: list[PickleBuffer] | None = None) -> bytes:
+    if found is None:
+        data: bytes = cloudpickle.dumps(obj, PICKLE_PROTOCOL)
+        return data
+    found.clear()
+    if "torch" in sys.modules:
+        return _by_pickler(cloudpickle.Pickler, obj, found)
+    data = cloudpickle.dumps(obj, PICKLE_PROTOCOL, buffer_callback=found.append)
     return data
 
 
-def _dumps_by_value(obj: Any, what: str) -> bytes:
+def _dumps_by_value(obj: Any, what: str, found: list[PickleBuffer] | None = None) -> bytes:
     try:
-        return _cloudpickle(obj)
+        return _cloudpickle(obj, found)
     except Exception as error:
         path, leaf = _culprit(obj, error)
         raise NotPicklable(f"{what} cannot be sent: {path}{_said(leaf)}", what=what, path=path) from error
 
 
-def _dumps_arguments(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+def _dumps_arguments(
+    method: str, args: Sequence[Any], kwargs: Mapping[str, Any], found: list[PickleBuffer] | None
+) -> bytes:
     for position, value in enumerate(args, 1):
         _dumps_by_value(value, f"argument {position} of {method}()")
     for name, value in kwargs.items():
         _dumps_by_value(value, f"argument {name!r} of {method}()")
-    return _dumps_by_value((args, kwargs) if kwargs else args, f"the arguments of {method}()")
+    return _dumps_by_value((args, kwargs) if kwargs else args, f"the arguments of {method}()", found)
+
+
+# Buffers that stay outside the pickle --------------------------------------------------------------------------------
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+"""What holds no buffer."""
+_BLOBS = frozenset({bytes, bytearray})
+PICKLE_FROM_BYTES = 256 * 1024
+"""A pickle of this size is a buffer itself."""
+
+
+class _Blob:
+    """Bytes that leave the pickle, and come out of it as what they were."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bytes | bytearray) -> None:
+        self.value = value
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return bytes if type(self.value) is bytes else _bytearray_of, (PickleBuffer(self.value),)
+
+
+def _as_blob(value: Any) -> Any:
+    return _Blob(value) if type(value) in _BLOBS and len(value) > INLINE_UP_TO_BYTES else value
+
+
+def _bytearray_of(buffer: Any) -> bytearray:
+    """What was received as a bytearray is one already."""
+    return buffer if type(buffer) is bytearray else bytearray(buffer)
+
+
+def _pickle(obj: Any, found: list[PickleBuffer]) -> bytes:
+    if "torch" in sys.modules:
+        return _by_pickler(pickle.Pickler, obj, found)
+    return pickle.dumps(obj, PICKLE_PROTOCOL, buffer_callback=found.append)
+
+
+def _packed(data: bytes, found: list[PickleBuffer]) -> bytes | Parcel:
+    if not found and len(data) < PICKLE_FROM_BYTES:
+        return data
+    views = [_flat(buffer) for buffer in found]
+    found.clear()
+    if len(data) >= PICKLE_FROM_BYTES:
+        return Parcel(b"", [memoryview(data), *views], pickled_first=True)
+    return Parcel(data, [*views])
+
+
+def _flat(buffer: PickleBuffer) -> memoryview:
+    """The bytes of a buffer; one that has gaps is copied."""
+    try:
+        return buffer.raw()
+    except BufferError:
+        return memoryview(memoryview(buffer).tobytes())
+
+
+# PyTorch pickles the memory of a tensor into the stream. A process that has imported it gets a pickler that knows
+# better for dense tensors on the CPU; Fray itself never imports it.
+
+
+def _by_pickler(cls: Any, obj: Any, found: list[PickleBuffer]) -> bytes:
+    file = io.BytesIO()
+    pickler = cls(file, PICKLE_PROTOCOL, buffer_callback=found.append)
+    tensor = getattr(sys.modules["torch"], "Tensor", None)
+    if tensor is not None:
+        table = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+        pickler.dispatch_table = ChainMap({tensor: _reduce_tensor}, table)
+    pickler.dump(obj)
+    return file.getvalue()
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    if not _is_dense(tensor):
+        return tensor.__reduce_ex__(PICKLE_PROTOCOL)
+    torch = sys.modules["torch"]
+    array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return _tensor_of, (array, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _is_dense(tensor: Any) -> bool:
+    """One block of plain numbers on the CPU, and all of it, so that nothing else shares its memory."""
+    torch = sys.modules["torch"]
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return False
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.grad_fn is not None or tensor.__dict__:
+        return False
+    size = tensor.numel() * tensor.element_size()
+    return bool(size > INLINE_UP_TO_BYTES and tensor.untyped_storage().nbytes() == size)
+
+
+def _tensor_of(array: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # type: ignore[import-not-found]  # a pickled tensor needs it whoever pickled it
+
+    return torch.from_numpy(array).view(dtype).reshape(shape).requires_grad_(requires_grad)
 
 
 # Naming what cannot travel -------------------------------------------------------------------------------------------

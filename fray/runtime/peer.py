@@ -19,6 +19,7 @@ from fray.runtime import payload
 from fray.runtime.call_stream import CallStream
 from fray.runtime.calls import (
     AGAIN,
+    BUFFERS,
     CALLER_KEY_ID,
     CREDIT,
     HOST_LEFT,
@@ -26,11 +27,14 @@ from fray.runtime.calls import (
     ITEM,
     NOT_RUN,
     ONLY,
+    SETTLE_EVERY_BYTES,
     TWO_WAY,
     CallTable,
     pack_meta,
 )
+from fray.runtime.exchange import SHARE, WITHDRAWN, Exchange, Landed
 from fray.runtime.future import CallFuture
+from fray.runtime.parcel import is_large
 from fray.runtime.two_way import Conversation
 from fray.runtime.window import unpack_count
 
@@ -71,6 +75,10 @@ class Peer:
         self._pumping = False
         self._room: trio.Event | None = None
         self._scope = trio.CancelScope()
+        self.exchange = Exchange()
+        self.exchange.on_verdict = self._flush
+        self._streams: set[int] = set()
+        """Streams whose items have buffers."""
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "connected" if self.connected else "connecting"
@@ -107,6 +115,7 @@ class Peer:
     def _opened(self, channel: Channel) -> Peer:
         self._channel = channel
         self._requests = Requests(channel)
+        self.exchange.begin(channel)
         return self
 
     def serves(self, endpoint: ActorEndpoint, target: int) -> bool:
@@ -148,7 +157,7 @@ class Peer:
 
     def send(self, call: CallFuture) -> None:
         """Send the call, or queue it behind others or until there is a connection."""
-        if self.connected and not self.table.queued:
+        if self.connected and not self.table.queued and (call.parcel is None or not self._must_wait(call)):
             self._transmit(call, self.table.sent(call))
         else:
             self.table.queue(call)
@@ -158,6 +167,8 @@ class Peer:
         if self.table.withdraw(call) or self.ended is not None:
             call.answer_cancelled()
         elif call.number in self.table.open and self._channel is not None:
+            if call.shipped is not None:
+                self.exchange.stop(call.shipped)
             try:
                 self._channel.send_nowait(_CANCEL, call.number)
             except (ChannelClosed, ChannelFull):
@@ -195,7 +206,9 @@ class Peer:
         assert channel is not None
         assert binding is not None
         try:
-            if call.deadline is None and not call.chain:
+            if call.parcel is not None:
+                self._transmit_parcel(channel, call, binding.target, number, again)
+            elif call.deadline is None and not call.chain:
                 channel.send_nowait(_CALL, number, call.body, target=binding.target, flags=call.flags | again)
             else:
                 body = _meta_of(call) + call.body
@@ -209,17 +222,34 @@ class Peer:
             call.transmitted()
         return True
 
+    def _transmit_parcel(self, channel: Channel, call: CallFuture, target: int, number: int, again: int) -> None:
+        assert call.parcel is not None
+        shipped = call.shipped = self.exchange.ship(call.parcel, ("to", target))
+        flags, meta = call.flags | again | BUFFERS, b""
+        if call.deadline is not None or call.chain:
+            flags, meta = flags | META, _meta_of(call)
+        try:
+            channel.send_nowait(_CALL, number, shipped.table + meta + call.body, target=target, flags=flags)
+        except (ChannelFull, ChannelClosed):
+            self.exchange.recall(shipped)
+            raise
+        self.exchange.sent(shipped)
+
+    def _must_wait(self, call: CallFuture) -> bool:
+        """Whether a large call waits until the host has said whether it reads our segments."""
+        return call.parcel is not None and is_large(call.parcel) and self.exchange.must_wait()
+
     def _flush(self) -> None:
         """Send what waits, as far as the channel takes it."""
         while self._again and self.connected:
             call = self._again[0]
             if call.number in self.table.open:
-                if not self._transmit(call, call.number, AGAIN):
+                if self._must_wait(call) or not self._transmit(call, call.number, AGAIN):
                     return
                 if call.cancelled:
                     self.cancel(call)
             self._again.pop(0)
-        while self.table.queued and self.connected:
+        while self.table.queued and self.connected and not self._must_wait(self.table.queued[0]):
             call = self.table.sent_queued()
             if not self._transmit(call, call.number):
                 return
@@ -244,6 +274,9 @@ class Peer:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == _RESULT or kind == _FAULT:  # noqa: SIM109 - a tuple is slower, and this is the hot path
+            if flags & BUFFERS or ref in self._streams:
+                self._answer_with_buffers(kind, flags, ref, body)
+                return
             call = self.table.answered(ref, len(body))
             if call is None:
                 return
@@ -256,13 +289,42 @@ class Peer:
         elif kind == ITEM:
             stream = self.table.open.get(ref)
             if isinstance(stream, CallStream):
-                stream.item(body)
+                if flags & BUFFERS:
+                    self._streams.add(ref)
+                    stream.item(Landed(*self.exchange.receive(body)))
+                else:
+                    stream.item(body)
         elif kind == CREDIT:
             conversation = self.table.open.get(ref)
             if isinstance(conversation, Conversation):
                 conversation.granted(unpack_count(body))
+        elif SHARE <= kind <= WITHDRAWN:
+            self.exchange.on_frame(kind, flags, body)
         elif self._requests is not None:
             self._requests.on_frame(kind, flags, target, ref, body)
+
+    def _answer_with_buffers(self, kind: int, flags: int, number: int, body: Bytes) -> None:
+        """An answer that may have to wait: for its own buffers, or for those of the items before it."""
+        call = self.table.open.get(number)
+        landed: Bytes | Landed = Landed(*self.exchange.receive(body)) if flags & BUFFERS else body
+        if call is None:
+            if isinstance(landed, Landed):
+                self.exchange.forget(landed.arrival)
+            self.table.answered(number, len(body))
+            return
+
+        def end() -> None:
+            if self.table.open.get(number) is call:
+                self._streams.discard(number)
+                self.table.answered(number, SETTLE_EVERY_BYTES)
+                call.answer(kind, flags, landed)
+
+        if isinstance(call, CallStream) and call.awaits_items():
+            call.answer_later(end)
+        elif isinstance(landed, Landed) and not landed.arrival.is_ready:
+            landed.arrival.on_ready = end
+        else:
+            end()
 
     def on_batch(self) -> None:
         settled = self.table.settlement()
@@ -285,6 +347,8 @@ class Peer:
             raise ActorDied(f"{self.incarnation} is gone: {found} listens at its address now")
         self.incarnation = found
         unsettled, self._again = self.table.reset()
+        self.exchange.reset()
+        self._streams.clear()
         if self._welcomed:
             self._channel.send_nowait(_SETTLED, 0, unsettled, flags=ONLY)
         self._welcomed = True
@@ -312,6 +376,7 @@ class Peer:
         if self._requests is not None:
             self._requests.on_end(error)
         self.caller.peer_over(self)
+        self.exchange.end()
         for binding in list(self.bindings):
             binding.route.peer_ended(binding, error, is_proof_of_death(error))
 

@@ -22,6 +22,7 @@ from fray.net.codec import Bytes
 from fray.runtime import payload
 from fray.runtime.calls import OPEN_BYTES_LIMIT, OPEN_CALLS_LIMIT, End, Fate, fate
 from fray.runtime.future import CallFuture
+from fray.runtime.parcel import PRIVATE, Terms
 from fray.runtime.peer import Peer
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class Route:
                 "await some before making more",
                 actor=self.label,
             )
+
+    @property
+    def terms(self) -> Terms:
+        """What is known of the host that matters for large buffers."""
+        return PRIVATE if self.binding is None else self.binding.peer.exchange.terms
 
     async def wait_room(self) -> None:
         """Back-pressure: wait until the peer takes more."""

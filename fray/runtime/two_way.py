@@ -14,6 +14,8 @@ from fray.runtime.window import WINDOW, Ahead
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
+    from fray.runtime.exchange import Landed
+    from fray.runtime.parcel import Parcel
     from fray.runtime.route import Route
 
 
@@ -26,7 +28,7 @@ class Conversation(CallStream):
 
     __slots__ = ("_ahead", "_done_sending", "_early", "_sent")
 
-    def __init__(self, route: Route, method: str, body: bytes, flags: int) -> None:
+    def __init__(self, route: Route, method: str, body: bytes | Parcel, flags: int) -> None:
         super().__init__(route, method, body, flags | TWO_WAY)
         self._ahead = Ahead()
         self._done_sending = False
@@ -77,9 +79,9 @@ class Conversation(CallStream):
             trio.EndOfChannel: the method has returned; `result` is what.
             BaseException: what the method raised, or the `FrayError` that says why there are no more items.
         """
-        while not self._items and not self.done():
+        while not self.has_item and not self.done():
             await self._wait_change()
-        if self._items:
+        if self.has_item:
             return self._take()
         self.result()
         raise trio.EndOfChannel
@@ -104,7 +106,7 @@ class Conversation(CallStream):
             for flags, data in self._early or ():
                 self.binding.peer.input(self, flags, data)
 
-    def item(self, body: Bytes) -> None:
+    def item(self, body: Bytes | Landed) -> None:
         self._early = None
         super().item(body)
 

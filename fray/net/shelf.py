@@ -1,0 +1,108 @@
+"""The books of a pool of segments: which is used how often, which may be used again, which must go. Pure.
+
+The law. A segment is free when nobody uses it: no array of this process, no call that may be sent again, no loan to a
+peer. A free segment may be filled anew, unless it is *spoilt*: a loan of it ended in another way than that its borrower
+gave it back. Somebody may still look at a spoilt one, so it is thrown away, and its memory lives as long as whoever
+looks at it.
+"""
+
+from __future__ import annotations
+
+from attrs import Factory, define
+
+SMALLEST_BYTES = 64 * 1024
+STEPS = 8
+"""Sizes between two powers of two, so that a segment fits many buffers and wastes at most an eighth."""
+ROOMY = 2
+"""A segment this many times larger than the buffer is not wasted on it."""
+
+
+def capacity_for(size_bytes: int) -> int:
+    """The size of a new segment for so many bytes."""
+    step = max(SMALLEST_BYTES, (1 << max(0, (size_bytes - 1).bit_length() - 1)) // STEPS)
+    return -(-size_bytes // step) * step
+
+
+@define(eq=False)
+class Entry:
+    """One segment."""
+
+    capacity: int
+    uses: int = 1
+    spoilt: bool = False
+    free_since: float = 0.0
+
+
+@define(eq=False)
+class Shelf:
+    """All segments of one process. `take`, `add` and `hold` count a use; each use ends by one `drop`."""
+
+    limit_bytes: int
+    idle_s: float
+    entries: dict[int, Entry] = Factory(dict)
+    held_bytes: int = 0
+    _next: int = 1
+
+    def take(self, size_bytes: int) -> int | None:
+        """A free segment that fits, now in use; None: make one with `add`."""
+        fitting = [
+            (entry.capacity, -entry.free_since, number)
+            for number, entry in self.entries.items()
+            if not entry.uses and size_bytes <= entry.capacity <= max(size_bytes, SMALLEST_BYTES) * ROOMY
+        ]
+        if not fitting:
+            return None
+        number = min(fitting)[2]
+        self.entries[number].uses = 1
+        return number
+
+    def make_room(self, capacity: int) -> list[int] | None:
+        """Free segments that must be thrown away (they are off the books now) before `add`; None: there is no room."""
+        free = sorted((entry.free_since, number) for number, entry in self.entries.items() if not entry.uses)
+        gone: list[int] = []
+        if self.held_bytes - sum(self.entries[number].capacity for _, number in free) + capacity > self.limit_bytes:
+            return None
+        for _, number in free:
+            if self.held_bytes + capacity <= self.limit_bytes:
+                break
+            self._remove(number)
+            gone.append(number)
+        return gone
+
+    def add(self, capacity: int) -> int:
+        """The number of a new segment, in use. Numbers are never given twice."""
+        number, self._next = self._next, self._next + 1
+        self.entries[number] = Entry(capacity)
+        self.held_bytes += capacity
+        return number
+
+    def hold(self, number: int) -> None:
+        """One more use of a segment that is in use."""
+        entry = self.entries[number]
+        assert entry.uses > 0, f"segment {number} is free"
+        entry.uses += 1
+
+    def drop(self, number: int, now: float, *, spoil: bool = False) -> bool:
+        """A use has ended. True: throw the segment away (it is off the books now)."""
+        entry = self.entries[number]
+        assert entry.uses > 0, f"segment {number} is free"
+        entry.uses -= 1
+        entry.spoilt = entry.spoilt or spoil
+        entry.free_since = now
+        if entry.uses or not entry.spoilt:
+            return False
+        self._remove(number)
+        return True
+
+    def trim(self, now: float) -> list[int]:
+        """Segments that have been free for `idle_s`: throw them away (they are off the books now)."""
+        gone = [n for n, entry in self.entries.items() if not entry.uses and now - entry.free_since >= self.idle_s]
+        for number in gone:
+            self._remove(number)
+        return gone
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def _remove(self, number: int) -> None:
+        self.held_bytes -= self.entries.pop(number).capacity

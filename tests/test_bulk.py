@@ -1,0 +1,123 @@
+"""Large buffers beside frames: the two ends against a dumb twin, and who comes when."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fray.errors import MessageTooLarge, ProtocolMismatch
+from fray.net import bulk
+from fray.net.bulk import CHUNK_BYTES, FLOWS_AT_ONCE, PLACE_BYTES, TRANSFER_LIMIT_BYTES, BulkIn, BulkOut, check_transfer
+from fray.net.codec import ACK, HEADER
+
+
+def take_all(out: BulkOut, numbered: int = 1 << 60) -> list[tuple[int, bytes]]:
+    """Every chunk as (transfer, bytes)."""
+    chunks = []
+    while (chunk := out.take(numbered)) is not None:
+        chunks.append((HEADER.unpack(chunk[0])[5], bytes(chunk[1])))
+    return chunks
+
+
+@given(
+    buffers=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 40)), max_size=20),
+    chunk=st.integers(1, 16),
+    placed=st.lists(st.booleans(), min_size=1, max_size=8),
+    dropped=st.sets(st.integers(1, 20)),
+)
+def test_what_is_sent_arrives_whatever_the_flows_and_the_way_in(
+    buffers: list[tuple[int, int]], chunk: int, placed: list[bool], dropped: set[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "CHUNK_BYTES", chunk)
+        out, into = BulkOut(), BulkIn()
+        landed: dict[int, bytes] = {}
+        sent: dict[int, bytes] = {}
+        for flow, size in buffers:
+            data = bytes(range(size))
+            number = out.add(flow, memoryview(data))
+            sent[number] = data
+            into.expect(number, size, lambda buffer, number=number: landed.update({number: bytes(buffer)}))
+        out.announced(sent, 0)
+        out.drop(dropped)
+        assert out.waiting_bytes == sum(len(data) for number, data in sent.items() if number not in dropped)
+        for at, (number, piece) in enumerate(take_all(out)):
+            if placed[at % len(placed)]:
+                start = ACK.pack(0) + HEADER.pack(len(piece), bulk._BULK, 0, 0, 0, number)
+                place = into.place(start, PLACE_BYTES + len(piece))
+                assert place is not None
+                place[:] = piece
+                into.placed(number, len(piece))
+            else:
+                into.on_chunk(number, piece)
+        assert landed == {number: data for number, data in sent.items() if number not in dropped}
+        assert out.waiting_bytes == 0
+
+
+def test_nothing_of_a_transfer_goes_before_the_frame_that_announces_it() -> None:
+    out = BulkOut()
+    first, second = out.add("a", memoryview(b"1")), out.add("b", memoryview(b"2"))
+    assert out.take(1 << 60) is None
+    out.announced([second], 7)
+    assert not out.is_due(6)
+    assert out.is_due(7)
+    assert take_all(out, 7) == [(second, b"2")]
+    out.announced([first], 9)
+    assert take_all(out, 9) == [(first, b"1")]
+
+
+def test_flows_take_turns_and_each_keeps_its_order() -> None:
+    out = BulkOut()
+    big = memoryview(bytes(2 * CHUNK_BYTES))
+    numbers = {flow: [out.add(flow, big), out.add(flow, big)] for flow in "ab"}
+    out.announced([*numbers["a"], *numbers["b"]], 0)
+    turns = [number for number, _ in take_all(out)]
+    a, b = numbers["a"], numbers["b"]
+    assert turns == [a[0], b[0], a[0], b[0], a[1], b[1], a[1], b[1]]
+
+
+def test_only_a_few_flows_take_turns_so_that_the_first_are_not_all_late() -> None:
+    out = BulkOut()
+    numbers = [out.add(flow, memoryview(bytes(3 * CHUNK_BYTES))) for flow in range(FLOWS_AT_ONCE + 1)]
+    out.announced(numbers, 0)
+    turns = [number for number, _ in take_all(out)]
+    assert turns.index(numbers[-1]) >= 2 * FLOWS_AT_ONCE
+
+
+def test_a_chunk_that_comes_again_after_a_cut_goes_to_the_same_place() -> None:
+    into, landed = BulkIn(), []
+    into.expect(1, 4, lambda buffer: landed.append(bytes(buffer)))
+    start = ACK.pack(0) + HEADER.pack(4, bulk._BULK, 0, 0, 0, 1)
+    half = into.place(start, PLACE_BYTES + 4)
+    assert half is not None
+    half[:2] = b"ab"  # and then the connection is lost
+    into.on_chunk(1, b"abcd")
+    assert landed == [b"abcd"]
+
+
+def test_more_than_was_announced_ends_the_conversation() -> None:
+    into = BulkIn()
+    into.expect(1, 4, lambda buffer: None)
+    with pytest.raises(ProtocolMismatch, match="more than the 4 bytes"):
+        into.on_chunk(1, b"12345")
+    with pytest.raises(ProtocolMismatch):
+        into.expect(1, 4, lambda buffer: None)
+    with pytest.raises(ProtocolMismatch):
+        into.expect(2, TRANSFER_LIMIT_BYTES + 1, lambda buffer: None)
+
+
+def test_what_nobody_waits_for_is_thrown_away() -> None:
+    into = BulkIn()
+    into.on_chunk(9, b"1234")
+    into.expect(1, 4, lambda buffer: pytest.fail("it was forgotten"))
+    into.forget([1, 2])
+    into.on_chunk(1, b"1234")
+    assert len(into) == 0
+
+
+def test_one_byte_past_the_limit_says_what_to_do_instead() -> None:
+    check_transfer(TRANSFER_LIMIT_BYTES, "the call of a.f()")
+    with pytest.raises(MessageTooLarge, match="storage") as caught:
+        check_transfer(TRANSFER_LIMIT_BYTES + 1, "the call of a.f()")
+    assert caught.value.details["limit_bytes"] == TRANSFER_LIMIT_BYTES

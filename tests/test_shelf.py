@@ -1,0 +1,117 @@
+"""The books of a pool of segments against a dumb twin: nothing is filled anew while anybody may look at it."""
+
+from __future__ import annotations
+
+from attrs import define
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fray.net.shelf import SMALLEST_BYTES, STEPS, Shelf, capacity_for
+
+LIMIT = 40 * SMALLEST_BYTES
+IDLE_S = 5.0
+
+
+@define(eq=False)
+class Looker:
+    """Somebody who looks at the content of a segment: an array here, or a borrower elsewhere."""
+
+    segment: int
+    version: int
+    is_known: bool = True
+    """False: a borrower of whom nobody will hear again, and who may live on."""
+
+
+class ShelfMachine(RuleBasedStateMachine):
+    """The twin remembers who looks at which content of which segment, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelf = Shelf(LIMIT, IDLE_S)
+        self.now = 0.0
+        self.capacities: dict[int, int] = {}
+        self.versions: dict[int, int] = {}
+        self.lookers: list[Looker] = []
+
+    def known(self) -> list[Looker]:
+        return [each for each in self.lookers if each.is_known]
+
+    def fill(self, number: int) -> None:
+        """New content: whoever still looks at the old one would see it change."""
+        assert not [each for each in self.lookers if each.segment == number]
+        self.versions[number] = self.versions.get(number, 0) + 1
+        self.lookers.append(Looker(number, self.versions[number]))
+
+    def gone(self, numbers: list[int]) -> None:
+        for number in numbers:
+            assert not [each for each in self.known() if each.segment == number]
+            del self.capacities[number]
+
+    @rule(size=st.integers(1, LIMIT + SMALLEST_BYTES))
+    def keep(self, size: int) -> None:
+        number = self.shelf.take(size)
+        if number is None:
+            capacity = capacity_for(size)
+            victims = self.shelf.make_room(capacity)
+            used = {each.segment for each in self.known()}
+            if victims is None:
+                assert sum(self.capacities[each] for each in used) + capacity > LIMIT
+                return
+            self.gone(victims)
+            number = self.shelf.add(capacity)
+            assert number not in self.versions
+            self.capacities[number] = capacity
+        assert self.capacities[number] >= size
+        self.fill(number)
+
+    @precondition(lambda self: self.known())
+    @rule(data=st.data())
+    def lend(self, data: st.DataObject) -> None:
+        other = data.draw(st.sampled_from(self.known()))
+        self.shelf.hold(other.segment)
+        self.lookers.append(Looker(other.segment, other.version))
+
+    @precondition(lambda self: self.known())
+    @rule(data=st.data(), spoil=st.booleans())
+    def end(self, data: st.DataObject, spoil: bool) -> None:
+        """A use ends: by being given back, or by a borrower of whom nobody hears any more."""
+        looker = data.draw(st.sampled_from(self.known()))
+        if spoil:
+            looker.is_known = False
+        else:
+            self.lookers.remove(looker)
+        if self.shelf.drop(looker.segment, self.now, spoil=spoil):
+            self.gone([looker.segment])
+
+    @rule(seconds=st.floats(0, 10))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.gone(self.shelf.trim(self.now))
+
+    @invariant()
+    def books_are_right(self) -> None:
+        assert set(self.shelf.entries) == set(self.capacities)
+        assert self.shelf.held_bytes == sum(self.capacities.values()) <= LIMIT
+        for number, entry in self.shelf.entries.items():
+            assert entry.uses == sum(each.segment == number for each in self.known())
+
+
+TestShelf = ShelfMachine.TestCase
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_segment_is_large_enough_and_wastes_little(size: int) -> None:
+    capacity = capacity_for(size)
+    assert size <= capacity < size + max(SMALLEST_BYTES, 2 * size / STEPS)
+    assert capacity % SMALLEST_BYTES == 0 or capacity > SMALLEST_BYTES * STEPS
+
+
+def test_an_idle_segment_goes_after_a_while_and_a_used_one_never() -> None:
+    shelf = Shelf(LIMIT, IDLE_S)
+    used, idle = shelf.add(SMALLEST_BYTES), shelf.add(SMALLEST_BYTES)
+    assert not shelf.drop(idle, 10.0)
+    assert shelf.trim(10.0 + IDLE_S - 0.1) == []
+    assert shelf.trim(10.0 + IDLE_S) == [idle]
+    assert shelf.trim(1e9) == []
+    assert list(shelf.entries) == [used]
