@@ -127,6 +127,18 @@ class CurrentActor:
         """The caller no longer waits; may be read from any thread."""
         return self._call is not None and self._call.cancelled
 
+    def wait_cancelled(self, timeout_s: float | None = None) -> bool:
+        """In a method on a thread: sleep until the caller no longer waits, at most ``timeout_s`` (None: for ever).
+
+        Returns whether it does not. A loop that works in pieces may say ``while not actor.wait_cancelled(0.1)``.
+
+        Raises:
+            FrayError: in the loop (an async method is cancelled where it awaits), or in no call.
+        """
+        if self._call is None:
+            raise FrayError("wait_cancelled() is for methods: nobody has called this code")
+        return self._call.wait_cancelled(timeout_s)
+
     def __repr__(self) -> str:
         return f"<current actor {self.name} ({self.actor_id}), in {self.method or 'no'} call>"
 

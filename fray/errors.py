@@ -151,6 +151,18 @@ class CallCancelled(FrayError):
     stream."""
 
 
+class CallCycle(FrayError, RuntimeError):
+    """The call can never begin: the actor waits for it. ``details['cycle']`` has the calls, outermost first.
+
+    Give the actor more room (``max_concurrency``, a concurrency group, async methods), or do not wait for an answer
+    that needs yourself.
+    """
+
+
+class CancelIgnored(FrayError, RuntimeError):
+    """A method on a thread was cancelled and went on for `ActorConfig.kill_after_s`: its actor ends as failed."""
+
+
 class DeadlineExceeded(FrayError, TimeoutError):
     """The deadline given with the call (or inherited from the caller's) has passed."""
 

@@ -43,8 +43,10 @@ class Hands:
 
     def __init__(self) -> None:
         self.release = threading.Event()
+        self.began = threading.Event()
 
     def hold(self) -> bool:
+        self.began.set()
         return self.release.wait(10)
 
     @fray.method(concurrency_group="io")
@@ -276,6 +278,7 @@ async def test_a_busy_thread_does_not_keep_its_numbers_from_being_asked() -> Non
         way = await thread_actor(stage, hands, concurrency_groups={"io": 1})
         held = [way.start("hold"), way.start("hold")]
         await way.call("thread")
+        await trio.to_thread.run_sync(hands.began.wait, 10)
         seen = await stage.caller.metrics(way.route)
         assert (seen.running, seen.queued, seen.calls) == (1, 1, 1)
         hands.release.set()

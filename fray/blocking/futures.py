@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
-from fray.blocking.portal import Portal, refuse_in_loop
+from fray.blocking.portal import Portal, awaiting, refuse_in_loop
 
 log = logging.getLogger("fray.blocking")
 
@@ -60,7 +60,9 @@ class ActorFuture:
 
     def _wait(self, timeout: float | None) -> None:
         refuse_in_loop("this future has no answer yet, result() would wait")
-        if not self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+        with awaiting(self._answer):
+            got = self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+        if not got:
             raise TimeoutError(f"no answer within {timeout:g} s; the call goes on: ask again, or cancel() it")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

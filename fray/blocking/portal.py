@@ -22,6 +22,7 @@ import trio
 from fray.errors import ChannelClosed, FrayError, ScopeCancelled
 from fray.runtime import context
 from fray.runtime.context import Runtime
+from fray.runtime.current import awaiting as awaiting  # what waits on a thread says so: cycles are found by it
 
 log = logging.getLogger("fray.blocking")
 

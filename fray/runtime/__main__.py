@@ -30,6 +30,8 @@ from fray.runtime.methods import has_async_methods
 
 INTERRUPTED_WITHIN_S = 0.2
 """How long the main thread may take to hear that it shall end; one that is deep in foreign code hears it later."""
+KILLED_WITHIN_S = 0.5
+"""How long a method that has cost its actor the life (``kill_after_s``) has for its ``finally`` blocks."""
 CLOSE_WITHIN_S = 2.0
 """How long the loop beside a sync job may take to close."""
 
@@ -37,12 +39,12 @@ CLOSE_WITHIN_S = 2.0
 def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
     life.count_lives_of_process()
-    ended = _run(ticket, control_fd)
+    ended = _run(ticket, control_fd, outcome_fd)
     _flush()
     _write_record(outcome_fd, ended)
 
 
-def _run(ticket: Ticket, control_fd: int) -> Ended:
+def _run(ticket: Ticket, control_fd: int, outcome_fd: int) -> Ended:
     try:
         work = attempt.open_payload(_read_payload(ticket))
     except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports: its error is the outcome
@@ -51,7 +53,7 @@ def _run(ticket: Ticket, control_fd: int) -> Ended:
     if is_async(work[0]):
         return trio.run(_run_in_loop, ticket, work, control_fd)
     if ticket.spec.entry is EntryKind.ACTOR:
-        return _run_sync_actor(ticket, work, control_fd)
+        return _run_sync_actor(ticket, work, control_fd, outcome_fd)
     return _run_sync_callable(ticket, work, control_fd)
 
 
@@ -231,7 +233,7 @@ def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> E
     return ended
 
 
-def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
+def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int, outcome_fd: int) -> Ended:
     """The actor's thread is the main one: the loop beside it hands it calls."""
     executor = Executor()
     loop = LoopThread(ticket)
@@ -244,7 +246,18 @@ def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ende
             if executor.is_running and not interrupter.asked:
                 interrupter.interrupt()  # the actor has ended, and its method does not know
 
-    loop.task, loop.at_end = serve, executor.stop
+    left = threading.Event()
+
+    def end_of_loop() -> None:
+        """On the loop's thread. A method that was told to stop, interrupted, and still goes on: the process ends."""
+        executor.stop()
+        ended = loop.result
+        if ended is not None and ended.ignores_cancel and not interrupter.asked and not left.wait(KILLED_WITHIN_S):
+            _flush()
+            _write_record(outcome_fd, ended)
+            os._exit(1)
+
+    loop.task, loop.at_end = serve, end_of_loop
     context.set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.end_calls, loop.cancel)
     try:
@@ -255,6 +268,7 @@ def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ende
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupter.taken()
         executor.run_on_this_thread(only_functions=True)  # the cleanup hook
+    left.set()
     _until_done(loop.close)
     return loop.result if loop.result is not None and not interrupter.asked else attempt.stopped()
 

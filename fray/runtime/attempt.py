@@ -13,9 +13,9 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
-from fray.errors import FrayError, MessageTooLarge
+from fray.errors import CancelIgnored, FrayError, MessageTooLarge
 from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
@@ -69,6 +69,8 @@ class Ended:
 
     outcome: Outcome
     value: bytes | None = None
+    ignores_cancel: bool = False
+    """A method on a thread goes on although it was told to stop: the process must not wait for it."""
 
 
 Work: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -198,13 +200,16 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
             concurrency_groups=config.concurrency_groups,
             executor=thread,
             life=life,
+            kill_after_s=config.kill_after_s,
         )
         async with open_services() as nursery:
             nursery.start_soon(_announce, runtime, spec.name, number)
             if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
                 nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
             ending = await serve_to_end(runtime.host, number, life, config)
-        return failed(ending.error) if ending.error is not None else _left(ending)
+        if ending.error is None:
+            return _left(ending)
+        return evolve(failed(ending.error), ignores_cancel=isinstance(ending.error, CancelIgnored))
 
 
 @contextmanager

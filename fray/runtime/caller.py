@@ -24,6 +24,7 @@ from fray.runtime import payload
 from fray.runtime.call_stream import FIRST_CREDIT, CallStream
 from fray.runtime.calls import KEYWORDS, call_head
 from fray.runtime.current import CurrentActor, current_actor_var
+from fray.runtime.cycles import link
 from fray.runtime.future import CallFuture
 from fray.runtime.parcel import Parcel, settle
 from fray.runtime.peer import Peer
@@ -99,6 +100,7 @@ class Caller:
         self.session = session
         self.rng = rng
         self._conversations = count(1)
+        self._marks = count(1)
         self._routes: WeakValueDictionary[str | tuple[str, int], Route] = WeakValueDictionary()
         """Held by handles, by calls, by the directory as long as the actor may live, and by the peer it leads to."""
         self._peers: dict[tuple[str | tuple[str, ...], bool], Peer] = {}
@@ -267,7 +269,8 @@ class Caller:
             if options.timeout_s is not None:
                 call.deadline = trio.current_time() + options.timeout_s
         if inside is not None:
-            call.chain = (*inside.chain, inside.actor_id)
+            call.mark = f"{self.session}/{next(self._marks):x}"
+            call.chain = (*inside.links, link(inside.actor_id, f"{inside.name}.{inside.method}()", call.mark))
             if inside.deadline is not None and (call.deadline is None or inside.deadline < call.deadline):
                 call.deadline = inside.deadline
         call.route.dispatch(call)

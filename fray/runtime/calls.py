@@ -75,6 +75,7 @@ SETTLE_EVERY_BYTES = 64 * 1024
 
 _META = struct.Struct("<dH")
 _CHAIN_LIMIT = 256
+_CHAIN_LIMIT_BYTES = 65_000
 
 
 def call_head(method: str) -> bytes:
@@ -92,7 +93,7 @@ def split_call(body: Bytes) -> tuple[str, memoryview]:
 
 def pack_meta(meta: CallMeta) -> bytes:
     """Options of one call, to stand in front of its `call_head` in a frame flagged META."""
-    chain = "\0".join(meta.chain[-_CHAIN_LIMIT:]).encode()
+    chain = "\0".join(meta.chain[-_CHAIN_LIMIT:]).encode()[-_CHAIN_LIMIT_BYTES:]
     return _META.pack(math.nan if meta.deadline_s is None else meta.deadline_s, len(chain)) + chain
 
 
@@ -101,7 +102,7 @@ def split_meta(body: Bytes) -> tuple[CallMeta, memoryview]:
     view = memoryview(body)
     deadline_s, length = _META.unpack_from(view)
     end = _META.size + length
-    chain = tuple(str(view[_META.size : end], "utf-8").split("\0")) if length else ()
+    chain = tuple(str(view[_META.size : end], "utf-8", "replace").split("\0")) if length else ()
     return CallMeta(deadline_s=None if math.isnan(deadline_s) else deadline_s, chain=chain), view[end:]
 
 

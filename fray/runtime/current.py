@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 from fray.errors import FrayError
 
@@ -29,11 +31,36 @@ class CurrentActor(Protocol):
         """Actor ids of the calls this one is part of, outermost first, without this actor."""
 
     @property
+    def links(self) -> tuple[str, ...]:
+        """The same as `fray.runtime.cycles` has it."""
+
+    @property
+    def waits(self) -> set[Any]:
+        """The futures of calls that its code awaits now; changed by them."""
+
+    @property
     def cancelled(self) -> bool:
         """The caller no longer waits; may be read from any thread."""
 
+    def wait_cancelled(self, timeout_s: float | None = None) -> bool:
+        """On a thread: wait until that is so; False after ``timeout_s``."""
+
 
 current_actor_var: ContextVar[CurrentActor | None] = ContextVar("fray_current_actor", default=None)
+
+
+@contextmanager
+def awaiting(future: Any) -> Iterator[None]:
+    """While a thread waits for an answer: the call it runs in, if any, waits for it."""
+    inside = current_actor_var.get()
+    if inside is None:
+        yield
+        return
+    inside.waits.add(future)
+    try:
+        yield
+    finally:
+        inside.waits.discard(future)
 
 
 def current_actor() -> CurrentActor:

@@ -12,6 +12,7 @@ from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, N
 from fray.net.codec import Kind
 from fray.runtime import payload
 from fray.runtime.calls import CANCELLED
+from fray.runtime.current import current_actor_var
 from fray.runtime.exchange import Shipped, unpack
 from fray.runtime.parcel import Parcel
 
@@ -45,6 +46,7 @@ class CallFuture:
         "deadline",
         "elsewhere",
         "flags",
+        "mark",
         "method",
         "number",
         "parcel",
@@ -70,6 +72,9 @@ class CallFuture:
         self.deadline: float | None = None
         self.repeats = 0
         self.chain: tuple[str, ...] = ()
+        """Links of the actor calls that it is part of (`fray.runtime.cycles`), the last of them its maker."""
+        self.mark = ""
+        """What its link calls it."""
         self.number = 0
         self.binding: Binding | None = None
         self.cancelled = False
@@ -149,7 +154,15 @@ class CallFuture:
             self._tasks.remove(task)
             return Abort.SUCCEEDED
 
-        await wait_task_rescheduled(abort)
+        inside = current_actor_var.get()
+        if inside is None:
+            await wait_task_rescheduled(abort)
+            return
+        inside.waits.add(self)
+        try:
+            await wait_task_rescheduled(abort)
+        finally:
+            inside.waits.discard(self)
 
     async def _park_until(self, deadline: float) -> None:
         with trio.CancelScope(deadline=deadline) as scope:

@@ -125,7 +125,7 @@ class Guest:
         if flags & TWO_WAY:
             call.inputs = Inputs(call)
         if meta is not None:
-            call.chain = meta.chain
+            call.links = meta.chain
             if meta.deadline_s is not None:
                 call.deadline = trio.current_time() + meta.deadline_s
         call.arrival = arrival

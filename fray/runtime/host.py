@@ -201,6 +201,7 @@ class Host:
         concurrency_groups: Mapping[str, int] | None = None,
         executor: Runner | None = None,
         life: Life | None = None,
+        kill_after_s: float | None = None,
     ) -> int:
         """Serve ``instance``; returns its number on this host.
 
@@ -211,6 +212,7 @@ class Host:
             executor: what runs the calls of an all-sync class that are of no group, with as many threads as they
                 need; the host neither starts nor stops it. Default: one of its own.
             life: whose life this is. Default: that of an object whose end is its owner's business.
+            kill_after_s: as `ActorConfig` has it.
 
         Raises:
             InvalidRequest: a limit is below 1, or a method names a group that has none.
@@ -222,7 +224,8 @@ class Host:
         life = life or Life(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
         token = life_var.set(life)  # what runs in the actor inherits it
         try:
-            actor = self._make_hosted(instance, name, actor_id, number, max_concurrency, groups, executor, life.context)
+            about = (instance, name, actor_id, number)
+            actor = self._make_hosted(*about, max_concurrency, groups, executor, life.context, kill_after_s)
         finally:
             life_var.reset(token)
         actor.life = life
@@ -240,6 +243,7 @@ class Host:
         groups: Mapping[str, int],
         executor: Runner | None,
         context: Context | None,
+        kill_after_s: float | None,
     ) -> Hosted:
         about = (instance, name, actor_id, number)
         if executor is None and has_async_methods(type(instance)):
@@ -254,7 +258,16 @@ class Host:
         runners = {group: self.make_runner(f"{name}-{group}", limit) for group, limit in groups.items()}
         runners[NO_GROUP] = executor or self.make_runner(name, max_concurrency or 1)
         owned = tuple(runner for runner in runners.values() if runner is not executor)
-        return ThreadActor(*about, runners=runners, owned=owned, context=context, clock=self._clock)
+        return ThreadActor(
+            *about,
+            spawn=self.spawn,
+            runners=runners,
+            limits={NO_GROUP: max_concurrency or 1, **groups},
+            kill_after_s=kill_after_s,
+            owned=owned,
+            context=context,
+            clock=self._clock,
+        )
 
     def make_runner(self, name: str, threads: int) -> Runner:
         """Threads for an all-sync actor, started; whoever asks for them stops them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -12,6 +13,7 @@ from fray.net.codec import Bytes, Kind
 from fray.runtime import payload
 from fray.runtime.calls import BUFFERS, CANCELLED_ANSWER, KEYWORDS, NOT_RUN, Answer
 from fray.runtime.current import current_actor_var
+from fray.runtime.cycles import actor_of
 from fray.runtime.host_input import BlockingStream, Inputs, Stream
 from fray.runtime.methods import Method
 from fray.runtime.parcel import Terms, settle
@@ -45,19 +47,19 @@ class HostCall:
     """One call under way at its host; also what `fray.current_actor` shows to the method."""
 
     __slots__ = (
+        "_waits",
         "actor",
         "arrival",
         "arrived",
-        "began",
         "body",
         "cancelled",
-        "chain",
         "deadline",
         "fatal",
         "flags",
         "guest",
         "inputs",
         "lane",
+        "links",
         "method",
         "number",
         "outcome",
@@ -65,6 +67,7 @@ class HostCall:
         "spec",
         "stream",
         "talk",
+        "told",
     )
 
     def __init__(self, guest: Guest, number: int, flags: int, method: str, body: Bytes) -> None:
@@ -76,12 +79,12 @@ class HostCall:
         self.arrival: Arrival | None = None
         """The buffers outside its pickle, if it has any."""
         self.deadline: float | None = None
-        self.chain: tuple[str, ...] = ()
+        self.links: tuple[str, ...] = ()
+        self._waits: set[Any] | None = None
+        self.told: threading.Event | None = None
         self.cancelled = False
         self.actor: Hosted | None = None
         self.arrived = 0.0
-        self.began = False
-        """A thread has begun it."""
         self.lane: Lane | None = None
         self.spec: Method | None = None
         self.scope: trio.CancelScope | None = None
@@ -108,6 +111,40 @@ class HostCall:
     @property
     def life(self) -> Life | None:
         return self.actor.life if self.actor is not None else None
+
+    @property
+    def began(self) -> bool:
+        """It runs, as far as the loop knows."""
+        return self.actor is not None and self.actor.runs(self)
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        return tuple(actor_of(link) for link in self.links)
+
+    @property
+    def waits(self) -> set[Any]:
+        if self._waits is None:
+            self._waits = set()
+        return self._waits
+
+    @property
+    def awaited(self) -> list[str]:
+        """Marks of the calls that its code waits for."""
+        return [getattr(future, "mark", "") for future in tuple(self._waits or ())]
+
+    def wait_cancelled(self, timeout_s: float | None = None) -> bool:
+        """On a thread: wait until the caller no longer waits; False after ``timeout_s``."""
+        if trio.lowlevel.in_trio_run():
+            raise FrayError("wait_cancelled() is for methods on threads: an async method is cancelled where it awaits")
+        if self.told is None:
+            self.told = threading.Event()
+        return self.cancelled or self.told.wait(timeout_s)
+
+    def tell(self) -> None:
+        """The caller no longer waits."""
+        self.cancelled = True
+        if self.told is not None:
+            self.told.set()
 
     # Running it ------------------------------------------------------------------------------------------------------
 
@@ -166,6 +203,9 @@ class HostCall:
         """Answer that it has not been run and will not be."""
         self.guest.answer(self, (_FAULT, NOT_RUN, payload.dump_error(error)))
 
+    def is_over_time(self) -> bool:
+        return self.deadline is not None and trio.current_time() >= self.deadline
+
     def too_late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self.name}.{self.method}() did not end before its deadline", method=self.method)
 
@@ -173,10 +213,9 @@ class HostCall:
 
     def run(self) -> None:
         """On the actor's thread."""
-        if self.cancelled:
-            return
-        self.began = True
         assert self.actor is not None
+        if not self.actor.claim(self):
+            return
         self.actor.context.copy().run(self._run)
 
     def _run(self) -> None:

@@ -122,8 +122,10 @@ class ThreadStream:
     # On the thread
 
     def run(self) -> None:
-        self._call.began = True
-        self._context.run(self._run)
+        if self._source is not None or self._actor.claim(self._call):
+            self._context.run(self._run)
+        else:
+            self._answer = CANCELLED_ANSWER
 
     def _run(self) -> None:
         try:

@@ -13,10 +13,11 @@ from typing import Any
 
 import trio
 
-from fray.errors import ActorDied, FrayError, InvalidRequest, NoSuchActor
+from fray.errors import ActorDied, CallCycle, FrayError, InvalidRequest, NoSuchActor
 from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
 from fray.net.codec import Kind
 from fray.runtime.calls import CANCELLED_ANSWER, STREAM, TWO_WAY, Answer
+from fray.runtime.cycles import comes_back, is_stuck, marks_of, story
 from fray.runtime.host_call import HostCall
 from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.host_stream import HostStream
@@ -25,12 +26,16 @@ from fray.runtime.methods import Method, find_method
 from fray.runtime.metrics import Counters
 
 _FAULT = int(Kind.FAULT)
+CYCLE_CHECK_S = 0.02
+"""A call that comes back to its own actor and must wait is looked at again after so long, twice that, and so on."""
+CYCLE_CHECK_MAX_S = 1.0
 
 
 class Hosted:
     """What both kinds have in common.
 
     Args:
+        spawn: starts a task in the host's nursery.
         context: the context variables of which each call sees a copy of its own. Default: the caller's of this.
         clock: seconds, for latencies.
     """
@@ -45,6 +50,7 @@ class Hosted:
         actor_id: str,
         number: int,
         *,
+        spawn: Callable[[Callable[[], Any]], None],
         context: Context | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -63,6 +69,7 @@ class Hosted:
         self.cut_short = False
         """A call that had begun was ended from outside."""
         self.counters = Counters()
+        self._spawn = spawn
         self._clock = clock
         self._methods: dict[str, Method] = {}
         self._idle: trio.Event | None = None
@@ -106,12 +113,57 @@ class Hosted:
         """The caller no longer waits."""
         raise NotImplementedError
 
+    def runs(self, call: HostCall) -> bool:
+        """Whether a call under way has begun."""
+        return True
+
+    def claim(self, call: HostCall) -> bool:
+        """On a thread, which begins the call now; False: it must not."""
+        raise NotImplementedError
+
     def flush(self) -> None:
         """A burst of calls is complete."""
 
     def metrics(self) -> ActorMetrics:
         """What was counted so far."""
         raise NotImplementedError
+
+    # Calls that wait for themselves ----------------------------------------------------------------------------------
+
+    def rivals(self, call: HostCall) -> tuple[list[HostCall], list[HostCall], int]:
+        """Of the call's concurrency group: calls under way, calls that have not begun, how many may be under way."""
+        raise NotImplementedError
+
+    def give_up(self, call: HostCall, error: FrayError) -> None:
+        """Answer a call that has not begun with ``error``, and never begin it."""
+        raise NotImplementedError
+
+    def watch_cycle(self, call: HostCall) -> None:
+        """A call waits for its turn: see that it does not wait for itself."""
+        if comes_back(call.links, self.actor_id) and not self._ends_cycle(call):
+            self._spawn(lambda: self._keep_watching(call))
+
+    async def _keep_watching(self, call: HostCall) -> None:
+        """Who waits for it may begin to do so only now."""
+        pause_s = CYCLE_CHECK_S
+        while True:
+            await trio.sleep(pause_s)
+            if call not in self.rivals(call)[1] or self._ends_cycle(call):
+                return
+            pause_s = min(2 * pause_s, CYCLE_CHECK_MAX_S)
+
+    def _ends_cycle(self, call: HostCall) -> bool:
+        under_way, queued, limit = self.rivals(call)
+        if not is_stuck([each.awaited for each in under_way], [marks_of(each.links) for each in queued], limit):
+            return False
+        steps = story(call.links, self.actor_id, f"{self.name}.{call.method}()")
+        room = "1 call" if limit == 1 else f"{limit} calls"
+        text = (
+            f"a cycle of calls: {' → '.join(steps)}, which cannot begin: {self.name} runs {room} at a time and waits "
+            f"for this one. Give it more room (max_concurrency, a concurrency group, async methods), or do not wait"
+        )
+        self.give_up(call, CallCycle(text, cycle=steps))
+        return True
 
     # The end of a call -----------------------------------------------------------------------------------------------
 
@@ -147,7 +199,7 @@ class Hosted:
 
     def is_late(self, call: HostCall) -> bool:
         """Past its deadline before it began; then it has been answered."""
-        if call.deadline is None or trio.current_time() < call.deadline:
+        if not call.is_over_time():
             return False
         self.reject(call, call.too_late())
         return True

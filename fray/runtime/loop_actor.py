@@ -45,7 +45,7 @@ class Lane:
 
 
 class LoopActor(Hosted):
-    """``spawn`` starts a task in the host's nursery. ``max_concurrency``: default any number."""
+    """``max_concurrency``: default any number."""
 
     def __init__(
         self,
@@ -54,13 +54,11 @@ class LoopActor(Hosted):
         actor_id: str,
         number: int,
         *,
-        spawn: Callable[[Callable[[], Any]], None],
         max_concurrency: int | None = None,
         groups: Mapping[str, int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(instance, name, actor_id, number, **options)
-        self._spawn = spawn
         limits = {NO_GROUP: max_concurrency or ANY_NUMBER, **(groups or {})}
         self._lanes = {group: Lane(limit) for group, limit in limits.items()}
         self._slice_ends: float | None = None
@@ -74,6 +72,8 @@ class LoopActor(Hosted):
         else:
             lane.queue.append(call)
             self._call_worker(lane)
+            if call.links and lane.running >= lane.limit:
+                self.watch_cycle(call)
 
     @property
     def is_busy(self) -> bool:
@@ -94,6 +94,16 @@ class LoopActor(Hosted):
         elif call.lane is not None and call in call.lane.queue:
             call.lane.queue.remove(call)
             self.withdraw(call)
+
+    def rivals(self, call: HostCall) -> tuple[list[HostCall], list[HostCall], int]:
+        lane = call.lane
+        assert lane is not None
+        return [each for each in self.under_way if each.lane is lane], list(lane.queue), lane.limit
+
+    def give_up(self, call: HostCall, error: FrayError) -> None:
+        assert call.lane is not None
+        call.lane.queue.remove(call)
+        self.reject(call, error)
 
     def close(self, error: FrayError) -> None:
         super().close(error)

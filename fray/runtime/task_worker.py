@@ -69,10 +69,14 @@ class _Function:
         return fn
 
 
+POLL_S = 0.01
+
+
 class TaskRun:
     """One task here: a job of the thread, and what `fray.current_actor` shows to the task."""
 
     chain: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -96,6 +100,14 @@ class TaskRun:
         self._worker, self._function, self._args, self._has_kwargs = worker, function, args, has_kwargs
         self._is_async, self._timeout_s = is_async, timeout_s
         self._scope: trio.CancelScope | None = None
+        self.waits: set[Any] = set()
+
+    def wait_cancelled(self, timeout_s: float | None = None) -> bool:
+        """On a thread: whether it is told within ``timeout_s`` (looked at a hundred times a second)."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self.cancelled and time.monotonic() < until:
+            time.sleep(POLL_S)
+        return self.cancelled
 
     @property
     def actor_id(self) -> str:

@@ -95,4 +95,4 @@ class CallMeta:
     deadline_s: float | None = None
     """Seconds from now (durations cross wires, times do not)."""
     chain: tuple[str, ...] = ()
-    """Actor ids of the calls this one is part of, outermost first."""
+    """Links (`fray.runtime.cycles`) of the calls this one is part of, outermost first."""
