@@ -1,8 +1,10 @@
 """Actor calls between two processes, beside what they are built on: ``python -m bench.calls``.
 
-Side by side in one run: a raw Trio TCP echo, a raw trio-websocket echo, one call at a time, and many calls in the air
-(against one WebSocket message a call). Targets: one call at a time at most 1.6 times trio-websocket's echo; many in
-the air at least 25,000 a second to one actor, and 5 times one message a call.
+Side by side in one run: a raw Trio TCP echo, a raw trio-websocket echo; calls over a Unix socket and over TCP, one at a
+time and many in the air (against one WebSocket message a call), to actors in the loop and on a thread; and what a user
+sees in a ``machine`` cluster: the native and the blocking face, one actor and four. ``--peer ray`` goes on with the
+comparison harness. Targets: one call at a time at most 2 times the raw Trio TCP echo; many in the air at least 50,000 a
+second natively and 20,000 from sync code.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +26,8 @@ import trio
 import trio_websocket
 
 from bench.compare import add_peer_option, run_peers
-from bench.measure import Probe, by_the_lot, one_by_one, report, take_turns
+from bench.measure import Probe, by_the_lot, one_by_one, percentiles, report, take_turns
+from fray import ActorHandle, blocking, open_cluster
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.websocket import WebSocketNetwork
@@ -32,6 +36,7 @@ from fray.runtime.host import Host
 
 MESSAGE = b"x" * 60
 IN_THE_AIR = 1_000
+FACE_IN_THE_AIR = 5_000
 WINDOW = 256
 """Calls in the air when each is a message of its own: more gains nothing there."""
 
@@ -215,6 +220,74 @@ def probe_steady_calls(caller: Caller, route: Route, method: str) -> Probe:
     return lambda seconds: by_the_lot(lot, seconds)
 
 
+# What a user sees: the two faces -----------------------------------------------------------------------------------
+
+
+def native_many(actors: list[ActorHandle]) -> Probe:
+    async def lot() -> int:
+        futures = [actors[i % len(actors)].add.start(1) for i in range(FACE_IN_THE_AIR)]
+        for future in futures:
+            await future
+        return FACE_IN_THE_AIR
+
+    return lambda seconds: by_the_lot(lot, seconds)
+
+
+def blocking_one(actor: blocking.ActorHandle) -> Probe:
+    """One call after another, from a thread."""
+
+    def measure(seconds: float) -> dict[str, float]:
+        clock, times = time.perf_counter, []
+        until = clock() + seconds
+        now = clock()
+        while now < until:
+            actor.add(1)
+            then, now = now, clock()
+            times.append(now - then)
+        return percentiles(times)
+
+    return lambda seconds: trio.to_thread.run_sync(measure, seconds)
+
+
+def blocking_many(actors: list[blocking.ActorHandle]) -> Probe:
+    def measure(seconds: float) -> dict[str, float]:
+        clock = time.perf_counter
+        began, done = clock(), 0
+        while clock() - began < seconds:
+            futures = [actors[i % len(actors)].add.remote(1) for i in range(FACE_IN_THE_AIR)]
+            for future in futures:
+                future.result()
+            done += FACE_IN_THE_AIR
+        return {"per_s": done / (clock() - began)}
+
+    return lambda seconds: trio.to_thread.run_sync(measure, seconds)
+
+
+@asynccontextmanager
+async def face_probes() -> AsyncIterator[dict[str, Probe]]:
+    """The probes of both faces, with the cluster they need."""
+    async with open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster, cluster.open_scope("bench") as scope:
+        probes: dict[str, Probe] = {}
+        for place, body in (("in the loop", InLoop), ("on a thread", OnThread)):
+            actors = [await scope.create_actor(body) for _ in range(4)]
+            for actor in actors:
+                await actor.add(1)
+            handles = [blocking.ActorHandle(actor) for actor in actors]
+
+            async def one(actor: ActorHandle = actors[0]) -> None:
+                await actor.add(1)
+
+            probes |= {
+                f"native: one call, {place}": lambda seconds, one=one: one_by_one(one, seconds),  # type: ignore[misc]
+                f"native: many calls, {place}": native_many(actors[:1]),
+                f"native: many calls, {place}, 4 actors": native_many(actors),
+                f"blocking: one call, {place}": blocking_one(handles[0]),
+                f"blocking: many calls, {place}": blocking_many(handles[:1]),
+                f"blocking: many calls, {place}, 4 actors": blocking_many(handles),
+            }
+        yield probes
+
+
 def on_port(probe: Callable[[int, float], Awaitable[dict[str, float]]], port: int) -> Probe:
     return lambda seconds: probe(port, seconds)
 
@@ -258,8 +331,8 @@ def all_probes(addresses: dict[str, Any], nursery: trio.Nursery) -> dict[str, Pr
 
 
 async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
-    async with other_process() as addresses, trio.open_nursery() as nursery:
-        probes = all_probes(addresses, nursery)
+    async with other_process() as addresses, face_probes() as faces, trio.open_nursery() as nursery:
+        probes = all_probes(addresses, nursery) | faces
         results = await take_turns(probes, rounds, seconds / rounds / len(probes))
         ratios = {}
         for wire in addresses["hosts"]:
@@ -269,6 +342,13 @@ async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
                 ratios[f"{many} / one message a call"] = results.ratio(
                     "per_s", many, "trio-websocket, one message a call"
                 )
+        floor = "Trio TCP echo"
+        for one in (
+            "unix: one call, sync in the loop",
+            "native: one call, in the loop",
+            "blocking: one call, in the loop",
+        ):
+            ratios[f"{one} / {floor}"] = results.ratio("p50_us", one, floor)
         report("Actor calls", results, ratios, json_file)
         nursery.cancel_scope.cancel()
 

@@ -87,7 +87,7 @@ async def take_turns(probes: Mapping[str, Probe], rounds: int, seconds: float) -
 
 
 async def one_by_one(step: Callable[[], Awaitable[object]], seconds: float) -> dict[str, float]:
-    """Latency of ``step``, one at a time: ``p50_us``, ``p95_us``."""
+    """Latency of ``step``, one at a time: ``p50_us``, ``p95_us``, ``p99_us``."""
     clock, times = time.perf_counter, []
     until = clock() + seconds
     now = clock()
@@ -95,8 +95,13 @@ async def one_by_one(step: Callable[[], Awaitable[object]], seconds: float) -> d
         await step()
         then, now = now, clock()
         times.append(now - then)
-    times.sort()
-    return {"p50_us": 1e6 * times[len(times) // 2], "p95_us": 1e6 * times[len(times) * 95 // 100]}
+    return percentiles(times)
+
+
+def percentiles(times_s: list[float]) -> dict[str, float]:
+    """``p50_us``, ``p95_us``, ``p99_us`` of some times in seconds."""
+    ordered = sorted(times_s)
+    return {f"p{p}_us": 1e6 * ordered[len(ordered) * p // 100] for p in (50, 95, 99)}
 
 
 async def by_the_lot(lot: Callable[[], Awaitable[int]], seconds: float) -> dict[str, float]:

@@ -49,6 +49,11 @@ def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
     return name, payload.dumps(fn, f"task {name!r}"), is_async(fn)
 
 
+def close_arguments(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """The arguments of one task, pickled, for `WorkerPool.queue`; on any thread. Raises NotPicklable."""
+    return payload.dumps_call(function.name, args, kwargs)
+
+
 class TaskPool:
     """What can be done with a pool, however it is reached: `submit`, `map`, `imap`, and these with `options`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import signal
 import threading
@@ -328,6 +329,12 @@ def test_a_server_exposes_objects_under_names_that_resolvers_find(cluster: Clust
         pool.wait_for_size(1, timeout=0.01)
 
 
+def half_of_even(x: int) -> int:
+    if x % 2:
+        raise ValueError(x)
+    return x // 2
+
+
 def test_a_pool_of_workers_runs_tasks(cluster: Cluster) -> None:
     with blocking.WorkerPool(cluster, 2) as pool:
         pool.wait_for_workers(1)
@@ -335,6 +342,18 @@ def test_a_pool_of_workers_runs_tasks(cluster: Cluster) -> None:
         assert [future.result() for future in pool.map(bodies.double, range(20))] == list(range(0, 40, 2))
         with pytest.raises(ValueError, match="boom"):
             pool.submit(bodies.fail, "boom").result()
+        with pytest.raises(fray.NotPicklable):
+            pool.submit(bodies.double, threading.Lock())
+        told: list[tuple[int, int | None]] = []
+        squares = pool.imap(bodies.double, range(50), max_in_flight=7, on_progress=lambda *said: told.append(said))
+        assert list(squares) == list(range(0, 100, 2))
+        assert told[-1] == (50, 50)
+        assert sorted(pool.imap(bodies.double, range(50), ordered=False, max_in_flight=7)) == list(range(0, 100, 2))
+        mixed = list(pool.imap(half_of_even, range(4), return_exceptions=True))
+        assert (mixed[::2], [type(error) for error in mixed[1::2]]) == ([0, 1], [ValueError, ValueError])
+        endless = pool.imap(bodies.double, itertools.count(), max_in_flight=3)
+        assert [next(endless), next(endless)] == [0, 2]
+        endless.close()
     pool.shutdown()
     with pytest.raises(fray.InvalidRequest, match="takes no tasks"):
         pool.submit(bodies.double, 4)

@@ -2,25 +2,194 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
 from fray import pools as native
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
-from fray.blocking.portal import Held
+from fray.blocking.portal import Held, Portal
+from fray.errors import InvalidRequest
+from fray.futures import Future
+from fray.task_pool import IN_FLIGHT_PER_WORKER, TaskOptions, close_arguments
+
+OnProgress = Callable[[int, int | None], object]
 
 
-class WorkerPool:
+class _Errand:
+    """The answer of a task that the loop has not queued yet."""
+
+    def __init__(self, pool: native.WorkerPool, *task: Any) -> None:
+        self._pool, self._task = pool, task
+        self._future: Future | None = None
+        self._error: BaseException | None = None
+        self._settled: list[Callable[[Any], None]] = []
+        self._cancelled = False
+
+    def queue(self) -> None:
+        """In the loop."""
+        try:
+            self._future = self._pool.queue(*self._task)
+        except Exception as error:  # noqa: BLE001 (it is what became of the task)
+            self._error = error
+            self._settle(self)
+        else:
+            self._future.add_done_callback(self._settle)
+            if self._cancelled:
+                self._future.cancel()
+
+    def _settle(self, future: object) -> None:
+        for settled in self._settled:
+            settled(self)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._settled.append(callback)
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        assert self._future is not None
+        return self._future.result()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._future is not None:
+            self._future.cancel()
+
+    def __repr__(self) -> str:
+        return repr(self._future or "a task")
+
+
+class TaskPool:
+    """What can be done with a pool: `submit`, `map`, `imap`, and these with `options`."""
+
+    def __init__(self, portal: Portal, pool: native.WorkerPool, options: TaskOptions) -> None:
+        self._portal, self._native, self._options = portal, pool, options
+
+    def options(self, **options: Any) -> TaskPool:
+        """The same pool for tasks with other options: those of `fray.WorkerPool.options`."""
+        return TaskPool(self._portal, self._native, self._native.options(**options)._options)
+
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ActorFuture:
+        """Queue ``fn(*args, **kwargs)`` (sync, or async) and return a future at once.
+
+        Raises:
+            InvalidRequest: the pool has been shut down, or ``fn`` is not callable.
+            NotPicklable, MessageTooLarge: it cannot travel.
+            ChannelFull: raised by the future: the pool holds more tasks than it may; `imap` waits instead.
+        """
+        return self._send(self._native.pickled(fn), args, kwargs)
+
+    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[ActorFuture]:
+        """`submit` for each item, the function pickled once; futures in the order of the items. Raises as `submit`."""
+        function = self._native.pickled(fn)
+        return [self._send(function, (item,), {}) for item in items]
+
+    def _send(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture:
+        content = close_arguments(function, args, kwargs)
+        errand = _Errand(self._native, function, content, bool(kwargs), self._options)
+        future = ActorFuture(errand, self._portal)
+        self._portal.send(errand.queue)
+        return future
+
+    def imap(
+        self,
+        fn: Callable[[Any], Any],
+        items: Iterable[Any],
+        *,
+        ordered: bool = True,
+        max_in_flight: int | None = None,
+        return_exceptions: bool = False,
+        on_progress: OnProgress | None = None,
+        total: int | None = None,
+    ) -> Iterator[Any]:
+        """Results as they come: ``for result in pool.imap(fn, items)``; ``items`` (endless ones too) are read here.
+
+        Ending the iteration early (``close()`` of the iterator) cancels what is under way.
+
+        Args:
+            ordered: results in the order of the items; False: as they are done.
+            max_in_flight: items taken whose results have not been taken. Default 256 for each worker.
+            return_exceptions: an error comes as a result. Default: it is raised, which ends the iteration.
+            on_progress: called with (results taken, ``total``) after each.
+            total: for ``on_progress``. Default ``len(items)``, or None where there is none.
+
+        Raises:
+            InvalidRequest: ``max_in_flight`` below 1. And as `submit`; while iterating, also what ``items`` raises.
+        """
+        limit = IN_FLIGHT_PER_WORKER * self._native.num_workers if max_in_flight is None else max_in_flight
+        if limit < 1:
+            raise InvalidRequest(f"max_in_flight={max_in_flight!r} must be 1 or more")
+        if total is None and isinstance(items, Sized):
+            total = len(items)
+        function = self._native.pickled(fn)
+        made = (self._send(function, (item,), {}) for item in items)
+        futures = _in_order(made, limit) if ordered else _as_done(made, limit)
+        return _results(futures, return_exceptions, on_progress, total)
+
+
+def _results(
+    futures: Iterator[ActorFuture], return_exceptions: bool, on_progress: OnProgress | None, total: int | None
+) -> Iterator[Any]:
+    try:
+        for taken, future in enumerate(futures, 1):
+            try:
+                value = future.result()
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                value = error
+            if on_progress is not None:
+                on_progress(taken, total)
+            yield value
+    finally:
+        futures.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def _in_order(made: Iterator[ActorFuture], limit: int) -> Iterator[ActorFuture]:
+    window: deque[ActorFuture] = deque()
+    try:
+        for future in made:
+            window.append(future)
+            if len(window) >= limit:
+                yield window.popleft()
+        while window:
+            yield window.popleft()
+    finally:
+        for future in window:
+            future.cancel()
+
+
+def _as_done(made: Iterator[ActorFuture], limit: int) -> Iterator[ActorFuture]:
+    window: set[ActorFuture] = set()
+    done: SimpleQueue[ActorFuture] = SimpleQueue()
+    try:
+        for future in made:
+            window.add(future)
+            future.add_done_callback(done.put)
+            if len(window) >= limit:
+                window.discard(ready := done.get())
+                yield ready
+        while window:
+            window.discard(ready := done.get())
+            yield ready
+    finally:
+        for future in window:
+            future.cancel()
+
+
+class WorkerPool(TaskPool):
     """Workers for tasks that keep no state. They are launched when it is made; `shutdown`, or leaving a ``with`` of it,
     ends them, and so does the cluster's end. Arguments and errors are those of `fray.WorkerPool`.
     """
 
     def __init__(self, cluster: Cluster, num_workers: int, *args: Any, **kwargs: Any) -> None:
-        self._portal = cluster._portal
-        self._held = Held(self._portal, native.WorkerPool(cluster._native, num_workers, *args, **kwargs))
-        self._native = self._held.enter(around_body=False)
+        self._held = Held(cluster._portal, native.WorkerPool(cluster._native, num_workers, *args, **kwargs))
+        pool = self._held.enter(around_body=False)
+        super().__init__(cluster._portal, pool, pool._options)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -29,20 +198,6 @@ class WorkerPool:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._held.leave(error)
-
-    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ActorFuture:
-        """Queue ``fn(*args, **kwargs)`` (sync, or async) and return a future at once.
-
-        Raises:
-            InvalidRequest: the pool has been shut down, or ``fn`` is not callable.
-            NotPicklable, MessageTooLarge: it cannot travel.
-        """
-        return self._portal.run(lambda: ActorFuture(self._native.submit(fn, *args, **kwargs), self._portal))
-
-    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[ActorFuture]:
-        """`submit` for each item; futures in the order of the items."""
-        wanted = list(items)
-        return self._portal.run(lambda: [ActorFuture(f, self._portal) for f in self._native.map(fn, wanted)])
 
     @property
     def size(self) -> int:
@@ -57,6 +212,10 @@ class WorkerPool:
     def workers(self) -> list[native.WorkerInfo]:
         """A snapshot of the workers."""
         return self._portal.run(self._native.workers)
+
+    def stats(self) -> native.PoolStats:
+        """Counts since the pool began."""
+        return self._portal.run(self._native.stats)
 
     def wait_for_workers(self, min_workers: int | None = None, timeout: float = 60.0) -> None:
         """Wait until ``min_workers`` (default all) run. Raises DeadlineExceeded (a TimeoutError)."""
