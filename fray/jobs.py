@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
-from fray.errors import InvalidRequest, JobFailed, JobStopped
+from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model.ids import ANONYMOUS, JobId, mint_job_id
 from fray.model.messages.client import Terminate
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
@@ -183,8 +183,39 @@ class Job:
         await self.wait_ended()
         return self.result()
 
+    def done(self) -> bool:
+        """Whether it has ended, as far as is known here."""
+        return self._record.ended.is_set()
+
+    def exception(self) -> BaseException | None:
+        """What `wait` raises, of a job that is `done`; None when it raises nothing."""
+        try:
+            self.result()
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            return error
+        return None
+
+    def add_done_callback(self, callback: Callable[[Job], object]) -> None:
+        """Call ``callback(job)`` in the loop when it has ended; at once if it has. In the loop only."""
+        if self.done():
+            callback(self)
+        else:
+            self._record.callbacks.append(_Told(self, callback))
+
+    def remove_done_callback(self, callback: Callable[[Job], object]) -> None:
+        """Do not call it after all."""
+        told = _Told(self, callback)
+        if told in self._record.callbacks:
+            self._record.callbacks.remove(told)
+
     def result(self) -> Any:
-        """What `wait` returns or raises, of a job that has ended (`wait_ended`); for any thread."""
+        """What `wait` returns or raises, of a job that is `done`; for any thread.
+
+        Raises:
+            FrayError: it has not ended: await it.
+        """
+        if not self.done():
+            raise FrayError(f"{self!r} has not ended: await it")
         if self._record.lost is not None or self.info.state is not JobState.SUCCEEDED:
             raise error_of(self._record)
         return None if self._record.value is None else payload.loads(self._record.value)
@@ -215,6 +246,15 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self._known.info.state.value if self._known else 'elsewhere'}>"
+
+
+@frozen
+class _Told:
+    job: Job
+    callback: Callable[[Job], object]
+
+    def __call__(self) -> None:
+        self.callback(self.job)
 
 
 def _arrived_job(job_id: JobId, name: str) -> Job:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
 
+import fray
+from fray import Entrypoint, FrayError, JobRequest
 from fray.futures import Future, as_completed, wait_any
 from fray.runtime.services import open_services
 
@@ -55,6 +59,47 @@ async def test_the_failure_of_a_service_comes_out_as_it_is() -> None:
         async with open_services() as nursery:
             nursery.start_soon(fail)
             await trio.sleep_forever()
+
+
+class Napping:
+    async def nap(self, seconds: float) -> float:
+        await trio.sleep(seconds)
+        return seconds
+
+
+async def napping(seconds: float) -> float:
+    await trio.sleep(seconds)
+    return seconds
+
+
+async def test_jobs_and_calls_are_waited_for_together(autojump_clock: Any) -> None:
+    async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+        actor = await scope.create_actor(Napping)
+        mixed: list[Any] = []
+        for seconds in (1.0, 3.0):
+            request = JobRequest(name=f"nap{seconds}", entrypoint=Entrypoint.from_callable(napping, (seconds,)))
+            mixed.append(await scope.launch(request))
+            mixed.append(actor.nap.start(seconds + 1))
+        first = await wait_any(mixed)
+        assert first is mixed[0]
+        assert first.result() == 1.0
+        with pytest.raises(FrayError, match="has not ended: await it"):
+            mixed[2].result()
+        assert [await each async for each in as_completed(mixed)] == [1.0, 2.0, 3.0, 4.0]
+        assert mixed[0].exception() is None
+        late: list[Any] = []
+        mixed[0].add_done_callback(late.append)
+        assert late == [mixed[0]]
+
+
+async def test_waiting_for_any_again_and_again_leaves_nothing_behind(autojump_clock: Any) -> None:
+    futures = [Future(str(number)) for number in range(3)]
+    futures[0].resolve(lambda: 0)
+    for _ in range(5):
+        assert await wait_any(futures) is futures[0]
+    assert not futures[1]._callbacks
+    with pytest.raises(ValueError, match="at least one"):
+        await wait_any([])
 
 
 async def test_a_group_of_the_body_stays_a_group() -> None:

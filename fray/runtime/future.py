@@ -146,6 +146,11 @@ class CallFuture:
         else:
             self._callbacks.append(callback)
 
+    def remove_done_callback(self, callback: Callable[[CallFuture], object]) -> None:
+        """Do not call it after all."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+
     async def _park(self) -> None:
         task = current_task()
         self._tasks.append(task)

@@ -55,6 +55,8 @@ class JobRecord:
         """False while the launch has not been answered: the controller may not know the job yet."""
         self.lost: FrayError | None = None
         """Set instead of an outcome when the conversation itself has ended."""
+        self.callbacks: list[Callable[[], object]] = []
+        """Called once, in the loop, when it has ended."""
 
     def update(self, info: JobInfo, value: bytes | None) -> None:
         if self.ended.is_set():
@@ -62,15 +64,21 @@ class JobRecord:
         self.info = info
         if info.state.finished:
             self.value = value
-            self.ended.set()
+            self._end()
         self.changed.set()
         self.changed = trio.Event()
 
     def lose(self, error: FrayError) -> None:
         if not self.ended.is_set():
             self.lost = error
-            self.ended.set()
+            self._end()
             self.changed.set()
+
+    def _end(self) -> None:
+        self.ended.set()
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback()
 
 
 class _NamesWatch:

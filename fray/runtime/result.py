@@ -65,6 +65,11 @@ class Future:
         else:
             self._callbacks.append(callback)
 
+    def remove_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Do not call it after all."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+
     def __await__(self) -> Generator[Any, Any, Any]:
         if not self._state:
             yield from self._wait().__await__()
