@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import cache
 from types import ModuleType
@@ -129,6 +129,26 @@ _converter = make_converter(detailed_validation=False)
 """It says only that something does not fit. Its hooks are compiled in half the time, and every process starts here."""
 
 
+_writers: dict[type, Callable[[Any], Any]] = {}
+"""Hooks by class, kept here: cattrs drops what it has compiled for one class whenever it compiles for another."""
+_readers: dict[type, Callable[[Any, Any], Any]] = {}
+
+
+def _write(obj: object) -> Any:
+    cls = type(obj)
+    hook = _writers.get(cls)
+    if hook is None:
+        hook = _writers[cls] = _converter.get_unstructure_hook(cls)
+    return hook(obj)
+
+
+def _read(data: Any, cls: type[T]) -> T:
+    hook = _readers.get(cls)
+    if hook is None:
+        hook = _readers[cls] = _converter.get_structure_hook(cls)
+    return cast(T, hook(data, cls))
+
+
 @cache
 def _explainer() -> Converter:
     """Says what does not fit, and where."""
@@ -151,7 +171,7 @@ def encode_message(message: object, blobs: Sequence[Bytes] = ()) -> bytes:
     Raises:
         MessageTooLarge: over `MESSAGE_LIMIT_BYTES`.
     """
-    data = {"t": type(message).__name__, "b": [len(blob) for blob in blobs], **_converter.unstructure(message)}
+    data = {"t": type(message).__name__, "b": [len(blob) for blob in blobs], **_write(message)}
     text = json.dumps(data, separators=(",", ":")).encode()
     size = _LENGTH.size + len(text) + sum(data["b"])
     check_size(size, type(message).__name__)
@@ -247,7 +267,7 @@ def _blobs(lengths: object, rest: memoryview, name: str) -> list[memoryview]:
 
 def _structure(cls: type[T], data: Any, name: str) -> T:
     try:
-        return _converter.structure(data, cls)
+        return _read(data, cls)
     except Exception as error:
         raise ProtocolMismatch(f"a message does not fit this version: {_why_not(cls, data, name)}") from error
 
@@ -265,7 +285,7 @@ def _why_not(cls: type, data: Any, name: str) -> str:
 
 def to_json(obj: object) -> str:
     """Any word of the model as JSON text."""
-    return json.dumps(_converter.unstructure(obj), separators=(",", ":"))
+    return json.dumps(_write(obj), separators=(",", ":"))
 
 
 def from_json(cls: type[T], text: str | bytes) -> T:

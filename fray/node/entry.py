@@ -45,7 +45,8 @@ class Body:
     ticket: Ticket
     entry: str
     """``module:function``, called as ``function(ticket, outcome_fd, control_fd)``."""
-    environ: dict[str, str]
+    variables: dict[str, str]
+    """What its environment has beside the node's."""
     outcome_fd: int
     """The job writes its record here: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
     control_fd: int
@@ -62,12 +63,12 @@ def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
     return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
 
 
-def job_environ(base: Mapping[str, str], ticket: Ticket, kinds: Iterable[str] = ()) -> dict[str, str]:
-    """Environment of an attempt: the node's, then the job's own variables, then Fray's.
+def job_variables(ticket: Ticket, kinds: Iterable[str] = ()) -> dict[str, str]:
+    """What the environment of an attempt has beside the node's: the job's own variables, and Fray's over them.
 
     ``kinds``: kinds of accelerators the node has; a job sees only those it was granted.
     """
-    return {**base, **_visible_devices(ticket.devices, set(kinds)), **ticket.spec.env_vars, **_fray_variables(ticket)}
+    return {**_visible_devices(ticket.devices, set(kinds)), **ticket.spec.env_vars, **_fray_variables(ticket)}
 
 
 def _fray_variables(ticket: Ticket) -> dict[str, str]:
@@ -147,8 +148,7 @@ def refuse(outcome_fd: int, message: str) -> None:
 def _furnish(body: Body) -> Callable[[Ticket, int, int], None]:
     spec = body.ticket.spec
     _open_stdio()
-    os.environ.clear()
-    os.environ.update(body.environ)
+    os.environ.update(body.variables)
     time.tzset()
     os.chdir(spec.cwd if spec.cwd and os.path.isdir(spec.cwd) else body.ticket.directory or ".")
     _extend_path(spec.sys_path, spec.cwd)
@@ -187,10 +187,10 @@ def resolve(entry: str) -> Callable[..., Any]:
 def name_process(name: str) -> None:
     """Show the job's name in ``ps``, and let the kernel prefer it to its keeper when memory runs out."""
     set_title(f"fray:{name}")
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:
         score = int(file.read())
         file.seek(0)
-        file.write(str(max(score, 300)))
+        file.write(b"%d" % max(score, 300))
 
 
 # Cold ----------------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def main() -> None:
         Body(
             ticket=ticket,
             entry=arguments.entry,
-            environ=dict(os.environ),
+            variables={},
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
-from fray.node.entry import Body, cold_command, job_environ, name_process, needs_cold_start, refuse
+from fray.node.entry import Body, cold_command, job_variables, name_process, needs_cold_start, refuse
 from fray.node.proctree import die_with
 
 
@@ -67,7 +67,7 @@ def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: i
         body = Body(
             ticket=start.ticket,
             entry=start.entry,
-            environ=job_environ(os.environ, start.ticket, start.kinds),
+            variables=job_variables(start.ticket, start.kinds),
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )
@@ -86,9 +86,8 @@ def _detach(keeper: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
     os.setsid()
     die_with(keeper)
     reset_signals()
-    with open(os.devnull, "rb") as null:
-        for source, target in zip((null.fileno(), *stdio), (0, 1, 2), strict=True):
-            os.dup2(source, target)
+    for source, target in zip((os.open(os.devnull, os.O_RDONLY), *stdio), (0, 1, 2), strict=True):
+        os.dup2(source, target)
     close_all_but(keep)
 
 
@@ -117,8 +116,9 @@ def _run_program(body: Body) -> NoReturn:
     os.close(body.control_fd)
     try:
         os.chdir(spec.cwd if spec.cwd and os.path.isdir(spec.cwd) else body.ticket.directory)
-        program = shutil.which(spec.argv[0], path=body.environ.get("PATH", os.defpath)) or spec.argv[0]
-        os.execve(program, spec.argv, body.environ)
+        environ = {**os.environ, **body.variables}
+        program = shutil.which(spec.argv[0], path=environ.get("PATH", os.defpath)) or spec.argv[0]
+        os.execve(program, spec.argv, environ)
     except OSError as error:
         refuse(body.outcome_fd, f"cannot run {spec.argv[0]!r}: {error.strerror}")
         os._exit(127)
@@ -131,4 +131,4 @@ def _start_cold(body: Body) -> NoReturn:
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)
     command = cold_command(body, ticket_fd)
-    os.execve(command[0], command, body.environ)
+    os.execve(command[0], command, {**os.environ, **body.variables})

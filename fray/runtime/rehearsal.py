@@ -30,8 +30,6 @@ from fray.runtime.executor import InlineExecutor
 
 CALLS = 20
 """The interpreter specializes what has run a dozen times."""
-TIMES = 2
-"""cattrs drops the converters of owners while it makes those of their parts."""
 WITHIN_S = 5.0
 """A rehearsal that takes longer is given up: the show goes on without."""
 
@@ -88,8 +86,7 @@ def rehearse(below: str | None = None) -> None:
         below: where its sockets go for a moment; default the temporary directory.
     """
     with suppress(OSError, FrayError, ExceptionGroup), tempfile.TemporaryDirectory(dir=below) as directory:
-        for _ in range(TIMES):
-            trio.run(play, directory)
+        trio.run(play, directory)
 
 
 async def play(directory: str) -> list[int]:
