@@ -24,6 +24,7 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
+from fray.model.messages.client import ListNodes
 from fray.net import carrier
 from fray.net.carrier import WINDOW_BYTES
 from fray.net.dialler import RELAY_AFTER_S
@@ -57,6 +58,7 @@ async def test_an_actor_that_cannot_be_dialled_is_called_through_the_controller(
         assert trio.current_time() - before == pytest.approx(RELAY_AFTER_S)
         assert [await call for call in [way.start("add") for _ in range(100)]] == list(range(6, 106))
         assert await way.call("echo", b"x" * 3_000_000) == b"x" * 3_000_000
+        assert "connected at relay:" in repr(way.route)
 
 
 async def test_a_direct_way_is_preferred_and_costs_no_wait(autojump_clock: Any) -> None:
@@ -297,6 +299,33 @@ async def test_who_sends_more_than_its_credit_loses_the_tunnel_and_not_the_conve
                 await pair.far.receive()
         await split.places["near"].link.wait_ready(1)
         assert split.places["near"].link.ended is None
+
+
+async def test_who_gives_more_credit_than_a_window_loses_the_tunnel(autojump_clock: Any) -> None:
+    async with bench() as (split, tunnels), connected(tunnels) as pair:
+        pair.far._lane.grant(WINDOW_BYTES)  # type: ignore[attr-defined]
+        with pytest.raises(ConnectionFailed, match="bytes of credit, not more"):
+            await pair.near.receive()
+        await trio.testing.wait_all_tasks_blocked()
+        assert split.relayed_tunnels() == 0
+
+
+async def test_frames_of_a_tunnel_that_make_no_sense_end_the_conversation_of_their_sender_alone(
+    autojump_clock: Any,
+) -> None:
+    async with bench() as (split, tunnels), connected(tunnels):
+        third = await split.enter("third")
+        channel = third.link._channel
+        assert channel is not None
+        channel.send_nowait(carrier.DATA, 4711, b"of a tunnel that never was")
+        channel.send_nowait(carrier.CREDIT, 4711, b"", target=5)
+        channel.send_nowait(carrier.CLOSE, 4711)
+        assert await third.link.request(ListNodes()) is not None
+        channel.send_nowait(carrier.OPEN, 2, b"an even number, and no message")
+        with pytest.raises(ProtocolMismatch):
+            raise await channel.wait_over()
+        assert split.places["near"].link.ended is None
+        assert split.places["far"].link.ended is None
 
 
 async def test_traffic_of_many_tunnels_at_once_arrives_whole(autojump_clock: Any) -> None:

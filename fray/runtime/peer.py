@@ -81,7 +81,8 @@ class Peer:
         """Streams whose items have buffers."""
 
     def __repr__(self) -> str:
-        state = "ended" if self.ended else "connected" if self.connected else "connecting"
+        where = f"connected at {self._channel.remote}" if self._channel is not None else "connected"
+        state = "ended" if self.ended else where if self.connected else "connecting"
         return f"<Peer {self.incarnation or self._endpoint.addresses}: {state}, {len(self.table.open)} calls open>"
 
     # Life ------------------------------------------------------------------------------------------------------------

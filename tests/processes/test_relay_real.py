@@ -26,6 +26,7 @@ from fray.runtime.context import Place, open_runtime
 from tests import bodies
 
 sys.path.insert(0, str(Path(__file__).parent))
+from cutting import open_saboteur
 from test_daemons import SMALL, TOKEN, Lab, connected
 
 NOWHERE = "tcp:203.0.113.1:9"
@@ -68,8 +69,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 @asynccontextmanager
-async def walled_driver(lab: Lab) -> AsyncIterator[tuple[Cluster, Walled]]:
-    controller = f"tcp:127.0.0.1:{lab.port}"
+async def walled_driver(lab: Lab, controller: str | None = None) -> AsyncIterator[tuple[Cluster, Walled]]:
+    controller = controller or f"tcp:127.0.0.1:{lab.port}"
     network = Walled(controller)
     credential = Credential("cluster", TOKEN)
     rng = random.SystemRandom()
@@ -105,3 +106,23 @@ async def test_a_driver_that_nobody_can_dial_hosts_an_actor_for_its_jobs(lab: La
             await server.register("at-home", bodies.Counter(10))
             async with cluster.open_scope("run") as scope:
                 assert await scope.run(bodies.call_by_name, "at-home", 5, resources=SMALL) == 15
+
+
+async def test_relayed_calls_over_a_conversation_that_is_cut_again_and_again_are_answered_once(lab: Lab) -> None:
+    lab.start_controller()
+    lab.start_node("alpha")
+    await connected(lab)
+    with trio.fail_after(90):
+        async with (
+            open_saboteur(f"tcp:127.0.0.1:{lab.port}", seed=3) as saboteur,
+            walled_driver(lab, saboteur.address) as (cluster, _),
+            cluster.open_scope("run") as scope,
+        ):
+            counter = await scope.create_actor(bodies.Counter, 0)
+            answers: list[int] = []
+            for _ in range(20):
+                made = [counter.add.start(1) for _ in range(100)]
+                answers += [await call for call in made]
+            assert answers == list(range(1, 2001))
+            assert saboteur.cuts >= 5
+            saboteur.calm = True
