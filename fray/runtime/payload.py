@@ -76,7 +76,8 @@ def pack(obj: Any, what: str = "the value") -> bytes | Parcel:
         NotPicklable: it cannot travel; the message names ``what`` and the attribute that cannot.
     """
     if type(obj) in _PLAIN:
-        return dumps(obj, what)
+        data = dumps(obj, what)
+        return data if len(data) < PICKLE_FROM_BYTES else _packed(data, [])
     found: list[PickleBuffer] = []
     if type(obj) in _BLOBS:
         obj = _as_blob(obj)
@@ -100,7 +101,8 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
         if type(value) not in _PLAIN:
             plain = False
     if plain:
-        return pickle.dumps(args, PICKLE_PROTOCOL)
+        data = pickle.dumps(args, PICKLE_PROTOCOL)
+        return data if len(data) < PICKLE_FROM_BYTES else _packed(data, [])
     found: list[PickleBuffer] = []
     args = tuple([_as_blob(value) for value in args])
     kwargs = {name: _as_blob(value) for name, value in kwargs.items()}
