@@ -57,3 +57,21 @@ def test_a_token_is_taken_from_the_file_then_the_environment_then_the_store(
     monkeypatch.delenv("FRAY_TOKEN")
     made = find_token(parse(["--store", str(tmp_path)]))
     assert made == (tmp_path / "token").read_text().strip() == find_token(parse(["--store", str(tmp_path)]))
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--lease-s", "100"], "240 seconds or more"),
+        (["--suspect-s", "0"], "1 or more"),
+        (["--suspect-s", "900"], "less"),
+    ],
+)
+def test_times_that_cannot_be_kept_are_refused(argv: list[str], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        parse(argv)
+
+
+def test_the_times_of_the_law_can_be_chosen() -> None:
+    rules = parse(["--suspect-s", "5", "--lease-s", "300"]).rules
+    assert (rules.suspect_s, rules.lease_s) == (5, 300)

@@ -18,7 +18,15 @@ from fray.controller.house import House
 from fray.controller.mortality import Witness
 from fray.controller.nodes import NodeLink
 from fray.controller.subscriptions import Audience
-from fray.errors import ChannelClosed, ChannelFull, NodeNameTaken, NoSuchJob, ProtocolMismatch, Unauthorized
+from fray.errors import (
+    ChannelClosed,
+    ChannelFull,
+    InvalidRequest,
+    NodeNameTaken,
+    NoSuchJob,
+    ProtocolMismatch,
+    Unauthorized,
+)
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, Role
 from fray.model.messages.node import NodeHello
@@ -112,6 +120,12 @@ class Gateway:
         if claim.key_id != CLUSTER_KEY:
             raise Unauthorized("a node needs the token of the cluster")
         check_name(hello.node, "a node")
+        lease_s = self._house.state.rules.lease_s
+        if hello.lease_s > lease_s:
+            raise InvalidRequest(
+                f"node {hello.node!r} would keep its attempts for {hello.lease_s:g} s of silence, and this controller "
+                f"gives them up after {lease_s:g} s: start fray-node with --lease-s {lease_s:g}"
+            )
         there = self._nodes.get(hello.node)
         if there is not None and there.incarnation != hello.incarnation:
             self._make_way(there, hello, claim)

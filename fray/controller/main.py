@@ -32,6 +32,9 @@ from fray.scheduler.state import State
 
 DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
 
+LEASE_LEAST_S = 240.0
+"""A node must notice our silence, and end what it runs, within its lease."""
+
 _log = logging.getLogger("fray.controller")
 
 
@@ -154,6 +157,7 @@ class Options:
     store: Path
     token_file: Path | None
     insecure: bool
+    rules: Rules
     json_lines: bool | None
 
 
@@ -203,12 +207,41 @@ def parse(argv: Sequence[str] | None) -> Options:
     parser.add_argument(
         "--insecure", action="store_true", help="listen beyond this machine, although what passes can be read by others"
     )
+    rules = Rules()
+    parser.add_argument(
+        "--suspect-s",
+        type=float,
+        default=rules.suspect_s,
+        metavar="S",
+        help="after so much silence of a node its callers are told, and actors that may overlap begin anew elsewhere "
+        "(default: %(default)g)",
+    )
+    parser.add_argument(
+        "--lease-s",
+        type=float,
+        default=rules.lease_s,
+        metavar="S",
+        help="after so much silence everything else of a node is placed elsewhere; nodes need the same --lease-s, or a "
+        "shorter one (default: %(default)g)",
+    )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
     found = parser.parse_args(argv)
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
-    return Options(listen, found.store.expanduser(), found.token_file, found.insecure, found.json_lines)
+    rules = make_rules(found.suspect_s, found.lease_s)
+    return Options(listen, found.store.expanduser(), found.token_file, found.insecure, rules, found.json_lines)
+
+
+def make_rules(suspect_s: float, lease_s: float) -> Rules:
+    """Raises InvalidRequest: times that cannot be kept."""
+    if not lease_s >= LEASE_LEAST_S:
+        raise InvalidRequest(
+            f"--lease-s {lease_s:g} must be {LEASE_LEAST_S:g} seconds or more, and nodes need the same"
+        )
+    if not 1 <= suspect_s < lease_s:
+        raise InvalidRequest(f"--suspect-s {suspect_s:g} must be 1 or more, and less than --lease-s")
+    return Rules(suspect_s=suspect_s, lease_s=lease_s)
 
 
 def check_address(text: str, insecure: bool) -> str:
@@ -288,7 +321,7 @@ async def _serve(options: Options) -> None:
         with _one_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_leave_on_signal, nursery.cancel_scope)
-                await run_controller(store, WebSocketNetwork(), options.listen, token)
+                await run_controller(store, WebSocketNetwork(), options.listen, token, rules=options.rules)
     finally:
         store.close()
 

@@ -21,6 +21,7 @@ from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report,
 from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Observed, Outcome, Phase, Wish
 from fray.net.channel import Channel
 from fray.net.codec import Kind, decode_message
+from fray.net.session import SILENT_PERIODS
 from fray.net.transport import Bytes
 from fray.scheduler.effects import NodeDied, NodeJoined, NodeReported, NodeSilent
 
@@ -58,6 +59,8 @@ class NodeLink:
         """A later channel speaks for this node."""
         self._house = house
         self._front = front
+        # a machine is suspect ``suspect_s`` after its last word: its silence must be noticed before that
+        channel.heartbeat_s = min(channel.heartbeat_s, house.state.rules.suspect_s / (SILENT_PERIODS + 1))
         self._held = set(hello.holds)
         self._joined = False
         self._whole = False
@@ -115,7 +118,8 @@ class NodeLink:
         if not self._lost and not self._over and not self.superseded:
             self._lost = True
             _log.warning("node %s is silent: %s", self.node, why, extra={"node": self.node})
-            self._house.inbox.tell(NodeSilent(node=self.node, incarnation=self.incarnation))
+            silent_s = max(0.0, trio.current_time() - self.channel.heard_at)
+            self._house.inbox.tell(NodeSilent(node=self.node, incarnation=self.incarnation, silent_s=silent_s))
 
     def proven_dead(self) -> bool:
         """It has said goodbye, or its process is on this machine and gone."""

@@ -19,7 +19,15 @@ from fray.net.bulk import BulkIn, BulkOut
 from fray.net.codec import FIRST_SEQUENCED, FRAGMENT_BYTES, HEADER, HEADER_BYTES, MESSAGE_LIMIT_BYTES, MORE, Bytes, Kind
 from fray.net.link import Link
 from fray.net.rfc6455 import Placed
-from fray.net.session import BUFFER_LIMIT_BYTES, BUFFER_LIMIT_FRAMES, HIGH_WATER_BYTES, Goodbye, Inbox, Outbox
+from fray.net.session import (
+    BUFFER_LIMIT_BYTES,
+    BUFFER_LIMIT_FRAMES,
+    HEARTBEAT_S,
+    HIGH_WATER_BYTES,
+    Goodbye,
+    Inbox,
+    Outbox,
+)
 
 logger = logging.getLogger("fray.net")
 
@@ -84,6 +92,10 @@ class Channel:
         """Large buffers from the peer: tell it what to expect when a frame announces it."""
         self.may_share = False
         """The peer is another process that may be on this host (`fray.net.segments` can prove it)."""
+        self.heartbeat_s = HEARTBEAT_S
+        """After so much silence the peer is asked whether it is there; its handler may choose another."""
+        self.heard_at = float("-inf")
+        """When a connection that is gone last brought something, on Trio's clock."""
         self.on_over: Callable[[], None] = lambda: None
         """For the owner (dialler or acceptor): called after `Handler.on_end`."""
         self.refill: Callable[[], None] | None = None
@@ -281,6 +293,7 @@ class Channel:
         if self._link is not link:
             return
         self._link = None
+        self.heard_at = link.heard_at
         if link.said_goodbye:
             self.end(ChannelClosed(self._closing or "closed", reason=self._closing or "closed"))
         else:

@@ -37,6 +37,7 @@ class Peer(Protocol):
 
     outbox: Outbox
     inbox: Inbox
+    heartbeat_s: float
     refill: Callable[[], None] | None
     """Puts more into the outbox when there is room for it."""
     bulk_out: BulkOut
@@ -90,6 +91,11 @@ class Link:
         place_into = getattr(transport, "place_into", None)
         if place_into is not None:
             place_into(PLACE_BYTES, channel.place)
+
+    @property
+    def heard_at(self) -> float:
+        """When it last brought something, on Trio's clock."""
+        return self._heart.heard
 
     async def run(self) -> None:
         """Serve until the connection is gone. A polite link that is cancelled from outside says goodbye first."""
@@ -268,6 +274,7 @@ class Link:
 
     async def _tick(self) -> None:
         while True:
+            self._heart.period_s = self._channel.heartbeat_s
             self._alarm = trio.CancelScope(deadline=self._heart.next_at())
             self._alarm_soon = False
             if self._channel.inbox.received != self._channel.inbox.told:

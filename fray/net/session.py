@@ -37,6 +37,7 @@ ACK_AFTER_S = 1.0
 """A lone acknowledgement is sent after any of these."""
 HEARTBEAT_S = 20.0
 SILENT_PERIODS = 3
+"""A peer that has not been heard for so many of them is not there."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Parts: TypeAlias = bytes | tuple[bytes, Bytes]

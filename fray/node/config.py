@@ -8,6 +8,8 @@ from fray.model.ids import NodeName
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity
 
+LEASE_LEAST_S = 240.0
+"""A shorter lease leaves a node no time to end what it runs before it is placed elsewhere."""
 NOTICE_MARGIN_S = 120.0
 """Both ends notice a loss at different times (up to 80 s apart, by heartbeats), and ending attempts takes time too."""
 

@@ -20,7 +20,7 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, parse_bytes
 from fray.net import journal
-from fray.node.config import NodeConfig
+from fray.node.config import LEASE_LEAST_S, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
 from fray.node.serve import run_node
@@ -35,6 +35,7 @@ _FILE_KEYS = {
     "token_file": str,
     "advertise": str,
     "insecure": bool,
+    "lease_s": (int, float),
     "cpu": (int, float),
     "memory": (int, str),
     "disk": (int, str),
@@ -73,6 +74,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--state-dir", metavar="DIR", help="this node's own directory (default: below ~/.local/state)")
     parser.add_argument("--token-file", metavar="FILE", help="the cluster's token (default: FRAY_TOKEN)")
+    parser.add_argument(
+        "--lease-s",
+        type=float,
+        metavar="S",
+        help="the controller's --lease-s, or less: how long it keeps what it runs without a word (default: 600)",
+    )
     parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
     parser.add_argument(
         "--insecure",
@@ -95,7 +102,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     """
     environ = os.environ if environ is None else environ
     told = _read_file(options.config) if options.config is not None else {}
-    for key in ("controller", "name", "state_dir", "token_file", "advertise", "insecure"):
+    for key in ("controller", "name", "state_dir", "token_file", "advertise", "insecure", "lease_s"):
         if getattr(options, key) is not None:
             told[key] = getattr(options, key)
     if "controller" not in told:
@@ -108,6 +115,9 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
             f"the controller at {told['controller']} is another machine, and what passes would not be encrypted: "
             "add --insecure if the network is trusted"
         )
+    lease_s = float(told.get("lease_s", 600.0))
+    if lease_s < LEASE_LEAST_S:
+        raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_LEAST_S:g} seconds or more")
     state_dir = _state_dir(told.get("state_dir"), name, environ)
     return NodeConfig(
         name=name,
@@ -117,6 +127,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         state_dir=state_dir,
         advertise=told.get("advertise") or _local_address(controller),
         networked=networked,
+        lease_s=lease_s,
     )
 
 

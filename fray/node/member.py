@@ -66,6 +66,7 @@ class Member:
             capacity=config.capacity,
             process=config.process,
             holds=tuple(self.held),
+            lease_s=config.lease_s,
         )
         return encode_message(hello)
 

@@ -93,6 +93,8 @@ class NodeSilent:
 
     node: NodeName
     incarnation: str
+    silent_s: float = 0.0
+    """How long it had not been heard when that was noticed."""
 
 
 @frozen(kw_only=True)

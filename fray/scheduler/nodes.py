@@ -129,13 +129,13 @@ def silent(state: State, event: NodeSilent, out: Outbox) -> None:
     """Its connection is gone: the suspect timer starts."""
     node = state.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
-        _fall_silent(state, node, NodeTurn.LOST_CONNECTION)
+        _fall_silent(state, node, NodeTurn.LOST_CONNECTION, event.silent_s)
         out.happened("", "node silent", node.name)
 
 
-def _fall_silent(state: State, node: Node, turn: NodeTurn) -> None:
+def _fall_silent(state: State, node: Node, turn: NodeTurn, silent_s: float = 0.0) -> None:
     node.phase = moved(NODE_TABLE, node.phase, turn)
-    node.silent_since = state.now
+    node.silent_since = state.now - max(0.0, min(silent_s, state.rules.suspect_s))
     state.node_changed(node)
 
 

@@ -25,6 +25,8 @@ class NodeHello:
     process: ProcessMark | None = None
     holds: tuple[AttemptId, ...] = ()
     """Attempts whose payload this node need not be sent again."""
+    lease_s: float = 600.0
+    """It ends its attempts itself before it has heard nothing for so long."""
 
 
 @frozen(kw_only=True)
