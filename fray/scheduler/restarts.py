@@ -84,7 +84,8 @@ def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[A
     if not recent(state, job):
         job.spree = told(first)
     job.streak = 1 if _lived_long(config, members) else job.streak + 1
-    job.restarts = (*job.restarts, state.now)[-max(1, config.max_restarts or 0) :]
+    most = max(0, config.max_restarts or 0)
+    job.restarts = (*job.restarts, state.now)[-(most + 1) :]  # one more than may be: `invariants` would see it
     wait_s = back_off_s(config, job.streak)
     job.held_until = state.now + wait_s if wait_s else None
 

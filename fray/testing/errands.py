@@ -186,6 +186,50 @@ class Counter:
             raise Boom(token)
 
 
+class Fragile(Counter):
+    """Fails when it is told to."""
+
+    async def quit(self, token: str) -> None:
+        """Take the whole actor along."""
+        with running(token):
+            raise SystemExit(1)
+
+
+class Keeper:
+    """Gathers tokens, and keeps them over restarts."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    async def add(self, token: str) -> list[str]:
+        """One more; all that are there."""
+        with running(token):
+            self.tokens.append(token)
+            return list(self.tokens)
+
+    async def keep(self, token: str) -> list[str]:
+        """Have the state kept; what it was."""
+        with running(token):
+            tokens = list(self.tokens)
+            await fray.current_actor().checkpoint()
+            return tokens
+
+    async def look(self) -> list[str]:
+        """All that are there."""
+        return list(self.tokens)
+
+    async def quit(self, token: str) -> None:
+        """Take the whole actor along."""
+        with running(token):
+            raise SystemExit(1)
+
+    def __fray_checkpoint__(self) -> list[str]:
+        return self.tokens
+
+    def __fray_restore__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+
+
 class Tally:
     """The same without async methods: one thread, here the loop."""
 

@@ -49,6 +49,13 @@ ACTS: Mapping[str, int] = {
     "worker pool": 2,
     "bad requests": 2,
     "remote run": 3,
+    "supervised group": 5,
+    "crash loop": 3,
+    "keeper": 6,
+    "deleted actor": 4,
+    "replaced actor": 4,
+    "shared actor": 6,
+    "actors seen": 3,
 }
 """How often each act is tried, as weights."""
 

@@ -13,6 +13,7 @@ from attrs import Factory, define, frozen
 from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
+from fray.scheduler.restarts import concerns
 
 
 @frozen
@@ -104,7 +105,10 @@ class Truth:
         life = Life(attempt_id, machine, spec, devices, self.clock())
         if attempt_id in self.lives:
             self.breach("P4", f"{attempt_id} was started again on {machine}")
-        self._check_successor(life)
+        if life.spec.actor is None or not life.spec.actor.may_overlap:
+            self._check_successor(life)
+        self._check_back_off(life)
+        self._check_siblings(life)
         self._check_devices(life)
         self.lives[attempt_id] = self.living[attempt_id] = life
         self.of_job.setdefault(life.job_id, []).append(life)
@@ -123,6 +127,32 @@ class Truth:
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine}, and {beside}")
             if old.generation > new.generation:
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine} after {old.attempt_id} began")
+
+    def _check_back_off(self, new: Life) -> None:
+        """A restart of its own comes no sooner than its back-off allows."""
+        wait_s = new.spec.actor.backoff_s if new.spec.actor is not None and new.spec.siblings is None else 0.0
+        old = self._before(new)
+        if old is not None and old.ended is not None and new.began < old.ended + wait_s:
+            self.breach("P2", f"{new.attempt_id} begins {new.began - old.ended:.3f} s after {old.attempt_id} ended")
+
+    def _check_siblings(self, new: Life) -> None:
+        """Those that begin anew with a sibling have all ended before the first of them begins."""
+        mine, old = new.spec.siblings, self._before(new)
+        if mine is None or old is None or old.ended is None:
+            return
+        for other in self.living.values():
+            theirs = other.spec.siblings
+            concerned = theirs is not None and theirs.group_id == mine.group_id and concerns(mine, theirs)
+            if concerned and other.began < old.ended:
+                self.breach("P2", f"{new.attempt_id} begins anew, and its sibling {other.attempt_id} has not ended")
+
+    def _before(self, new: Life) -> Life | None:
+        """Its last incarnation."""
+        return max(
+            (old for old in self.of_job.get(new.job_id, ()) if old.generation < new.generation),
+            key=lambda old: old.generation,
+            default=None,
+        )
 
     def _check_devices(self, new: Life) -> None:
         for other in self.on(new.machine):
@@ -185,6 +215,8 @@ class Truth:
         if mine is None:
             return
         newest = max(life.generation for life in self.of_job[mine.job_id])
+        if mine.spec.actor is not None and mine.spec.actor.may_overlap:
+            return
         if newest > mine.generation:
             self.breach("P5", f"{run.token} was executed by {run.incarnation} after generation {newest} began")
 

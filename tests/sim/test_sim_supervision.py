@@ -1,0 +1,139 @@
+"""Restarts, groups, names in line and kept states in the simulation; each rule broken on purpose is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+
+import fray
+from fray import ActorStatus
+from fray.scheduler import checkpoints, holding, restarts, supervision
+from fray.scheduler.rows import Rules
+from fray.testing import errands
+from fray.testing.errands import Counter
+from fray.testing.fakes import SimNetwork
+from fray.testing.house import DriverProcess, MachineSpec, SimHouse, open_house
+from fray.testing.seed import Seed, Trace, steady
+from fray.testing.sim import run_story
+from fray.testing.story import Told
+from fray.testing.strategies import Plan, direct_plan, draw_plan
+from fray.testing.truth import Truth
+
+Patch = pytest.MonkeyPatch
+
+
+def breaches(told: Told, promise: str) -> list[str]:
+    return [breach.text for breach in told.breaches if breach.promise == promise]
+
+
+def calm(*acts: str) -> Plan:
+    return direct_plan(acts, [])
+
+
+def test_nothing_is_broken_where_nothing_goes_wrong() -> None:
+    kinds = (
+        "supervised group",
+        "crash loop",
+        "keeper",
+        "deleted actor",
+        "replaced actor",
+        "shared actor",
+        "actors seen",
+    )
+    told = run_story(1, plan=calm(*kinds, *kinds), gone_within_s=40)
+    assert told.breaches == ()
+
+
+def test_siblings_that_are_left_alone_are_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(supervision, "_begin_anew", lambda *arguments: None)
+    assert any("has not ended" in text for text in breaches(run_story(1, plan=calm(*["supervised group"] * 6)), "P2"))
+
+
+def test_a_group_that_outlives_its_failure_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(supervision, "_end_group", lambda *arguments: None)
+    monkeypatch.setattr(restarts, "affordable", lambda *arguments: None)
+    assert any(
+        "a member of it goes on" in text for text in breaches(run_story(1, plan=calm("supervised group")), "law")
+    )
+
+
+def test_a_back_off_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(restarts, "back_off_s", lambda *arguments: 0.0)
+    assert any("begins 0." in text for text in breaches(run_story(1, plan=calm(*["crash loop"] * 5)), "P2"))
+
+
+def test_more_restarts_than_are_allowed_are_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(restarts, "recent", lambda *arguments: [])
+    assert any("was restarted" in text for text in breaches(run_story(1, plan=calm("crash loop")), "law"))
+
+
+def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(holding, "waits_for", lambda *arguments: iter(()))
+    assert any("had it first" in text for text in breaches(run_story(1, plan=calm(*["replaced actor"] * 20)), "law"))
+
+
+def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(checkpoints, "_keep", lambda *arguments: None)
+    assert any("are gone" in text for text in breaches(run_story(1, plan=calm(*["keeper"] * 8)), "P7"))
+
+
+def test_the_new_acts_are_part_of_the_random_stories() -> None:
+    kinds = {act.kind for seed in range(20) for act in draw_plan(Seed(seed).stream("plan")).acts}
+    assert {"supervised group", "keeper", "shared actor", "replaced actor"} <= kinds
+
+
+# How soon an actor is back when its machine is gone -------------------------------------------------------------------
+
+
+def back_after_s(rules: Rules, config: fray.ActorConfig) -> tuple[float, float]:
+    """Seconds from a power cut to the moment its callers were told, and to the first answer of the next incarnation."""
+    seed, trace, found = Seed(1), Trace(), []
+
+    async def main() -> None:
+        network = SimNetwork(seed.stream("network"), trace)
+        truth = Truth(trio.current_time)
+        capacity = draw_plan(seed.stream("plan")).machines[0]
+        machines = [MachineSpec("m0", capacity), MachineSpec("m1", capacity)]
+        with errands.book(truth):
+            async with open_house(seed, network, truth, machines, rules=rules) as house:
+                driver = DriverProcess(house, "driver")
+                await driver.run(lambda cluster: lose_it(cluster, house), namespace="lab", grace_s=10.0)
+
+    async def lose_it(cluster: fray.Cluster, house: SimHouse) -> None:
+        counter = await cluster.create_actor(Counter, name="c", max_restarts=1, actor_config=config)
+        await counter.add("before")
+        machine = house.machines[(await cluster.actor_info(counter)).node]
+        await trio.sleep(100)
+        cut_at = trio.current_time()
+        machine.kill(silent=True)
+        told_s = await since(cut_at, lambda info: info.status is not ActorStatus.READY or info.restarts > 0)
+        answered_s = await since(cut_at, lambda info: info.status is ActorStatus.READY and info.restarts > 0)
+        await trio.sleep(0.1)  # the news of names comes on its own
+        assert await counter.add("after") == 1
+        found.append((told_s, answered_s))
+
+    async def since(began: float, holds: Callable[[fray.ActorInfo], bool]) -> float:
+        while not holds(await fray.current_cluster().actor_info("c")):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        return trio.current_time() - began
+
+    with steady(seed):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    (result,) = found
+    return result
+
+
+@pytest.mark.parametrize("suspect_s", [30.0, 5.0])
+def test_an_actor_that_may_overlap_answers_within_5_s_after_its_machine_is_suspect(suspect_s: float) -> None:
+    told_s, answered_s = back_after_s(Rules(suspect_s=suspect_s), fray.ActorConfig(may_overlap=True))
+    assert told_s <= suspect_s + 0.2
+    assert answered_s <= suspect_s + 5.0
+
+
+def test_any_other_actor_is_placed_again_only_after_the_lease() -> None:
+    told_s, answered_s = back_after_s(Rules(lease_s=300.0), fray.ActorConfig())
+    assert told_s <= 30.2
+    assert 300.0 <= answered_s <= 305.0
