@@ -126,6 +126,7 @@ def test_a_silent_machines_actors_are_hidden_told_and_back_when_it_is(law: Clust
     assert law.actors("name:ns/only") == []
     gone = law.names("actor:a").ended
     assert gone is not None
+    assert law.names("actor:a").may_return
     assert (gone.cause, gone.message) == (Cause.MACHINE_LOST, "its machine n1 has been silent for 30 s")
     with pytest.raises(NameTaken, match="on a machine that is silent now"):
         law.register("only", "b", "s-b:0:0", exclusive=True)

@@ -64,7 +64,8 @@ class Route:
         self.endpoint: ActorEndpoint | None = None
         self.binding: Binding | None = None
         self.end: End | None = None
-        """Set once the actor will never be there again."""
+        """Set once the actor will never be there again; with `may_return`, while its machine is silent."""
+        self.may_return = False
         self.on_end: list[Callable[[], object]] = []
         """Called when the actor of a route that never moves is gone."""
         self.word = trio.Event()
@@ -160,21 +161,24 @@ class Route:
         self._unwatch = directory.watch(self.key, self._on_names)
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
-        if self.end is not None:
+        if self.end is not None and not self.may_return:
             return
         if names.ended is not None:
-            self._end(names.ended, blobs)
+            self._end(names.ended, blobs, names.may_return)
         else:
+            self.end = None
             self._move(names.endpoints)
         word, self.word = self.word, trio.Event()
         word.set()
 
-    def _end(self, outcome: Outcome, blobs: Sequence[Bytes]) -> None:
-        self.endpoint = None
+    def _end(self, outcome: Outcome, blobs: Sequence[Bytes], may_return: bool) -> None:
+        """For good; or (``may_return``) until the directory names an incarnation again: calls fail meanwhile."""
+        self.endpoint, self.may_return = None, may_return
         self.end = why_ended(outcome, blobs)
         self._unbind(self.end, PROOF_WAIT_S)
         self._release_waiting()
-        self.close()
+        if not may_return:
+            self.close()
 
     def _move(self, endpoints: Sequence[ActorEndpoint]) -> None:
         living = [endpoint for endpoint in endpoints if self._is_new(endpoint)]

@@ -171,17 +171,24 @@ class State(Tables):
     def _actor(self, key: str, actor_id: ActorId) -> Names:
         binding = self.bindings.get(actor_id)
         if binding is None:
-            return Names(key=key, endpoints=(), ended=self._absence(actor_id))
+            silent = self._silent_member(actor_id)
+            ended = self._silence(silent) if silent else self._absence(actor_id)
+            return Names(key=key, endpoints=(), ended=ended, may_return=silent is not None)
         if self.hidden(binding):
-            return Names(key=key, endpoints=(), ended=self._silence(self.attempts[binding.endpoint.incarnation]))
+            silence = self._silence(self.attempts[binding.endpoint.incarnation])
+            return Names(key=key, endpoints=(), ended=silence, may_return=True)
         return Names(key=key, endpoints=(binding.endpoint,))
+
+    def _silent_member(self, actor_id: ActorId) -> Attempt | None:
+        """The attempt of a living actor that is on a silent machine."""
+        job = self.jobs.get(actor_id)
+        return next(filter(self.suspect, self.members(job)), None) if job is not None and not job.ended else None
 
     def _absence(self, actor_id: ActorId) -> Outcome | None:
         """Why no actor of this id is there; None: it is on its way."""
         job = self.jobs.get(actor_id)
         if job is not None:
-            silent = next(filter(self.suspect, self.members(job)), None) if not job.ended else None
-            return self._silence(silent) if silent else job.outcome
+            return job.outcome
         if actor_id in self.graves:
             return self.graves[actor_id].outcome
         if actor_id.startswith(HOUSE_NAMES):

@@ -136,4 +136,4 @@ def test_an_actor_that_may_overlap_answers_within_5_s_after_its_machine_is_suspe
 def test_any_other_actor_is_placed_again_only_after_the_lease() -> None:
     told_s, answered_s = back_after_s(Rules(lease_s=300.0), fray.ActorConfig())
     assert told_s <= 30.2
-    assert 300.0 <= answered_s <= 305.0
+    assert 290.0 <= answered_s <= 305.0  # since the last word before the cut

@@ -239,6 +239,8 @@ class Names:
     endpoints: tuple[ActorEndpoint, ...]
     ended: Outcome | None = None
     """For ``actor:`` keys: the actor will never (again) be there, and why. Its error is attached if it has one."""
+    may_return: bool = False
+    """``ended`` is not for good: its machine is silent, and it comes back, or the actor is made anew elsewhere."""
 
 
 @frozen(kw_only=True)
