@@ -268,11 +268,26 @@ def test_a_stream_is_iterated_and_closed_early(scope: Scope) -> None:
     assert counter.add(0) == 200
 
 
+def test_a_group_is_waited_for_called_and_ended(scope: Scope, cluster: Cluster) -> None:
+    group = scope.create_actor_group(Counter, 5, count=3, on_failure="absorb")
+    assert [handle.add(1) for handle in group] == [6, 6, 6]
+    assert group.wait_ready(3, timeout=10) == group.handles
+    assert (group.ready_count, group.is_done(), group.discover_new()) == (3, True, [])
+    assert cluster.launch(job("ask", ask_all, group)).wait() == [6, 6, 6]
+    group.shutdown()
+    assert {str(status.value) for status in group.statuses()} == {"ended"}
+
+
+def ask_all(group: blocking.ActorGroup) -> list[int]:
+    return [handle.add(0) for handle in group.wait_ready(3, timeout=10)]
+
+
 def test_handles_travel_and_work_where_they_arrive(scope: Scope, cluster: Cluster) -> None:
     counter, other = scope.create_actor(Counter), scope.create_actor(Counter)
     assert counter.pass_on(other, 3) == 300
     assert cluster.launch(job("calls", call_it, other)).wait() == 4
-    assert pickle.loads(pickle.dumps(other)) == other
+    again = pickle.loads(pickle.dumps(other))
+    assert (again, again.add(0)) == (other, 4)
     assert other.add(0) == 4
 
 

@@ -18,11 +18,10 @@ class FrayBlocking(Peer):
     async def stop(self):
         if self.pool is not None:
             self.pool.shutdown()
-        self.cluster.terminate([job.job_id for job in self.cluster.list_jobs()])
         self.cluster.close()
 
     async def spawn(self, n):
-        return [self.cluster.create_actor(self.body) for _ in range(n)]
+        return self.cluster.create_actor_group(self.body, count=n).handles
 
     async def spawn_light(self, n):
         if not hasattr(self.cluster, "create_host"):

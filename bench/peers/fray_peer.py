@@ -32,15 +32,7 @@ class Fray(Peer):
         await self.stack.aclose()
 
     async def spawn(self, n):
-        actors = [None] * n
-
-        async def one(index):
-            actors[index] = await self.scope.create_actor(self.body, on_failure="absorb")
-
-        async with trio.open_nursery() as nursery:
-            for index in range(n):
-                nursery.start_soon(one, index)
-        return actors
+        return (await self.scope.create_actor_group(self.body, count=n, on_failure="absorb")).handles
 
     async def spawn_light(self, n):
         if not hasattr(self.scope, "create_host"):

@@ -3,6 +3,7 @@
 from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Stream
 from fray.blocking.cluster import Cluster, Job, Scope, current_cluster, open_cluster
 from fray.blocking.futures import ActorFuture, as_completed, wait_any
+from fray.blocking.groups import ActorGroup
 from fray.blocking.pools import WorkerPool
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
@@ -12,6 +13,7 @@ __all__ = [
     "ActorConfig",
     "ActorContext",
     "ActorFuture",
+    "ActorGroup",
     "ActorHandle",
     "ActorMethod",
     "ActorPool",

@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Any, overload
 
 import fray.cluster as native
+from fray.blocking import loop
 from fray.blocking.actors import ActorHandle
+from fray.blocking.groups import ActorGroup
 from fray.blocking.loop import job_runtime, own_portal, portal_of
 from fray.blocking.portal import Held, Portal
 from fray.jobs import Job as NativeJob
@@ -18,6 +20,7 @@ from fray.model.messages.client import Event, NodeInfo
 from fray.model.specs import JobInfo, JobRequest
 from fray.scopes import OnFailure
 from fray.scopes import Scope as NativeScope
+from fray.supervision import Child
 
 
 class Job:
@@ -110,8 +113,16 @@ class Scope:
         """Create ``cls(*args, **kwargs)`` in a process of its own. As `fray.Scope.create_actor`."""
         return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
 
+    def create_actor_group(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
+        """Create the same actor ``count`` times, all or none. As `fray.Scope.create_actor_group`."""
+        return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
+
+    def supervise(self, children: Sequence[Child], **policy: Any) -> list[ActorHandle]:
+        """Create actors that fail and begin anew together: `fray.child(Class, ...)` each. As `fray.Scope.supervise`."""
+        return [ActorHandle(handle) for handle in self._portal.call(lambda: self._native.supervise(children, **policy))]
+
     def __repr__(self) -> str:
-        return f"<Scope {self._held!r}>"
+        return repr(self._native) if hasattr(self, "_native") else "<Scope, not entered>"
 
 
 class Cluster:
@@ -229,6 +240,10 @@ class Cluster:
         """As `fray.Scope.create_actor`, for an actor that belongs to this connection."""
         return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
 
+    def create_actor_group(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
+        """As `fray.Scope.create_actor_group`, for actors that belong to this connection."""
+        return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
+
     def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
         """The living actor of this name. As `fray.Cluster.get_actor`."""
         return ActorHandle(self._portal.call(self._native.get_actor, name, namespace))
@@ -263,15 +278,13 @@ def _plain_actor(actor: ActorHandle | str) -> Any:
 
 # Which cluster -------------------------------------------------------------------------------------------------------
 
-_opened: list[Cluster] = []
-"""Clusters of this process, in the order in which they were opened."""
 _opening = threading.RLock()
 
 
 def _forget(cluster: Cluster) -> None:
     with _opening:
-        if cluster in _opened:
-            _opened.remove(cluster)
+        if cluster._runtime in loop.opened:
+            loop.opened.remove(cluster._runtime)
 
 
 def cluster_of(runtime: Any) -> Cluster:
@@ -310,7 +323,7 @@ def open_cluster(
     opened = Cluster(portal_of(cluster._runtime), cluster, held)
     cluster._runtime.extras["blocking cluster"] = opened
     with _opening:
-        _opened.append(opened)
+        loop.opened.append(cluster._runtime)
     return opened
 
 
@@ -322,5 +335,8 @@ def current_cluster() -> Cluster:
     if runtime is not None:
         return cluster_of(runtime)
     with _opening:
-        living = [cluster for cluster in _opened if cluster._held is not None and not cluster._held.over]
-        return living[-1] if living else open_cluster()
+        for opened in reversed(loop.opened):
+            cluster = cluster_of(opened)
+            if cluster._held is None or not cluster._held.over:
+                return cluster
+        return open_cluster()

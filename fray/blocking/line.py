@@ -8,9 +8,8 @@ from typing import Any
 
 import trio
 
-from fray.blocking.loop import portal_of
+from fray.blocking.loop import here, portal_of
 from fray.blocking.portal import Portal, ended
-from fray.runtime import context
 from fray.runtime.caller import Caller, CallOptions
 from fray.runtime.context import Runtime
 from fray.runtime.current import CurrentActor, current_actor_var
@@ -66,7 +65,7 @@ class Line:
 
 def line_of(runtime: Runtime | None, way: Callable[[], tuple[Caller, Route]]) -> Line:
     """The line to the actor that ``way`` leads to, one for all its handles; ``runtime``: default that of the code."""
-    portal = portal_of(runtime or context.current())
+    portal = portal_of(runtime or here())
     caller, route = way() if trio.lowlevel.in_trio_run() else portal.run(way)
     line: Line = portal.extras.setdefault(route, Line(portal, caller, route))
     return line

@@ -34,6 +34,20 @@ def portal_of(runtime: Runtime) -> Portal:
     return portal
 
 
+opened: list[Runtime] = []
+"""Of the clusters that sync code of this process has open, in the order in which it opened them."""
+
+
+def here() -> Runtime:
+    """The runtime of the running code: of its job, or of the cluster that this process opened last.
+
+    Raises:
+        FrayError: there is none.
+    """
+    found = context.find()
+    return found if found is not None else opened[-1] if opened else context.current()
+
+
 class _OwnLoop:
     """The loop beside a driver that is sync: one thread, begun with the first cluster, ended with the interpreter."""
 
@@ -97,6 +111,7 @@ def _after_fork() -> None:
     """The loop's thread is not in the child. Handles say so; a cluster opened from here on gets a loop of its own."""
     global _own, _lock
     _own, _lock = None, threading.Lock()
+    opened.clear()
     for portal in list(portals):
         portal.break_off(
             f"this process ({os.getpid()}) was forked from one that had the cluster open, and threads do not survive "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from fray.errors import DeadlineExceeded, FrayError
+from fray.errors import DeadlineExceeded, FrayError, NotPicklable
 from fray.net.bulk import check_transfer
 from fray.net.codec import Bytes, Kind
 from fray.runtime import payload
@@ -177,7 +177,10 @@ class HostCall:
 
     def returned(self, value: Any) -> Answer:
         """The answer that carries ``value``, or says why it cannot travel."""
-        packed = payload.pack(value, f"the result of {self.name}.{self.method}()")
+        try:
+            packed = payload.pack(value)
+        except NotPicklable:  # once more, to say of what: the words cost more than most results
+            packed = payload.pack(value, f"the result of {self.name}.{self.method}()")
         if type(packed) is bytes:
             return _RESULT, 0, packed
         del value  # whatever nobody else holds need not be copied

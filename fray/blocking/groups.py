@@ -1,0 +1,87 @@
+"""Groups of actors for sync code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, overload
+
+from fray import groups as native
+from fray.blocking.actors import ActorHandle
+from fray.blocking.loop import here, portal_of
+from fray.blocking.portal import Portal
+from fray.model.actors import ActorStatus
+
+
+class ActorGroup:
+    """Actors of one class, in order; made by `Scope.create_actor_group`; picklable. As `fray.ActorGroup`."""
+
+    def __init__(self, group: native.ActorGroup) -> None:
+        self._native = group
+        self._handles = tuple(ActorHandle(handle) for handle in group.handles)
+
+    @property
+    def _portal(self) -> Portal:
+        return portal_of(self._native._runtime or here())
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    @property
+    def handles(self) -> list[ActorHandle]:
+        """All members, in order of their index."""
+        return list(self._handles)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __iter__(self) -> Iterator[ActorHandle]:
+        return iter(self._handles)
+
+    @overload
+    def __getitem__(self, index: int) -> ActorHandle: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ActorHandle, ...]: ...
+    def __getitem__(self, index: int | slice) -> ActorHandle | tuple[ActorHandle, ...]:
+        return self._handles[index]
+
+    def statuses(self) -> list[ActorStatus]:
+        """How each member stands, as far as is known here now."""
+        return self._portal.run(self._native.statuses)
+
+    @property
+    def ready_count(self) -> int:
+        """Members that are there now, as far as is known here."""
+        return self._portal.run(lambda: self._native.ready_count)
+
+    def is_done(self) -> bool:
+        """Whether no member that is not there now can ever come."""
+        return self._portal.run(self._native.is_done)
+
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
+        """Wait until ``count`` members (default: all) are there at once; returns all that are, in order of index.
+
+        Raises:
+            GroupFailed: so many members have ended for good that it can never be.
+            DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
+            InvalidRequest: ``count`` is more than there are members, or negative.
+        """
+        return self._mine(self._portal.call(self._native.wait_ready, count, timeout))
+
+    def discover_new(self) -> list[ActorHandle]:
+        """Members that are there now and that neither `wait_ready` nor this method has returned before."""
+        return self._mine(self._portal.run(self._native.discover_new))
+
+    def shutdown(self, grace_s: float = native.END_S) -> None:
+        """End all members in order: they have ``grace_s`` seconds to finish calls under way. May be repeated."""
+        self._portal.call(self._native.shutdown, grace_s)
+
+    def _mine(self, handles: list[Any]) -> list[ActorHandle]:
+        by_native = {handle._native: handle for handle in self._handles}
+        return [by_native[handle] for handle in handles]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ActorGroup, (self._native,))
+
+    def __repr__(self) -> str:
+        return repr(self._native)
