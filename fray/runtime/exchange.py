@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 import trio
@@ -112,7 +112,9 @@ def unpack(body: Bytes | Landed) -> Any:
 class Exchange:
     """One side of one conversation; it outlives the conversation's channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+        """``spawn`` runs a task as long as this end lives."""
+        self._spawn = spawn
         self.verdict: bool | None = None
         """Whether the peer reads our segments; None while nobody knows."""
         self.on_verdict: Callable[[], None] = lambda: None
@@ -153,6 +155,7 @@ class Exchange:
         self._channel = None
         if self._pool is not None:
             self._pool.on_gone.remove(self._on_gone)
+            self._pool.trim(all_free=not self._pool.on_gone)
             self._pool = None
         if self.has_borrowed:
             segments.sweep()
@@ -184,7 +187,15 @@ class Exchange:
                 if self._pool is None:
                     self._pool = pool
                     pool.on_gone.append(self._on_gone)
+                    self._spawn(self._trim)
         return self.verdict is None and channel is not None
+
+    async def _trim(self) -> None:
+        """Segments that nobody has used for a while go back to the system."""
+        while self._pool is not None:
+            await trio.sleep(segments.IDLE_S / 2)
+            if self._pool is not None:
+                self._pool.trim()
 
     def on_frame(self, kind: int, flags: int, body: Bytes) -> None:
         """SHARE, GIVEN_BACK or WITHDRAWN has come."""

@@ -64,7 +64,7 @@ class Guest:
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
         self._touched: dict[Hosted, None] = {}
-        self.exchange = Exchange()
+        self.exchange = Exchange(host.spawn)
         self._landings = Landings(self._go_on)
         self._leaving = False
 

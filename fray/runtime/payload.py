@@ -29,6 +29,7 @@ PICKLE_PROTOCOL = 5
 _WALK_DEPTH = 6
 _WALK_LIMIT = 2_000
 """Objects looked at, at most, to name the one that cannot be pickled."""
+_TORCH, _modules = "torch", sys.modules
 _CHAIN_LIMIT = 50
 """Causes kept of one error."""
 
@@ -82,7 +83,10 @@ def pack(obj: Any, what: str = "the value") -> bytes | Parcel:
     if type(obj) in _BLOBS:
         obj = _as_blob(obj)
     try:
-        data = _pickle(obj, found)
+        if _TORCH in _modules:
+            data = _by_pickler(pickle.Pickler, obj, found)
+        else:
+            data = pickle.dumps(obj, PICKLE_PROTOCOL, buffer_callback=found.append)
     except Exception:  # noqa: BLE001 - see dumps
         return _packed(_dumps_by_value(obj, what, found), found)
     if b"__main__" in data:
@@ -96,19 +100,26 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
     Raises:
         NotPicklable: the message names the argument and the attribute in it.
     """
-    plain = not kwargs
-    for value in args:
-        if type(value) not in _PLAIN:
+    plain, blobs = not kwargs, False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(value)
+        if kind not in _PLAIN:
             plain = False
+            if kind in _BLOBS and len(value) > INLINE_UP_TO_BYTES:
+                blobs = True
     if plain:
         data = pickle.dumps(args, PICKLE_PROTOCOL)
         return data if len(data) < PICKLE_FROM_BYTES else _packed(data, [])
-    found: list[PickleBuffer] = []
-    args = tuple([_as_blob(value) for value in args])
-    kwargs = {name: _as_blob(value) for name, value in kwargs.items()}
+    if blobs:
+        args = tuple([_as_blob(value) for value in args])
+        kwargs = {name: _as_blob(value) for name, value in kwargs.items()}
     call = (args, kwargs) if kwargs else args
+    found: list[PickleBuffer] = []
     try:
-        data = _pickle(call, found)
+        if _TORCH in _modules:
+            data = _by_pickler(pickle.Pickler, call, found)
+        else:
+            data = pickle.dumps(call, PICKLE_PROTOCOL, buffer_callback=found.append)
         if b"__main__" in data:
             data = _cloudpickle(call, found)
     except Exception:  # noqa: BLE001 - see dumps
@@ -138,7 +149,7 @@ def _cloudpickle(obj: Any, found: list[PickleBuffer] | None = None) -> bytes:
         data: bytes = cloudpickle.dumps(obj, PICKLE_PROTOCOL)
         return data
     found.clear()
-    if "torch" in sys.modules:
+    if _TORCH in _modules:
         return _by_pickler(cloudpickle.Pickler, obj, found)
     data = cloudpickle.dumps(obj, PICKLE_PROTOCOL, buffer_callback=found.append)
     return data
@@ -192,12 +203,6 @@ def _bytearray_of(buffer: Any) -> bytearray:
     return buffer if type(buffer) is bytearray else bytearray(buffer)
 
 
-def _pickle(obj: Any, found: list[PickleBuffer]) -> bytes:
-    if "torch" in sys.modules:
-        return _by_pickler(pickle.Pickler, obj, found)
-    return pickle.dumps(obj, PICKLE_PROTOCOL, buffer_callback=found.append)
-
-
 def _packed(data: bytes, found: list[PickleBuffer]) -> bytes | Parcel:
     if not found and len(data) < PICKLE_FROM_BYTES:
         return data
@@ -223,7 +228,7 @@ def _flat(buffer: PickleBuffer) -> memoryview:
 def _by_pickler(cls: Any, obj: Any, found: list[PickleBuffer]) -> bytes:
     file = io.BytesIO()
     pickler = cls(file, PICKLE_PROTOCOL, buffer_callback=found.append)
-    tensor = getattr(sys.modules["torch"], "Tensor", None)
+    tensor = getattr(_modules[_TORCH], "Tensor", None)
     if tensor is not None:
         table = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
         pickler.dispatch_table = ChainMap({tensor: _reduce_tensor}, table)
@@ -234,14 +239,14 @@ def _by_pickler(cls: Any, obj: Any, found: list[PickleBuffer]) -> bytes:
 def _reduce_tensor(tensor: Any) -> Any:
     if not _is_dense(tensor):
         return tensor.__reduce_ex__(PICKLE_PROTOCOL)
-    torch = sys.modules["torch"]
+    torch = _modules[_TORCH]
     array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return _tensor_of, (array, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
 def _is_dense(tensor: Any) -> bool:
     """One block of plain numbers on the CPU, and all of it, so that nothing else shares its memory."""
-    torch = sys.modules["torch"]
+    torch = _modules[_TORCH]
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return False
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.grad_fn is not None or tensor.__dict__:

@@ -75,7 +75,7 @@ class Peer:
         self._pumping = False
         self._room: trio.Event | None = None
         self._scope = trio.CancelScope()
-        self.exchange = Exchange()
+        self.exchange = Exchange(caller.spawn)
         self.exchange.on_verdict = self._flush
         self._streams: set[int] = set()
         """Streams whose items have buffers."""

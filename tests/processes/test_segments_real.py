@@ -1,0 +1,311 @@
+"""Memory shared by processes of one host: who may read it, when it is filled anew, and what a killed one leaves."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import trio
+from attrs import define, evolve
+
+from fray.errors import ActorDied
+from fray.model.messages.client import ActorEndpoint
+from fray.net import segments
+from fray.net.codec import from_json, to_json
+from fray.net.segments import Borrowed, Offer, Pool
+from fray.net.websocket import WebSocketNetwork
+from fray.runtime.caller import Caller
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MB = 1 << 20
+
+
+@define
+class Lender:
+    """The actor in the other process."""
+
+    caller: Caller
+    process: subprocess.Popen[bytes]
+    endpoint: ActorEndpoint
+
+    async def call(self, method: str, *args: Any) -> Any:
+        return await self.caller.call(self.caller.route_to(self.endpoint), method, args)
+
+    @property
+    def shares(self) -> bool:
+        binding = self.caller.route_to(self.endpoint).binding
+        return binding is not None and binding.peer.exchange.shares
+
+
+def start(script: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, str(HERE / script), *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+    )
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+
+
+async def line_of(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return await trio.to_thread.run_sync(process.stdout.readline)
+
+
+@asynccontextmanager
+async def open_lender(directory: Path, wire: str = "unix", **environ: str) -> AsyncIterator[Lender]:
+    process = start("lenders_host.py", str(directory), **environ)
+    try:
+        found = from_json(ActorEndpoint, await line_of(process))
+        addresses = tuple(address for address in found.addresses if address.startswith(wire))
+        caller = Caller(WebSocketNetwork(), None, session=f"tests-{random.random()}", rng=random.SystemRandom())
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(caller.run)
+                yield Lender(caller, process, evolve(found, addresses=addresses))
+                nursery.cancel_scope.cancel()
+    finally:
+        stop(process)
+
+
+def exists(path: str | bytes) -> bool:
+    return os.path.exists(path)
+
+
+def mine() -> Pool:
+    pool = segments.pool()
+    assert pool is not None
+    return pool
+
+
+async def until(what: Any) -> None:
+    """What happens in another process, or by a garbage collector, has no event here."""
+    with trio.fail_after(10):
+        while not await what():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+# Sharing -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["unix", "tcp"])
+async def test_large_arrays_go_there_and_back_in_one_segment(wire: str, tmp_path: Path) -> None:
+    async with open_lender(tmp_path, wire) as lender:
+        array = numpy.arange(MB, dtype="f8")
+        for _ in range(3):
+            back = await lender.call("echo", array)
+            assert (back == array).all()
+            back += 1
+            del back
+        assert lender.shares
+        assert mine().held_bytes < 2 * array.nbytes
+        assert mine().used == 0
+
+
+async def test_what_the_actor_keeps_and_what_its_caller_gets_are_two_things(tmp_path: Path) -> None:
+    async with open_lender(tmp_path) as lender:
+        await lender.call("keep", numpy.ones(MB))
+        first = await lender.call("get")
+        await lender.call("fill", 2.0)
+        second = await lender.call("get")
+        assert (first[0], first[-1], second[0], second[-1]) == (1, 1, 2, 2)
+        second[:] = 3
+        assert await lender.call("ends") == (2, 2)
+
+
+async def test_no_segment_is_filled_anew_while_an_array_lies_in_it(tmp_path: Path) -> None:
+    async with open_lender(tmp_path) as lender:
+        kept = [await lender.call("echo", numpy.full(MB, float(number))) for number in range(5)]
+        views = [array[::1000] for array in kept]
+        del kept
+        assert [view[7] for view in views] == [0, 1, 2, 3, 4]
+        assert mine().used == 5
+        del views
+        gc.collect()
+        assert mine().used == 0
+
+
+async def test_what_was_lent_comes_back_when_the_last_array_is_gone(tmp_path: Path) -> None:
+    async with open_lender(tmp_path) as lender:
+        await lender.call("keep", numpy.ones(MB))
+        arrays = [await lender.call("get") for _ in range(3)]
+        assert (await lender.call("pool"))[2] == 3
+        del arrays
+
+        async def nothing_lent() -> bool:
+            return bool((await lender.call("pool"))[2] == 0)
+
+        await until(nothing_lent)
+
+
+async def test_idle_segments_go_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine().trim(all_free=True)
+    monkeypatch.setattr(segments, "IDLE_S", 0.1)
+    monkeypatch.setattr(mine()._shelf, "idle_s", 0.1)
+    async with open_lender(tmp_path) as lender:
+        await lender.call("echo", numpy.ones(MB))
+        assert mine().held_bytes > 0
+
+        async def nothing_held() -> bool:
+            return mine().held_bytes == 0
+
+        await until(nothing_held)
+        assert (await lender.call("echo", numpy.ones(MB)))[5] == 1
+
+
+async def test_a_process_that_wants_no_segments_gets_chunks(tmp_path: Path) -> None:
+    async with open_lender(tmp_path, FRAY_SEGMENT_POOL_BYTES="0") as lender:
+        array = numpy.arange(MB, dtype="f8")
+        assert (await lender.call("echo", array) == array).all()
+        assert not lender.shares
+        assert (await lender.call("pool"))[0] == ""
+        assert (await lender.call("make", 16 * MB))[-1] == 2 * MB - 1
+
+
+async def test_over_the_pools_limit_chunks_carry_the_rest(tmp_path: Path) -> None:
+    async with open_lender(tmp_path, FRAY_SEGMENT_POOL_BYTES=str(10 * MB)) as lender:
+        await lender.call("keep", numpy.ones(MB))
+        arrays = [await lender.call("get") for _ in range(3)]
+        assert all(array[-1] == 1 for array in arrays)
+        assert (await lender.call("pool"))[1] <= 10 * MB
+
+
+# Proof ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_host_is_proven_by_the_nonce_and_nothing_else(tmp_path: Path) -> None:
+    pool = mine()
+    assert Borrowed.open(Offer(pool.directory, pool.nonce)) is not None
+    assert Borrowed.open(Offer(pool.directory, "0" * 32)) is None
+    assert Borrowed.open(Offer(pool.directory, "")) is None
+    assert Borrowed.open(Offer(pool.directory[:-1] + "0", pool.nonce)) is None
+
+
+def test_nothing_outside_the_lenders_own_directory_is_ever_opened(tmp_path: Path) -> None:
+    name = Path(mine().directory).name
+    imitation = tmp_path / name
+    imitation.mkdir(mode=0o700)
+    (imitation / "nonce").write_text("abc")
+    (imitation / "nonce").chmod(0o600)
+    assert Borrowed.open(Offer(str(imitation), "abc")) is None
+    link = Path("/dev/shm") / ("fray-" + str(os.geteuid()) + "-" + "ab" * 16)
+    link.symlink_to(imitation)
+    try:
+        assert Borrowed.open(Offer(str(link), "abc")) is None
+    finally:
+        link.unlink()
+    assert Borrowed.open(Offer(mine().directory + "/../" + name, mine().nonce)) is None
+
+
+def test_a_segment_that_is_a_link_or_too_short_is_refused() -> None:
+    pool = Pool(64 * MB)
+    try:
+        kept = pool.keep(memoryview(bytes(MB)))
+        assert kept is not None
+        borrowed = Borrowed.open(Offer(pool.directory, pool.nonce))
+        assert borrowed is not None
+        os.symlink("/etc/passwd", f"{pool.directory}/77")
+        for number, size in ((77, 10), (78, 10), (kept.number, 4 * MB)):
+            with pytest.raises(segments.ProtocolMismatch):
+                borrowed.lease(1, number, size)
+        assert bytes(borrowed.lease(2, kept.number, 10)) == bytes(10)
+    finally:
+        pool.close()
+
+
+def test_segments_are_for_this_user_alone() -> None:
+    kept = mine().keep(memoryview(bytes(MB)))
+    assert kept is not None
+    directory = mine().directory
+    assert os.stat(directory).st_mode & 0o077 == 0
+    assert all(os.stat(f"{directory}/{name}").st_mode & 0o077 == 0 for name in os.listdir(directory))
+
+
+# Deaths --------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_killed_actor_leaves_is_removed_and_what_lies_here_stays(tmp_path: Path) -> None:
+    async with open_lender(tmp_path) as lender:
+        await lender.call("keep", numpy.arange(MB, dtype="f8"))
+        array = await lender.call("get")
+        directory, held, used = await lender.call("pool")
+        assert used == 1
+        assert held >= array.nbytes
+        lender.process.kill()
+        lender.process.wait()
+        with pytest.raises(ActorDied):
+            await lender.call("get")
+
+        async def removed() -> bool:
+            return not exists(directory)
+
+        await until(removed)
+        assert array[-1] == MB - 1
+        array += 1
+
+
+async def test_what_a_killed_caller_leaves_is_removed_and_what_the_actor_keeps_of_it_stays(tmp_path: Path) -> None:
+    async with open_lender(tmp_path) as lender:
+        victim = start("lenders_caller.py")
+        try:
+            assert victim.stdin is not None
+            victim.stdin.write(to_json(lender.endpoint).encode() + b"\n")
+            victim.stdin.flush()
+            directory, count = (await line_of(victim)).split()
+            assert int(count) == 4_000_000
+            assert exists(directory)
+            assert (await lender.call("pool"))[2] == 1
+            victim.kill()
+            victim.wait()
+        finally:
+            stop(victim)
+        segments.sweep()
+        assert not exists(directory)
+        assert await lender.call("ends") == (1, 1)
+
+
+def test_a_living_owners_directory_is_not_swept_and_a_dead_ones_is() -> None:
+    script = (
+        "import sys; from fray.net import segments; pool = segments.pool(); "
+        "kept = pool.keep(memoryview(bytes(1 << 20))); print(pool.directory, flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    directory = process.stdout.readline().decode().strip()
+    segments.sweep()
+    assert os.path.exists(directory)
+    process.kill()
+    process.wait()
+    segments.sweep()
+    assert not os.path.exists(directory)
+    stop(process)
+
+
+def test_an_orderly_end_leaves_nothing_either() -> None:
+    script = (
+        "from fray.net import segments; p = segments.pool(); k = p.keep(memoryview(bytes(1 << 20))); print(p.directory)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not os.path.exists(found.stdout.strip())
