@@ -32,6 +32,7 @@ lint: venv
 
 bench: venv
 	@$(PY) -m bench.calls $(ARGS)
+	@$(PY) -m bench.tasks $(ARGS)
 	@$(PY) -m bench.actors $(ARGS)
 
 peers: venv

@@ -40,6 +40,7 @@ TASKS_LIMIT = 1_000_000
 """Tasks one pool holds that have not ended."""
 BYTES_LIMIT = 2 * 1024**3
 """Arguments one pool holds of them."""
+LARGE_BYTES = 100_000
 FUNCTIONS_KEPT = 1_000
 LOOK_AGAIN_S = 5.0
 """After a worker that the registry still knows has failed to answer."""
@@ -261,8 +262,10 @@ class WorkerPool(TaskPool):
         self._check_open()
         crew = self._crew
         size = len(content)
-        if size > 100_000:
+        if size > LARGE_BYTES:
             self._check_size(size, f"the arguments of task {function.name!r}")
+        if len(function.data) > LARGE_BYTES:
+            size += len(function.data)  # it may have to travel in the same message
         if crew.unfinished >= TASKS_LIMIT or crew.held_bytes > BYTES_LIMIT:
             raise ChannelFull(
                 f"the pool holds {crew.unfinished} tasks with {crew.held_bytes} bytes of arguments: await some before "

@@ -11,10 +11,12 @@ from fray.errors import InvalidRequest
 from fray.futures import Future
 from fray.runtime import payload
 from fray.runtime.attempt import is_async
+from fray.runtime.closures import Closures
 from fray.runtime.crew import Function
 from fray.task_stream import OnProgress, TaskStream
 
 IN_FLIGHT_PER_WORKER = 256
+_closures = Closures()
 
 
 @frozen
@@ -46,7 +48,7 @@ def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
     if not callable(fn):
         raise InvalidRequest(f"submit needs a callable, not {fn!r}")
     name = getattr(fn, "__name__", None) or type(fn).__name__
-    return name, payload.dumps(fn, f"task {name!r}"), is_async(fn)
+    return name, _closures.dumps(fn, f"task {name!r}"), is_async(fn)
 
 
 def close_arguments(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

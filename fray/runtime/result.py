@@ -144,6 +144,7 @@ class Future:
         if self._state:
             return
         self._state, self._value = state, value
+        self.on_cancel = None  # what it stood for knows this future: no cycle is left for the collector
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             reschedule(task)
