@@ -40,6 +40,9 @@ class Gate(bodies.Counter):
     async def open(self) -> None:
         self.opened.set()
 
+    async def ping(self) -> str:
+        return "pong"
+
 
 class Maker:
     """Makes futures and gives them away."""
@@ -115,6 +118,8 @@ async def test_a_future_ends_with_its_author(cluster: fray.Cluster) -> None:
         (future,) = await maker.call(gate, "wait")
         (untouched,) = await maker.call(gate, "wait")
         assert not future.done()
+        (ping,) = await maker.call(gate, "ping")
+        assert await ping == "pong", "its author's shelf is registered"
         pid = await maker.pid()
         if pid == os.getpid():
             await cluster.terminate(fray.actors.actor_id_of(maker))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PENDING_LIMIT = 100_000
 SETTLED_LIMIT = 10_000
-KNOWN_WITHIN_S = 30.0
+KNOWN_WITHIN_S = 10.0
 """How long after a future has arrived its author's shelf may be unknown to the registry."""
 
 
