@@ -24,6 +24,7 @@ from pathlib import Path
 import trio
 
 import fray
+from bench.compare import add_peer_option, run_peers
 from bench.measure import Number, Results, report
 
 ROUNDS = 5
@@ -217,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.actors", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as JSON")
+    add_peer_option(parser)
     options = parser.parse_args()
     results = Results()
     with compiled_modules():
@@ -225,6 +227,7 @@ def main() -> None:
             raw(results)
         trio.run(warm, results, options.rounds)
     report("actors", results, _ratios(results), options.json)
+    run_peers(options, "create,fault")
 
 
 def _ratios(results: Results) -> dict[str, Number]:

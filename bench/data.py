@@ -28,6 +28,7 @@ import numpy
 import trio
 from attrs import evolve
 
+from bench.compare import add_peer_option, run_peers
 from bench.measure import Number, Probe, Results, report
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
@@ -339,11 +340,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="in which the probes take turns (default 3)")
     parser.add_argument("--sizes", default=",".join(SIZES), help="which of them (default all)")
     parser.add_argument("--serve", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    add_peer_option(parser)
     options = parser.parse_args()
     if options.serve is not None:
         trio.run(serve, options.serve)
     else:
         trio.run(measure, options.seconds, options.rounds, options.json, options.sizes.split(","))
+        run_peers(options, "payload")
 
 
 if __name__ == "__main__":

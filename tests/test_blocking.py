@@ -30,6 +30,9 @@ class Counter:
     def fail(self, text: str) -> None:
         raise ValueError(text)
 
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def countdown(self) -> Iterator[int]:
         yield from range(self.n, 0, -1)
 
@@ -175,6 +178,13 @@ def test_a_cancelled_future_cancels_the_method(scope: Scope) -> None:
     with pytest.raises(fray.FrayError, match="cancelled by its caller"):
         future.result(5)
     assert gate.open() == 1
+
+
+def test_a_deadline_ends_the_wait_also_where_the_method_cannot_be_stopped(scope: Scope) -> None:
+    counter = scope.create_actor(Counter)
+    counter.add(0)
+    with pytest.raises(fray.DeadlineExceeded):
+        counter.nap.options(timeout_s=0.05)(0.5)
 
 
 def test_ctrl_c_reaches_a_waiting_call_and_cancels_the_method(scope: Scope) -> None:

@@ -41,6 +41,8 @@ class Line:
     def _send(self, call: CallFuture, options: CallOptions, inside: CurrentActor | None) -> None:
         if not self._waiting and (self._caller.is_closed or not self._route.is_full):
             self._caller.send(call, options, inside)
+            if call.deadline is not None:
+                self._caller.spawn(_watch, call)
             return
         self._waiting.append((call, options, inside))
         if len(self._waiting) == 1:
@@ -51,8 +53,11 @@ class Line:
             while self._waiting:
                 if self._route.is_full:
                     await self._route.wait_room()
-                self._caller.send(*self._waiting[0])
+                call, options, inside = self._waiting[0]
+                self._caller.send(call, options, inside)
                 self._waiting.popleft()
+                if call.deadline is not None:
+                    self._caller.spawn(_watch, call)
         finally:
             while self._waiting:
                 self._waiting.popleft()[0].fail(ended())
@@ -61,6 +66,11 @@ class Line:
         while self._waiting:
             await self._route.wait_room()
             await trio.lowlevel.checkpoint()
+
+
+async def _watch(call: CallFuture) -> None:
+    """A thread that waits has no clock in the loop: this one holds the call to its deadline."""
+    await call.wait_done()
 
 
 def line_of(runtime: Runtime | None, way: Callable[[], tuple[Caller, Route]]) -> Line:

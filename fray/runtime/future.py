@@ -98,6 +98,11 @@ class CallFuture:
 
     async def wait(self) -> Any:
         """The result; see the class."""
+        await self.wait_done()
+        return self.result()
+
+    async def wait_done(self) -> None:
+        """Wait until there is an answer, or the call's deadline has made one. Cancelling it cancels as for `wait`."""
         if not self._state:
             try:
                 if self.deadline is None:
@@ -107,7 +112,6 @@ class CallFuture:
             except trio.Cancelled:
                 await self._leave()
                 raise
-        return self.result()
 
     def done(self) -> bool:
         return self._state != _PENDING
