@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 from attrs import define, field, frozen
 
-from fray.errors import FrayError, MachineLost
+from fray.errors import FrayError, MachineLost, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
 from fray.runtime import payload
 from fray.runtime.current import current_actor_var
@@ -236,7 +236,7 @@ class Crew:
         failed = self.board.again(worker, tasks)
         self.counts.retried += len(tasks) - len(failed)
         for task in failed:
-            self._failed(task, error)
+            self._failed(task, _lost(task, worker, error))
 
     # What workers say ------------------------------------------------------------------------------------------------
 
@@ -263,6 +263,17 @@ class Crew:
             return False
         self._again(worker, [task], FrayError("unused"))
         return True
+
+
+def _lost(task: Task, worker: str, error: BaseException) -> FrayError:
+    """The error of a task that died with its worker and may not be repeated."""
+    lost = (MachineLost if isinstance(error, MachineLost) else OutcomeUnknown)(
+        f"{task.function.what} was lost with its worker {worker}, and was repeated as often as it may be: "
+        f"it may or may not have taken effect. A task that kills its workers ends like this",
+        worker=worker,
+    )
+    lost.__cause__ = error
+    return lost
 
 
 @frozen

@@ -91,7 +91,7 @@ async def test_a_task_that_kills_its_workers_fails_alone(cluster: fray.Cluster) 
         good = pool.map(abs, range(50))
         bad = pool.submit(die, 0)
         more = pool.map(abs, range(50))
-        with pytest.raises(fray.ActorDied):
+        with pytest.raises(fray.ActorDied, match="task 'die' was lost with its worker"):
             await bad
         assert [await future for future in (*good, *more)] == [*range(50), *range(50)]
         assert (pool.stats().failed, pool.stats().done) == (1, 100)
