@@ -184,3 +184,18 @@ def test_actors_are_listed_by_namespace_and_prefix(law: Cluster) -> None:
     assert [info.name for info in list_actors(law.state, "ns", "serv")] == ["server"]
     assert len(list_actors(law.state)) == 3
     assert list_actors(law.state, "other") == ()
+
+
+def test_p5_a_process_that_comes_back_can_neither_take_its_name_back_nor_away(law: Cluster) -> None:
+    law.register("counter", "a", "s-a:0:0", exclusive=True)
+    law.die("n1")
+    law.node("n3", cpu=1)
+    law.run("a:1:0")
+    law.process("a:1:0")
+    law.register("counter", "a", "s-a:1:0", exclusive=True)
+    law.process("a:0:0")
+    with pytest.raises(ActorDied, match="has ended"):
+        law.register("counter", "a", "s-a:0:0", exclusive=True)
+    law.unregister("a", "s-a:0:0")
+    assert [endpoint.incarnation for endpoint in law.names("name:ns/counter").endpoints] == ["a:1:0"]
+    assert [endpoint.incarnation for endpoint in law.names("actor:a").endpoints] == ["a:1:0"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from law import Cluster, demand, ended, job
+from law import Cluster, capacity, demand, ended, job
 
 from fray.errors import InvalidRequest
+from fray.model.messages.node import NodeHello
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Phase, Siblings, Strategy
 from fray.scheduler.restarts import back_off_s
 
@@ -174,3 +175,16 @@ def test_a_group_is_launched_together_and_once(law: Cluster) -> None:
     law.launch(*specs)
     with pytest.raises(InvalidRequest, match="supervised group 'g'"):
         law.launch(*(job(f"z{i}", entry=EntryKind.ACTOR, siblings=s.siblings) for i, s in enumerate(specs)))
+
+
+def test_a_held_job_that_no_longer_fits_any_declared_machine_ends_at_the_restart() -> None:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=8)
+    law.launch(job("a", demand(8), entry=EntryKind.ACTOR, actor=ActorConfig(max_restarts=3, backoff_s=9.0)))
+    fail(law, "a:0:0")
+    small = NodeHello(node="n1", incarnation="i1", boot_id="b", capacity=capacity(4))
+    law.node("n1", incarnation="i2", cpu=4)
+    law.restart(declares_all_nodes=True, declared=(small,))
+    assert law.info("a").cause is Cause.UNSCHEDULABLE
+    assert law.state.next_deadline() is not None  # the node's silence alone

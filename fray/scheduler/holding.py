@@ -20,6 +20,8 @@ def release(state: State, out: Outbox) -> None:
         state.unhold(job)
         job.held_until = None
         state.hold(job)
+    if not state.held:
+        return
     for job in sorted((state.jobs[job_id] for job_id in state.held), key=lambda job: job.order):
         if next(waits_for(state, job), None) is None:
             state.unhold(job)

@@ -147,7 +147,7 @@ def known_machines(state: State) -> dict[str, Capacity]:
 
 def end_the_impossible(state: State, out: Outbox) -> None:
     """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
-    for job_id in list(state.queue):
+    for job_id in [*state.queue, *state.held, *(job_id for _, _, job_id in state.alarms)]:
         job = state.jobs[job_id]
         reason = _never(state, job.spec)
         if reason:

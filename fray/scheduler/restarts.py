@@ -46,6 +46,8 @@ def recent(state: Tables, job: Job) -> list[float]:
     config = policy(job)
     period_s = config.restart_period_s if config else None
     since = float("-inf") if period_s is None else state.now - period_s
+    if job.spec.siblings is None:
+        return [at for at in job.restarts if at > since]
     others = {at for mate in state.group_of(job) if mate is not job for at in mate.restarts}
     others -= {*job.restarts, state.now}
     return sorted(at for at in (*job.restarts, *others) if at > since)

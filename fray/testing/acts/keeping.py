@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import trio
 from attrs import Factory, define
 
 import fray
@@ -73,11 +74,16 @@ async def crash_loop(b: Bench) -> str:
         try:
             await actor.add.options(idempotent=True)(f"{b.token}.{number}")
         except ActorDied:
-            break  # somebody else has made it fail, too
+            break  # somebody else has made it fail, too, or its machine is silent
         await _quit(b, actor)
     b.op("wait")
-    await b.cluster.wait(actor_id_of(actor))
+    with trio.move_on_after(60):
+        await b.cluster.wait(actor_id_of(actor))
     info = await b.cluster.actor_info(actor)
+    if info.ended is None:  # not told to fail as often as it was asked
+        b.doomed(b.token)
+        await b.cluster.delete_actor(actor)
+        return f"ended while {info.status}: {info.why}"[:60]
     b.check("P2", info.status is fray.ActorStatus.FAILED, f"{b.token} failed too often and is {info.status}")
     b.check("P2", "restarted" in info.why, f"{b.token} does not say that it was restarted: {info.why}")
     return info.why[:60]
