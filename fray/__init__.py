@@ -1,6 +1,8 @@
 """Fray: jobs and actors on fleets of machines, on Trio's structured concurrency."""
 
+import importlib
 import logging
+from typing import TYPE_CHECKING, Any
 
 from fray.actor_self import CurrentActor, current_actor
 from fray.actors import ActorContext, ActorHandle, ActorServer, metrics_of
@@ -44,12 +46,14 @@ from fray.model.messages.client import ActorEndpoint
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
 from fray.monitors import Down, Link, Monitor, Up, link, monitor
-from fray.pools import PoolStats, WorkerInfo, WorkerPool
-from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.methods import method
 from fray.scopes import Scope
 from fray.supervision import Child, child
+
+if TYPE_CHECKING:
+    from fray.pools import PoolStats, WorkerInfo, WorkerPool
+    from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 
 logging.getLogger("fray").addHandler(logging.NullHandler())
 
@@ -133,3 +137,21 @@ __all__ = [
     "open_cluster",
     "wait_any",
 ]
+
+_LATER = {
+    "PoolStats": "fray.pools",
+    "WorkerInfo": "fray.pools",
+    "WorkerPool": "fray.pools",
+    "ActorPool": "fray.resolver",
+    "ClusterResolver": "fray.resolver",
+    "FixedResolver": "fray.resolver",
+    "Resolver": "fray.resolver",
+}
+"""Imported when first asked for: not every program needs them, and every one of its processes starts here."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'fray' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value

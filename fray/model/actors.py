@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import frozen
-
 from fray.model.ids import ActorId, Namespace
+from fray.model.word import frozen
 
 
 class ActorStatus(StrEnum):

@@ -10,10 +10,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field
 
 from fray.errors import InvalidRequest
 from fray.model.topology import tpu_topology
+from fray.model.word import frozen
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field
 
 from fray.errors import InvalidRequest
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace, check_name
 from fray.model.resources import Demand, ResourceConfig
+from fray.model.word import frozen
 
 # What a user writes --------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 
-from attrs import frozen
-
 from fray.errors import InvalidRequest
+from fray.model.word import frozen
 
 
 @frozen

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from fray.errors import ActorDied, ChannelFull, FrayError, MessageTooLarge, ProtocolMismatch, Unauthorized
+from fray.model.word import frozen
 
 PROTOCOL = (1, 0)
 """Major and minor version. Majors must match."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-
 from fray.model.ids import ActorId, SessionId
+from fray.model.word import frozen
 
 
 @frozen(kw_only=True)

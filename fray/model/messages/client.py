@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field
 
 from fray.model.actors import ActorInfo
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
 from fray.model.specs import JobInfo, JobSpec, Outcome
+from fray.model.word import frozen
 
 
 class Role(StrEnum):

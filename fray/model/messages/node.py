@@ -5,12 +5,11 @@ Full sets on connection, deltas between; each keyed by attempt id, so a lost mes
 
 from __future__ import annotations
 
-from attrs import frozen
-
 from fray.model.ids import AttemptId, NodeName
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity
 from fray.model.specs import Observed, Wish
+from fray.model.word import frozen
 
 
 @frozen(kw_only=True)

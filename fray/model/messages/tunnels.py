@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from fray.model.word import frozen
 
 
 @frozen(kw_only=True)
