@@ -20,7 +20,7 @@ from fray.runtime.checkpoints import AT_END_S, check_class
 from fray.runtime.context import Runtime, current
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
-from fray.runtime.methods import check_concurrency
+from fray.runtime.methods import check_concurrency, check_kill
 
 CLEANUP_MARGIN_S = 1.0
 """How long an actor with a cleanup hook has, beyond the hook's own time, before it gets SIGTERM."""
@@ -65,6 +65,7 @@ def build_actor_spec(
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
     config = config or ActorConfig()
     check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
+    check_kill(cls, config.kill_after_s)
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
     spec = _spec(request, runtime, EntryKind.ACTOR, content)
     is_root = request.detached and runtime.namespace.startswith(ANONYMOUS)

@@ -218,6 +218,15 @@ async def test_a_thread_that_hears_in_time_lives() -> None:
         assert life.ending is None
 
 
+@pytest.mark.parametrize(
+    ("cls", "kill_after_s", "said"), [(Thread, -1, "must be 0 seconds or more"), (InLoop, 1, "has async methods")]
+)
+async def test_a_policy_that_cannot_be_kept_is_refused(cls: type, kill_after_s: float, said: str) -> None:
+    async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+        with pytest.raises(fray.InvalidRequest, match=said):
+            await scope.create_actor(cls, actor_config=fray.ActorConfig(kill_after_s=kill_after_s))
+
+
 class Relay:
     def __init__(self) -> None:
         self.began = threading.Event()

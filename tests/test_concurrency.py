@@ -292,3 +292,14 @@ async def test_a_handle_is_asked_by_metrics_of(autojump_clock: Any) -> None:
         desk = await scope.create_actor(Desk, actor_config=config)
         await desk.note("x")
         assert (await fray.metrics_of(desk)).calls == 1
+
+
+async def test_the_members_of_a_pool_are_asked_one_by_one(autojump_clock: Any) -> None:
+    async with fray.open_cluster("local") as cluster, fray.ActorServer(cluster) as server:
+        await server.register("desk", Desk(), max_concurrency=2, concurrency_groups={"io": 1})
+        pool = fray.ClusterResolver(cluster).lookup("desk")
+        await pool.wait_for_size(1)
+        await pool.call().note("x")
+        assert [(await fray.metrics_of(endpoint)).calls for endpoint in pool.endpoints] == [1]
+        with pytest.raises(InvalidRequest, match="known groups: none"):
+            await server.register("other", Desk())

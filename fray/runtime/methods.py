@@ -55,6 +55,19 @@ def check_concurrency(cls: type, max_concurrency: int | None, groups: Mapping[st
             )
 
 
+def check_kill(cls: type, kill_after_s: float | None) -> None:
+    """Raises: InvalidRequest, when there is no thread to kill for, or the time is below 0."""
+    if kill_after_s is None:
+        return
+    if not kill_after_s >= 0:
+        raise InvalidRequest(f"{cls.__name__}: kill_after_s must be 0 seconds or more, not {kill_after_s!r}")
+    if has_async_methods(cls):
+        raise InvalidRequest(
+            f"{cls.__name__} has async methods, so all of its methods run in the loop, where a cancelled one is "
+            "interrupted as it awaits: kill_after_s is for classes with sync methods only"
+        )
+
+
 def group_of(function: Any) -> str:
     """The concurrency group that a method names, or `NO_GROUP`."""
     return str(getattr(function, _GROUP, NO_GROUP))
