@@ -13,7 +13,8 @@ class FrayBlocking(Peer):
 
     async def start(self):
         self.cluster = open_cluster("machine?nodes=1&cpu=8", logs=False)
-        self.pool = None
+        self.pool = self.light = None
+        self.host = self.cluster.create_host() if hasattr(self.cluster, "create_host") else None
 
     async def stop(self):
         if self.pool is not None:
@@ -24,14 +25,18 @@ class FrayBlocking(Peer):
         return self.cluster.create_actor_group(self.body, count=n).handles
 
     async def spawn_light(self, n):
-        if not hasattr(self.cluster, "create_host"):
+        if self.host is None:
             raise Unsupported("no light actors in this face yet")
-        return self.cluster.create_host().create_actors(self.body, n)
+        self.light = self.host.create_actors(self.body, count=n)
+        return self.light.handles
 
     async def spawn_restarting(self):
         return self.cluster.create_actor(self.body, max_restarts=-1)
 
     async def drop(self, actors):
+        if self.light is not None and actors == self.light.handles:
+            self.light.shutdown()
+            return
         jobs = {actor._native._actor_id for actor in actors} & {job.job_id for job in self.cluster.list_jobs()}
         self.cluster.terminate(sorted(jobs))
 

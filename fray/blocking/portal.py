@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
@@ -163,8 +163,9 @@ class _Errand(Generic[T]):
         try:
             self._turn.acquire()
         except BaseException:  # Ctrl-C: take back what was asked for, then go up
-            self._portal.send(self._scope.cancel)
-            self._turn.acquire(timeout=INTERRUPTED_WAIT_S)
+            with suppress(FrayError):  # the loop has ended by itself
+                self._portal.send(self._scope.cancel)
+                self._turn.acquire(timeout=INTERRUPTED_WAIT_S)
             raise
         if self._error is not None:
             raise self._error

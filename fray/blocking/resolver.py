@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fray import resolver as native
+from fray.actor_pool import ActorPool as NativePool
+from fray.actor_pool import Policy
 from fray.blocking.cluster import Cluster, current_cluster
 from fray.blocking.futures import ActorFuture
 from fray.blocking.portal import Portal
@@ -23,7 +25,7 @@ class Resolver(Protocol):
 class ActorPool:
     """All actors registered under one name, now and later; for any thread."""
 
-    def __init__(self, portal: Portal, pool: native.ActorPool) -> None:
+    def __init__(self, portal: Portal, pool: NativePool) -> None:
         self._portal, self._native = portal, pool
 
     @property
@@ -44,13 +46,19 @@ class ActorPool:
         """Wait until at least ``min_size`` actors are there. Raises DeadlineExceeded (a TimeoutError)."""
         self._portal.call(self._native.wait_for_size, min_size, timeout)
 
-    def call(self) -> _Turn:
-        """A proxy: each ``proxy.method(...)`` goes to the next actor in turn, and waits for its answer."""
-        return _Turn(self)
+    def call(self, policy: Policy = "round_robin") -> Turn:
+        """A proxy: each ``proxy.method(...)`` goes to one of the actors, and waits for its answer; also
+        ``proxy.method.remote(...)`` and ``proxy.method.options(...)``. As `fray.ActorPool.call`."""
+        return Turn(self._portal, self._portal.run(self._native.call, policy))
 
-    def broadcast(self) -> _Broadcast:
+    def broadcast(self) -> Broadcast:
         """A proxy: ``proxy.method(...)`` calls every actor and returns one future each."""
-        return _Broadcast(self)
+        return Broadcast(self._portal, self._native.broadcast())
+
+    def on_size(self, callback: Callable[[int], object]) -> Callable[[], None]:
+        """Have ``callback(size)`` called in the loop's thread when actors come or go; call the result to end that."""
+        end = self._portal.run(self._native.on_size, callback)
+        return lambda: self._portal.run(end)
 
     def close(self) -> None:
         """Stop following the registry."""
@@ -60,27 +68,50 @@ class ActorPool:
         return repr(self._native)
 
 
-class _Turn:
-    def __init__(self, pool: ActorPool) -> None:
-        self._pool = pool
+class Turn:
+    """One of a pool's actors, chosen anew for each call. As a handle."""
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        call = getattr(self._pool._native.call(), method)
-        return lambda *args, **kwargs: self._pool._portal.call(lambda: call(*args, **kwargs))
+    def __init__(self, portal: Portal, turn: Any) -> None:
+        self._portal, self._native = portal, turn
+
+    def __getattr__(self, name: str) -> TurnMethod:
+        return TurnMethod(self._portal, getattr(self._native, name))
 
 
-class _Broadcast:
-    def __init__(self, pool: ActorPool) -> None:
-        self._pool = pool
+class TurnMethod:
+    """A method of whichever actor is chosen."""
 
-    def __getattr__(self, method: str) -> Callable[..., list[ActorFuture]]:
-        call = getattr(self._pool._native.broadcast(), method)
-        portal = self._pool._portal
+    def __init__(self, portal: Portal, method: Any) -> None:
+        self._portal, self._native = portal, method
 
-        def start(*args: Any, **kwargs: Any) -> list[ActorFuture]:
-            return portal.run(lambda: [ActorFuture(answer, portal) for answer in call(*args, **kwargs)])
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it and wait for its result. Raises as `ActorMethod`, and NoSuchActor: nobody is there."""
+        return self._portal.call(lambda: self._native(*args, **kwargs))
 
-        return start
+    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture:
+        """Make the call and return a future of its result."""
+        return self._portal.run(lambda: ActorFuture(self._native.start(*args, **kwargs), self._portal))
+
+    def options(self, **options: Any) -> TurnMethod:
+        """The same method with other options: those of `fray.ActorMethod.options`."""
+        return TurnMethod(self._portal, self._native.options(**options))
+
+
+class Broadcast:
+    """All actors of a pool at once."""
+
+    def __init__(self, portal: Portal, broadcast: Any) -> None:
+        self._portal, self._native = portal, broadcast
+
+    def options(self, **options: Any) -> Broadcast:
+        """The same with other options: those of `fray.ActorPool.broadcast`."""
+        return Broadcast(self._portal, self._native.options(**options))
+
+    def __getattr__(self, name: str) -> Callable[..., list[ActorFuture]]:
+        method, portal = getattr(self._native, name), self._portal
+        return lambda *args, **kwargs: portal.run(
+            lambda: [ActorFuture(answer, portal) for answer in method(*args, **kwargs)]
+        )
 
 
 class ClusterResolver:
