@@ -69,25 +69,29 @@ async def serve(directory: str) -> None:
         await nursery.start(host.run)
         await host.listen()
         await host.listen_tcp()
-        number = host.register(Echo(), "echo")
-        endpoint = ActorEndpoint(
-            actor_id="echo",
-            name="echo",
-            job_id="",
-            namespace="",
-            incarnation=host.incarnation,
-            number=number,
-            addresses=host.addresses,
-            key=host.key,
-        )
+        endpoints = [_endpoint(host, host.register(Echo(), name), name) for name in ("echo", "small")]
         raw = {name: _listen(name, directory) for name in ("unix", "tcp")}
         places = {"unix": raw["unix"].getsockname(), "tcp": raw["tcp"].getsockname()}
-        print(json.dumps({"actor": to_json(endpoint), "raw": places, "pid": os.getpid()}), flush=True)
+        actors = [to_json(endpoint) for endpoint in endpoints]
+        print(json.dumps({"actors": actors, "raw": places, "pid": os.getpid()}), flush=True)
         for listener in raw.values():
             threading.Thread(target=_raw_echoes, args=(listener,), daemon=True).start()
         await trio.lowlevel.wait_readable(sys.stdin)
         await host.shutdown()
         nursery.cancel_scope.cancel()
+
+
+def _endpoint(host: Host, number: int, name: str) -> ActorEndpoint:
+    return ActorEndpoint(
+        actor_id=name,
+        name=name,
+        job_id="",
+        namespace="",
+        incarnation=host.incarnation,
+        number=number,
+        addresses=host.addresses,
+        key=host.key,
+    )
 
 
 def _listen(kind: str, directory: str) -> socket.socket:
@@ -201,8 +205,8 @@ def probe_memcpy(label: str, *, warm: bool) -> Probe:
     return lambda seconds: timed(step, len(source), ENOUGH[label], seconds)
 
 
-def probe_small_beside(caller: Caller, route: Route, *, busy: bool) -> Probe:
-    """Small calls, one after another, while echoes of 100 MB go to and fro on the same connection (or not)."""
+def probe_small_beside(caller: Caller, route: Route, small: Route, *, busy: bool) -> Probe:
+    """Small calls to another actor of the same process, while echoes of 100 MB go to and fro (or not)."""
     array = make_array(SIZES["100 MB"])
 
     async def probe(seconds: float) -> dict[str, float]:
@@ -221,7 +225,7 @@ def probe_small_beside(caller: Caller, route: Route, *, busy: bool) -> Probe:
             until = clock() + max(seconds, 1.0)
             while clock() < until:
                 began = clock()
-                await caller.call(route, "nothing")
+                await caller.call(small, "nothing")
                 times.append(clock() - began)
                 await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
@@ -273,14 +277,15 @@ def _pss(pid: int) -> int:
 
 
 @asynccontextmanager
-async def reaching(addresses: dict[str, Any], wire: str) -> AsyncIterator[tuple[Caller, Route]]:
-    """A caller of the actor over one kind of wire."""
-    known = from_json(ActorEndpoint, addresses["actor"])
-    mine = tuple(address for address in known.addresses if address.startswith(wire))
+async def reaching(addresses: dict[str, Any], wire: str) -> AsyncIterator[tuple[Caller, Route, Route]]:
+    """A caller of the two actors over one kind of wire."""
+    known = [from_json(ActorEndpoint, text) for text in addresses["actors"]]
+    mine = tuple(address for address in known[0].addresses if address.startswith(wire))
     caller = Caller(WebSocketNetwork(), None, session=f"bench-{random.random()}", rng=random.SystemRandom())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(caller.run)
-        yield caller, caller.route_to(evolve(known, addresses=mine))
+        echo, small = (caller.route_to(evolve(each, addresses=mine)) for each in known)
+        yield caller, echo, small
         nursery.cancel_scope.cancel()
 
 
@@ -300,12 +305,12 @@ async def measure(seconds: float, rounds: int, json_file: Path | None, sizes: li
             probes[f"{label}: memcpy into fresh pages"] = probe_memcpy(label, warm=False)
             for kind, place in alone["raw"].items():
                 probes[f"{label}: raw {kind} echo"] = probe_raw(place, label)
-            for name, (caller, route) in ways.items():
+            for name, (caller, route, _) in ways.items():
                 probes[f"{label}: echo, {name}"] = probe_echo(caller, route, label)
-            probes[f"{label}: echo of what the actor keeps, same host"] = probe_echo(*here, label, "keep")
-        for name, (caller, route) in ways.items():
-            probes[f"small calls, nothing else, {name}"] = probe_small_beside(caller, route, busy=False)
-            probes[f"small calls beside 100 MB, {name}"] = probe_small_beside(caller, route, busy=True)
+            probes[f"{label}: echo of what the actor keeps, same host"] = probe_echo(*here[:2], label, "keep")
+        for name, way in ways.items():
+            probes[f"small calls, nothing else, {name}"] = probe_small_beside(*way, busy=False)
+            probes[f"small calls beside 100 MB, {name}"] = probe_small_beside(*way, busy=True)
         results.add("rise in echoes of 100 MB, same host", await rise(FRAY_SEGMENT_POOL_BYTES=""))
         results.add("rise in echoes of 100 MB, chunks", await rise(FRAY_SEGMENT_POOL_BYTES="0"))
         for probe in probes.values():
@@ -318,7 +323,7 @@ async def measure(seconds: float, rounds: int, json_file: Path | None, sizes: li
 
 async def rise(**environ: str) -> dict[str, float]:
     """In processes of their own, whose pools are empty."""
-    async with other_process(**environ) as addresses, reaching(addresses, "unix") as (caller, route):
+    async with other_process(**environ) as addresses, reaching(addresses, "unix") as (caller, route, _):
         await caller.call(route, "nothing")
         return await probe_rise(caller, route, [os.getpid(), addresses["pid"]], 6)
 

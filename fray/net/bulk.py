@@ -22,6 +22,8 @@ from fray.net.codec import ACK_BYTES, HEADER, HEADER_BYTES, Bytes, Kind
 CHUNK_BYTES = 256 * 1024 - 64
 WINDOW_BYTES = 8 * 1024 * 1024
 """Chunks of one channel that may be on their way unacknowledged; the sender keeps no copy of them."""
+NEAR_WINDOW_BYTES = 2 * 1024 * 1024
+"""The same where both ends are on one machine: what is on its way is what small calls wait behind."""
 FLOWS_AT_ONCE = 4
 """Flows whose transfers take turns; more would only make all of them late."""
 TRANSFER_LIMIT_BYTES = 4 * 1024**3

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import trio
 
 from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch
-from fray.net import rfc6455
+from fray.net import rfc6455, sockets
 from fray.net.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.rfc6455 import BINARY, CLOSE, PING, PONG, Control, Place, Reader
 from fray.net.transport import Bytes, Claim
@@ -36,6 +36,8 @@ class LeanTransport:
 
     def __init__(self, sock: socket.socket, claim: Claim, *, client: bool, surplus: bytes) -> None:
         self.claim = claim
+        self.is_near = sockets.is_near(sock)
+        """The other end is on this machine for sure."""
         self._sock = sock
         self._client = client
         self._reader = Reader(masked=not client, limit_bytes=TRANSPORT_LIMIT_BYTES, data=surplus)

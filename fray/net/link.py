@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import trio
 
 from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Unreachable
-from fray.net.bulk import PLACE_BYTES, WINDOW_BYTES, BulkOut
+from fray.net.bulk import NEAR_WINDOW_BYTES, PLACE_BYTES, WINDOW_BYTES, BulkOut
 from fray.net.codec import ACK, Bytes, Kind, encode_frame
 from fray.net.session import ACK_AFTER_S, Beat, Heartbeat, Inbox, Outbox
 from fray.net.transport import Transport
@@ -88,6 +88,7 @@ class Link:
         """The writer has been woken, has not run since, and what it will send may go before it."""
         self._chunk_next = False
         """Frames went out last: a chunk is next, if any waits."""
+        self._window_bytes = NEAR_WINDOW_BYTES if getattr(transport, "is_near", False) else WINDOW_BYTES
         place_into = getattr(transport, "place_into", None)
         if place_into is not None:
             place_into(PLACE_BYTES, channel.place)
@@ -228,7 +229,7 @@ class Link:
     def _may_send_chunk(self) -> bool:
         channel = self._channel
         bulk, outbox = channel.bulk_out, channel.outbox
-        if not bulk.waiting_bytes or outbox.bulk_bytes >= WINDOW_BYTES or outbox.numbered < outbox.again_until:
+        if not bulk.waiting_bytes or outbox.bulk_bytes >= self._window_bytes or outbox.numbered < outbox.again_until:
             return False
         return bulk.is_due(outbox.numbered)
 

@@ -41,7 +41,7 @@ SPARE_BYTES = 64 * 1024 * 1024
 """So much is left free in the file system."""
 WORTH_BYTES = 256 * 1024 * 1024
 """A file system with less room is not used (containers often give /dev/shm 64 MiB)."""
-PIECE_BYTES = 1024 * 1024
+PIECE_BYTES = 4 * 1024 * 1024
 HUGE_FROM_BYTES = 4 * 1024 * 1024
 BASES = ("/dev/shm", "/tmp")
 STALE_S = 60.0

@@ -133,6 +133,17 @@ def _begin(sock: socket.socket, target: str | tuple[str, int]) -> int:
         return sock.connect_ex(path)
 
 
+def is_near(sock: socket.socket) -> bool:
+    """Whether the other end of a connected socket is on this machine: by its address alone."""
+    if sock.family == socket.AF_UNIX:
+        return True
+    try:
+        host = str(sock.getpeername()[0])
+    except OSError:
+        return False
+    return host == "::1" or host.startswith(("127.", "::ffff:127."))
+
+
 def tune(sock: socket.socket) -> None:
     """Options of every connection."""
     if sock.family != socket.AF_UNIX:

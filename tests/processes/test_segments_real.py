@@ -200,7 +200,7 @@ def test_the_same_host_is_proven_by_the_nonce_and_nothing_else(tmp_path: Path) -
     assert Borrowed.open(Offer(pool.directory, pool.nonce)) is not None
     assert Borrowed.open(Offer(pool.directory, "0" * 32)) is None
     assert Borrowed.open(Offer(pool.directory, "")) is None
-    assert Borrowed.open(Offer(pool.directory[:-1] + "0", pool.nonce)) is None
+    assert Borrowed.open(Offer(pool.directory.rpartition("-")[0] + "-" + "0" * 32, pool.nonce)) is None
 
 
 def test_nothing_outside_the_lenders_own_directory_is_ever_opened(tmp_path: Path) -> None:
@@ -309,3 +309,21 @@ def test_an_orderly_end_leaves_nothing_either() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not os.path.exists(found.stdout.strip())
+
+
+async def test_a_driver_that_is_killed_leaves_no_segment_of_its_own_or_of_its_actors(tmp_path: Path) -> None:
+    """Its nodes end with it, and sweep as the last thing they do."""
+    process = start("lenders_driver.py")
+    try:
+        directories = (await line_of(process)).split()
+        assert len(directories) == 2
+        assert all(map(exists, directories))
+        process.kill()
+        process.wait()
+
+        async def removed() -> bool:
+            return not any(map(exists, directories))
+
+        await until(removed)
+    finally:
+        stop(process)
