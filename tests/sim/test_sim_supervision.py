@@ -10,9 +10,9 @@ import trio.testing
 
 import fray
 from fray import ActorStatus
-from fray.scheduler import checkpoints, holding, restarts, supervision
+from fray.scheduler import checkpoints, holding, launching, restarts, supervision
 from fray.scheduler.rows import Rules
-from fray.testing import errands
+from fray.testing import acts, errands, strategies
 from fray.testing.errands import Counter
 from fray.testing.fakes import SimNetwork
 from fray.testing.house import DriverProcess, MachineSpec, SimHouse, open_house
@@ -78,6 +78,15 @@ def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
 def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checkpoints, "_keep", lambda *arguments: None)
     assert any("are gone" in text for text in breaches(run_story(1, plan=calm(*["keeper"] * 8)), "P7"))
+
+
+def test_a_second_creator_that_is_refused_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(launching, "living_actor", lambda *arguments: None)
+    assert any("NameTaken" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "house"))
+
+
+def test_every_act_is_drawn_and_every_drawn_act_is_there() -> None:
+    assert set(acts.ACTS) == set(strategies.ACTS)
 
 
 def test_the_new_acts_are_part_of_the_random_stories() -> None:
