@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Any
 
 import trio
@@ -72,6 +73,10 @@ class Worker:
     def echo(self, data: Any) -> Any:
         return data
 
+    async def doubles(self, stream: fray.Stream) -> None:
+        async for number in stream:
+            await stream.send(2 * number)
+
     def fail(self) -> None:
         raise ValueError("as asked")
 
@@ -118,6 +123,25 @@ async def streams(stage: Stage) -> None:
 async def buffers(stage: Stage) -> None:
     data = stage.rng.randbytes(stage.rng.choice((10_000, 300_000, 3_000_000)))
     assert bytes(await stage.steady.echo(data)) == data
+    array = bytearray(data)
+    came = await stage.steady.echo([PickleBuffer(array), "beside"])
+    assert bytes(came[0]) == data
+
+
+async def two_ways(stage: Stage) -> None:
+    async with stage.steady.doubles.open() as stream:
+        for number in range(50):
+            await stream.send(number)
+            assert await stream.receive() == 2 * number
+
+
+async def groups(stage: Stage) -> None:
+    async with stage.cluster.open_scope("group") as scope:
+        group = await scope.create_actor_group(Worker, count=2)
+        first, _ = await group.wait_ready()
+        async with fray.monitor(first) as watch:
+            assert isinstance(await anext(watch), fray.Up)
+        await group.shutdown()
 
 
 async def cancellations(stage: Stage) -> None:
@@ -174,7 +198,7 @@ async def relays(stage: Stage) -> None:
 
 ACTIVITIES: tuple[Callable[[Stage], Awaitable[None]], ...] = (
     *(calls, calls, streams, buffers, cancellations, errors),
-    *(restarts, short_lives, jobs, pools, relays),
+    *(restarts, short_lives, jobs, pools, relays, two_ways, groups),
 )
 
 

@@ -477,3 +477,23 @@ async def test_a_conversation_refused_by_one_host_begins_anew_at_the_next(autoju
 async def test_a_thread_that_floods_loses_nothing() -> None:
     async with actor(OnThread(), None) as (_, way), talk(way, "flood") as stream:
         assert [item async for item in stream] == list(range(10_000))
+
+
+async def test_a_postponed_annotation_is_understood_in_a_class_that_came_without_the_names_around_it(
+    autojump_clock: Any,
+) -> None:
+    """As a class of a script, which is pickled by value."""
+    bare: dict[str, Any] = {}
+    exec(
+        "from __future__ import annotations\n"
+        "class Doubler:\n"
+        "    async def run(self, stream: fray.Stream) -> None:\n"
+        "        async for n in stream:\n"
+        "            await stream.send(2 * n)\n",
+        bare,
+    )
+    async with open_stage() as stage:
+        way = await stage.actor(bare["Doubler"]())
+        async with way.caller.open(way.route, "run", (), {}, CallOptions()) as stream:
+            await stream.send(4)
+            assert await stream.receive() == 8

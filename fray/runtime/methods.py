@@ -208,11 +208,17 @@ def _talk_parameter(function: Any) -> tuple[str, int, type] | None:
 
 
 def _meant_by(annotation: str, function: Any) -> Any:
-    """What a postponed annotation means where the function was written; None if that cannot be told."""
+    """What a postponed annotation means where the function was written; None if that cannot be told.
+
+    A class of a script travels by value, with those names alone that its code uses: then the words must do.
+    """
     try:
         return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
     except Exception:  # noqa: BLE001 - names that exist for type checkers only
-        return None
+        return _SAID.get(annotation)
+
+
+_SAID = {said: cls for cls in (Stream, BlockingStream) for said in (cls.__name__, f"fray.{cls.__name__}")}
 
 
 def _check_talk(what: str, asked: type, given: type, style: Style) -> None:
