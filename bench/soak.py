@@ -46,6 +46,8 @@ WARM_UP = 3
 """Samples before the first that counts (and a third of all, if that is more)."""
 SETTLE_WITHIN_S = 10.0
 SLOPE_KB_PER_MINUTE = 2048.0
+SLOPE_FROM_S = 240.0
+"""Over less time a slope says nothing: the heap of Python grows by arenas, a few megabytes at once."""
 OBJECTS_MORE = 100
 """Of one class, beyond a tenth of what there was."""
 FINISHED_LIMIT = 200
@@ -296,6 +298,7 @@ def verdict(samples: Sequence[tuple[float, Census]], done: dict[str, int]) -> di
         "seconds": samples[-1][0],
         "done": done,
         "slopes_kb_per_minute": slopes,
+        "slopes_count": counted[-1][0] - counted[0][0] >= SLOPE_FROM_S,
         "left": left(counted[0][1], counted[-1][1]),
         "samples": [{"at_s": at_s, **one.as_json(), "objects": None} for at_s, one in samples],
     }
@@ -320,9 +323,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = trio.run(lambda: soak(options.minutes, seed=options.seed, progress=True))
-    steep = {
-        role: slope for role, slope in found["slopes_kb_per_minute"].items() if slope > options.slope_kb_per_minute
-    }
+    slopes = found["slopes_kb_per_minute"] if found["slopes_count"] else {}
+    steep = {role: slope for role, slope in slopes.items() if slope > options.slope_kb_per_minute}
     print(json.dumps({key: found[key] for key in ("seconds", "done", "slopes_kb_per_minute", "left")}, indent=1))
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine(), "steep": steep, **found}, indent=1) + "\n")

@@ -37,12 +37,17 @@ class Presence:
         self._blobs: Sequence[Bytes] = ()
         self._was_there = False
         self._on_change = on_change
+        self._unwatch: Callable[[], None] = lambda: None
         self._unwatch = runtime.link.watch(f"actor:{self.job_id}", self._on_names)
+        if self.is_over:
+            self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         self.endpoint = names.endpoints[-1] if names.endpoints else None
         self._outcome, self._blobs = names.ended, blobs
         self._was_there = self._was_there or self.endpoint is not None
+        if self.is_over:
+            self.close()  # there is nothing more to hear
         self._on_change()
 
     def close(self) -> None:

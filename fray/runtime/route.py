@@ -159,6 +159,8 @@ class Route:
     def follow(self, directory: Directory) -> None:
         assert self.key is not None
         self._unwatch = directory.watch(self.key, self._on_names)
+        if self.end is not None:
+            self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         if self.end is not None and not self.may_return:
