@@ -278,6 +278,30 @@ def test_a_stream_is_iterated_and_closed_early(scope: Scope) -> None:
     assert counter.add(0) == 200
 
 
+class Talker:
+    def running(self, numbers: fray.BlockingStream) -> Iterator[int]:
+        total = 0
+        for number in numbers:
+            total += number
+            yield total
+
+
+def test_a_conversation_goes_both_ways_and_an_actor_tells_what_it_counted(scope: Scope) -> None:
+    talker = scope.create_actor(Talker)
+    with talker.running.open() as stream:
+        stream.send(1)
+        assert stream.receive() == 1
+        for number in range(2, 50):
+            stream.send(number)
+        stream.done_sending()
+        assert list(stream)[-1] == sum(range(50))
+        assert stream.result() is None
+        with pytest.raises(trio.EndOfChannel):
+            stream.receive()
+    seen = blocking.metrics_of(talker)
+    assert (seen.calls, seen.errors, seen.running) == (1, 0, 0)
+
+
 def test_a_group_is_waited_for_called_and_ended(scope: Scope, cluster: Cluster) -> None:
     group = scope.create_actor_group(Counter, 5, count=3, on_failure="absorb")
     assert [handle.add(1) for handle in group] == [6, 6, 6]

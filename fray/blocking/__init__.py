@@ -1,6 +1,6 @@
 """Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
 
-from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Stream
+from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Conversation, Stream, metrics_of
 from fray.blocking.cluster import Cluster, Job, Scope, current_cluster, open_cluster
 from fray.blocking.futures import ActorFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
@@ -21,6 +21,7 @@ __all__ = [
     "Cause",
     "Cluster",
     "ClusterResolver",
+    "Conversation",
     "CpuConfig",
     "Entrypoint",
     "EnvironmentConfig",
@@ -38,6 +39,7 @@ __all__ = [
     "WorkerPool",
     "as_completed",
     "current_cluster",
+    "metrics_of",
     "open_cluster",
     "wait_any",
 ]

@@ -14,6 +14,7 @@ from fray.blocking.line import Line, line_of
 from fray.blocking.loop import portal_of
 from fray.blocking.portal import Portal, refuse_in_loop
 from fray.model.ids import ActorId, JobId, Namespace
+from fray.model.messages.calls import ActorMetrics
 
 if TYPE_CHECKING:
     from fray.blocking.cluster import Cluster
@@ -63,6 +64,12 @@ class ActorMethod:
         """Iterate over a generator method: ``with method.stream(...) as items: for item in items``."""
         line = self._handle._line or self._handle._connect()
         return Stream(line.portal, line.portal.run(lambda: self._method.stream(*args, **kwargs)))
+
+    def open(self, *args: Any, **kwargs: Any) -> Conversation:
+        """Talk with a method that takes a `fray.Stream`: ``with method.open(...) as stream``, then
+        ``stream.send(item)`` and ``stream.receive()``, or ``for item in stream``."""
+        line = self._handle._line or self._handle._connect()
+        return Conversation(line.portal, line.portal.run(lambda: self._method.open(*args, **kwargs)))
 
     def options(self, **options: Any) -> ActorMethod:
         """The same method with other options: those of `fray.ActorMethod.options`."""
@@ -128,6 +135,42 @@ class Stream:
     def close(self) -> None:
         """Close the remote generator, if it has not ended."""
         self._portal.call(self._stream.aclose)
+
+
+class Conversation(Stream):
+    """A conversation with a method: ``with`` it; threads may send and receive at once. Errors as `fray` has them."""
+
+    def send(self, item: Any) -> None:
+        """Send one item; waits while 64 items or 4 MiB are on their way.
+
+        Raises:
+            trio.BrokenResourceError: the method has returned; trio.ClosedResourceError: after `done_sending`.
+            BaseException: what the method raised, or why it is gone, if it has ended so.
+        """
+        self._portal.call(self._stream.send, item)
+
+    def receive(self) -> Any:
+        """The method's next item.
+
+        Raises:
+            trio.EndOfChannel: it has returned.
+            BaseException: what it raised, or the `FrayError` that says why there are no more items.
+        """
+        return self._portal.call(self._stream.receive)
+
+    def done_sending(self) -> None:
+        """Tell the method that nothing more comes. May be said again."""
+        self._portal.call(self._stream.done_sending)
+
+    def result(self) -> Any:
+        """Wait for what the method returns, once all its items have been received."""
+        return self._portal.call(self._stream.wait)
+
+
+def metrics_of(actor: ActorHandle) -> ActorMetrics:
+    """What an actor has counted: `fray.metrics_of`."""
+    line = actor._line or actor._connect()
+    return line.portal.call(native.metrics_of, actor._native)
 
 
 @frozen
@@ -227,4 +270,13 @@ class ActorServer:
         self._portal.call(self._native.shutdown, grace_period)
 
 
-__all__ = ["ActorContext", "ActorFuture", "ActorHandle", "ActorMethod", "ActorServer", "Stream"]
+__all__ = [
+    "ActorContext",
+    "ActorFuture",
+    "ActorHandle",
+    "ActorMethod",
+    "ActorServer",
+    "Conversation",
+    "Stream",
+    "metrics_of",
+]
