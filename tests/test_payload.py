@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fray.errors import ActorDied, NotPicklable, RemoteError, RemoteTraceback
 from fray.runtime import payload
+from fray.runtime.parcel import Parcel
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -296,3 +297,20 @@ def test_frays_own_errors_keep_their_details() -> None:
 def test_an_error_can_be_pickled_after_it_has_travelled() -> None:
     back = travelled(raised(ValueError("x")))
     assert type(pickle.loads(pickle.dumps(back))) is ValueError
+
+
+def test_tensors_leave_the_pickle_where_torch_is_there() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(100_000, dtype=torch.float32).reshape(100, 1000)
+    half = tensor.to(torch.bfloat16).requires_grad_()
+    values = {"a": tensor, "half": half, "gaps": tensor[:, ::2], "fn": lambda: 1}
+    packed = payload.pack(values)
+    assert isinstance(packed, Parcel)
+    assert len(packed.pickle) + sum(map(len, packed.sources)) < 1_200_000
+    buffers = [bytearray(source) for source in packed.sources]
+    back = payload.loads(packed.pickle, buffers)
+    assert torch.equal(back["a"], tensor)
+    assert torch.equal(back["half"], half)
+    assert back["half"].requires_grad
+    assert torch.equal(back["gaps"], tensor[:, ::2])
+    back["a"] += 1

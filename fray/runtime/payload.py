@@ -231,7 +231,8 @@ def _by_pickler(cls: Any, obj: Any, found: list[PickleBuffer]) -> bytes:
     tensor = getattr(_modules[_TORCH], "Tensor", None)
     if tensor is not None:
         table = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
-        pickler.dispatch_table = ChainMap({tensor: _reduce_tensor}, table)
+        # Through the descriptor: a subclass with a table of its own would hide an attribute of the instance.
+        pickle.Pickler.dispatch_table.__set__(pickler, ChainMap({tensor: _reduce_tensor}, table))  # type: ignore[attr-defined]
     pickler.dump(obj)
     return file.getvalue()
 
