@@ -77,7 +77,7 @@ class Host:
         self.actors: dict[int, Hosted] = {}
         self._network = network
         self._directory = directory
-        self._clock = clock
+        self.clock = clock
         self._make_runner = make_runner or _start_executor
         self._guests: dict[SessionId, Guest] = {}
         self._acceptor = Acceptor(incarnation, self._on_greeting, keep_s=KEEP_S, rng=rng)
@@ -253,7 +253,7 @@ class Host:
                 max_concurrency=max_concurrency,
                 groups=groups,
                 context=context,
-                clock=self._clock,
+                clock=self.clock,
             )
         runners = {group: self.make_runner(f"{name}-{group}", limit) for group, limit in groups.items()}
         runners[NO_GROUP] = executor or self.make_runner(name, max_concurrency or 1)
@@ -266,7 +266,7 @@ class Host:
             kill_after_s=kill_after_s,
             owned=owned,
             context=context,
-            clock=self._clock,
+            clock=self.clock,
         )
 
     def make_runner(self, name: str, threads: int) -> Runner:

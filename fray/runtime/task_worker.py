@@ -127,7 +127,7 @@ class TaskRun:
         if self._worker.waiting.pop(self.number, None) is None:
             return  # given back, or cancelled before it began
         self.begun = True
-        began = time.perf_counter()
+        began = self._worker.clock()
         current_actor_var.set(self)
         try:
             fn, args, kwargs = self._open()
@@ -136,7 +136,7 @@ class TaskRun:
             self._raised(error)
         finally:
             current_actor_var.set(None)
-            self.seconds = time.perf_counter() - began
+            self.seconds = self._worker.clock() - began
 
     def done(self) -> None:
         """In the loop."""
@@ -166,7 +166,7 @@ class TaskRun:
             self._worker.ended(self)
             return
         self.begun = True
-        began = time.perf_counter()
+        began = self._worker.clock()
         current_actor_var.set(self)
         try:
             fn, args, kwargs = await self._worker.off_loop(self._open)
@@ -176,7 +176,7 @@ class TaskRun:
                 raise
             self._raised(error)
         finally:
-            self.seconds = time.perf_counter() - began
+            self.seconds = self._worker.clock() - began
             if self.outcome is not None:
                 self._worker.ended(self)
 
@@ -239,6 +239,8 @@ class TaskWorker:
         self._parked: trio.Event | None = None
         self._runner: Runner | None = None
         self._spawn: Callable[[Callable[[], Any]], None] = lambda task: None
+        self.clock: Callable[[], float] = time.perf_counter
+        """For the pace; the host's, which is constant in simulation."""
 
     # The exchange ----------------------------------------------------------------------------------------------------
 
@@ -289,6 +291,7 @@ class TaskWorker:
         self.job_id, self.job_name = runtime.job_id or "", runtime.job_name
         self._runner = runtime.host.make_runner(self.job_name, 1)
         self._spawn = runtime.host.spawn
+        self.clock = runtime.host.clock
         self._spawn(self._hold_thread)
 
     async def _hold_thread(self) -> None:
