@@ -39,6 +39,7 @@ from fray.errors import (
 )
 from fray.futures import Future, as_completed, wait_any
 from fray.groups import ActorGroup
+from fray.hosts import ActorHost
 from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.messages.calls import ActorMetrics
@@ -67,6 +68,7 @@ __all__ = [
     "ActorFailed",
     "ActorGroup",
     "ActorHandle",
+    "ActorHost",
     "ActorInfo",
     "ActorMetrics",
     "ActorPool",

@@ -12,6 +12,7 @@ import trio
 from fray.actors import ActorHandle, actor_id_of
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchActor, NoSuchJob
 from fray.groups import ActorGroup
+from fray.hosts import ActorHost
 from fray.jobs import Job, error_of, job_id_of
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.ids import JobId, Namespace, check_name
@@ -179,6 +180,11 @@ class Cluster:
         """As `Scope.create_actor_group`, for actors that belong to this connection."""
         kwargs.setdefault("on_failure", "absorb")
         return await self._root.create_actor_group(cls, *args, **kwargs)
+
+    async def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
+        """As `Scope.create_host`, for a host that belongs to this connection."""
+        kwargs.setdefault("on_failure", "absorb")
+        return await self._root.create_host(name, **kwargs)
 
     async def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
         """A handle of the living actor of this name, also while it is being created or made anew.

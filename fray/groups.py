@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 
 from fray.actors import ActorHandle, actor_id_of, label_of
-from fray.errors import DeadlineExceeded, GroupFailed, InvalidRequest, NoSuchJob
+from fray.errors import ActorDied, DeadlineExceeded, GroupFailed, InvalidRequest, NoSuchJob
 from fray.jobs import build_actor_spec
 from fray.model.actors import ActorStatus
 from fray.model.ids import check_name, mint_job_id
@@ -155,7 +155,8 @@ class ActorGroup:
         with trio.move_on_after(grace_s):
             await self._end_in_order(presences)
             await self._wait_ended([presence for presence in presences if presence.is_ready])
-        left = tuple(presence.job_id for presence in presences if not presence.is_over and not presence.is_light)
+        await self._cut_light([presence for presence in presences if presence.is_light and not presence.is_over])
+        left = tuple(presence.home for presence in presences if not presence.is_over and not presence.is_light)
         if left:
             await runtime.link.request(Terminate(jobs=left, reason=f"group {self.name!r} was shut down"))
         await self._wait_ended(presences)
@@ -163,10 +164,20 @@ class ActorGroup:
     async def _wait_ended(self, presences: Sequence[Presence]) -> None:
         """The directory calls an actor ended as soon as its end is decided; its job tells when it really is."""
         for presence in presences:
+            while presence.is_light and not presence.is_over:
+                await self._changed.wait()
             if not presence.is_light:
                 with suppress(NoSuchJob):  # so long over that it has been forgotten
-                    (record,) = await self._here().link.watch_jobs([presence.job_id])
+                    (record,) = await self._here().link.watch_jobs([presence.home])
                     await record.ended.wait()
+
+    async def _cut_light(self, left: Sequence[Presence]) -> None:
+        """Light actors that do not come to an end of their calls: their hosts cut them short."""
+        caller = self._here().caller
+        for home in {presence.home for presence in left}:
+            numbers = [presence.number for presence in left if presence.home == home]
+            with suppress(ActorDied):
+                await caller.call(caller.route(f"actor:{home}"), "cut", (numbers,))
 
     async def _end_in_order(self, presences: Sequence[Presence]) -> None:
         async with trio.open_nursery() as nursery:

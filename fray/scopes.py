@@ -10,13 +10,15 @@ from attrs import evolve
 
 from fray.actors import ActorHandle, methods_of
 from fray.errors import InvalidRequest
-from fray.groups import ActorGroup, build_members
+from fray.groups import ActorGroup, build_members, check_count
+from fray.hosts import ActorHost
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
 from fray.model.ids import mint
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest
 from fray.runtime.context import Runtime
 from fray.runtime.family import Kind
+from fray.runtime.light import LightHost
 from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope, open_child_scope, open_service_scope
 from fray.supervision import ACTOR_RESOURCES, Child, OnFailure, build_group, label_of, supervision_of
@@ -213,6 +215,7 @@ class Scope:
         environment: EnvironmentConfig | None = None,
         actor_config: ActorConfig | None = None,
         on_failure: OnFailure = "escalate",
+        light: bool = False,
         **kwargs: Any,
     ) -> ActorGroup:
         """Create the same actor ``count`` times; returns at once, and the members come as they can: all, or none.
@@ -221,6 +224,8 @@ class Scope:
 
         Args:
             count: 1 to 10,000.
+            light: all in one process, a host made for them (see `create_host`, also for the process's restarts:
+                ``max_restarts`` of ``actor_config`` counts for it, too); ``resources`` are then the process's.
             name: of the group, in front of those of its members; default one is made up.
             resources: of each member; default none reserved.
             environment: variables for their processes.
@@ -232,6 +237,16 @@ class Scope:
         """
         config = actor_config or ActorConfig()
         config = evolve(config, max_restarts=config.max_restarts or 0)
+        if light:
+            check_count(name or cls.__name__, count)
+            host = await self.create_host(
+                None if name is None else f"{name}-host",
+                resources=resources,
+                environment=environment,
+                max_restarts=config.max_restarts or 0,
+                on_failure=on_failure,
+            )
+            return await host.create_actors(cls, *args, count=count, name=name, actor_config=config, **kwargs)
         request = JobRequest(
             name=name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}",
             resources=resources or ACTOR_RESOURCES,
@@ -246,6 +261,45 @@ class Scope:
         methods = methods_of(cls)
         handles = [ActorHandle(spec.job_id, spec.name, methods, self._runtime) for spec in specs]
         return ActorGroup(request.name, handles, self._runtime)
+
+    async def create_host(
+        self,
+        name: str | None = None,
+        *,
+        resources: ResourceConfig | None = None,
+        environment: EnvironmentConfig | None = None,
+        max_restarts: int = 0,
+        on_failure: OnFailure = "escalate",
+    ) -> ActorHost:
+        """Launch a process for light actors; returns at once: actors can be created in it and called right away.
+
+        Args:
+            name: of the host; default one is made up.
+            resources: of the process, for all its actors; default none reserved.
+            environment: variables for it.
+            max_restarts: how often a host whose process has died is started anew, with all its living actors (their
+                state starts over); -1: always. Default 0.
+            on_failure: as for `launch`, of the host and of each actor in it that fails for good.
+
+        Raises:
+            InvalidRequest, NeverSchedulable, NameTaken: nothing was launched.
+        """
+        label = name or f"host-{mint(self._runtime.rng, 6)}"
+        request = JobRequest(
+            name=label,
+            resources=resources or ACTOR_RESOURCES,
+            environment=environment,
+            max_retries_failure=max_restarts,
+            max_retries_preemption=max_restarts,
+        )
+        spec, content = build_actor_spec(
+            request, self._runtime, LightHost, (), {}, ActorConfig(max_restarts=max_restarts)
+        )
+        decide = supervision_of(on_failure, self._actor)
+        (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
+        host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightHost)), on_failure)
+        self._children.start_soon(host.keep)
+        return host
 
 
 def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 import fray
 from fray import ActorConfig, ActorStatus
@@ -17,7 +16,7 @@ from tests import lives
 
 
 @pytest.fixture
-async def cluster(autojump_clock: trio.testing.MockClock) -> AsyncIterator[fray.Cluster]:
+async def cluster() -> AsyncIterator[fray.Cluster]:
     with trio.fail_after(1_000):
         async with fray.open_cluster("local", logs=False) as cluster:
             yield cluster
@@ -60,13 +59,13 @@ async def test_the_members_of_a_group_know_their_place(any_cluster: fray.Cluster
         assert await any_cluster.get_actor("team-1") == group[1]
 
 
-async def test_handles_can_be_used_before_the_members_are_ready(cluster: fray.Cluster) -> None:
+async def test_handles_can_be_used_before_the_members_are_ready(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, count=4)
         assert [await handle.twice(1) for handle in group] == [2, 3, 4, 5]
 
 
-async def test_members_are_discovered_once(cluster: fray.Cluster) -> None:
+async def test_members_are_discovered_once(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, count=3)
         assert group.discover_new() == []
@@ -80,7 +79,7 @@ async def test_members_are_discovered_once(cluster: fray.Cluster) -> None:
         assert set(new) <= set(group)
 
 
-async def test_a_part_of_a_group_is_enough_for_who_asks_for_no_more(cluster: fray.Cluster) -> None:
+async def test_a_part_of_a_group_is_enough_for_who_asks_for_no_more(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, bad=2, count=4, on_failure="absorb")
         assert await group.wait_ready(2) == group.handles[:2]
@@ -97,7 +96,7 @@ async def test_a_part_of_a_group_is_enough_for_who_asks_for_no_more(cluster: fra
             await group[3].now()
 
 
-async def test_waiting_for_a_group_that_is_late_ends_as_a_timeout(cluster: fray.Cluster) -> None:
+async def test_waiting_for_a_group_that_is_late_ends_as_a_timeout(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         huge = fray.ResourceConfig(cpu=3, memory="1MB")
         group = await scope.create_actor_group(Member, count=20, resources=huge)
@@ -108,7 +107,9 @@ async def test_waiting_for_a_group_that_is_late_ends_as_a_timeout(cluster: fray.
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001, 1.5])
-async def test_an_impossible_count_is_refused_at_the_door(count: Any, cluster: fray.Cluster) -> None:
+async def test_an_impossible_count_is_refused_at_the_door(
+    count: Any, cluster: fray.Cluster, autojump_clock: Any
+) -> None:
     async with cluster.open_scope("run") as scope:
         with pytest.raises(fray.InvalidRequest, match="must be a whole number from 1 to 10,000"):
             await scope.create_actor_group(Member, count=count)
@@ -117,7 +118,7 @@ async def test_an_impossible_count_is_refused_at_the_door(count: Any, cluster: f
             await group.wait_ready(2)
 
 
-async def test_a_group_is_made_whole_or_not_at_all(cluster: fray.Cluster) -> None:
+async def test_a_group_is_made_whole_or_not_at_all(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         await scope.create_actor(lives.Knowing, name="team-1")
         with pytest.raises(fray.NameTaken):
@@ -181,7 +182,7 @@ async def test_a_monitor_tells_of_every_coming_and_going(any_cluster: fray.Clust
         assert isinstance(last[-1].error.__cause__, fray.ActorFailed)
 
 
-async def test_a_monitor_of_what_is_long_gone_says_so_at_once(cluster: fray.Cluster) -> None:
+async def test_a_monitor_of_what_is_long_gone_says_so_at_once(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(lives.Knowing)
         await knowing.leave()
@@ -192,7 +193,7 @@ async def test_a_monitor_of_what_is_long_gone_says_so_at_once(cluster: fray.Clus
         assert "shut itself down" in str(only.error)
 
 
-async def test_a_closed_monitor_ends_whoever_reads_it(cluster: fray.Cluster) -> None:
+async def test_a_closed_monitor_ends_whoever_reads_it(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(lives.Knowing)
         async with fray.monitor(knowing) as watch:
@@ -202,7 +203,7 @@ async def test_a_closed_monitor_ends_whoever_reads_it(cluster: fray.Cluster) -> 
             await watch
 
 
-async def test_a_monitor_needs_a_handle(cluster: fray.Cluster) -> None:
+async def test_a_monitor_needs_a_handle(cluster: fray.Cluster, autojump_clock: Any) -> None:
     with pytest.raises(fray.InvalidRequest, match="need the handle of an actor, not 'counter'"):
         fray.monitor("counter")  # type: ignore[arg-type]
 
@@ -242,7 +243,7 @@ async def test_an_actor_goes_with_the_one_it_is_linked_to(any_cluster: fray.Clus
         assert not (await fray.monitor(b)).will_restart
 
 
-async def test_a_restart_of_the_other_breaks_no_link(cluster: fray.Cluster) -> None:
+async def test_a_restart_of_the_other_breaks_no_link(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         a = await scope.create_actor(Linked)
         b = await scope.create_actor(Linked, max_restarts=1)
@@ -253,7 +254,7 @@ async def test_a_restart_of_the_other_breaks_no_link(cluster: fray.Cluster) -> N
         assert (await a.now())["method"] == "now"
 
 
-async def test_a_linked_actor_may_ask_to_be_told_instead(cluster: fray.Cluster) -> None:
+async def test_a_linked_actor_may_ask_to_be_told_instead(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         a, b, c = [await scope.create_actor(Linked, on_failure="absorb") for _ in range(3)]
         await a.tie(b, trap=True)
@@ -267,7 +268,7 @@ async def test_a_linked_actor_may_ask_to_be_told_instead(cluster: fray.Cluster) 
         await c.now()
 
 
-async def test_nobody_is_linked_to_himself_or_from_outside(cluster: fray.Cluster) -> None:
+async def test_nobody_is_linked_to_himself_or_from_outside(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         a = await scope.create_actor(Linked)
         with pytest.raises(fray.InvalidRequest, match="cannot be linked to itself"):
@@ -276,7 +277,7 @@ async def test_nobody_is_linked_to_himself_or_from_outside(cluster: fray.Cluster
             fray.link(a)
 
 
-async def test_an_idle_member_of_a_group_is_an_ended_one(cluster: fray.Cluster) -> None:
+async def test_an_idle_member_of_a_group_is_an_ended_one(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, count=2, actor_config=ActorConfig(idle_s=5))
         await group.wait_ready()

@@ -15,7 +15,7 @@ import trio
 from attrs import define, field, frozen
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError
-from fray.model.ids import SessionId
+from fray.model.ids import SessionId, home_of
 from fray.model.messages.calls import ActorMetrics, AskMetrics, Bind, Bound
 from fray.model.messages.client import ActorEndpoint
 from fray.net.bulk import TRANSFER_LIMIT_BYTES, check_transfer
@@ -151,7 +151,8 @@ class Caller:
         """The route to the actor under a directory key ``actor:{actor_id}``; the same one each time."""
         route = self._routes.get(key)
         if route is None:
-            route = self._routes[key] = Route(self, label or key.partition(":")[2], key)
+            home, number = home_of(key)
+            route = self._routes[key] = Route(self, label or key.partition(":")[2], home, number)
             if self.directory is not None:
                 route.follow(self.directory)
         return route

@@ -46,7 +46,7 @@ class Runner(Protocol):
         """No more work comes; what was submitted is still run."""
 
 
-class _Errand:
+class Errand:
     """One function for `Executor.run`."""
 
     def __init__(self, fn: Callable[[], Any]) -> None:
@@ -128,7 +128,7 @@ class Executor:
         """
         if self._stopped:
             raise ActorDied(f"the thread {self.name!r} has been stopped")
-        errand = _Errand(fn)
+        errand = Errand(fn)
         self.submit(errand)
         self.flush()
         await errand.finished.wait()
@@ -170,7 +170,7 @@ class Executor:
             if jobs is None:
                 return
             for job in jobs:
-                if only_functions and not isinstance(job, _Errand):
+                if only_functions and not isinstance(job, Errand):
                     continue
                 self.is_running = True
                 try:

@@ -137,12 +137,12 @@ class Guest:
         if self._held or not self.ledger.has_room:
             self._held.append((target, call))
         else:
-            self._hand_over(target, call)
+            self.hand_over(target, call)
 
-    def _hand_over(self, target: int, call: HostCall) -> None:
+    def hand_over(self, target: int, call: HostCall) -> None:
         actor = self.host.actors.get(target)
         if actor is None:
-            call.refuse(no_such_actor(target))
+            self.host.absent.enter(target, self, call)
         else:
             self._touched[actor] = None
             actor.take(call)
@@ -179,7 +179,7 @@ class Guest:
         while self._held and self.ledger.has_room:
             target, call = self._held.popleft()
             if not call.cancelled:
-                self._hand_over(target, call)
+                self.hand_over(target, call)
 
     def _cancel(self, number: int) -> None:
         call = self._calls.get(number)
@@ -221,6 +221,7 @@ class Guest:
         self._landings.clear()
         self.exchange.end()
         for call in list(self._calls.values()):
+            call.cancelled = True  # also one that waits for its actor
             if call.actor is not None:
                 call.actor.cancel(call)
 

@@ -26,10 +26,12 @@ from fray.runtime.executor import Executor, InlineExecutor, Runner
 from fray.runtime.guest import Guest
 from fray.runtime.host_call import HostCall
 from fray.runtime.hosted import Hosted
+from fray.runtime.lanes import ThreadPool
 from fray.runtime.life import Life, life_var
 from fray.runtime.loop_actor import LoopActor
 from fray.runtime.methods import NO_GROUP, check_concurrency, has_async_methods
 from fray.runtime.thread_actor import ThreadActor
+from fray.runtime.waiting_room import WaitingRoom
 
 __all__ = ["Executor", "Host", "HostCall", "InlineExecutor", "Runner", "current_actor", "has_async_methods"]
 
@@ -75,6 +77,8 @@ class Host:
         self.make_context: Callable[[HostCall], Any] = lambda call: call
         """Makes what a method with a ``ctx`` parameter gets."""
         self.actors: dict[int, Hosted] = {}
+        self.absent = WaitingRoom(self)
+        """Calls of light actors that are not there now."""
         self._network = network
         self._directory = directory
         self.clock = clock
@@ -82,6 +86,7 @@ class Host:
         self._guests: dict[SessionId, Guest] = {}
         self._acceptor = Acceptor(incarnation, self._on_greeting, keep_s=KEEP_S, rng=rng)
         self._numbers = count(1)
+        self._lanes: ThreadPool | None = None
         self._addresses: list[str] = []
         self._opening = trio.Lock()
         self._nursery: trio.Nursery | None = None
@@ -174,6 +179,8 @@ class Host:
             await self._acceptor.close(HOST_LEFT)
         for number in list(self.actors):
             self._drop(number)
+        if self._lanes is not None:
+            self._lanes.stop()
         self._scope.cancel()
         self._over.set()
 
@@ -182,6 +189,7 @@ class Host:
             self._closed = ActorDied("the process of this actor is shutting down")
             for actor in self.actors.values():
                 actor.close(self._closed)
+            self.absent.close(self._closed)
 
     def end_calls(self) -> None:
         """Take no more calls, and cancel and answer those under way: the first step of `shutdown` without grace."""
@@ -202,6 +210,7 @@ class Host:
         executor: Runner | None = None,
         life: Life | None = None,
         kill_after_s: float | None = None,
+        number: int | None = None,
     ) -> int:
         """Serve ``instance``; returns its number on this host.
 
@@ -213,13 +222,15 @@ class Host:
                 need; the host neither starts nor stops it. Default: one of its own.
             life: whose life this is. Default: that of an object whose end is its owner's business.
             kill_after_s: as `ActorConfig` has it.
+            number: of a light actor, from `FIRST_LIGHT` on; calls that waited for it are handed over.
 
         Raises:
             InvalidRequest: a limit is below 1, or a method names a group that has none.
         """
         groups = concurrency_groups or {}
-        check_concurrency(type(instance), max_concurrency, groups)
-        number = next(self._numbers)
+        if number is None:  # of light actors their owner has asked this already, once for all
+            check_concurrency(type(instance), max_concurrency, groups)
+        number = next(self._numbers) if number is None else number
         actor_id = actor_id or f"{name}#{number}"
         life = life or Life(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
         token = life_var.set(life)  # what runs in the actor inherits it
@@ -231,6 +242,7 @@ class Host:
         actor.life = life
         actor.make_context = self._context_for
         self.actors[number] = actor
+        self.absent.release(number)
         return number
 
     def _make_hosted(
@@ -272,6 +284,14 @@ class Host:
     def make_runner(self, name: str, threads: int) -> Runner:
         """Threads for an all-sync actor, started; whoever asks for them stops them."""
         return self._make_runner(f"fray-{name}", threads)
+
+    def make_lane(self, name: str, threads: int) -> Runner:
+        """What runs the calls of a light all-sync actor: threads that all of them share."""
+        if self._make_runner is not _start_executor:
+            return self.make_runner(name, threads)
+        if self._lanes is None:
+            self._lanes = ThreadPool("fray-light", self.spawn)
+        return self._lanes.lane(name, threads)
 
     def _context_for(self, call: HostCall) -> Any:
         return self.make_context(call)

@@ -210,6 +210,10 @@ class Hosted:
         """Take no more calls; those that have not begun are refused with ``error``. What is under way goes on."""
         self._closed = self._closed or error
 
+    def take_unbegun(self) -> list[HostCall]:
+        """The calls that wait for their turn, off its hands, as far as they can still be stopped."""
+        return []
+
     @property
     def is_busy(self) -> bool:
         """A call runs or waits for its turn."""

@@ -68,11 +68,11 @@ class ShutdownEvent:
 
 
 class Life:
-    """See above. ``home`` and ``number`` say where a light actor lives: actor id of its host process, number there."""
+    """See above."""
 
     __slots__ = (
         *("_event", "_event_lock", "_on_ending", "_told", "_token", "checkpoints", "context", "ending", "ends_itself"),
-        *("actor_id", "cls", "group", "home", "incarnation", "index", "name", "number"),
+        *("actor_id", "cls", "group", "incarnation", "index", "name"),
     )
 
     def __init__(
@@ -84,8 +84,6 @@ class Life:
         incarnation: str,
         group: str = "",
         index: int = 0,
-        home: str = "",
-        number: int = 0,
         ends_itself: bool = True,
     ) -> None:
         self.actor_id = actor_id
@@ -94,8 +92,6 @@ class Life:
         self.incarnation = incarnation
         self.group = group
         self.index = index
-        self.home = home
-        self.number = number
         self.ends_itself = ends_itself
         """False: its end is the business of whoever serves it (`ActorServer`)."""
         self.context: Context | None = None
@@ -222,16 +218,21 @@ def current_life() -> Life | None:
 async def construct(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any], runner: Runner | None) -> Any:
     """Make the object: on the thread that will run its calls, or (None) in the loop, as a class with async methods."""
 
-    def make() -> Any:
-        token = life_var.set(life)
-        try:
-            instance = life.cls(*args, **kwargs)
-            life.context = copy_context()
-            return instance
-        finally:
-            life_var.reset(token)
+    if runner is None:
+        return make_instance(life, args, kwargs)
+    return await runner.run(lambda: make_instance(life, args, kwargs))
 
-    return make() if runner is None else await runner.run(make)
+
+def make_instance(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the constructor here and now; it belongs to no call, also where a call (of a light actors' host) runs it."""
+    token, call = life_var.set(life), current_actor_var.set(None)
+    try:
+        instance = life.cls(*args, **kwargs)
+        life.context = copy_context()
+        return instance
+    finally:
+        life_var.reset(token)
+        current_actor_var.reset(call)
 
 
 async def clean_up(life: Life, instance: Any, runner: Runner | None, within_s: float) -> None:

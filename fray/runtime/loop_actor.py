@@ -105,6 +105,12 @@ class LoopActor(Hosted):
         call.lane.queue.remove(call)
         self.reject(call, error)
 
+    def take_unbegun(self) -> list[HostCall]:
+        unbegun = [call for lane in self._lanes.values() for call in lane.queue]
+        for lane in self._lanes.values():
+            lane.queue.clear()
+        return unbegun
+
     def close(self, error: FrayError) -> None:
         super().close(error)
         for lane in self._lanes.values():

@@ -11,9 +11,12 @@ from fray.model.actors import ActorStatus
 from fray.model.ids import ActorId, home_of
 from fray.model.messages.calls import AskEnd
 from fray.model.messages.client import ActorEndpoint, Names
-from fray.model.specs import Cause, Outcome
+from fray.model.specs import Cause
 from fray.net.codec import Bytes
+from fray.runtime import payload
+from fray.runtime.calls import End
 from fray.runtime.context import Runtime
+from fray.runtime.light import Gone
 from fray.runtime.route import why_ended
 
 ASK_S = 5.0
@@ -24,35 +27,53 @@ _IN_ORDER = frozenset({Cause.SUCCEEDED, Cause.STOPPED, Cause.OWNER_ENDED})
 class Presence:
     """Follows one actor from now on; ``on_change`` is called, in the loop, whenever it comes, goes, or has ended.
 
-    Of a light actor the directory knows the host: it is there when its host is, unless `told_ended`.
+    Of a light actor the directory knows the host, and the host tells its end: it is there when its host is.
     """
 
     def __init__(self, runtime: Runtime, actor_id: ActorId, on_change: Callable[[], object]) -> None:
         self.actor_id = actor_id
-        self.job_id, number = home_of(actor_id)
-        self.is_light = bool(number)
+        self.home, self._number = home_of(actor_id)
+        """``home`` is its own id, or that of its host."""
         self.endpoint: ActorEndpoint | None = None
-        self._number = number
-        self._outcome: Outcome | None = None
-        self._blobs: Sequence[Bytes] = ()
+        self._end: End | None = None
+        self._in_order = False
         self._was_there = False
         self._on_change = on_change
         self._unwatch: Callable[[], None] = lambda: None
-        self._unwatch = runtime.link.watch(f"actor:{self.job_id}", self._on_names)
+        self._tidings = _tidings_of(runtime, self.home) if self._number else None
+        if self._tidings is not None:
+            self._tidings.listeners.setdefault(self._number, []).append(self._on_light)
+            self._on_light()
+        self._unwatch = runtime.link.watch(f"actor:{self.home}", self._on_names)
         if self.is_over:
             self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         self.endpoint = names.endpoints[-1] if names.endpoints else None
-        self._outcome, self._blobs = names.ended, blobs
-        self._was_there = self._was_there or self.endpoint is not None
+        if names.ended is not None and self._end is None:
+            self._end, self._in_order = why_ended(names.ended, blobs), names.ended.cause in _IN_ORDER
+        self._was_there = self._was_there or self.is_ready
         if self.is_over:
             self.close()  # there is nothing more to hear
+        self._on_change()
+
+    def _on_light(self) -> None:
+        gone = self._tidings.gone.get(self._number) if self._tidings is not None else None
+        if gone is not None and self._end is None:
+            error = None if gone.error is None else payload.load_error(gone.error)
+            self._end, self._in_order = End(text=gone.why, cause=error), error is None
+            self.close()
         self._on_change()
 
     def close(self) -> None:
         """Follow it no longer."""
         self._unwatch()
+        if self._tidings is not None and self._on_light in (listeners := self._tidings.listeners.get(self._number, [])):
+            listeners.remove(self._on_light)
+
+    @property
+    def is_light(self) -> bool:
+        return self._number > 0
 
     @property
     def number(self) -> int:
@@ -62,35 +83,76 @@ class Presence:
     @property
     def incarnation(self) -> str:
         """Of the one that is there; empty when none is."""
-        return self.endpoint.incarnation if self.endpoint is not None else ""
+        return self.endpoint.incarnation if self.endpoint is not None and self.is_ready else ""
 
     @property
     def is_ready(self) -> bool:
-        return self.endpoint is not None
+        is_made = self._tidings is None or self._number in self._tidings.there
+        return self.endpoint is not None and self._end is None and is_made
 
     @property
     def is_over(self) -> bool:
         """It will never be there (again)."""
-        return self._outcome is not None
+        return self._end is not None
 
     @property
     def status(self) -> ActorStatus:
-        if self._outcome is not None:
-            return ActorStatus.ENDED if self._outcome.cause in _IN_ORDER else ActorStatus.FAILED
-        if self.endpoint is not None:
+        if self._end is not None:
+            return ActorStatus.ENDED if self._in_order else ActorStatus.FAILED
+        if self.is_ready:
             return ActorStatus.READY
         return ActorStatus.RESTARTING if self._was_there else ActorStatus.CREATING
 
     @property
     def why(self) -> str:
         """How it ended."""
-        return "" if self._outcome is None else why_ended(self._outcome, self._blobs).text
+        return "" if self._end is None else self._end.text
 
-    def error(self, label: object) -> FrayError:
+    def error(self, label: str) -> FrayError:
         """The end of an actor that is over, as an error."""
-        if self._outcome is None:
-            return ActorDied(f"{label} has gone")
-        return why_ended(self._outcome, self._blobs).undelivered(str(label))
+        return (self._end or End(text="nobody knows why")).undelivered(label)
+
+
+class _Tidings:
+    """What one host of light actors tells of them, in this place in the cluster."""
+
+    def __init__(self, runtime: Runtime, home: ActorId) -> None:
+        self.gone: dict[int, Gone] = {}
+        self.there: set[int] = set()
+        self.listeners: dict[int, list[Callable[[], object]]] = {}
+        self._caller = runtime.caller
+        self._route = runtime.caller.route(f"actor:{home}")
+        runtime.nursery.start_soon(self._follow)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with self._caller.stream(self._route, "news") as news:
+                    async for events in news:
+                        for event in events:
+                            self._learn(event)
+            except ActorDied:
+                self.there.clear()
+                await trio.lowlevel.checkpoint()
+                if self._route.end is not None:
+                    return  # the directory tells the rest
+            except FrayError:
+                return  # this place is being left
+
+    def _learn(self, event: int | Gone) -> None:
+        if isinstance(event, Gone):
+            self.gone[event.number] = event
+        else:
+            self.there.add(event)
+        for listener in list(self.listeners.get(event if isinstance(event, int) else event.number, [])):
+            listener()
+
+
+def _tidings_of(runtime: Runtime, home: ActorId) -> _Tidings:
+    tidings = runtime.extras.get(f"tidings of {home}")
+    if not isinstance(tidings, _Tidings):
+        tidings = runtime.extras[f"tidings of {home}"] = _Tidings(runtime, home)
+    return tidings
 
 
 async def ask_end(runtime: Runtime, presence: Presence, reason: str) -> None:

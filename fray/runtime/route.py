@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import trio
+from attrs import evolve
 
-from fray.errors import ChannelFull, FrayError
+from fray.errors import ChannelFull, FrayError, NoSuchActor
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import Cause, Outcome
 from fray.net.codec import Bytes
@@ -34,6 +35,10 @@ GONE_LIMIT = 100
 """So many of an actor's dead incarnations are remembered: the directory may still name one, never an old one."""
 PROOF_WAIT_S = 2.0
 """How long calls wait for the channel itself to notice what the directory has said."""
+
+
+ENDED_HERE = "ended_here"
+"""In the details of a refusal: this light actor has ended for good, on a host that lives."""
 
 
 class Directory(Protocol):
@@ -57,7 +62,9 @@ class Binding:
 class Route:
     """The way to one actor. ``key`` is its directory key; None for an endpoint that never moves."""
 
-    def __init__(self, caller: Caller, label: str, key: str | None = None) -> None:
+    def __init__(self, caller: Caller, label: str, key: str | None = None, number: int = 0) -> None:
+        self.number = number
+        """Of a light actor on the host that ``key`` means; 0 for others."""
         self.caller = caller
         self.label = label
         self.key = key
@@ -183,6 +190,8 @@ class Route:
             self.close()
 
     def _move(self, endpoints: Sequence[ActorEndpoint]) -> None:
+        if self.number:
+            endpoints = [evolve(endpoint, number=self.number) for endpoint in endpoints]
         living = [endpoint for endpoint in endpoints if self._is_new(endpoint)]
         self.endpoint = living[-1] if living else None
         if self.endpoint is None:
@@ -226,6 +235,9 @@ class Route:
     def refused(self, call: CallFuture, error: BaseException) -> None:
         """The host says that it has no such actor (any more) and has not run the call."""
         binding = call.binding
+        if self.number and (isinstance(error, NoSuchActor) or ENDED_HERE in getattr(error, "details", {})):
+            self._undelivered(call, error)  # its host lives, and says that it will not be there
+            return
         if binding is None or self.key is None:
             self._is_gone(End(text=str(error)))
             self._undelivered(call, error)

@@ -1,0 +1,202 @@
+"""Hosts of light actors: one process, many actors. See docs/light-actors.md."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import trio
+
+from fray.actors import ActorHandle, actor_id_of, label_of, methods_of
+from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
+from fray.groups import GROUP_LIMIT, ActorGroup, check_count
+from fray.model.ids import check_name, light_id, mint
+from fray.model.specs import ActorConfig
+from fray.runtime import payload
+from fray.runtime.attempt import check_blob
+from fray.runtime.context import Runtime
+from fray.runtime.light import Batch, Gone
+from fray.runtime.links import JobRecord
+from fray.runtime.methods import check_concurrency
+from fray.runtime.waiting_room import FIRST_LIGHT
+from fray.supervision import OnFailure
+from fray.supervision import label_of as name_of
+
+
+class ActorHost:
+    """A process for light actors; made by `Scope.create_host`. It ends with its scope, and its actors with it.
+
+    Light actors are called, named, restarted, ended and cleaned up like others. They share a process: its memory, its
+    loop (classes with an async method), and a pool of threads (all-sync classes; each keeps the order of its calls).
+    """
+
+    def __init__(self, runtime: Runtime, record: JobRecord, handle: ActorHandle, on_failure: OnFailure) -> None:
+        self._runtime = runtime
+        self._record = record
+        self._handle = handle
+        self._on_failure = on_failure
+        self._numbers = count(FIRST_LIGHT)
+        self._batches: list[Batch] = []
+        self._handles: dict[int, ActorHandle] = {}
+        self._over: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        return label_of(self._handle)
+
+    async def create_actor(
+        self,
+        cls: type,
+        *args: Any,
+        name: str | None = None,
+        actor_config: ActorConfig | None = None,
+        **kwargs: Any,
+    ) -> ActorHandle:
+        """Create ``cls(*args, **kwargs)`` in this host's process; returns a handle that can be used at once.
+
+        Args:
+            name: unique among the living of the namespace; with one, this waits until the host has bound it. Default:
+                made up, and nobody can find it.
+            actor_config: as for `Scope.create_actor`. Restarts happen in place; ``cleanup_s`` over 5 counts for 5 when
+                the process ends.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge: nothing was created.
+            NameTaken: a living actor has the name.
+            ActorDied: the host has ended.
+        """
+        names = (name or f"{name_of(cls)}-{mint(self._runtime.rng, 6)}",)
+        return (await self._create(cls, args, kwargs, names, "", actor_config, registered=name is not None))[0]
+
+    async def create_actors(
+        self,
+        cls: type,
+        *args: Any,
+        count: int,
+        name: str | None = None,
+        actor_config: ActorConfig | None = None,
+        **kwargs: Any,
+    ) -> ActorGroup:
+        """Create the same light actor ``count`` times, in one message; returns at once.
+
+        They are called ``{name}-{index}``, for people: these names are not registered. Args and errors as for
+        `create_actor`.
+        """
+        label = name or f"{name_of(cls)}-{mint(self._runtime.rng, 6)}"
+        check_count(label, count)
+        names = tuple(f"{label}-{index}" for index in range(count))
+        handles = await self._create(cls, args, kwargs, names, label, actor_config, registered=False)
+        return ActorGroup(label, handles, self._runtime)
+
+    async def _create(
+        self,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: tuple[str, ...],
+        group: str,
+        config: ActorConfig | None,
+        *,
+        registered: bool,
+    ) -> list[ActorHandle]:
+        batch = self._batch(cls, args, kwargs, names, group, config or ActorConfig(), registered)
+        home, methods = actor_id_of(self._handle), methods_of(cls)
+        handles = [
+            ActorHandle(light_id(home, number), label, methods, self._runtime)
+            for number, label in zip(batch.numbers, names, strict=True)
+        ]
+        self._handles.update(zip(batch.numbers, handles, strict=True))
+        self._batches.append(batch)
+        made = self._handle.create.start(batch)
+        if registered:
+            try:
+                await made
+            except OutcomeUnknown:
+                pass  # its host is restarting, and will be told again
+            except BaseException:
+                self._batches.remove(batch)
+                raise
+        return handles
+
+    def _batch(
+        self,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: tuple[str, ...],
+        group: str,
+        config: ActorConfig,
+        registered: bool,
+    ) -> Batch:
+        if not isinstance(cls, type):
+            raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
+        if self._record.ended.is_set():
+            raise ActorDied(f"host {self.name} has ended: no actor can be created in it")
+        if len(self._handles) - len(self._over) + len(names) > GROUP_LIMIT:
+            raise InvalidRequest(f"host {self.name} has {len(self._handles)} actors; {GROUP_LIMIT:,} fit: make another")
+        for name in names[:1] + names[-1:]:
+            check_name(name, "an actor")
+        check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
+        arguments = payload.dumps((args, kwargs), f"the arguments of actor {names[0]!r}")
+        check_blob(
+            len(arguments), f"the arguments of actor {names[0]!r}", "write the data to storage and pass its path"
+        )
+        return Batch(
+            cls=payload.dumps(cls, f"class {cls.__name__}"),
+            arguments=arguments,
+            numbers=tuple(next(self._numbers) for _ in names),
+            names=names,
+            indices=tuple(range(len(names))),
+            config=config,
+            group=group,
+            registered=registered,
+        )
+
+    # Owning them -----------------------------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """As long as the host lives: make all anew on each new incarnation of it, and hear of every end."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_ended, nursery.cancel_scope)
+            while True:
+                try:
+                    async with self._handle.tend.stream(self._living(), tuple(self._over)) as news:
+                        async for events in news:
+                            for event in events:
+                                if isinstance(event, Gone):
+                                    self._learn(event)
+                except ActorDied:
+                    await trio.lowlevel.checkpoint()  # the next stream waits for the next incarnation, or for the end
+                    if self._record.ended.is_set():
+                        return
+
+    async def _until_ended(self, scope: trio.CancelScope) -> None:
+        await self._record.ended.wait()
+        scope.cancel()
+
+    def _living(self) -> list[Batch]:
+        living = []
+        for batch in self._batches:
+            places = [place for place, number in enumerate(batch.numbers) if number not in self._over]
+            if len(places) == len(batch.numbers):
+                living.append(batch)
+            elif places:
+                living.append(batch.only(places))
+        self._batches = living
+        return living
+
+    def _learn(self, gone: Gone) -> None:
+        if gone.number in self._over:
+            return
+        self._over.add(gone.number)
+        handle = self._handles.get(gone.number)
+        if gone.error is None or handle is None:
+            return
+        error = payload.load_error(gone.error)
+        error.add_note(f"raised in light actor {label_of(handle)} of host {self.name}")
+        verdict = self._on_failure(handle, error) if callable(self._on_failure) else self._on_failure
+        if verdict == "escalate":
+            raise error
+
+    def __repr__(self) -> str:
+        return f"<ActorHost {self.name}: {len(self._handles) - len(self._over)} actors>"
