@@ -34,6 +34,7 @@ from bench import census
 from bench.census import Census
 from bench.measure import machine
 from fray import embedded
+from fray.controller import store
 from fray.controller.main import run_controller
 from fray.net.transport import Credential
 from fray.runtime.calls import CALLER_KEY_ID
@@ -52,6 +53,8 @@ OBJECTS_MORE = 100
 """Of one class, beyond a tenth of what there was."""
 FINISHED_LIMIT = 200
 """Ended jobs on record, in place of 10,000: what is bounded by design must have reached its bound in the warm-up."""
+EVENTS_LIMIT = 2_000
+"""Events of all jobs in the store, in place of 200,000 (some 50 MB where the store is in memory)."""
 BOUNDED = ("fray.net.auth.Doorkeeper._seen[]",)
 """Bounded by design, at a number that takes hours to reach: 65,536 nonces (about 6 MB)."""
 
@@ -306,13 +309,16 @@ def verdict(samples: Sequence[tuple[float, Census]], done: dict[str, int]) -> di
 
 @contextmanager
 def few_on_record() -> Iterator[None]:
-    """The embedded controller forgets ended jobs after `FINISHED_LIMIT`."""
-    was, short = embedded.run_controller, partial(run_controller, rules=Rules(finished_limit=FINISHED_LIMIT))
-    embedded.run_controller = short  # type: ignore[assignment]
+    """The embedded controller forgets ended jobs after `FINISHED_LIMIT`, and events after `EVENTS_LIMIT`."""
+    were = embedded.run_controller, store.EVENTS_LIMIT
+    embedded.run_controller = partial(  # type: ignore[assignment]
+        run_controller, rules=Rules(finished_limit=FINISHED_LIMIT)
+    )
+    store.EVENTS_LIMIT = EVENTS_LIMIT
     try:
         yield
     finally:
-        embedded.run_controller = was
+        embedded.run_controller, store.EVENTS_LIMIT = were
 
 
 def main() -> None:
