@@ -5,13 +5,14 @@
 PY := .venv/bin/python
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test lint bench peers clean constraints venv
+.PHONY: help demo test lint campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--check --kill-worker --json report.json']   the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and all tests"
+	@echo "make campaign                                                 300 seeds, 1,000 deaths, 10 minutes of mixed load"
 	@echo "make lint                                                     lint and types alone"
-	@echo "make bench                                                    calls per second, start-up times"
+	@echo "make bench                                                    calls, streams, arrays, tasks, actors, light actors"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
 	@echo "make constraints                                              pin the dependencies anew (needs uv)"
 	@echo "make clean                                                    remove .venv, .venv-peers and what tools left behind"
@@ -32,8 +33,11 @@ lint: venv
 
 bench: venv
 	@$(PY) -m bench.calls $(ARGS)
+	@$(PY) -m bench.streams $(ARGS)
+	@$(PY) -m bench.data $(ARGS)
 	@$(PY) -m bench.tasks $(ARGS)
 	@$(PY) -m bench.actors $(ARGS)
+	@$(PY) -m bench.light $(ARGS)
 
 peers: venv
 	@$(PY) -m bench.peers
@@ -43,6 +47,11 @@ constraints:
 		--generate-hashes --no-emit-index-url --no-header --quiet -o constraints.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
+
+campaign: venv
+	@$(PY) -m fray.testing.sim --seeds 0-299 --jobs $(TEST_WORKERS)
+	@$(PY) -m bench.restarts --count 1000
+	@$(PY) -m bench.soak --minutes 10
 
 clean:
 	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

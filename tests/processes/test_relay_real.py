@@ -120,9 +120,8 @@ async def test_relayed_calls_over_a_conversation_that_is_cut_again_and_again_are
         ):
             counter = await scope.create_actor(bodies.Counter, 0)
             answers: list[int] = []
-            for _ in range(20):
+            while len(answers) < 2000 or saboteur.cuts < 5:
                 made = [counter.add.start(1) for _ in range(100)]
                 answers += [await call for call in made]
-            assert answers == list(range(1, 2001))
-            assert saboteur.cuts >= 5
+            assert answers == list(range(1, len(answers) + 1))
             saboteur.calm = True

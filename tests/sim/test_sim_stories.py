@@ -1,4 +1,7 @@
-"""The promises P1 to P7 hold in random stories of whole clusters: 300 seeds, 200 operations and 10 faults each."""
+"""The promises P1 to P7 hold in random stories of whole clusters: 200 operations and 10 faults each.
+
+Here the first 96 seeds; `make campaign` tells 300, and looks for leaks in long runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from fray.testing.seed import Seed
 from fray.testing.sim import run_story, summary
 from fray.testing.strategies import ACTS, FAULTS, draw_plan
 
-SEEDS = 300
+SEEDS = 96
+CAMPAIGN = 300
 CHUNK = 6
 CALM_WITHIN_S = 12.0
 """P1 where there is no trouble: the ladder of five seconds, a cleanup that outlasts it, and the way there."""
@@ -37,8 +41,8 @@ def test_nothing_fails_in_a_random_story_without_faults(seed: int) -> None:
     assert not told.outcomes, summary(told)
 
 
-def test_every_kind_of_act_and_fault_is_tried_by_the_seeds_of_this_suite() -> None:
-    plans = [draw_plan(Seed(seed).stream("plan")) for seed in range(SEEDS)]
+def test_every_kind_of_act_and_fault_is_tried_by_the_seeds_of_the_campaign() -> None:
+    plans = [draw_plan(Seed(seed).stream("plan")) for seed in range(CAMPAIGN)]
     acts = Counter(act.kind for plan in plans for act in plan.acts)
     faults = Counter(fault.kind for plan in plans for fault in plan.faults)
     assert min(acts[kind] for kind in ACTS) >= 100
