@@ -83,7 +83,7 @@ class ActorGroup:
 
         Raises:
             GroupFailed: (a RuntimeError) so many members have ended for good that it can never be; its cause is the
-                end of the first of them.
+                end of the first of them, or what its constructor raised.
             DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
             InvalidRequest: ``count`` is more than there are members, or negative.
         """
@@ -119,7 +119,7 @@ class ActorGroup:
                 f"good; number {over[0]}: {first.why}",
                 group=self.name,
                 ended=over,
-            ) from first.error(label_of(self._handles[over[0]]))
+            ) from first.refusal(label_of(self._handles[over[0]]))
 
     # Seeing them -----------------------------------------------------------------------------------------------------
 

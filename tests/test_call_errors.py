@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,16 @@ class Broken:
 
     async def add(self) -> int:
         return 1
+
+
+class OnceOnly:
+    def __init__(self, been_here: Path) -> None:
+        if been_here.exists():
+            raise ValueError("not a second time")
+        been_here.touch()
+
+    def leave(self) -> None:
+        raise SystemExit(3)
 
 
 class BrokenOnThread:
@@ -244,12 +255,32 @@ async def test_a_constructor_that_raises_is_the_error_of_each_call() -> None:
             (Broken, ("the constructor",), OwnError, "code 1 in the constructor"),
             (BrokenOnThread, (), ValueError, "no such model"),
         ]:
-            actor = await scope.create_actor(cls, *args, on_failure="absorb")
+            actor, seen = await scope.create_actor(cls, *args, on_failure="absorb"), list[BaseException]()
             for _ in range(2):
-                with pytest.raises(ActorDied, match=said) as caught:
+                with pytest.raises(kind, match=said) as caught:
                     await actor.add()
-                assert isinstance(caught.value.__cause__, kind)
+                assert caught.value not in seen
+                seen.append(caught.value)
+                assert [note for note in caught.value.__notes__ if "raised by the constructor of actor" in note]
                 assert "in __init__" in "".join(traceback.format_exception(caught.value))
+
+
+async def test_an_actor_that_was_there_and_cannot_be_made_anew_gives_its_constructors_error(tmp_path: Path) -> None:
+    async with scope_of_local() as scope:
+        config = fray.ActorConfig(max_restarts=1, backoff_s=0.0)
+        actor = await scope.create_actor(OnceOnly, tmp_path / "been here", on_failure="absorb", actor_config=config)
+        with pytest.raises(RemoteError, match="SystemExit"):
+            await actor.leave()
+        with pytest.raises(ValueError, match="a second time"):
+            await actor.leave()
+
+
+async def test_a_group_that_cannot_be_ready_names_what_the_constructor_raised() -> None:
+    async with scope_of_local() as scope:
+        group = await scope.create_actor_group(BrokenOnThread, count=2, on_failure="absorb")
+        with pytest.raises(fray.GroupFailed, match="number 0: its constructor raised ValueError: no such") as caught:
+            await group.wait_ready()
+        assert isinstance(caught.value.__cause__, ValueError)
 
 
 async def test_a_method_that_leaves_ends_its_actor_and_its_caller_knows() -> None:

@@ -144,7 +144,7 @@ async def test_a_cancelled_call_is_cancelled_where_it_runs(cluster: fray.Cluster
 async def test_a_constructor_that_raises_is_the_first_calls_error(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         actor = await scope.create_actor(bodies.Unmakeable, on_failure="absorb")
-        with pytest.raises(fray.ActorDied, match="no such model"):
+        with pytest.raises(LookupError, match="no such model"):
             await actor.add(1)
 
 

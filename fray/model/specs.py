@@ -300,6 +300,8 @@ class Outcome:
     exit_code: int | None = None
     signal: int | None = None
     value: BlobId | None = None
+    constructing: bool = False
+    """An actor's constructor raised: this attempt served no call, and each call that waited gets that very error."""
     duration_s: float = 0.0
 
 

@@ -97,13 +97,14 @@ def check_blob(size_bytes: int, what: str, instead: str) -> None:
         )
 
 
-def failed(error: BaseException) -> Ended:
-    """The outcome of a callable that raised."""
+def failed(error: BaseException, *, constructing: bool = False) -> Ended:
+    """The outcome of a callable, or of an actor's constructor, that raised."""
     code = _exit_code(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if code == 0:
         return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), payload.dumps(None, "None"))
-    return Ended(Outcome(cause=Cause.FAILURE, exit_code=code, message=message), payload.dump_error(error))
+    outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, constructing=constructing)
+    return Ended(outcome, payload.dump_error(error))
 
 
 def stopped(message: str = "ended on request") -> Ended:
@@ -178,10 +179,13 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
     job_id = runtime.job_id or ""
     life = Life(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
     life_var.set(life)
+    constructing = False
     with one_of_this_process(life), _thread_for(cls, config, runtime, stage) as thread:
         try:
             await runtime.host.listen()
+            constructing = True
             instance = await construct(life, args, kwargs, thread)
+            constructing = False
             if check_class(cls, config):
                 life.checkpoints = checkpoints = Checkpoints(runtime, life, instance, thread, config)
                 if split_attempt(ticket.attempt_id)[1] > 0:
@@ -189,7 +193,7 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
         except BaseException as error:  # the constructor's error is the actor's outcome
             if carries_cancellation(error):
                 raise
-            return failed(error)
+            return failed(error, constructing=constructing)
         if isinstance(thread, Executor) and life.context is not None:
             life.context.run(thread.grow, config.max_concurrency or 1)
         number = runtime.host.register(

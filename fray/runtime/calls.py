@@ -331,11 +331,19 @@ class End:
     cause: BaseException | None = None
     trouble: FrayError | None = None
     """Set when nobody died: the two sides cannot talk for this reason."""
+    raised: Callable[[], BaseException] | None = None
+    """Set when the constructor raised: makes its error, one for each call, so that their tracebacks stay apart."""
 
-    def undelivered(self, label: str) -> FrayError:
+    def undelivered(self, label: str) -> BaseException:
         """The error of a call that surely had no effect."""
-        if self.trouble is not None:
-            return self.trouble
+        if self.raised is not None:
+            error = self.raised()
+            error.add_note(f"raised by the constructor of actor {label}, which will never answer")
+            return error
+        return self.trouble or self.died(label)
+
+    def died(self, label: str) -> ActorDied:
+        """The end itself as an error."""
         error = (MachineLost if self.lost else ActorDied)(f"actor {label} is gone: {self.text}", actor=label)
         error.__cause__ = self.cause
         return error
@@ -347,5 +355,5 @@ class End:
             f"The call may or may not have taken effect; say idempotent=True if it may be repeated"
         )
         error = (MachineLost if self.lost else OutcomeUnknown)(text, actor=label, method=method)
-        error.__cause__ = self.cause or self.trouble or self.undelivered(label)
+        error.__cause__ = self.cause or self.trouble or self.died(label)
         return error

@@ -36,6 +36,8 @@ class Ending:
 
     text: str
     error: BaseException | None = None
+    constructing: bool = False
+    """It was the constructor that raised."""
 
     def refusal(self, name: str) -> ActorDied:
         """What a call hears that came too late to be begun."""

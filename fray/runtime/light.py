@@ -25,7 +25,7 @@ from fray.runtime.executor import Runner
 from fray.runtime.hosted import Hosted
 from fray.runtime.life import Ending, Life, current_life, make_instance
 from fray.runtime.methods import has_async_methods
-from fray.runtime.route import ENDED_HERE
+from fray.runtime.route import ENDED_HERE, RAISED
 from fray.runtime.serving import end_when_idle, wind_up
 
 UNREGISTER_S = 1.0
@@ -63,6 +63,8 @@ class Gone:
     number: int
     why: str
     error: bytes | None
+    constructing: bool = False
+    """It was its constructor that raised: this incarnation served no call."""
 
 
 class LightHost:
@@ -160,7 +162,7 @@ class LightHost:
         """A tenant has ended for good."""
         self._tenants.pop(tenant.number, None)
         error = None if ending.error is None else payload.dump_error(ending.error)
-        self._happened(Gone(tenant.number, ending.text, error))
+        self._happened(Gone(tenant.number, ending.text, error, ending.constructing))
 
     def born(self, tenant: Tenant) -> None:
         """A tenant is there (again)."""
@@ -276,7 +278,7 @@ class Tenant:
         """The constructor has raised."""
         wait_s = self._again_after_s(error)
         if wait_s is None:
-            ending = Ending(f"its constructor raised {type(error).__name__}: {error}", error)
+            ending = Ending(f"its constructor raised {type(error).__name__}: {error}", error, constructing=True)
             self._bury(ending)
             self._house.spawn(partial(self._leave, ending))
         else:
@@ -306,7 +308,11 @@ class Tenant:
 
     def _bury(self, ending: Ending) -> ActorDied:
         error = ActorDied(f"actor {self.name} is gone: {ending.text}", actor=self.name, **{ENDED_HERE: ending.text})
-        error.__cause__ = ending.error
+        if ending.error is not None:
+            dumped = payload.dump_error(ending.error)
+            error.__cause__ = payload.load_error(dumped)  # the error itself would hold on to its frames
+            if ending.constructing:
+                error.details[RAISED] = dumped
         self._house.host.absent.bury(self.number, error)
         return error
 

@@ -13,11 +13,10 @@ from fray.model.messages.calls import AskEnd
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import Cause
 from fray.net.codec import Bytes
-from fray.runtime import payload
 from fray.runtime.calls import End
 from fray.runtime.context import Runtime
 from fray.runtime.light import Gone
-from fray.runtime.route import why_ended
+from fray.runtime.route import failed_with, why_ended
 
 ASK_S = 5.0
 """How long the question whether an actor would please end may take to arrive."""
@@ -60,8 +59,7 @@ class Presence:
     def _on_light(self) -> None:
         gone = self._tidings.gone.get(self._number) if self._tidings is not None else None
         if gone is not None and self._end is None:
-            error = None if gone.error is None else payload.load_error(gone.error)
-            self._end, self._in_order = End(text=gone.why, cause=error), error is None
+            self._end, self._in_order = _end_of(gone), gone.error is None
             self.close()
         self._on_change()
 
@@ -110,7 +108,18 @@ class Presence:
 
     def error(self, label: str) -> FrayError:
         """The end of an actor that is over, as an error."""
-        return (self._end or End(text="nobody knows why")).undelivered(label)
+        return (self._end or _UNKNOWN).died(label)
+
+    def refusal(self, label: str) -> BaseException:
+        """What calls of an actor that is over get: its constructor's own error, if that raised."""
+        return (self._end or _UNKNOWN).undelivered(label)
+
+
+_UNKNOWN = End(text="nobody knows why")
+
+
+def _end_of(gone: Gone) -> End:
+    return End(text=gone.why) if gone.error is None else failed_with(gone.error, gone.why, gone.constructing)
 
 
 class _Tidings:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -39,6 +40,8 @@ PROOF_WAIT_S = 2.0
 
 ENDED_HERE = "ended_here"
 """In the details of a refusal: this light actor has ended for good, on a host that lives."""
+RAISED = "raised"
+"""There too: what its constructor raised, by `payload.dump_error`."""
 
 
 class Directory(Protocol):
@@ -236,7 +239,10 @@ class Route:
         """The host says that it has no such actor (any more) and has not run the call."""
         binding = call.binding
         if self.number and (isinstance(error, NoSuchActor) or ENDED_HERE in getattr(error, "details", {})):
-            self._undelivered(call, error)  # its host lives, and says that it will not be there
+            raised = getattr(error, "details", {}).get(RAISED)
+            end = None if raised is None else failed_with(raised, str(error), constructing=True)
+            # its host lives, and says that it will not be there
+            self._undelivered(call, error if end is None else end.undelivered(self.label))
             return
         if binding is None or self.key is None:
             self._is_gone(End(text=str(error)))
@@ -341,9 +347,14 @@ class Route:
 
 def why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> End:
     """What the directory says of an actor's end, its error attached."""
-    error = payload.load_error(blobs[0]) if blobs and outcome.cause is Cause.FAILURE else None
-    return End(
-        text=outcome.message or f"it ended ({outcome.cause})",
-        lost=outcome.cause is Cause.MACHINE_LOST,
-        cause=error,
-    )
+    text = outcome.message or f"it ended ({outcome.cause})"
+    if not blobs or outcome.cause is not Cause.FAILURE:
+        return End(text=text, lost=outcome.cause is Cause.MACHINE_LOST)
+    text = f"its constructor raised {text}" if outcome.constructing else text
+    return failed_with(bytes(blobs[0]), text, outcome.constructing)
+
+
+def failed_with(error: bytes, text: str, constructing: bool) -> End:
+    """The end of an actor that failed with ``error``, by `payload.dump_error`."""
+    load = partial(payload.load_error, error)
+    return End(text=text, cause=load(), raised=load if constructing else None)
