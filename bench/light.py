@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
 from pathlib import Path
 
 import trio
 
 import fray
+from bench.measure import Results, report
 
 
 class Async:
@@ -36,8 +36,8 @@ def private_kib(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
-async def once(scope: fray.Scope, cls: type, count: int) -> tuple[float, float, float]:
-    """Milliseconds to the first answers, KiB per actor in the host, KiB per actor here."""
+async def once(scope: fray.Scope, cls: type, count: int) -> dict[str, float]:
+    """``ms`` from asking to the first answers of all; KiB per actor in the host and here."""
     host = await scope.create_host()
     probe = await host.create_actor(cls)
     pid, here = await probe.pid(), os.getpid()
@@ -47,27 +47,31 @@ async def once(scope: fray.Scope, cls: type, count: int) -> tuple[float, float, 
     for answer in [handle.pid.start() for handle in group]:
         await answer
     took_ms = 1e3 * (time.perf_counter() - began)
-    return took_ms, (private_kib(pid) - before) / count, (private_kib(here) - own) / count
+    return {
+        "first_answers_ms": took_ms,
+        "host_kib_each": (private_kib(pid) - before) / count,
+        "driver_kib_each": (private_kib(here) - own) / count,
+    }
 
 
-async def main(rounds: int) -> None:
+async def measure(rounds: int, json_file: Path | None) -> None:
+    results = Results()
     async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
-        for count in (100, 1_000):
-            for cls in (Async, Sync):
-                seen = []
-                for _ in range(rounds):
+        for _ in range(rounds):
+            for count in (100, 1_000):
+                for cls in (Async, Sync):
                     async with cluster.open_scope("round") as scope:
-                        seen.append(await once(scope, cls, count))
-                took, there, here = (statistics.median(column) for column in zip(*seen, strict=True))
-                low = min(row[0] for row in seen)
-                print(
-                    f"{count:>5} {cls.__name__.lower():<6} first answers {took:7.1f} ms (best {low:.1f}), "
-                    f"{there:.1f} KiB each in the host, {here:.1f} KiB each in the driver",
-                    flush=True,
-                )
+                        results.add(f"{count:,} {cls.__name__.lower()}", await once(scope, cls, count))
+    report("light actors", results, {}, json_file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.light", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
+    parser.add_argument("--rounds", type=int, default=5, help="default 5")
+    options = parser.parse_args()
+    trio.run(measure, options.rounds, options.json)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    trio.run(main, parser.parse_args().rounds)
+    main()
