@@ -105,11 +105,18 @@ def _raw_echoes(listener: socket.socket) -> None:
     """For each connection: 8 bytes say how much comes; it is received into one buffer and sent back."""
     while True:
         sock, _ = listener.accept()
+        _send_at_once(sock)
         buffer = memoryview(bytearray(SIZES["100 MB"]))
         while head := sock.recv(8, socket.MSG_WAITALL):
             part = buffer[: int.from_bytes(head, "big")]
             _receive_into(sock, part)
             sock.sendall(part)
+
+
+def _send_at_once(sock: socket.socket) -> None:
+    """As Fray's own sockets: with Nagle's algorithm, what follows the size waits 40 ms for its receipt."""
+    if sock.family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _receive_into(sock: socket.socket, view: memoryview) -> None:
@@ -180,6 +187,7 @@ def probe_raw(place: Any, label: str) -> Probe:
         data, back = make_array(size), bytearray(size)
         with sock:
             sock.connect(place if isinstance(place, str) else tuple(place))
+            _send_at_once(sock)
 
             def there_and_back() -> None:
                 sock.sendall(size.to_bytes(8, "big"))

@@ -18,6 +18,8 @@ from fray.net.transport import Credential
 from fray.runtime.context import Place, Runtime, open_runtime
 
 DEFAULT_PORT = 7421
+OWN_ADDRESS = "tcp:127.0.0.1:0"
+"""Where a driver waits for whomever it has given a future or a pool; those of other machines come by the relay."""
 
 
 @frozen
@@ -116,7 +118,7 @@ async def open_remote(
         WebSocketNetwork(),
         [address],
         Credential("cluster", secret.strip()),
-        Place(role=Role.DRIVER, namespace=namespace, process=process_mark()),
+        Place(role=Role.DRIVER, namespace=namespace, process=process_mark(), host_directory=lambda: OWN_ADDRESS),
         rng=random.SystemRandom(),
         on_log=on_log,
     ) as runtime:

@@ -48,8 +48,8 @@ class Host:
         network: where to listen.
         incarnation: attempt id, or session id of a driver; callers that look for another one are refused.
         rng: for the key and the channels.
-        directory: says where the Unix socket goes: a directory, or a ``memory:`` address to listen at instead. None or
-            empty: ``memory:{incarnation}``.
+        directory: says where the Unix socket goes: a directory, or a ``memory:`` or ``tcp:`` address to listen at
+            instead. None or empty: ``memory:{incarnation}``.
         key: what callers must prove to know. Default: random.
         clock: measures how long user code holds the loop, in seconds; the simulation gives a constant.
         make_runner: makes the thread of an all-sync actor, started; the simulation gives `InlineExecutor`.
@@ -143,7 +143,7 @@ class Host:
 
     def _local_address(self) -> str:
         place = self._directory() if self._directory is not None else ""
-        if place.startswith("memory:"):
+        if place.startswith(("memory:", "tcp:")):
             return place
         return f"unix:{place}/calls.sock" if place else f"memory:{self.incarnation}"
 

@@ -75,7 +75,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def start_script(script: str) -> subprocess.Popen[bytes]:
     environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": os.getcwd()}
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environ)
+    return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
 
 
 async def connected(lab: Lab) -> None:
