@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 from attrs import evolve
 
 from fray.actors import ActorHandle, methods_of
-from fray.errors import InvalidRequest
+from fray.errors import InvalidRequest, NameTaken
 from fray.groups import ActorGroup, build_members, check_count
 from fray.hosts import ActorHost
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
-from fray.model.ids import mint
+from fray.model.ids import ActorId, mint
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest
 from fray.runtime.context import Runtime
@@ -160,7 +160,13 @@ class Scope:
         spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
         spec = evolve(spec, get_if_exists=get_if_exists)
         decide = supervision_of(on_failure, self._actor)
-        (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
+        try:
+            (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
+        except NameTaken as error:
+            holder = _served_holder(error) if get_if_exists else None
+            if holder is None:
+                raise
+            return ActorHandle(holder, request.name, None, self._runtime)
         is_new = record.info.job_id == spec.job_id  # else it may be of another class: its own process knows its methods
         return self._actor(record, methods_of(cls) if is_new else None)
 
@@ -300,6 +306,11 @@ class Scope:
         host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightHost)), on_failure)
         self._children.start_soon(host.keep)
         return host
+
+
+def _served_holder(error: NameTaken) -> ActorId | None:
+    """The actor that holds the name and is no job: a light one. Of jobs the controller has decided already."""
+    return error.details["holder"] if "incarnation" in error.details else None
 
 
 def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:

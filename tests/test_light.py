@@ -196,6 +196,9 @@ async def test_a_light_actor_may_have_a_name_of_its_own(any_cluster: fray.Cluste
         light = await host.create_actor(Light, 1, name="bright")
         with pytest.raises(fray.NameTaken):
             await host.create_actor(Light, name="bright")
+        with pytest.raises(fray.NameTaken, match="'bright' is taken"):
+            await scope.create_actor(Light, name="bright")
+        assert await scope.create_actor(Light, name="bright", get_if_exists=True) == light
         found = await any_cluster.get_actor("bright")
         assert found == light
         assert await found.add() == 2

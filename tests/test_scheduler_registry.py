@@ -65,6 +65,24 @@ def test_an_exclusive_name_has_one_holder_and_the_refusal_names_it(law: Cluster,
     assert caught.value.details["incarnation"] == "a:0:0"
 
 
+def test_no_actor_is_launched_under_a_name_that_another_holds_for_itself(law: Cluster) -> None:
+    law.register("only", "light", "s-a:0:0", exclusive=True)
+    law.register("shared", "served", "s-a:0:0")
+    with pytest.raises(NameTaken, match="actor light of a:0:0 has it"):
+        law.launch(job("only", entry=EntryKind.ACTOR))
+    with pytest.raises(NameTaken, match="actor light of a:0:0 has it"):
+        law.launch(job("only", entry=EntryKind.ACTOR, exclusive_name=False))
+    law.launch(job("only"), job("shared", entry=EntryKind.ACTOR))
+    law.launch(job("only", job_id="other", entry=EntryKind.ACTOR, namespace="elsewhere"))
+
+
+def test_a_name_that_an_actor_on_its_way_will_take_is_taken(law: Cluster) -> None:
+    law.launch(job("waiting", entry=EntryKind.ACTOR))
+    with pytest.raises(NameTaken, match="is on its way"):
+        law.register("waiting", "light", "s-a:0:0", exclusive=True)
+    law.register("waiting", "served", "s-a:0:0")
+
+
 def test_a_name_goes_with_its_process_and_is_free_again(law: Cluster) -> None:
     law.register("only", "a", "s-a:0:0", exclusive=True)
     effects = law.see("a:0:0", ended(Cause.FAILURE))

@@ -16,6 +16,7 @@ from fray.scheduler.jobs import accept, never, stop_job
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.match import ever
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.registry import bound, taken
 from fray.scheduler.rows import Session
 from fray.scheduler.sessions import living
 from fray.scheduler.state import State
@@ -91,12 +92,13 @@ def _check(state: State, specs: list[JobSpec], owner: str) -> None:
     if state.living_jobs() + len(specs) > state.rules.living_limit:
         raise InvalidRequest(f"the cluster holds its limit of {state.rules.living_limit} living jobs; end some first")
     check_group(state, specs)
-    taken: dict[tuple[str, str], str] = {}
+    others: dict[tuple[str, str], str] = {}
     for spec in specs:
         _check_spec(spec, owner)
-        _check_name(state, spec, taken)
+        _check_unshared(state, spec)
+        _check_name(state, spec, others)
         _check_size(state, spec)
-        taken[spec.namespace, spec.name] = spec.job_id
+        others[spec.namespace, spec.name] = spec.job_id
 
 
 def _check_spec(spec: JobSpec, owner: str) -> None:
@@ -106,12 +108,19 @@ def _check_spec(spec: JobSpec, owner: str) -> None:
         raise InvalidRequest(f"job {spec.name!r}: a tool owns nothing, so it can only launch with detached=True")
 
 
-def _check_name(state: State, spec: JobSpec, taken: dict[tuple[str, str], str]) -> None:
+def _check_unshared(state: State, spec: JobSpec) -> None:
+    """An actor's process binds its name, which nobody may hold for himself then."""
+    for holder in bound(state, spec.namespace, spec.name) if spec.entry is EntryKind.ACTOR else ():
+        if holder.exclusive:
+            raise taken(state, holder)
+
+
+def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str]) -> None:
     if not spec.exclusive_name:
         return
     key = spec.namespace, spec.name
     staying = (job_id for job_id in state.named.get(key, ()) if state.jobs[job_id].stop_cause is None)
-    holder = taken.get(key) or next(staying, None)
+    holder = others.get(key) or next(staying, None)
     if holder is None:
         return
     job = state.jobs.get(holder)

@@ -6,11 +6,15 @@ takes it back; nothing that is not living can make, change or remove one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from attrs import evolve
 
 from fray.errors import ActorDied, FrayError, InvalidRequest, NameTaken
+from fray.model.ids import Namespace
 from fray.model.messages.client import ActorEndpoint, Done
 from fray.model.specs import Cause, EntryKind, Outcome
+from fray.scheduler.actors import living_actor
 from fray.scheduler.effects import NameRegistered, NameUnregistered
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.rows import Binding, Grave, Session
@@ -80,20 +84,34 @@ def _check_id(state: State, endpoint: ActorEndpoint) -> None:
 
 
 def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
-    for actor_id in state.by_key.get(name_key(endpoint.namespace, endpoint.name), ()):
-        holder = state.bindings[actor_id]
-        if actor_id != endpoint.actor_id and (exclusive or holder.exclusive):
-            raise _taken(state, endpoint, holder)
+    for holder in bound(state, endpoint.namespace, endpoint.name):
+        if holder.endpoint.actor_id != endpoint.actor_id and (exclusive or holder.exclusive):
+            raise taken(state, holder)
+    coming = living_actor(state, endpoint.namespace, endpoint.name) if exclusive else None
+    if coming not in (None, endpoint.actor_id):
+        raise NameTaken(
+            f"actor name {endpoint.name!r} is taken in namespace {endpoint.namespace!r}: actor {coming} has it, and is "
+            "on its way; wait for its end or choose another name",
+            name=endpoint.name,
+            namespace=endpoint.namespace,
+            holder=coming,
+        )
 
 
-def _taken(state: State, endpoint: ActorEndpoint, holder: Binding) -> NameTaken:
+def bound(state: State, namespace: Namespace, name: str) -> Iterator[Binding]:
+    """All that are bound to a name now, oldest first."""
+    return (state.bindings[actor_id] for actor_id in state.by_key.get(name_key(namespace, name), ()))
+
+
+def taken(state: State, holder: Binding) -> NameTaken:
+    """The refusal of whoever wants the name that ``holder`` does not share."""
     by = holder.endpoint
     silent = " on a machine that is silent now" if state.hidden(holder) else ""
     return NameTaken(
-        f"actor name {endpoint.name!r} is taken in namespace {endpoint.namespace!r}: "
+        f"actor name {by.name!r} is taken in namespace {by.namespace!r}: "
         f"actor {by.actor_id} of {by.incarnation} has it{silent}; wait for its end or choose another name",
-        name=endpoint.name,
-        namespace=endpoint.namespace,
+        name=by.name,
+        namespace=by.namespace,
         holder=by.actor_id,
         incarnation=by.incarnation,
     )
