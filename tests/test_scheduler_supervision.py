@@ -9,8 +9,8 @@ from law import Cluster, capacity, demand, ended, job
 
 from fray.errors import InvalidRequest
 from fray.model.messages.node import NodeHello
+from fray.model.restarts import back_off_s
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Phase, Siblings, Strategy
-from fray.scheduler.restarts import back_off_s
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from fray.model.restarts import allows, back_off_s, counting, next_streak
 from fray.model.specs import ActorConfig, Cause, JobSpec, Outcome, Siblings, Strategy
 from fray.scheduler.lifecycle import BUDGETS, Budget
 from fray.scheduler.rows import Attempt, Job
 from fray.scheduler.tables import Tables
-
-DOUBLINGS = 60
-"""More of them are no number of seconds any more."""
 
 
 def limit(spec: JobSpec, budget: Budget) -> int:
@@ -43,14 +41,12 @@ def recent(state: Tables, job: Job) -> list[float]:
 
     Siblings that fell at the same instant (with their machine) had one setback; one of this instant is its own too.
     """
-    config = policy(job)
-    period_s = config.restart_period_s if config else None
-    since = float("-inf") if period_s is None else state.now - period_s
+    config = policy(job) or ActorConfig()
     if job.spec.siblings is None:
-        return [at for at in job.restarts if at > since]
+        return counting(config, job.restarts, state.now)
     others = {at for mate in state.group_of(job) if mate is not job for at in mate.restarts}
     others -= {*job.restarts, state.now}
-    return sorted(at for at in (*job.restarts, *others) if at > since)
+    return sorted(counting(config, (*job.restarts, *others), state.now))
 
 
 def affordable(state: Tables, job: Job, cause: Cause) -> Budget | None:
@@ -63,7 +59,7 @@ def affordable(state: Tables, job: Job, cause: Cause) -> Budget | None:
         most, used = limit(job.spec, budget), spent(job, budget)
     else:
         most, used = config.max_restarts or 0, len(recent(state, job))
-    return budget if most < 0 or used < most else None
+    return budget if allows(most, used) else None
 
 
 def paying(state: Tables, job: Job, cause: Cause) -> Budget | None:
@@ -85,23 +81,16 @@ def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[A
         return
     if not recent(state, job):
         job.spree = told(first)
-    job.streak = 1 if _lived_long(config, members) else job.streak + 1
+    job.streak = next_streak(config, job.streak, _lived_s(members))
     most = max(0, config.max_restarts or 0)
     job.restarts = (*job.restarts, state.now)[-(most + 1) :]  # one more than may be: `invariants` would see it
     wait_s = back_off_s(config, job.streak)
     job.held_until = state.now + wait_s if wait_s else None
 
 
-def _lived_long(config: ActorConfig, members: list[Attempt]) -> bool:
-    """Longer than any back-off: the next trouble is a new one."""
+def _lived_s(members: list[Attempt]) -> float:
     spans = (a.ended_at - a.started_at for a in members if a.ended_at is not None and a.started_at is not None)
-    return any(span_s > config.backoff_max_s for span_s in spans)
-
-
-def back_off_s(config: ActorConfig, streak: int) -> float:
-    """The wait before the restart of this number, counted from 1."""
-    doubled: float = config.backoff_s * 2 ** min(streak - 1, DOUBLINGS)
-    return min(config.backoff_max_s, doubled)
+    return max(spans, default=0.0)
 
 
 def told(outcome: Outcome) -> str:
