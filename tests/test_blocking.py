@@ -312,6 +312,13 @@ def test_a_group_is_waited_for_called_and_ended(scope: Scope, cluster: Cluster) 
     assert {str(status.value) for status in group.statuses()} == {"ended"}
 
 
+def test_light_actors_of_a_host_answer_sync_code(scope: Scope) -> None:
+    host = scope.create_host(on_failure="absorb")
+    one, many = host.create_actor(Counter, 5), host.create_actors(Counter, 1, count=20)
+    assert one.add(1) == 6
+    assert [future.result(10) for future in [handle.add.remote(1) for handle in many]] == [2] * 20
+
+
 def ask_all(group: blocking.ActorGroup) -> list[int]:
     return [handle.add(0) for handle in group.wait_ready(3, timeout=10)]
 

@@ -1,6 +1,6 @@
 """Fray's blocking face: what sync code sees; the loop runs in a thread of the driver."""
 
-from peers import Peer, Unsupported, increment
+from peers import Peer, increment
 
 from bench.peers.bodies import LoopEcho
 from fray.blocking import WorkerPool, open_cluster
@@ -14,7 +14,7 @@ class FrayBlocking(Peer):
     async def start(self):
         self.cluster = open_cluster("machine?nodes=1&cpu=8", logs=False)
         self.pool = self.light = None
-        self.host = self.cluster.create_host() if hasattr(self.cluster, "create_host") else None
+        self.host = self.cluster.create_host()
 
     async def stop(self):
         if self.pool is not None:
@@ -25,8 +25,6 @@ class FrayBlocking(Peer):
         return self.cluster.create_actor_group(self.body, count=n).handles
 
     async def spawn_light(self, n):
-        if self.host is None:
-            raise Unsupported("no light actors in this face yet")
         self.light = self.host.create_actors(self.body, count=n)
         return self.light.handles
 

@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 from typing import ClassVar
 
 import trio
-from peers import Peer, Unsupported, increment
+from peers import Peer, increment
 
 import fray
 from bench.peers.bodies import LoopEcho
@@ -28,7 +28,7 @@ class Fray(Peer):
         self.scope = await enter(self.cluster.open_scope("bench"))
         self.pool = self.light = None
         # As xoscar's pool has a process to put light actors into; it starts while the rest goes on.
-        self.host = await self.scope.create_host() if hasattr(self.scope, "create_host") else None
+        self.host = await self.scope.create_host()
 
     async def stop(self):
         await self.stack.aclose()
@@ -37,8 +37,6 @@ class Fray(Peer):
         return (await self.scope.create_actor_group(self.body, count=n, on_failure="absorb")).handles
 
     async def spawn_light(self, n):
-        if self.host is None:
-            raise Unsupported("no light actors")
         self.light = await self.host.create_actors(self.body, count=n)
         return self.light.handles
 

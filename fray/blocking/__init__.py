@@ -4,6 +4,7 @@ from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorSe
 from fray.blocking.cluster import Cluster, Job, Scope, current_cluster, open_cluster
 from fray.blocking.futures import ActorFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
+from fray.blocking.hosts import ActorHost
 from fray.blocking.pools import WorkerPool
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
@@ -15,6 +16,7 @@ __all__ = [
     "ActorFuture",
     "ActorGroup",
     "ActorHandle",
+    "ActorHost",
     "ActorMethod",
     "ActorPool",
     "ActorServer",

@@ -11,6 +11,7 @@ import fray.cluster as native
 from fray.blocking import loop
 from fray.blocking.actors import ActorHandle
 from fray.blocking.groups import ActorGroup
+from fray.blocking.hosts import ActorHost
 from fray.blocking.loop import job_runtime, own_portal, portal_of
 from fray.blocking.portal import Held, Portal
 from fray.jobs import Job as NativeJob
@@ -116,6 +117,10 @@ class Scope:
     def create_actor_group(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
         """Create the same actor ``count`` times, all or none. As `fray.Scope.create_actor_group`."""
         return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
+
+    def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
+        """Launch a process for light actors. As `fray.Scope.create_host`."""
+        return ActorHost(self._portal, self._portal.call(lambda: self._native.create_host(name, **kwargs)))
 
     def supervise(self, children: Sequence[Child], **policy: Any) -> list[ActorHandle]:
         """Create actors that fail and begin anew together: `fray.child(Class, ...)` each. As `fray.Scope.supervise`."""
@@ -243,6 +248,10 @@ class Cluster:
     def create_actor_group(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
         """As `fray.Scope.create_actor_group`, for actors that belong to this connection."""
         return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
+
+    def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
+        """As `fray.Scope.create_host`, for a host that belongs to this connection."""
+        return ActorHost(self._portal, self._portal.call(lambda: self._native.create_host(name, **kwargs)))
 
     def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
         """The living actor of this name. As `fray.Cluster.get_actor`."""
