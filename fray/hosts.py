@@ -15,12 +15,16 @@ from fray.model.specs import ActorConfig
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
 from fray.runtime.context import Runtime
-from fray.runtime.light import Batch, Gone
+from fray.runtime.ends import LONG_AGO, Numbers
+from fray.runtime.light import Batch, Event, Gone, Past
 from fray.runtime.links import JobRecord
 from fray.runtime.methods import check_concurrency
 from fray.runtime.waiting_room import FIRST_LIGHT
 from fray.supervision import OnFailure
 from fray.supervision import label_of as name_of
+
+BATCHES_KEPT = 64
+"""Batches of which all have ended wait for so many before they are looked for."""
 
 
 class ActorHost:
@@ -38,7 +42,8 @@ class ActorHost:
         self._numbers = count(FIRST_LIGHT)
         self._batches: list[Batch] = []
         self._handles: dict[int, ActorHandle] = {}
-        self._over: set[int] = set()
+        """Of those that live, or may yet come."""
+        self._over = Numbers()
 
     @property
     def name(self) -> str:
@@ -115,6 +120,9 @@ class ActorHost:
                 pass  # its host is restarting, and will be told again
             except BaseException:
                 self._batches.remove(batch)
+                for number in batch.numbers:
+                    self._handles.pop(number, None)
+                    self._over.add(number)
                 raise
         return handles
 
@@ -132,7 +140,7 @@ class ActorHost:
             raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
         if self._record.ended.is_set():
             raise ActorDied(f"host {self.name} has ended: no actor can be created in it")
-        if len(self._handles) - len(self._over) + len(names) > GROUP_LIMIT:
+        if len(self._handles) + len(names) > GROUP_LIMIT:
             raise InvalidRequest(f"host {self.name} has {len(self._handles)} actors; {GROUP_LIMIT:,} fit: make another")
         for name in names[:1] + names[-1:]:
             check_name(name, "an actor")
@@ -160,11 +168,11 @@ class ActorHost:
             nursery.start_soon(self._until_ended, nursery.cancel_scope)
             while True:
                 try:
-                    async with self._handle.tend.stream(self._living(), tuple(self._over)) as news:
+                    async with self._handle.tend.stream(self._living(), self._over.ranges) as news:
                         async for events in news:
                             for event in events:
-                                if isinstance(event, Gone):
-                                    self._learn(event)
+                                for gone in self._ends_in(event):
+                                    self._learn(gone)
                 except ActorDied:
                     await trio.lowlevel.checkpoint()  # the next stream waits for the next incarnation, or for the end
                     if self._record.ended.is_set():
@@ -173,6 +181,13 @@ class ActorHost:
     async def _until_ended(self, scope: trio.CancelScope) -> None:
         await self._record.ended.wait()
         scope.cancel()
+
+    def _ends_in(self, event: Event) -> list[Gone]:
+        """``Past``: this owner was away for so long that only numbers are left."""
+        if isinstance(event, Past):
+            ended = [number for first, last in event.numbers for number in self._handles if first <= number <= last]
+            return [Gone(number, LONG_AGO, None) for number in ended]
+        return [event] if isinstance(event, Gone) else []
 
     def _living(self) -> list[Batch]:
         living = []
@@ -189,7 +204,9 @@ class ActorHost:
         if gone.number in self._over:
             return
         self._over.add(gone.number)
-        handle = self._handles.get(gone.number)
+        handle = self._handles.pop(gone.number, None)
+        if len(self._batches) > 2 * len(self._handles) + BATCHES_KEPT:
+            self._living()
         if gone.error is None or handle is None:
             return
         error = payload.load_error(gone.error)
@@ -199,4 +216,4 @@ class ActorHost:
             raise error
 
     def __repr__(self) -> str:
-        return f"<ActorHost {self.name}: {len(self._handles) - len(self._over)} actors>"
+        return f"<ActorHost {self.name}: {len(self._handles)} actors>"

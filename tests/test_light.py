@@ -13,7 +13,11 @@ import trio
 
 import fray
 from fray import ActorConfig, ActorStatus
+from fray.hosts import BATCHES_KEPT
 from fray.model.restarts import Restarts
+from fray.runtime.context import current
+from fray.runtime.ends import ENDS_KEPT, Numbers
+from fray.runtime.light import LightHost
 from tests import lives
 
 ONE_NODE = "machine?nodes=1&cpu=4"
@@ -287,7 +291,7 @@ async def test_a_host_that_was_killed_comes_back_with_all_its_actors() -> None:
             assert [await handle.add() for handle in group.handles[1:]] == [11] * 99
             assert await named.add() == 51
             assert await (await cluster.get_actor("named")).add() == 52
-            with pytest.raises(fray.ActorDied, match="it ended before its host was made anew"):
+            with pytest.raises(fray.ActorDied, match="does not know any more how"):
                 await group[0].add()
             os.kill(await group[5].pid(), signal.SIGKILL)
             down = await fray.monitor(group[5])
@@ -318,3 +322,44 @@ def test_restarts_are_counted_within_their_period_and_wait_longer_each_time() ->
     endless = Restarts(ActorConfig(max_restarts=-1))
     assert [endless.after_failure(0.0, 0.0) for _ in range(50)] == [0.0] * 50
     assert Restarts(ActorConfig()).after_failure(0.0, 0.0) is None
+
+
+class Fleeting:
+    async def leave(self) -> None:
+        fray.current_actor().shutdown()
+
+    async def tables(self) -> list[int]:
+        """How much the house that this actor lives in remembers."""
+        host = current().host
+        (house,) = (actor.instance for actor in host.actors.values() if isinstance(actor.instance, LightHost))
+        return [len(house._log), len(house._tenants), len(host.absent.graves), len(host.absent.ended.ranges)]
+
+
+async def test_light_actors_that_come_and_go_leave_nothing_but_that_they_did(cluster: fray.Cluster) -> None:
+    async with cluster.open_scope("run") as scope:
+        host = await scope.create_host()
+        first = await host.create_actor(Fleeting)
+        await first.leave()
+        for _ in range(50):
+            group = await host.create_actors(Fleeting, count=100)
+            for left in [handle.leave.start() for handle in group]:
+                await left
+        witness = await host.create_actor(Fleeting)
+        assert max(await witness.tables()) <= 2 * ENDS_KEPT + 200
+        assert (await witness.tables())[3] < 10
+        assert len(host._handles) <= 200
+        assert len(host._batches) <= 2 * BATCHES_KEPT
+        with pytest.raises(fray.ActorDied, match="does not know any more how"):
+            await first.leave()
+        assert not (await fray.monitor(first)).will_restart
+
+
+def test_numbers_that_follow_one_another_are_one_range() -> None:
+    numbers = Numbers()
+    for number in (5, 3, 9, 4, 4, 8):
+        numbers.add(number)
+    assert numbers.ranges == ((3, 5), (8, 9))
+    numbers.update([(6, 6), (20, 30)])
+    assert [number for number in range(40) if number in numbers] == [3, 4, 5, 6, 8, 9, *range(20, 31)]
+    numbers.update([(1, 25), (7, 7)])
+    assert numbers.ranges == ((1, 30),)

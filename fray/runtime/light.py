@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from itertools import takewhile
+from typing import Any, TypeAlias
 
 import trio
 from attrs import evolve, frozen
@@ -21,11 +22,11 @@ from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.model.restarts import Restarts
 from fray.model.specs import ActorConfig
 from fray.runtime import context, payload
+from fray.runtime.ends import ENDED_HERE, ENDS_KEPT, RAISED, Numbers, Ranges
 from fray.runtime.executor import Runner
 from fray.runtime.hosted import Hosted
 from fray.runtime.life import Ending, Life, current_life, make_instance
 from fray.runtime.methods import has_async_methods
-from fray.runtime.route import ENDED_HERE, RAISED
 from fray.runtime.serving import end_when_idle, wind_up
 
 UNREGISTER_S = 1.0
@@ -67,6 +68,16 @@ class Gone:
     """It was its constructor that raised: this incarnation served no call."""
 
 
+@frozen
+class Past:
+    """Light actors that ended for good before the reader came, and nobody knows why any more."""
+
+    numbers: Ranges
+
+
+Event: TypeAlias = int | Gone | Past
+
+
 class LightHost:
     """The actor in a process of light actors."""
 
@@ -78,7 +89,15 @@ class LightHost:
         self.actor_id = me.actor_id
         self._tenants: dict[int, Tenant] = {}
         self._classes: dict[bytes, type] = {}
-        self._log: list[int | Gone] = []
+        self._log: dict[int, tuple[int, Event]] = {}
+        """The last event of each number, and how many there were before it; in order."""
+        self._count = 0
+        self._ends = 0
+        """Events of the log that are ends."""
+        self._past = Numbers()
+        """Ends that are in the log no longer."""
+        self._told: dict[object, int] = {}
+        """For each reader: how many events there were when it was told last."""
         self._news = trio.Event()
         self._context = copy_context()
 
@@ -92,27 +111,39 @@ class LightHost:
         for tenant in new:
             tenant.begin()
 
-    async def tend(self, batches: Sequence[Batch], over: Sequence[int]) -> AsyncIterator[tuple[int | Gone, ...]]:
+    async def tend(self, batches: Sequence[Batch], over: Ranges) -> AsyncIterator[tuple[Event, ...]]:
         """Begin what shall live and is not there; then `news`. ``over``: those that have ended for good."""
-        for number in over:
-            if number not in self.host.absent.graves:
-                why = "it ended before its host was made anew"
-                self.host.absent.bury(number, ActorDied(f"actor {number} is gone: {why}", **{ENDED_HERE: why}))
+        if over:
+            self._past.update(over)
+            self.host.absent.ended.update(over)
+            self._happened(Past(over))
         for batch in batches:
             await self.create(batch)
         async for events in self.news():
             yield events
 
-    async def news(self) -> AsyncIterator[tuple[int | Gone, ...]]:
-        """What happened, from the first on, as it happens: the number of one that is there now, or an end for good."""
-        told = 0
-        while True:
-            if told < len(self._log):
-                events = tuple(self._log[told:])
-                yield events
-                told += len(events)
-            else:
-                await self._news.wait()
+    async def news(self) -> AsyncIterator[tuple[Event, ...]]:
+        """How it stands, then what happens: the number of one that is there now, an end for good, or many old ends.
+
+        Of what happens to one actor before the reader comes to it, only the last is told.
+        """
+        reader = object()
+        self._told[reader] = 0
+        try:
+            yield (Past(self._past.ranges),)
+            while True:
+                events = self._since(self._told[reader])
+                self._told[reader] = self._count
+                if events:
+                    yield events
+                else:
+                    await self._news.wait()
+        finally:
+            del self._told[reader]
+
+    def _since(self, told: int) -> tuple[Event, ...]:
+        newest_first = takewhile(lambda entry: entry[0] >= told, reversed(self._log.values()))
+        return tuple(event for _, event in newest_first)[::-1]
 
     async def cut(self, numbers: Sequence[int]) -> None:
         """End the calls of those that are ending and do not come to an end of them."""
@@ -132,7 +163,7 @@ class LightHost:
     # Tenants ---------------------------------------------------------------------------------------------------------
 
     def _is_new(self, number: int) -> bool:
-        return number not in self._tenants and number not in self.host.absent.graves
+        return number not in self._tenants and not self.host.absent.is_over(number)
 
     def _promise(self, batch: Batch, place: int) -> Tenant:
         cls = self._classes.get(batch.cls)
@@ -168,10 +199,25 @@ class LightHost:
         """A tenant is there (again)."""
         self._happened(tenant.number)
 
-    def _happened(self, event: int | Gone) -> None:
-        self._log.append(event)
+    def _happened(self, event: Event) -> None:
+        number = event.number if isinstance(event, Gone) else event if isinstance(event, int) else 0
+        self._log.pop(number, None)
+        self._log[number] = self._count, event
+        self._count += 1
+        self._ends += isinstance(event, Gone)
+        if self._ends > 2 * ENDS_KEPT and self._count % ENDS_KEPT == 0:
+            self._forget()
         self._news.set()
         self._news = trio.Event()
+
+    def _forget(self) -> None:
+        """Old ends that all readers have heard of become mere numbers."""
+        heard = min(self._told.values(), default=0)
+        old = [number for number, (at, event) in self._log.items() if isinstance(event, Gone) and at < heard]
+        for number in old[: self._ends - ENDS_KEPT]:
+            del self._log[number]
+            self._past.add(number)
+            self._ends -= 1
 
 
 class Tenant:

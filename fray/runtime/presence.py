@@ -15,7 +15,8 @@ from fray.model.specs import Cause
 from fray.net.codec import Bytes
 from fray.runtime.calls import End
 from fray.runtime.context import Runtime
-from fray.runtime.light import Gone
+from fray.runtime.ends import ENDS_KEPT, LONG_AGO, Numbers
+from fray.runtime.light import Event, Gone, Past
 from fray.runtime.route import failed_with, why_ended
 
 ASK_S = 5.0
@@ -57,7 +58,7 @@ class Presence:
         self._on_change()
 
     def _on_light(self) -> None:
-        gone = self._tidings.gone.get(self._number) if self._tidings is not None else None
+        gone = None if self._tidings is None else self._tidings.end_of(self._number)
         if gone is not None and self._end is None:
             self._end, self._in_order = _end_of(gone), gone.error is None
             self.close()
@@ -68,6 +69,8 @@ class Presence:
         self._unwatch()
         if self._tidings is not None and self._on_light in (listeners := self._tidings.listeners.get(self._number, [])):
             listeners.remove(self._on_light)
+            if not listeners:
+                del self._tidings.listeners[self._number]
 
     @property
     def is_light(self) -> bool:
@@ -126,7 +129,9 @@ class _Tidings:
     """What one host of light actors tells of them, in this place in the cluster."""
 
     def __init__(self, runtime: Runtime, home: ActorId) -> None:
-        self.gone: dict[int, Gone] = {}
+        self._gone: dict[int, Gone] = {}
+        """The last `ENDS_KEPT`."""
+        self._past = Numbers()
         self.there: set[int] = set()
         self.listeners: dict[int, list[Callable[[], object]]] = {}
         self._caller = runtime.caller
@@ -148,13 +153,31 @@ class _Tidings:
             except FrayError:
                 return  # this place is being left
 
-    def _learn(self, event: int | Gone) -> None:
-        if isinstance(event, Gone):
-            self.gone[event.number] = event
+    def end_of(self, number: int) -> Gone | None:
+        """How an actor ended for good, if it has."""
+        return self._gone.get(number) or (Gone(number, LONG_AGO, None) if number in self._past else None)
+
+    def _learn(self, event: Event) -> None:
+        if isinstance(event, Past):
+            self._past.update(event.numbers)
+            concerned = [number for number in self.listeners if number in self._past]
+        elif isinstance(event, Gone):
+            self._bury(event)
+            concerned = [event.number]
         else:
             self.there.add(event)
-        for listener in list(self.listeners.get(event if isinstance(event, int) else event.number, [])):
-            listener()
+            concerned = [event]
+        for number in concerned:
+            for listener in list(self.listeners.get(number, [])):
+                listener()
+
+    def _bury(self, gone: Gone) -> None:
+        self.there.discard(gone.number)
+        self._gone[gone.number] = gone
+        while len(self._gone) > ENDS_KEPT:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._past.add(oldest)
 
 
 def _tidings_of(runtime: Runtime, home: ActorId) -> _Tidings:

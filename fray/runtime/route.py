@@ -23,6 +23,7 @@ from fray.model.specs import Cause, Outcome
 from fray.net.codec import Bytes
 from fray.runtime import payload
 from fray.runtime.calls import OPEN_BYTES_LIMIT, OPEN_CALLS_LIMIT, End, Fate, fate
+from fray.runtime.ends import ENDED_HERE, RAISED
 from fray.runtime.future import CallFuture
 from fray.runtime.parcel import PRIVATE, Terms
 from fray.runtime.peer import Peer
@@ -36,12 +37,6 @@ GONE_LIMIT = 100
 """So many of an actor's dead incarnations are remembered: the directory may still name one, never an old one."""
 PROOF_WAIT_S = 2.0
 """How long calls wait for the channel itself to notice what the directory has said."""
-
-
-ENDED_HERE = "ended_here"
-"""In the details of a refusal: this light actor has ended for good, on a host that lives."""
-RAISED = "raised"
-"""There too: what its constructor raised, by `payload.dump_error`."""
 
 
 class Directory(Protocol):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from fray.errors import FrayError
+from fray.errors import ActorDied, FrayError
+from fray.runtime.ends import ENDED_HERE, ENDS_KEPT, LONG_AGO, Numbers
 from fray.runtime.hosted import no_such_actor
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ FIRST_LIGHT = 1 << 20
 """Numbers from here on are those of light actors; the host itself gives out lower ones."""
 PROMISE_WAIT_S = 10.0
 """How long a call waits for an actor of which nobody here knows."""
-GRAVES_LIMIT = 100_000
-"""Ended light actors of which the reason is known; then the oldest are forgotten."""
 
 
 class WaitingRoom:
@@ -36,7 +35,9 @@ class WaitingRoom:
         """Actors that are being made (again)."""
         self._closed: FrayError | None = None
         self.graves: dict[int, FrayError] = {}
-        """What calls of actors hear that have ended for good."""
+        """What calls of actors hear that have ended for good; of the last `ENDS_KEPT`."""
+        self.ended = Numbers()
+        """All others that have."""
 
     def enter(self, number: int, guest: Guest, call: HostCall) -> None:
         """There is no actor ``number`` now: refuse the call, or let it wait."""
@@ -44,6 +45,8 @@ class WaitingRoom:
             call.refuse(self._closed or no_such_actor(number))
         elif number in self.graves:
             call.refuse(self.graves[number])
+        elif number in self.ended:
+            call.refuse(ActorDied(f"actor {number} is gone: {LONG_AGO}", **{ENDED_HERE: LONG_AGO}))
         else:
             self.hold(number, guest, call)
 
@@ -68,12 +71,18 @@ class WaitingRoom:
         if actor is not None:
             actor.flush()
 
+    def is_over(self, number: int) -> bool:
+        """Whether the actor has ended for good."""
+        return number in self.graves or number in self.ended
+
     def bury(self, number: int, error: FrayError) -> None:
         """The actor has ended for good."""
         self.coming.discard(number)
         self.graves[number] = error
-        if len(self.graves) > GRAVES_LIMIT:
-            del self.graves[next(iter(self.graves))]
+        while len(self.graves) > ENDS_KEPT:
+            oldest = next(iter(self.graves))
+            del self.graves[oldest]
+            self.ended.add(oldest)
         self.refuse(number, error)
 
     def refuse(self, number: int, error: FrayError) -> None:
