@@ -206,7 +206,7 @@ async def test_nobody_of_that_name_nobody_serving_and_nobody_there_are_told_apar
             await near.dial(f"relay:{far}", None, timeout_s=5)
         split.network.cut("far", "controller")
         split.network.drop("far")
-        await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()  # the controller has noticed
         with pytest.raises(Unreachable, match="no connection to the controller"):
             await near.dial(f"relay:{far}", None, timeout_s=5)
 
