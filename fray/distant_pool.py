@@ -85,8 +85,11 @@ class DistantPool(TaskPool):
 
     def add(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future:
         """Hand in one task."""
-        content = payload.dumps_call(function.name, args, kwargs)
-        about = (function.name, function.data, function.is_async, content, bool(kwargs), options)
+        return self.queue(function, payload.dumps_call(function.name, args, kwargs), bool(kwargs), options)
+
+    def queue(self, function: Function, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+        """Hand in one task whose arguments are pickled already."""
+        about = (function.name, function.data, function.is_async, content, has_kwargs, options)
         call = ask(self._runtime, self._owner, "use", self._number, "task", *about)
         future = Future(function.what, call.cancel)
         call.add_done_callback(lambda call: self._heard(future, call))

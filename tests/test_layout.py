@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 INSIDE_FUNCTIONS = {("cluster", "local"), ("cluster", "connect")}
 """`open_cluster` chooses among the kinds of clusters when it is called."""
 
-BRIDGE = {"blocking/portal.py", "blocking/loop.py", "blocking/line.py"}
+BRIDGE = {"blocking/portal.py", "blocking/loop.py", "blocking/line.py", "blocking/away.py"}
 """Of the blocking face, these alone know the loop: they import trio and the runtime."""
 
 ALONE_OPENS = {

@@ -9,7 +9,10 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
+from fray.blocking import away
 from fray.blocking.portal import Portal, awaiting, refuse_in_loop
+from fray.futures import Future
+from fray.model.ids import ActorId
 
 log = logging.getLogger("fray.blocking")
 
@@ -21,6 +24,13 @@ class Answer(Protocol):
 
     def result(self) -> Any: ...
 
+    @property
+    def what(self) -> str:
+        """Of what it is the answer."""
+
+    def closed(self) -> tuple[bool, bytes]:
+        """Of a settled one: whether it is a result, and what came, pickled."""
+
 
 class ActorFuture:
     """A result that arrives later. It may be asked from any thread, any number of times; unread, the call still runs.
@@ -28,12 +38,14 @@ class ActorFuture:
     The result is unpickled by the thread that asks first.
     """
 
-    __slots__ = ("_answer", "_callbacks", "_done", "_portal", "_turn")
+    __slots__ = ("_answer", "_callbacks", "_done", "_portal", "_shared", "_turn")
 
     def __init__(self, answer: Answer, portal: Portal) -> None:
         self._answer = answer
         self._portal = portal
         self._done = False
+        self._shared: Future | None = None
+        """What other processes ask for, once this has been pickled."""
         self._callbacks: list[Callable[[ActorFuture], object]] = []
         self._turn = threading.Lock()
         """Held until the answer is there, then by whoever opens it."""
@@ -109,6 +121,7 @@ class ActorFuture:
 
     def _settle(self, answer: object) -> None:
         self._done = True
+        self._share()
         self._turn.release()
         for callback in self._callbacks:
             self._call(callback)
@@ -120,8 +133,35 @@ class ActorFuture:
         except Exception:
             log.exception("a done-callback of %r failed", self)
 
+    def _share(self) -> None:
+        """While nobody can open the answer: pass it on as it came."""
+        if self._shared is not None:
+            is_result, data = self._answer.closed()
+            (self._shared.returned if is_result else self._shared.raised)(data)
+
+    def _end(self) -> None:
+        self.cancel()
+
+    def _address(self) -> tuple[ActorId, int, str]:
+        """Where other processes ask for it."""
+        what = self._answer.what
+        if self._shared is None:
+            self._shared = Future(what, self._end)
+            if self._done:
+                with self._turn:
+                    self._share()
+        return *away.keep(self._portal, self._shared), what
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives it is one of this face, and comes to the same."""
+        return _arrived, away.in_loop(self._portal, self._address)
+
     def __repr__(self) -> str:
         return f"<ActorFuture of {self._answer!r}>"
+
+
+def _arrived(owner: ActorId, number: int, what: str) -> ActorFuture:
+    return away.arrive(lambda portal: ActorFuture(away.future_of(owner, number, what), portal))
 
 
 def as_completed(futures: Iterable[ActorFuture], timeout: float | None = None) -> Iterator[ActorFuture]:

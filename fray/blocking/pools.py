@@ -9,11 +9,14 @@ from types import TracebackType
 from typing import Any
 
 from fray import pools as native
+from fray.blocking import away
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
 from fray.blocking.portal import Held, Portal
-from fray.errors import InvalidRequest
+from fray.distant_pool import arrive
+from fray.errors import ChannelClosed, InvalidRequest
 from fray.futures import Future
+from fray.model.ids import ActorId
 from fray.task_pool import IN_FLIGHT_PER_WORKER, TaskOptions, close_arguments
 
 OnProgress = Callable[[int, int | None], object]
@@ -54,6 +57,18 @@ class _Errand:
         assert self._future is not None
         return self._future.result()
 
+    @property
+    def what(self) -> str:
+        what: str = self._task[0].what
+        return what
+
+    def closed(self) -> tuple[bool, bytes]:
+        if self._future is None:
+            refused = Future(self.what)
+            refused.fail(self._error or ChannelClosed("the task was never queued"))
+            return refused.closed()
+        return self._future.closed()
+
     def cancel(self) -> None:
         self._cancelled = True
         if self._future is not None:
@@ -66,8 +81,13 @@ class _Errand:
 class TaskPool:
     """What can be done with a pool: `submit`, `map`, `imap`, and these with `options`."""
 
-    def __init__(self, portal: Portal, pool: native.WorkerPool, options: TaskOptions) -> None:
+    def __init__(self, portal: Portal, pool: Any, options: TaskOptions) -> None:
         self._portal, self._native, self._options = portal, pool, options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives, tasks are handed in to the pool here."""
+        _, place = away.in_loop(self._portal, self._native.__reduce__)
+        return _arrived, (*place[:-1], self._options)
 
     def options(self, **options: Any) -> TaskPool:
         """The same pool for tasks with other options: those of `fray.WorkerPool.options`."""
@@ -181,6 +201,10 @@ def _as_done(made: Iterator[ActorFuture], limit: int) -> Iterator[ActorFuture]:
             future.cancel()
 
 
+def _arrived(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
+    return away.arrive(lambda portal: TaskPool(portal, arrive(owner, number, name, num_workers, options), options))
+
+
 class WorkerPool(TaskPool):
     """Workers for tasks that keep no state. They are launched when it is made; `shutdown`, or leaving a ``with`` of it,
     ends them, and so does the cluster's end. Arguments and errors are those of `fray.WorkerPool`.
@@ -188,7 +212,7 @@ class WorkerPool(TaskPool):
 
     def __init__(self, cluster: Cluster, num_workers: int, *args: Any, **kwargs: Any) -> None:
         self._held = Held(cluster._portal, native.WorkerPool(cluster._native, num_workers, *args, **kwargs))
-        pool = self._held.enter(around_body=False)
+        self._pool = pool = self._held.enter(around_body=False)
         super().__init__(cluster._portal, pool, pool._options)
 
     def __enter__(self) -> WorkerPool:
@@ -202,20 +226,20 @@ class WorkerPool(TaskPool):
     @property
     def size(self) -> int:
         """Workers running now."""
-        return self._native.size
+        return self._pool.size
 
     @property
     def retried(self) -> int:
         """How many times a task was given to another worker because its own died."""
-        return self._native.retried
+        return self._pool.retried
 
     def workers(self) -> list[native.WorkerInfo]:
         """A snapshot of the workers."""
-        return self._portal.run(self._native.workers)
+        return self._portal.run(self._pool.workers)
 
     def stats(self) -> native.PoolStats:
         """Counts since the pool began."""
-        return self._portal.run(self._native.stats)
+        return self._portal.run(self._pool.stats)
 
     def wait_for_workers(self, min_workers: int | None = None, timeout: float = 60.0) -> None:
         """Wait until ``min_workers`` (default all) run. Raises DeadlineExceeded (a TimeoutError)."""

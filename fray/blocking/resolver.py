@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from fray import resolver as native
 from fray.actor_pool import ActorPool as NativePool
 from fray.actor_pool import Policy
+from fray.blocking import away
 from fray.blocking.cluster import Cluster, current_cluster
 from fray.blocking.futures import ActorFuture
 from fray.blocking.portal import Portal
@@ -27,6 +28,10 @@ class ActorPool:
 
     def __init__(self, portal: Portal, pool: NativePool) -> None:
         self._portal, self._native = portal, pool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives it follows the same names from there."""
+        return _arrived, (self._native,)
 
     @property
     def name(self) -> str:
@@ -66,6 +71,16 @@ class ActorPool:
 
     def __repr__(self) -> str:
         return repr(self._native)
+
+
+def _arrived(pool: NativePool) -> ActorPool:
+    """It is followed from now on: `ActorPool.size` looks at it from any thread."""
+
+    def follow(portal: Portal) -> ActorPool:
+        pool._follow()
+        return ActorPool(portal, pool)
+
+    return away.arrive(follow)
 
 
 class Turn:

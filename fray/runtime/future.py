@@ -200,11 +200,16 @@ class CallFuture:
 
     # For other processes ---------------------------------------------------------------------------------------------
 
+    @property
+    def what(self) -> str:
+        """What was called, for people."""
+        return f"{self.route.label}.{self.method}()"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives it comes to the same; see `fray.runtime.shelf`."""
         from fray.runtime.arrived import sent_away
 
-        return sent_away(self, f"{self.route.label}.{self.method}()")
+        return sent_away(self, self.what)
 
     def closed(self) -> tuple[bool, bytes]:
         """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""

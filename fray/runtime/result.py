@@ -106,6 +106,11 @@ class Future:
 
     # For other processes ---------------------------------------------------------------------------------------------
 
+    @property
+    def what(self) -> str:
+        """Of what it is the result, for people."""
+        return self._what
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives it comes to the same; see `fray.runtime.shelf`."""
         from fray.runtime.arrived import sent_away

@@ -16,7 +16,7 @@ import trio
 
 import fray
 from fray import ActorStatus
-from fray.blocking import as_completed
+from fray.blocking import ActorServer, ClusterResolver, WorkerPool, as_completed
 from fray.blocking import open_cluster as open_blocking
 from tests import bodies
 from tests.processes.strong_bodies import Blocking, Cell, Keeper, Link, Member, square, whereabouts
@@ -28,12 +28,13 @@ LIGHT = 200
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The daemons of all tests of this file, which come together: whoever dials first waits for them."""
+    """The daemons of all tests of this file."""
     lab = Lab(tmp_path_factory.mktemp("lab"))
     try:
         lab.start_controller()
         for name in ("alpha", "beta"):
             lab.start_node(name)
+        trio.run(connected, lab)
         yield lab
     finally:
         lab.close()
@@ -41,7 +42,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 async def cluster(lab: Lab) -> AsyncIterator[fray.Cluster]:
-    await connected(lab)
     with trio.fail_after(60):
         async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
             await cluster.wait_for_nodes(2)
@@ -249,7 +249,6 @@ trio.run(main)
 
 
 async def test_a_name_has_one_actor_for_all_drivers_and_outlives_them(lab: Lab) -> None:
-    await connected(lab)
     other = start_script(NAMER.format(spec=lab.spec))
     assert other.stdout is not None
     assert other.stdin is not None
@@ -339,4 +338,21 @@ def test_sync_code_has_the_same(lab: Lab) -> None:
             talk.done_sending()
             assert talk.result() == 4950
         assert cluster.get_actor("counter").add(0) == 100
+        assert scope.create_actor(Blocking, 0).double(counter.add.remote(0)) == 200
         assert scope.run(square, 12, resources=SMALL) == 144
+
+
+def test_sync_futures_and_pools_work_where_they_arrive(lab: Lab) -> None:
+    with open_blocking(lab.spec, token=TOKEN, logs=False) as cluster, cluster.open_scope("run") as scope:
+        counter, other = scope.create_actor(Blocking, 10), scope.create_actor(Blocking, 0)
+        late, settled, failed = counter.add.remote(11), counter.add.remote(0), counter.fail.remote()
+        assert settled.result() == 21
+        assert [other.double(future) for future in (late, settled, late)] == [42, 42, 42]
+        with pytest.raises(LookupError, match="no such page"):
+            other.double(failed)
+        with WorkerPool(cluster, 1, SMALL) as pool:
+            assert other.hand_in(pool, 10) == 285
+            assert other.double(pool.submit(square, 3)) == 18
+        with ActorServer(cluster) as server:
+            server.register("home", Blocking(1))
+            assert other.ask(ClusterResolver(cluster).lookup("home"), 1) == [2, 3]
