@@ -14,7 +14,7 @@ from fray.controller.store import Store
 from fray.model.ids import Namespace
 from fray.model.messages.client import LogLines, Role
 from fray.model.messages.node import NodeHello
-from fray.net.memory import MemoryNetwork
+from fray.net.memory import MemoryNetwork, is_memory
 from fray.net.mixed import MixedNetwork
 from fray.net.transport import Credential, Network
 from fray.net.websocket import WebSocketNetwork
@@ -27,7 +27,7 @@ CONTROLLER = "memory:controller"
 
 def embedded_network(rng: random.Random) -> Network:
     """Memory within this process, sockets for all that leaves it."""
-    return MixedNetwork(MemoryNetwork(rng=rng), WebSocketNetwork())
+    return MixedNetwork(WebSocketNetwork(), MemoryNetwork(rng=rng), is_memory)
 
 
 async def serve_controller(

@@ -7,11 +7,9 @@ of events depends on the clock, the scheduler and the given generator alone.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context, copy_context
 from enum import Enum
 from typing import TypeAlias
 
@@ -20,9 +18,8 @@ from attrs import define, field, frozen
 
 from fray.errors import ConnectionFailed, InvalidRequest, MessageTooLarge, Refused, Unauthorized, Unreachable
 from fray.net import auth
+from fray.net.door import Door
 from fray.net.transport import Authorize, Bytes, Claim, Credential, Transport
-
-logger = logging.getLogger("fray.net")
 
 TRANSPORT_LIMIT_BYTES = 1024 * 1024
 """Largest transport message."""
@@ -228,28 +225,6 @@ def too_large(size_bytes: int) -> MessageTooLarge:
     )
 
 
-@define(eq=False)
-class _Listener:
-    host: str
-    door: auth.Doorkeeper
-    handler: Callable[[Transport], Awaitable[None]]
-    nursery: trio.Nursery
-    context: Context = field(factory=copy_context)
-    """Of whoever listens: a connection must not run with the context variables of whoever dialled."""
-
-    def begin(self, transport: MemoryTransport) -> None:
-        """Serve one connection in a task of its own."""
-        self.context.copy().run(self.nursery.start_soon, self.serve, transport)
-
-    async def serve(self, transport: MemoryTransport) -> None:
-        try:
-            await self.handler(transport)
-        except Exception:
-            logger.exception("the handler of a connection from %s failed", transport.claim.remote)
-        finally:
-            transport.abort()
-
-
 class MemoryNetwork:
     """All hosts of one simulated network, seen from host ``""``; see `at`.
 
@@ -263,7 +238,7 @@ class MemoryNetwork:
         """Fault hook, called for each message as it is sent."""
         self.on_delivery: Callable[[str, str, int, bytes], None] = lambda source, target, connection, message: None
         """Called with each message as it is received: hosts, number of the connection, content."""
-        self._listeners: dict[str, _Listener] = {}
+        self._listeners: dict[str, Door] = {}
         self._living: dict[tuple[int, str], MemoryTransport] = {}
         self._delays: dict[tuple[str, str], tuple[float, float]] = {}
         self._cut: set[tuple[str, str]] = set()
@@ -294,8 +269,7 @@ class MemoryNetwork:
         if address in self._listeners:
             raise InvalidRequest(f"{address} is taken: another listener serves there")
         async with trio.open_nursery() as nursery:
-            door = auth.Doorkeeper(authorize, self.rng)
-            self._listeners[address] = listener = _Listener(host_of(address), door, handler, nursery)
+            self._listeners[address] = listener = Door(auth.Doorkeeper(authorize, self.rng), handler, nursery)
             try:
                 task_status.started(address)
                 await trio.sleep_forever()
@@ -342,7 +316,7 @@ class MemoryNetwork:
 
     def crash(self, host: str) -> None:
         """As by SIGKILL: its listeners are gone (dials are refused) and its connections break."""
-        for address in [address for address, listener in self._listeners.items() if listener.host == host]:
+        for address in [address for address in self._listeners if host_of(address) == host]:
             del self._listeners[address]
         self.drop(host)
 
@@ -362,13 +336,13 @@ class MemoryNetwork:
             raise Refused(f"nobody listens at {address}", address=address)
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
         asked = auth.ask(key_id, key, self.rng)
-        answer = listener.door.admit(asked)
+        answer = listener.keeper.admit(asked)
         if answer is None:
             raise Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
         auth.confirm(asked, key, answer)
         return self._join(source, host, address, key_id, listener)
 
-    def _join(self, source: str, host: str, address: str, key_id: str, listener: _Listener) -> MemoryTransport:
+    def _join(self, source: str, host: str, address: str, key_id: str, listener: Door) -> MemoryTransport:
         self._connections += 1
         there, back = _Pipe(source, host), _Pipe(host, source)
         ours = MemoryTransport(self, self._connections, Claim(key_id, address), there, back)
@@ -426,3 +400,8 @@ class MemoryHost:
 def host_of(address: str) -> str:
     """Host of ``memory:HOST/PORT``."""
     return address.removeprefix("memory:").split("/", 1)[0]
+
+
+def is_memory(address: str) -> bool:
+    """Whether it is an address within this process."""
+    return address.startswith("memory:")

@@ -1,4 +1,4 @@
-"""Two networks as one: what stays in this process, and what leaves it."""
+"""Two networks as one: what stays in this process and what leaves it, or direct connections and relayed ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fray.net.transport import Authorize, Credential, Network, Transport
 
 
 class MixedNetwork:
-    """``memory:`` addresses within this process, all others over sockets."""
+    """Addresses of which ``is_special`` is true in one network, all others in another."""
 
-    def __init__(self, memory: Network, sockets: Network) -> None:
-        self._memory, self._sockets = memory, sockets
+    def __init__(self, usual: Network, special: Network, is_special: Callable[[str], bool]) -> None:
+        self._usual, self._special, self._is_special = usual, special, is_special
 
     def _of(self, address: str) -> Network:
-        return self._memory if address.startswith("memory:") else self._sockets
+        return self._special if self._is_special(address) else self._usual
 
     async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
         return await self._of(address).dial(address, credential, timeout_s=timeout_s)

@@ -10,14 +10,11 @@ was restarted), and whoever talks over it dials again, as after any cut.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context, copy_context
 
 import trio
-from attrs import define, field
 
 from fray.errors import (
     ConnectionFailed,
@@ -34,10 +31,9 @@ from fray.net import auth
 from fray.net.carrier import PART, PIECE_BYTES, WINDOW_BYTES, Carrier, Lane, cost_bytes
 from fray.net.codec import Bytes
 from fray.net.conversation import Channel
+from fray.net.door import Door
 from fray.net.memory import TRANSPORT_LIMIT_BYTES, too_large
-from fray.net.transport import Authorize, Claim, Credential, Network, Transport
-
-logger = logging.getLogger("fray.net")
+from fray.net.transport import Authorize, Claim, Credential, Transport
 
 SCHEME = "relay:"
 SEND_AHEAD_BYTES = 128 * 1024
@@ -223,27 +219,6 @@ def _join(parts: Sequence[Bytes]) -> bytes:
     return message
 
 
-@define(eq=False)
-class _Door:
-    """One listener."""
-
-    keeper: auth.Doorkeeper
-    handler: Callable[[Transport], Awaitable[None]]
-    nursery: trio.Nursery
-    context: Context = field(factory=copy_context)
-
-    def begin(self, transport: TunnelTransport) -> None:
-        self.context.copy().run(self.nursery.start_soon, self._serve, transport)
-
-    async def _serve(self, transport: TunnelTransport) -> None:
-        try:
-            await self.handler(transport)
-        except Exception:
-            logger.exception("the handler of a connection from %s failed", transport.claim.remote)
-        finally:
-            transport.abort()
-
-
 class Tunnels:
     """The network of ``relay:`` addresses over one conversation with the controller.
 
@@ -255,7 +230,7 @@ class Tunnels:
         self._carrier: Carrier | None = None
         self._ready = trio.Event()
         self._ended: FrayError | None = None
-        self._doors: dict[str, _Door] = {}
+        self._doors: dict[str, Door] = {}
 
     def __repr__(self) -> str:
         return f"<Tunnels: {len(self)} open>"
@@ -334,7 +309,7 @@ class Tunnels:
         if address in self._doors:
             raise InvalidRequest(f"{address} is taken: another listener serves there")
         async with trio.open_nursery() as nursery:
-            door = self._doors[address] = _Door(auth.Doorkeeper(authorize, self._rng), handler, nursery)
+            door = self._doors[address] = Door(auth.Doorkeeper(authorize, self._rng), handler, nursery)
             try:
                 task_status.started(address)
                 await trio.sleep_forever()
@@ -357,26 +332,3 @@ class Tunnels:
         lane.grant(WINDOW_BYTES, auth.write_answer(answer).encode())
         door.begin(transport)
         return transport
-
-
-class RelayedNetwork:
-    """Another network, and ``relay:`` addresses beside it."""
-
-    def __init__(self, direct: Network, tunnels: Tunnels) -> None:
-        self._direct, self._tunnels = direct, tunnels
-
-    def _of(self, address: str) -> Network:
-        return self._tunnels if is_relayed(address) else self._direct
-
-    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
-        return await self._of(address).dial(address, credential, timeout_s=timeout_s)
-
-    async def listen(
-        self,
-        address: str,
-        authorize: Authorize,
-        handler: Callable[[Transport], Awaitable[None]],
-        *,
-        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        await self._of(address).listen(address, authorize, handler, task_status=task_status)

@@ -21,8 +21,9 @@ from fray.errors import FrayError, Refused, Unreachable
 from fray.model.ids import AttemptId, JobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel import RedialPolicy
+from fray.net.mixed import MixedNetwork
 from fray.net.transport import Credential, Network
-from fray.net.tunnel import RelayedNetwork, Tunnels
+from fray.net.tunnel import Tunnels, is_relayed
 from fray.runtime.caller import Caller
 from fray.runtime.host import Host
 from fray.runtime.links import ControllerLink, OnLog
@@ -171,7 +172,7 @@ async def open_runtime(
             await _reach(network, addresses[0], credential)
         tunnels = Tunnels(rng)
         link = ControllerLink(place.hello(rng), on_log=on_log, tunnels=tunnels)
-        runtime = _make_runtime(RelayedNetwork(network, tunnels), addresses[0], place, link, nursery, rng)
+        runtime = _make_runtime(MixedNetwork(network, tunnels, is_relayed), addresses[0], place, link, nursery, rng)
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
             policy = RedialPolicy(refused_ends=False, give_up_s=CONTROLLER_ABSENT_S)

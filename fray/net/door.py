@@ -1,0 +1,38 @@
+"""What a listener within this process is: whom it lets in, and who serves them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
+
+import trio
+from attrs import define, field
+
+from fray.net.auth import Doorkeeper
+from fray.net.transport import Transport
+
+logger = logging.getLogger("fray.net")
+
+
+@define(eq=False)
+class Door:
+    """One listener. It does not open connections: `begin` gets those that are let in."""
+
+    keeper: Doorkeeper
+    handler: Callable[[Transport], Awaitable[None]]
+    nursery: trio.Nursery
+    context: Context = field(factory=copy_context)
+    """Of whoever listens: a connection must not run with the context variables of whoever dialled."""
+
+    def begin(self, transport: Transport) -> None:
+        """Serve one connection in a task of its own."""
+        self.context.copy().run(self.nursery.start_soon, self._serve, transport)
+
+    async def _serve(self, transport: Transport) -> None:
+        try:
+            await self.handler(transport)
+        except Exception:
+            logger.exception("the handler of a connection from %s failed", transport.claim.remote)
+        finally:
+            transport.abort()
