@@ -10,6 +10,7 @@ The shelf is an actor of its own, registered when something is first put on it. 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
@@ -25,6 +26,8 @@ from fray.runtime.route import Route
 
 if TYPE_CHECKING:
     from fray.runtime.context import Runtime
+
+log = logging.getLogger("fray.future")
 
 PENDING_LIMIT = 100_000
 SETTLED_LIMIT = 10_000
@@ -108,7 +111,11 @@ class Shelf:
     async def _register(self) -> None:
         runtime = self._runtime
         host, name = runtime.host, f"{HOUSE_NAMES}shelf"
-        await host.listen()
+        try:
+            await host.listen()
+        except (FrayError, OSError) as error:
+            log.warning("futures given away by this process cannot be asked for: it cannot listen (%s)", error)
+            return
         number = host.register(self.door, name, actor_id=self.actor_id)
         endpoint = ActorEndpoint(
             actor_id=self.actor_id,
