@@ -709,7 +709,7 @@ async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(
 ) -> None:
     async with a_house() as house:
         near = await house.dial(policy=policy)
-        house.network._listeners[HOST].door.authorize = lambda key_id: None
+        house.network._listeners[HOST].keeper.authorize = lambda key_id: None
         house.network.drop("driver")
         await near.wait_told("end")
         assert isinstance(near.error, Unauthorized)

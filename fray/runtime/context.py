@@ -226,8 +226,12 @@ async def _leave(runtime: Runtime) -> None:
 
 def _context_of(runtime: Runtime, on_thread: bool) -> object:
     """What a method with a ``ctx`` parameter gets: on a thread, that of the blocking face. It is a word of the public
-    faces, which this layer does not know: hence found by name, when the first method asks for it."""
-    return importlib.import_module("fray.blocking.actors" if on_thread else "fray.actors").context_of(runtime)
+    faces, which this layer does not know: hence found by name, when the first method asks for it.
+
+    The package as a whole, since several threads may ask at once: one that takes a module out of a package that another
+    is still importing meets that other's locks in another order, and Python then hands out half a module.
+    """
+    return importlib.import_module("fray.blocking" if on_thread else "fray").actors.context_of(runtime)
 
 
 async def _reach(network: Network, address: str, credential: Credential | None) -> None:
