@@ -38,6 +38,9 @@ def compare(harness: Path, arguments: Sequence[str]) -> int:
     command = [sys.executable, "-m", "bench.compare", "--inside", *arguments]
     path = os.pathsep.join([str(ROOT), str(harness), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "FRAY_BENCH_HARNESS": str(harness), "PYTHONPATH": path}
+    environment.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # the peers are installed, thus compiled; this checkout is as it runs
     if PYTHON.exists():
         for system in (*OURS, "fray_thread", *PEERS):
             environment.setdefault(f"BENCH_PYTHON_{system.upper()}", str(PYTHON))

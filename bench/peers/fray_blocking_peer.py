@@ -14,12 +14,17 @@ class FrayBlocking(Peer):
     async def start(self):
         self.cluster = open_cluster("machine?nodes=1&cpu=8", logs=False)
         self.pool = self.light = None
-        self.host = self.cluster.create_host()
 
     async def stop(self):
         if self.pool is not None:
             self.pool.shutdown()
         self.cluster.close()
+
+    async def first(self):
+        actor = (await self.spawn(1))[0]
+        actor.echo(0)
+        self.host = self.cluster.create_host()
+        return actor
 
     async def spawn(self, n):
         return self.cluster.create_actor_group(self.body, count=n).handles

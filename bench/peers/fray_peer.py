@@ -27,11 +27,15 @@ class Fray(Peer):
         self.cluster = await enter(fray.open_cluster("machine?nodes=1&cpu=8", logs=False))
         self.scope = await enter(self.cluster.open_scope("bench"))
         self.pool = self.light = None
-        # As xoscar's pool has a process to put light actors into; it starts while the rest goes on.
-        self.host = await self.scope.create_host()
 
     async def stop(self):
         await self.stack.aclose()
+
+    async def first(self):
+        actor = (await self.spawn(1))[0]
+        await actor.echo(0)
+        self.host = await self.scope.create_host()  # as xoscar's pool has a process to put light actors into
+        return actor
 
     async def spawn(self, n):
         return (await self.scope.create_actor_group(self.body, count=n, on_failure="absorb")).handles
