@@ -67,7 +67,7 @@ async def replaced_actor(b: Bench) -> str:
         nursery.start_soon(b.cluster.delete_actor, first)
         await trio.sleep(b.rng.choice((0.0, 0.002, 0.004, 0.006, 0.008)))
         b.op("create_actor")
-        second = await b.cluster.create_actor(Counter, name=b.token, get_if_exists=True)
+        second = await b.cluster.create_actor(Counter, name=b.token, get_if_exists=True, max_restarts=3)
     b.op("call")
     try:
         await second.add.options(idempotent=True)(f"{b.token}.second")
