@@ -70,7 +70,7 @@ class ArrivedFuture(Future):
         self._begin()
         return super().done()
 
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         self._begin()
         super().add_done_callback(callback)
 

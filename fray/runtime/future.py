@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import trio
-from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, NotPicklable
 from fray.net.codec import Kind
 from fray.runtime import payload
+from fray.runtime.awaited import ERROR, VALUE, Awaited
 from fray.runtime.calls import CANCELLED
 from fray.runtime.current import current_actor_var
 from fray.runtime.exchange import Shipped, unpack
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 CANCEL_WAIT_S = 5.0
 """How long a cancelled caller waits until the callee has acknowledged."""
 
-_PENDING, _VALUE, _ERROR, _RAW_RESULT, _RAW_FAULT = range(5)
+_RAW_RESULT, _RAW_FAULT = range(ERROR + 1, ERROR + 3)
 _FAULT = int(Kind.FAULT)
 
 
-class CallFuture:
+class CallFuture(Awaited):
     """The answer to one call; ``await`` it for the result.
 
     Awaiting raises what the method raised, or the `FrayError` that says why there is no answer. An await that is
@@ -35,10 +35,6 @@ class CallFuture:
     """
 
     __slots__ = (
-        "_callbacks",
-        "_state",
-        "_tasks",
-        "_value",
         "binding",
         "body",
         "cancelled",
@@ -58,6 +54,7 @@ class CallFuture:
     )
 
     def __init__(self, route: Route, method: str, body: bytes | Parcel, flags: int) -> None:
+        super().__init__()
         self.route = route
         self.method = method
         self.parcel: Parcel | None = None
@@ -82,10 +79,6 @@ class CallFuture:
         """Asked, when the actor is gone and it may be sent again, for another one."""
         self.undelivered = False
         """It failed, and had surely no effect."""
-        self._state = _PENDING
-        self._value: Any = None
-        self._tasks: list[Task] = []
-        self._callbacks: list[Callable[[CallFuture], object]] = []
 
     def __repr__(self) -> str:
         said = ("pending", "returned", "failed", "returned", "failed")[self._state]
@@ -113,22 +106,6 @@ class CallFuture:
                 await self._leave()
                 raise
 
-    def done(self) -> bool:
-        return self._state != _PENDING
-
-    def result(self) -> Any:
-        """The result of a call that is `done`; raises what awaiting it raises."""
-        state = self._state
-        if state == _RAW_RESULT:
-            self._settle_value()
-        elif state == _RAW_FAULT:
-            self._value, self._state = payload.load_error(self._value), _ERROR
-        if self._state == _VALUE:
-            return self._value
-        if self._state == _ERROR:
-            raise self._value
-        raise FrayError(f"{self!r} has no result yet: await it")
-
     def exception(self) -> BaseException | None:
         """The error of a call that is `done`, or None."""
         try:
@@ -143,33 +120,14 @@ class CallFuture:
             self.cancelled = True
             self.route.cancel(self)
 
-    def add_done_callback(self, callback: Callable[[CallFuture], object]) -> None:
-        """Call ``callback(self)`` in the loop when the answer is there (at once, if it is)."""
-        if self._state:
-            callback(self)
-        else:
-            self._callbacks.append(callback)
-
-    def remove_done_callback(self, callback: Callable[[CallFuture], object]) -> None:
-        """Do not call it after all."""
-        if callback in self._callbacks:
-            self._callbacks.remove(callback)
-
     async def _park(self) -> None:
-        task = current_task()
-        self._tasks.append(task)
-
-        def abort(_: Any) -> Abort:
-            self._tasks.remove(task)
-            return Abort.SUCCEEDED
-
         inside = current_actor_var.get()
         if inside is None:
-            await wait_task_rescheduled(abort)
+            await super()._park()
             return
         inside.waits.add(self)
         try:
-            await wait_task_rescheduled(abort)
+            await super()._park()
         finally:
             inside.waits.discard(self)
 
@@ -191,12 +149,15 @@ class CallFuture:
             with trio.move_on_after(CANCEL_WAIT_S, shield=True):
                 await self._park()
 
-    def _settle_value(self) -> None:
+    def _open(self) -> None:
+        if self._state == _RAW_FAULT:
+            self._value, self._state = payload.load_error(self._value), ERROR
+            return
         try:
-            self._value, self._state = unpack(self._value), _VALUE
+            self._value, self._state = unpack(self._value), VALUE
         except Exception as error:  # noqa: BLE001 - constructors of user classes raise anything
             error.add_note(f"while unpickling the result of {self.route.label}.{self.method}()")
-            self._value, self._state = error, _ERROR
+            self._value, self._state = error, ERROR
 
     # For other processes ---------------------------------------------------------------------------------------------
 
@@ -204,12 +165,6 @@ class CallFuture:
     def what(self) -> str:
         """What was called, for people."""
         return f"{self.route.label}.{self.method}()"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it comes to the same; see `fray.runtime.shelf`."""
-        from fray.runtime.arrived import sent_away
-
-        return sent_away(self, self.what)
 
     def closed(self) -> tuple[bool, bytes]:
         """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""
@@ -226,7 +181,7 @@ class CallFuture:
         if kind != _FAULT:
             self._state, self._value = _RAW_RESULT, body
         elif flags & CANCELLED:
-            self._state, self._value = _ERROR, self._stopped()
+            self._state, self._value = ERROR, self._stopped()
         else:
             self._state, self._value = _RAW_FAULT, body
         self._wake()
@@ -238,7 +193,7 @@ class CallFuture:
     def fail(self, error: BaseException) -> None:
         """End the call with an error made on this side."""
         if not self._state:
-            self._state, self._value = _ERROR, error
+            self._state, self._value = ERROR, error
             self._wake()
 
     def _stopped(self) -> FrayError:
@@ -246,19 +201,11 @@ class CallFuture:
             return CallCancelled(f"{self.route.label}.{self.method}() was cancelled by its caller", method=self.method)
         return ActorDied(f"{self.route.label}.{self.method}() was cancelled by its actor", method=self.method)
 
-    def _wake_tasks(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            reschedule(task)
-
     def _wake(self) -> None:
         if self.parcel is not None:
             self.route.caller.bulk.ended(self.parcel)
             self.parcel = self.shipped = None
-        self._wake_tasks()
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        super()._wake()
 
 
 def close(error: BaseException | None, value: Any, what: str) -> tuple[bool, bytes]:

@@ -6,69 +6,40 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import trio
-from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
-from fray.errors import CallCancelled, FrayError
+from fray.errors import CallCancelled
 from fray.runtime import payload
+from fray.runtime.awaited import ERROR, VALUE, Awaited
 from fray.runtime.future import CANCEL_WAIT_S, close
 
-_PENDING, _VALUE, _ERROR, _CLOSED_VALUE, _CLOSED_ERROR, _MAKER = range(6)
+_CLOSED_VALUE, _CLOSED_ERROR, _MAKER = range(ERROR + 1, ERROR + 4)
 
 
-class Future:
+class Future(Awaited):
     """A result that arrives later. ``await`` it, any number of times; what is there already costs no checkpoint.
 
     An await that is cancelled cancels what the future stands for (when nobody else awaits it), as with actor calls.
     """
 
-    __slots__ = ("_callbacks", "_state", "_tasks", "_value", "_what", "on_cancel")
+    __slots__ = ("_what", "on_cancel")
 
     def __init__(self, what: str, on_cancel: Callable[[], None] | None = None) -> None:
+        super().__init__()
         self._what = what
         self.on_cancel = on_cancel
-        self._state = _PENDING
-        self._value: Any = None
-        self._tasks: list[Task] = []
-        self._callbacks: list[Callable[[Any], None]] = []
 
     # For whoever waits -----------------------------------------------------------------------------------------------
 
-    def done(self) -> bool:
-        """Whether a result or an error is there."""
-        return self._state != _PENDING
-
-    def result(self) -> Any:
-        """The result of a future that is `done`; raises what awaiting it raises."""
-        if self._state > _ERROR:
-            self._open()
-        if self._state == _VALUE:
-            return self._value
-        if self._state == _ERROR:
-            raise self._value
-        raise FrayError(f"{self!r} has no result yet: await it")
-
     def exception(self) -> BaseException | None:
         """The error; None while pending, and for a result."""
-        if self._state > _ERROR:
+        if self._state > ERROR:
             self._open()
-        return self._value if self._state == _ERROR else None
+        return self._value if self._state == ERROR else None
 
     def cancel(self) -> None:
         """Ask for its end; returns at once. Awaiting it then raises `CallCancelled`, if no result came before."""
         if not self._state and self.on_cancel is not None:
             self.on_cancel()
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback(self)`` in the loop when settled; at once if it is."""
-        if self._state:
-            callback(self)
-        else:
-            self._callbacks.append(callback)
-
-    def remove_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Do not call it after all."""
-        if callback in self._callbacks:
-            self._callbacks.remove(callback)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if not self._state:
@@ -81,16 +52,6 @@ class Future:
         except trio.Cancelled:
             await self._leave()
             raise
-
-    async def _park(self) -> None:
-        task = current_task()
-        self._tasks.append(task)
-
-        def abort(_: Any) -> Abort:
-            self._tasks.remove(task)
-            return Abort.SUCCEEDED
-
-        await wait_task_rescheduled(abort)
 
     async def _leave(self) -> None:
         if self._state or self._tasks or self.on_cancel is None:
@@ -110,12 +71,6 @@ class Future:
     def what(self) -> str:
         """Of what it is the result, for people."""
         return self._what
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it comes to the same; see `fray.runtime.shelf`."""
-        from fray.runtime.arrived import sent_away
-
-        return sent_away(self, self._what)
 
     def closed(self) -> tuple[bool, bytes]:
         """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""
@@ -139,31 +94,26 @@ class Future:
 
     def fail(self, error: BaseException) -> None:
         """Settle with an error. Later settlements change nothing."""
-        self._settle(_ERROR, error)
+        self._settle(ERROR, error)
 
     def cancelled(self) -> None:
         """Settle as cancelled."""
-        self._settle(_ERROR, CallCancelled(f"{self._what} was cancelled"))
+        self._settle(ERROR, CallCancelled(f"{self._what} was cancelled"))
 
     def _settle(self, state: int, value: Any) -> None:
         if self._state:
             return
         self._state, self._value = state, value
         self.on_cancel = None  # what it stood for knows this future: no cycle is left for the collector
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            reschedule(task)
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        self._wake()
 
     def _open(self) -> None:
         try:
             if self._state == _CLOSED_ERROR:
-                self._value, self._state = payload.load_error(self._value), _ERROR
+                self._value, self._state = payload.load_error(self._value), ERROR
             else:
                 self._value = self._value() if self._state == _MAKER else payload.loads(self._value)
-                self._state = _VALUE
+                self._state = VALUE
         except Exception as error:  # noqa: BLE001 - constructors of user classes raise anything
             error.add_note(f"while unpickling the result of {self._what}")
-            self._value, self._state = error, _ERROR
+            self._value, self._state = error, ERROR
