@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import trio
@@ -84,6 +84,7 @@ class BulkRoom:
         await self._lot.park()
 
 
+S = TypeVar("S", bound=CallStream)
 DEFAULT_OPTIONS = CallOptions()
 _NO_KWARGS: Mapping[str, Any] = {}
 _ALWAYS = 1 << 30
@@ -211,12 +212,7 @@ class Caller:
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> CallStream:
         """Call a generator method; see `CallStream`. Options to repeat it do nothing. Raises as `start`."""
-        route.check_room()
-        body = self._settled(route, method, args, kwargs, FIRST_CREDIT)
-        call = CallStream(route, method, body, KEYWORDS if kwargs else 0)
-        self.send(call, options, current_actor_var.get())
-        call.repeats = 0
-        return call
+        return self._begin(CallStream, route, method, args, kwargs, options)
 
     def open(
         self,
@@ -227,8 +223,20 @@ class Caller:
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> Conversation:
         """Call a method that takes a stream; see `Conversation`. Options to repeat it do nothing. Raises as `start`."""
-        body = self._settled(route, method, args, kwargs, FIRST_CREDIT)
-        call = Conversation(route, method, body, KEYWORDS if kwargs else 0)
+        return self._begin(Conversation, route, method, args, kwargs, options)
+
+    def _begin(
+        self,
+        kind: type[S],
+        route: Route,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+    ) -> S:
+        """Make and send the call of a stream; what it has sent cannot be repeated."""
+        route.check_room()
+        call = kind(route, method, self._settled(route, method, args, kwargs, FIRST_CREDIT), KEYWORDS if kwargs else 0)
         self.send(call, options, current_actor_var.get())
         call.repeats = 0
         return call
