@@ -42,10 +42,14 @@ from fray.groups import ActorGroup
 from fray.hosts import ActorHost
 from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.environment import EnvironmentConfig, Secret
+from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
+from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
+from fray.model.retries import ExitRule
+from fray.model.specs import ActorConfig, Cause, JobInfo, JobState, Ladder
 from fray.monitors import Down, Link, Monitor, Up, link, monitor
 from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.methods import method
@@ -89,12 +93,14 @@ __all__ = [
     "Down",
     "Entrypoint",
     "EnvironmentConfig",
+    "ExitRule",
     "FixedResolver",
     "FrayError",
     "Future",
     "FutureForgotten",
     "GpuConfig",
     "GroupFailed",
+    "HealthCheck",
     "InvalidRequest",
     "Job",
     "JobFailed",
@@ -102,6 +108,7 @@ __all__ = [
     "JobRequest",
     "JobState",
     "JobStopped",
+    "Ladder",
     "Link",
     "LinkedActorDied",
     "MachineLost",
@@ -113,13 +120,16 @@ __all__ = [
     "NoSuchJob",
     "NoSuchMethod",
     "NotPicklable",
+    "OnStall",
     "OutcomeUnknown",
     "PoolStats",
+    "Progress",
     "RemoteError",
     "Resolver",
     "ResourceConfig",
     "Scope",
     "ScopeCancelled",
+    "Secret",
     "Stream",
     "TpuConfig",
     "Unauthorized",

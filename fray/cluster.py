@@ -32,7 +32,8 @@ from fray.model.messages.client import (
     Terminate,
     Text,
 )
-from fray.model.specs import JobInfo, JobRequest, JobState
+from fray.model.requests import JobRequest
+from fray.model.specs import JobInfo, JobState
 from fray.runtime.context import Runtime, current, current_or_none
 from fray.runtime.interrupts import deferred_in_our_code
 from fray.runtime.links import JobRecord

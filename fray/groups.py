@@ -18,7 +18,8 @@ from fray.jobs import build_actor_spec
 from fray.model.actors import ActorStatus
 from fray.model.ids import check_name, mint_job_id
 from fray.model.messages.client import Terminate
-from fray.model.specs import ActorConfig, JobRequest, JobSpec
+from fray.model.requests import JobRequest
+from fray.model.specs import ActorConfig, JobSpec
 from fray.runtime.context import Runtime, current
 from fray.runtime.presence import Presence, ask_end
 

@@ -11,9 +11,11 @@ from typing import Any
 from attrs import evolve, frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
+from fray.model.environment import Secret
 from fray.model.ids import ANONYMOUS, JobId, mint_job_id
 from fray.model.messages.client import Terminate
-from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobRequest, JobSpec, JobState, Ladder
+from fray.model.requests import JobRequest
+from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
 from fray.runtime.checkpoints import AT_END_S, check_class
@@ -85,6 +87,7 @@ def _closed(work: object, what: str) -> bytes:
 
 
 def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: bytes | None) -> JobSpec:
+    variables = request.environment.env_vars
     return JobSpec(
         job_id=mint_job_id(request.name, runtime.rng),
         name=request.name,
@@ -93,13 +96,24 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         payload=None if content is None else payload.name_of(content),
         demand=request.resources.demand(),
         members=request.members(),
-        env_vars=dict(request.environment.env_vars),
+        env_vars={key: value for key, value in variables.items() if isinstance(value, str)},
+        secrets={key: value.name for key, value in variables.items() if isinstance(value, Secret)},
         sys_path=tuple(path or os.getcwd() for path in sys.path),
         cwd=os.getcwd(),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
         detached=request.detached,
-        ladder=Ladder(),
+        ladder=request.ladder,
+        ports=request.ports,
+        health=request.health,
+        stall_s=request.stall_s,
+        on_stall=request.on_stall,
+        max_retries_machine_loss=request.max_retries_machine_loss,
+        max_retries_out_of_memory=request.max_retries_out_of_memory,
+        exit_codes=request.exit_codes,
+        backoff_s=request.backoff_s,
+        backoff_max_s=request.backoff_max_s,
+        result_storage=request.result_storage or "",
     )
 
 

@@ -19,10 +19,11 @@ from fray.distant_pool import Window, arrive
 from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, InvalidRequest
 from fray.futures import Future
 from fray.jobs import build_actor_spec, error_of
+from fray.model.environment import EnvironmentConfig
 from fray.model.ids import JobId, check_name, mint
 from fray.model.messages.client import ActorEndpoint, Names
+from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
-from fray.model.specs import EnvironmentConfig, JobRequest
 from fray.runtime import payload
 from fray.runtime.context import Runtime
 from fray.runtime.crew import Crew, Function, Lane, Task

@@ -13,9 +13,11 @@ from fray.errors import InvalidRequest, NameTaken
 from fray.groups import ActorGroup, build_members, check_count
 from fray.hosts import ActorHost
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
+from fray.model.environment import EnvironmentConfig
 from fray.model.ids import ActorId, mint
+from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import ResourceConfig
-from fray.model.specs import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest
+from fray.model.specs import ActorConfig
 from fray.runtime.context import Runtime
 from fray.runtime.family import Kind
 from fray.runtime.light import LightHost

@@ -10,9 +10,11 @@ from attrs import evolve, frozen
 from fray.actors import ActorHandle
 from fray.errors import InvalidRequest
 from fray.jobs import Job, build_actor_spec
+from fray.model.environment import EnvironmentConfig
 from fray.model.ids import mint
+from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
-from fray.model.specs import ActorConfig, EnvironmentConfig, JobRequest, JobSpec, Siblings, Strategy
+from fray.model.specs import ActorConfig, JobSpec, Siblings, Strategy
 from fray.runtime.context import Runtime
 from fray.runtime.family import Supervision
 from fray.runtime.links import JobRecord

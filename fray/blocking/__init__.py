@@ -7,8 +7,10 @@ from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
 from fray.blocking.pools import WorkerPool
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+from fray.model.environment import EnvironmentConfig
+from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import ActorConfig, Cause, Entrypoint, EnvironmentConfig, JobInfo, JobRequest, JobState
+from fray.model.specs import ActorConfig, Cause, JobInfo, JobState
 
 __all__ = [
     "ActorConfig",

@@ -18,7 +18,8 @@ from fray.jobs import Job as NativeJob
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.ids import JobId, Namespace
 from fray.model.messages.client import Event, NodeInfo
-from fray.model.specs import JobInfo, JobRequest
+from fray.model.requests import JobRequest
+from fray.model.specs import JobInfo
 from fray.scopes import OnFailure
 from fray.scopes import Scope as NativeScope
 from fray.supervision import Child

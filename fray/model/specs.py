@@ -1,122 +1,18 @@
-"""Jobs: what a user writes (`JobRequest`), what travels (`JobSpec`), what came of it (`Outcome`, `JobInfo`)."""
+"""Jobs: what travels of one (`JobSpec`), what came of it (`Outcome`, `JobInfo`), and the words of its node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
 
 from attrs import Factory, field
 
 from fray.errors import InvalidRequest
-from fray.model.ids import AttemptId, BlobId, JobId, Namespace, check_name
-from fray.model.resources import Demand, ResourceConfig
+from fray.model.environment import EnvironmentSpec
+from fray.model.health import HealthCheck, OnStall, Progress
+from fray.model.ids import AttemptId, BlobId, JobId, Namespace
+from fray.model.resources import Demand
+from fray.model.retries import ExitRule
 from fray.model.word import frozen
-
-# What a user writes --------------------------------------------------------------------------------------------------
-
-
-def _args(args: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(args)
-
-
-def _words(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(words)
-
-
-@frozen
-class Entrypoint:
-    """What a job runs: a Python callable (sync or async) with arguments, or a program.
-
-    Make one with `from_callable` or `from_binary`.
-    """
-
-    callable: Callable[..., Any] | None = None
-    args: tuple[Any, ...] = field(default=(), converter=_args)
-    kwargs: dict[str, Any] = Factory(dict)
-    argv: tuple[str, ...] = ()
-
-    @classmethod
-    def from_callable(
-        cls, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Entrypoint:
-        """Run ``fn(*args, **kwargs)``; all must be picklable. An ``async def`` runs under Trio.
-
-        Raises:
-            InvalidRequest: ``fn`` is not callable.
-        """
-        if not callable(fn):
-            raise InvalidRequest(f"Entrypoint.from_callable needs a callable, not {fn!r}")
-        return cls(callable=fn, args=tuple(args), kwargs=dict(kwargs or {}))
-
-    @classmethod
-    def from_binary(cls, command: str, args: Sequence[str] = ()) -> Entrypoint:
-        """Run the program ``command`` with ``args``, without a shell. A non-zero exit code is a failure.
-
-        Raises:
-            InvalidRequest: the command is empty or an argument is no string.
-        """
-        argv = (command, *args)
-        if not command or not all(isinstance(part, str) for part in argv):
-            raise InvalidRequest(f"Entrypoint.from_binary needs a program and string arguments, not {argv!r}")
-        return cls(argv=argv)
-
-
-@frozen
-class EnvironmentConfig:
-    """Environment of a job's process, on top of the node's own."""
-
-    extras: tuple[str, ...] = field(default=(), converter=_words)
-    pip_packages: tuple[str, ...] = field(default=(), converter=_words)
-    env_vars: dict[str, str] = Factory(dict)
-
-    @classmethod
-    def create(
-        cls,
-        extras: Sequence[str] | None = None,
-        pip_packages: Sequence[str] | None = None,
-        env_vars: Mapping[str, str] | None = None,
-    ) -> EnvironmentConfig:
-        return cls(tuple(extras or ()), tuple(pip_packages or ()), dict(env_vars or {}))
-
-
-def _environment(value: EnvironmentConfig | None) -> EnvironmentConfig:
-    return value or EnvironmentConfig()
-
-
-@frozen
-class JobRequest:
-    """A job to launch.
-
-    Attributes:
-        name: no blanks; unique among the living jobs of the namespace.
-        resources: of each replica. Default 1 CPU and 2 GB.
-        entrypoint: what to run.
-        environment: variables for the process.
-        replicas: gang size; default ``resources.replicas``.
-        max_retries_failure: restarts after a failure or out of memory. Default 0.
-        max_retries_preemption: restarts after preemption or loss of a machine. Default 100.
-        detached: owned by the cluster, not by the scope or driver that launched it. Default False.
-    """
-
-    name: str
-    resources: ResourceConfig = Factory(ResourceConfig)
-    entrypoint: Entrypoint | None = None
-    environment: EnvironmentConfig = field(default=None, converter=_environment)
-    replicas: int | None = None
-    max_retries_failure: int = 0
-    max_retries_preemption: int = 100
-    detached: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        check_name(self.name, "a job")
-
-    def members(self) -> int:
-        """Processes of the gang: replicas times the hosts of one replica."""
-        replicas = self.resources.replicas if self.replicas is None else self.replicas
-        if replicas < 1:
-            raise InvalidRequest(f"job {self.name!r}: replicas={replicas} must be 1 or more")
-        return replicas * self.resources.hosts_per_replica()
 
 
 class Strategy(StrEnum):
@@ -248,6 +144,24 @@ class JobSpec:
     """Whom its failure concerns."""
     get_if_exists: bool = False
     """A living actor of this name is what is wanted: answer with that one instead of `NameTaken`."""
+    environment: EnvironmentSpec = Factory(EnvironmentSpec)
+    """What its process is made of, beyond what is on the node."""
+    secrets: dict[str, str] = Factory(dict)
+    """Variable to the name of the secret it holds. Values are in no spec and no store."""
+    ports: tuple[str, ...] = ()
+    """Names of ports it wants."""
+    health: HealthCheck | None = None
+    stall_s: float | None = None
+    on_stall: OnStall = OnStall.CAPTURE
+    max_retries_machine_loss: int | None = None
+    """None: the budget for preemption pays."""
+    max_retries_out_of_memory: int | None = None
+    """None: the budget for failures pays."""
+    exit_codes: dict[int, ExitRule] = Factory(dict)
+    backoff_s: float = 0.0
+    backoff_max_s: float = 30.0
+    result_storage: str = ""
+    """Where a result over `BLOB_LIMIT_BYTES` goes; empty: it is an error."""
 
 
 class JobState(StrEnum):
@@ -303,6 +217,12 @@ class Outcome:
     constructing: bool = False
     """An actor's constructor raised: this attempt served no call, and each call that waited gets that very error."""
     duration_s: float = 0.0
+    peak_memory_bytes: int = 0
+    """Of the whole tree of processes, as far as it was watched. 0: not known."""
+    cpu_s: float = 0.0
+    """Of the whole tree, user and system."""
+    captured: str = ""
+    """Stacks of all threads, taken before it was ended because it stalled or was not healthy."""
 
 
 @frozen(kw_only=True)
@@ -318,6 +238,10 @@ class AttemptInfo:
     pid: int | None = None
     start_time: float | None = None
     end_time: float | None = None
+    peak_memory_bytes: int = 0
+    cpu_s: float = 0.0
+    captured: str = ""
+    ports: dict[str, int] = Factory(dict)
 
 
 @frozen(kw_only=True)
@@ -340,6 +264,10 @@ class JobInfo:
     reason: str = ""
     """Why it waits, while it waits."""
     attempts: tuple[AttemptInfo, ...] = ()
+    progress: Progress | None = None
+    """What it last said of itself by `fray.progress`."""
+    ended_by: str = ""
+    """Who asked for its end, if somebody did."""
 
 
 # On the node ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,68 @@
+"""What the process of a job is made of: packages, a workspace, an image, variables, secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import Factory, field
+
+from fray.model.ids import BlobId
+from fray.model.word import frozen
+
+
+@frozen
+class Secret:
+    """In the place of a variable's value: the secret of this name, known to the machines or brought by the driver.
+
+    ``env_vars={"WANDB_API_KEY": Secret("WANDB_API_KEY")}``: it reaches the process, and no store, log or error.
+    """
+
+    name: str
+
+
+def _words(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(words)
+
+
+@frozen
+class EnvironmentConfig:
+    """Environment of a job's process, on top of the node's own.
+
+    Attributes:
+        extras: of the workspace's project (its ``pyproject.toml``).
+        pip_packages: requirements as pip writes them: ``"polars>=1"``.
+        env_vars: values, or `Secret` in their place.
+        workspace: directory whose files (tracked by git, or untracked and not ignored) travel to where the job runs and
+            are its working directory there. Default None: nothing travels.
+        docker_image: run in a container of this image. Default None.
+    """
+
+    extras: tuple[str, ...] = field(default=(), converter=_words)
+    pip_packages: tuple[str, ...] = field(default=(), converter=_words)
+    env_vars: dict[str, str | Secret] = Factory(dict)
+    workspace: str | None = None
+    docker_image: str | None = None
+
+    @classmethod
+    def create(
+        cls,
+        extras: Sequence[str] | None = None,
+        pip_packages: Sequence[str] | None = None,
+        env_vars: Mapping[str, str | Secret] | None = None,
+        workspace: str | None = None,
+        docker_image: str | None = None,
+    ) -> EnvironmentConfig:
+        return cls(tuple(extras or ()), tuple(pip_packages or ()), dict(env_vars or {}), workspace, docker_image)
+
+
+@frozen(kw_only=True)
+class EnvironmentSpec:
+    """What travels of it. Two equal ones are one environment: its key is made of this and of nothing else."""
+
+    extras: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    bundle: BlobId | None = None
+    """Names the manifest of the workspace: paths, modes and hashes of its files."""
+    docker_image: str | None = None
+    python: str = ""
+    """``3.11``: of the author's process; pickles of functions need the same. Empty for programs."""

@@ -1,0 +1,161 @@
+"""Jobs, as a user writes them: `JobRequest` with its `Entrypoint`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import Factory, field
+
+from fray.errors import InvalidRequest
+from fray.model.environment import EnvironmentConfig
+from fray.model.health import HealthCheck, OnStall
+from fray.model.ids import check_name
+from fray.model.resources import ResourceConfig
+from fray.model.retries import ExitRule
+from fray.model.specs import Ladder
+from fray.model.word import frozen
+
+_PORT = re.compile(r"[A-Za-z0-9_-]{1,40}\Z")
+
+
+def _args(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(args)
+
+
+@frozen
+class Entrypoint:
+    """What a job runs: a Python callable (sync or async) with arguments, or a program.
+
+    Make one with `from_callable` or `from_binary`.
+    """
+
+    callable: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = field(default=(), converter=_args)
+    kwargs: dict[str, Any] = Factory(dict)
+    argv: tuple[str, ...] = ()
+
+    @classmethod
+    def from_callable(
+        cls, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Entrypoint:
+        """Run ``fn(*args, **kwargs)``; all must be picklable. An ``async def`` runs under Trio.
+
+        Raises:
+            InvalidRequest: ``fn`` is not callable.
+        """
+        if not callable(fn):
+            raise InvalidRequest(f"Entrypoint.from_callable needs a callable, not {fn!r}")
+        return cls(callable=fn, args=tuple(args), kwargs=dict(kwargs or {}))
+
+    @classmethod
+    def from_binary(cls, command: str, args: Sequence[str] = ()) -> Entrypoint:
+        """Run the program ``command`` with ``args``, without a shell. A non-zero exit code is a failure.
+
+        Raises:
+            InvalidRequest: the command is empty or an argument is no string.
+        """
+        argv = (command, *args)
+        if not command or not all(isinstance(part, str) for part in argv):
+            raise InvalidRequest(f"Entrypoint.from_binary needs a program and string arguments, not {argv!r}")
+        return cls(argv=argv)
+
+
+def _environment(value: EnvironmentConfig | None) -> EnvironmentConfig:
+    return value or EnvironmentConfig()
+
+
+def _ports(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(name, str) and _PORT.match(name) for name in names):
+        raise InvalidRequest(f"ports={names!r} must be a list of names of letters, digits, _ and -, as ['http']")
+    if len(set(names)) != len(names):
+        raise InvalidRequest(f"ports={names!r} names one port twice")
+    return tuple(names)
+
+
+def _rules(rules: Mapping[int, str]) -> dict[int, ExitRule]:
+    try:
+        found = {code: ExitRule(rule) for code, rule in rules.items()}
+    except ValueError:
+        found = {-1: ExitRule.FAIL}
+    if not all(isinstance(code, int) and 1 <= code <= 255 for code in found):
+        words = ", ".join(repr(rule.value) for rule in ExitRule)
+        raise InvalidRequest(f"exit_codes={rules!r} must map codes from 1 to 255 to one of {words}")
+    return found
+
+
+def _on_stall(word: str) -> OnStall:
+    try:
+        return OnStall(word)
+    except ValueError:
+        raise InvalidRequest(f"on_stall={word!r} must be 'capture' or 'restart'") from None
+
+
+@frozen
+class JobRequest:
+    """A job to launch.
+
+    Attributes:
+        name: no blanks; unique among the living jobs of the namespace.
+        resources: of each replica. Default 1 CPU and 2 GB.
+        entrypoint: what to run.
+        environment: packages, files and variables of the process.
+        replicas: gang size; default ``resources.replicas``.
+        max_retries_failure: restarts after a failure or out of memory. Default 0.
+        max_retries_preemption: restarts after preemption or loss of a machine. Default 100.
+        max_retries_machine_loss: a budget of its own for lost machines. Default None: that for preemption pays.
+        max_retries_out_of_memory: a budget of its own for lack of memory. Default None: that for failures pays.
+        exit_codes: what exit codes mean: ``{75: "retry", 2: "fail", 143: "ignore"}``. Others but 0 are failures.
+        backoff_s: wait before the first restart after a failure; doubled with each further one, with jitter. Default 0.
+        backoff_max_s: longest such wait. Default 30.
+        ports: names of ports it wants on its machine; the process finds ``http`` in ``FRAY_PORT_HTTP``.
+        health: how it is asked whether it is well. Default: it is while it runs.
+        stall_s: seconds without `fray.progress` after which it counts as stalled. Default None: never.
+        on_stall: ``"capture"`` (default): its stacks go into its record; ``"restart"``: that, and it has failed.
+        ladder: how it is ended: cancelled, then SIGTERM after ``cancel_s`` (3), then SIGKILL after ``term_s`` (2) more.
+        result_storage: fsspec address of a directory for a result over 8 MiB. Default None: that is an error.
+        detached: owned by the cluster, not by the scope or driver that launched it. Default False.
+    """
+
+    name: str
+    resources: ResourceConfig = Factory(ResourceConfig)
+    entrypoint: Entrypoint | None = None
+    environment: EnvironmentConfig = field(default=None, converter=_environment)
+    replicas: int | None = None
+    max_retries_failure: int = 0
+    max_retries_preemption: int = 100
+    detached: bool = False
+    max_retries_machine_loss: int | None = None
+    max_retries_out_of_memory: int | None = None
+    exit_codes: dict[int, ExitRule] = field(factory=dict, converter=_rules)
+    backoff_s: float = 0.0
+    backoff_max_s: float = 30.0
+    ports: tuple[str, ...] = field(default=(), converter=_ports)
+    health: HealthCheck | None = None
+    stall_s: float | None = None
+    on_stall: OnStall = field(default=OnStall.CAPTURE, converter=_on_stall)
+    ladder: Ladder = Factory(Ladder)
+    result_storage: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_name(self.name, "a job")
+        for name in ("max_retries_machine_loss", "max_retries_out_of_memory", "stall_s"):
+            amount = getattr(self, name)
+            if amount is not None and amount < 0:
+                raise InvalidRequest(f"job {self.name!r}: {name}={amount} must be 0 or more; leave it out for none")
+        for name in ("backoff_s", "backoff_max_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidRequest(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more seconds")
+        if self.health is not None and self.health.path is not None and self.health.port not in self.ports:
+            raise InvalidRequest(
+                f"job {self.name!r}: its health is asked for on port {self.health.port!r}: "
+                f"write ports=[{self.health.port!r}], or port= of another one in HealthCheck"
+            )
+
+    def members(self) -> int:
+        """Processes of the gang: replicas times the hosts of one replica."""
+        replicas = self.resources.replicas if self.replicas is None else self.replicas
+        if replicas < 1:
+            raise InvalidRequest(f"job {self.name!r}: replicas={replicas} must be 1 or more")
+        return replicas * self.resources.hosts_per_replica()
