@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fray.errors import InvalidRequest
 from fray.model.specs import Cause, EntryKind, Ladder, Outcome
 from fray.node.verdict import Descent, Ending, Rung, judge
 
@@ -50,6 +51,20 @@ def test_out_of_memory_is_told_only_for_the_signal_the_kernel_sends() -> None:
     assert judged(signal=9, out_of_memory=True).cause is Cause.OUT_OF_MEMORY
     assert judged(signal=11, out_of_memory=True).cause is Cause.KILLED
     assert judged(exit_code=1, out_of_memory=True).cause is Cause.FAILURE
+
+
+def test_what_a_keeper_ended_it_for_is_the_cause_unless_a_record_came_first() -> None:
+    hog = Outcome(cause=Cause.OUT_OF_MEMORY, message="too much")
+    outcome = judged(condemned=hog, reached=Rung.KILL, signal=9)
+    assert (outcome.cause, outcome.message, outcome.signal) == (Cause.OUT_OF_MEMORY, "too much", 9)
+    assert judged(condemned=hog, reached=Rung.KILL, record=FAILED).cause is Cause.OUT_OF_MEMORY
+    assert judged(condemned=hog, reached=Rung.CANCEL, record=DONE).cause is Cause.SUCCEEDED
+
+
+@pytest.mark.parametrize("amounts", [{"cancel_s": -1}, {"term_s": float("inf")}, {"term_s": float("nan")}])
+def test_a_ladder_that_never_ends_is_refused_at_the_door(amounts: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest, match=f"Ladder\\({next(iter(amounts))}=.*from 0 to 86400"):
+        Ladder(**amounts)
 
 
 @pytest.mark.parametrize("rung", Rung)

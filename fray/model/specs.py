@@ -91,12 +91,35 @@ class EntryKind(StrEnum):
     """No payload: ``argv``."""
 
 
+LADDER_LIMIT_S = 24 * 3600.0
+"""Longest time on one rung: an end has to come."""
+
+
 @frozen(kw_only=True)
 class Ladder:
-    """How a running attempt is ended: cancel, then SIGTERM after ``cancel_s``, then SIGKILL after ``term_s`` more."""
+    """How a running attempt is ended: cancel, then SIGTERM after ``cancel_s``, then SIGKILL after ``term_s`` more.
+
+    Programs cannot be cancelled and begin with SIGTERM, at once.
+
+    Attributes:
+        cancel_s: seconds from the request to SIGTERM; 0: at once. Default 3.
+        term_s: seconds from SIGTERM to SIGKILL; 0: no SIGTERM that could be heard. Default 2.
+
+    Raises:
+        InvalidRequest: an amount below 0, without an end, or over `LADDER_LIMIT_S`.
+    """
 
     cancel_s: float = 3.0
     term_s: float = 2.0
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("cancel_s", "term_s"):
+            amount = getattr(self, name)
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount <= LADDER_LIMIT_S:
+                raise InvalidRequest(
+                    f"Ladder({name}={amount!r}) must be a number of seconds from 0 to {LADDER_LIMIT_S:g}: "
+                    "the last rung must be reached"
+                )
 
 
 @frozen(kw_only=True)

@@ -35,6 +35,7 @@ from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.record import Record, save
 from fray.node.spawn import Child, Start, spawn
 from fray.node.verdict import Descent, Ending, Rung, judge
+from fray.node.watcher import Watcher
 
 READ_BYTES = 64 * 1024
 DRAIN_S = 1.0
@@ -130,27 +131,52 @@ class Watch:
         self.streams = {child.out_fd: ("out", LineCutter()), child.err_fd: ("err", LineCutter())}
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.status: int | None = None
+        self.condemned: Outcome | None = None
         self.lingered = self.node_gone = False
+        self.watchers: list[Watcher] = []
+        self.words: dict[str, Callable[[Any], None]] = {
+            "stop": lambda _: self._stop(self.descent.begin),
+            "kill": lambda _: self._stop(self.descent.jump),
+            "read": self._on_read,
+        }
+        """What the node may say, and who hears it."""
         self.selector = selectors.DefaultSelector()
-        self._watch(child.pidfd, self._on_exit)
-        self._watch(lines.socket.fileno(), self._on_control)
-        self._watch(node_pidfd, self._on_node_gone)
-        self._watch(child.outcome_fd, self._on_record)
+        self.watch(child.pidfd, self._on_exit)
+        self.watch(lines.socket.fileno(), self._on_control)
+        self.watch(node_pidfd, self._on_node_gone)
+        self.watch(child.outcome_fd, self._on_record)
         for descriptor in self.streams:
-            self._watch(descriptor, partial(self._on_stream, descriptor))
+            self.watch(descriptor, partial(self._on_stream, descriptor))
 
-    def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+    # For watchers
+
+    def add(self, watcher: Watcher) -> None:
+        """Ask it with every turn of the loop, from now on."""
+        self.watchers.append(watcher)
+
+    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Call ``handler`` whenever the descriptor can be read; it reads once, a bounded amount."""
         self.selector.register(descriptor, selectors.EVENT_READ, handler)
 
-    def _unwatch(self, descriptor: int) -> None:
+    def unwatch(self, descriptor: int) -> None:
         with contextlib.suppress(KeyError):
             self.selector.unregister(descriptor)
+
+    def condemn(self, outcome: Outcome, *, now: bool = False) -> None:
+        """End the job, by its ladder or at once, and let this be its outcome, unless its end began before."""
+        if self.descent.begun is None and self.record.header is None:
+            self.condemned = outcome
+        self._stop(self.descent.jump if now else self.descent.begin)
+
+    # The loop
 
     def run(self) -> None:
         self.lines.tell(running=self.child.pid)
         while self.status is None and not self.node_gone:
             self._turn(self._timeout_s())
+            self._ask(lambda watcher: watcher.due(time.monotonic()))
             self._descend(time.monotonic())
+        self._ask(lambda watcher: watcher.closing())
         swept, left = end_descendants()
         if not self.node_gone:
             self._finish(swept, left)
@@ -162,11 +188,20 @@ class Watch:
             key.data()
         return bool(ready)
 
+    def _ask(self, question: Callable[[Watcher], object]) -> None:
+        """One that fails is asked no more: it is not worth the job."""
+        for watcher in list(self.watchers):
+            try:
+                question(watcher)
+            except Exception:  # noqa: BLE001 - said on the node's stderr
+                traceback.print_exc()
+                self.watchers.remove(watcher)
+
     # What happens
 
     def _on_exit(self) -> None:
         self.status = os.waitpid(self.child.pid, 0)[1]
-        self._unwatch(self.child.pidfd)
+        self.unwatch(self.child.pidfd)
 
     def _on_node_gone(self) -> None:
         self.node_gone = True
@@ -177,12 +212,9 @@ class Watch:
             self.node_gone = True
             return
         for message in messages:
-            if "stop" in message:
-                self._stop(self.descent.begin)
-            elif "kill" in message:
-                self._stop(self.descent.jump)
-            elif "read" in message:
-                self._on_read(message["read"])
+            for word, value in message.items():
+                if word in self.words:
+                    self.words[word](value)
 
     def _stop(self, begin: Callable[[float], None]) -> None:
         if self.descent.begun is None:
@@ -192,7 +224,7 @@ class Watch:
     def _on_record(self) -> None:
         data = os.read(self.child.outcome_fd, READ_BYTES)
         if not data:
-            self._unwatch(self.child.outcome_fd)
+            self.unwatch(self.child.outcome_fd)
             return
         self.record.feed(data)
         self.record_at = time.monotonic()
@@ -202,7 +234,7 @@ class Watch:
         data = os.read(descriptor, READ_BYTES)
         self._put(name, cutter.feed(data) if data else cutter.flush())
         if not data:
-            self._unwatch(descriptor)
+            self.unwatch(descriptor)
             del self.streams[descriptor]
 
     def _put(self, name: str, lines: list[str]) -> None:
@@ -231,15 +263,16 @@ class Watch:
         self.paused = pause
         for descriptor in self.streams:
             if pause:
-                self._unwatch(descriptor)
+                self.unwatch(descriptor)
             else:
-                self._watch(descriptor, partial(self._on_stream, descriptor))
+                self.watch(descriptor, partial(self._on_stream, descriptor))
 
     # Ending it
 
     def _timeout_s(self) -> float | None:
-        times = [at for at in (self.descent.next_at(), self._linger_at()) if at is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        times = [self.descent.next_at(), self._linger_at(), *(watcher.next_at() for watcher in self.watchers)]
+        known = [at for at in times if at is not None]
+        return max(0.0, min(known) - time.monotonic()) if known else None
 
     def _linger_at(self) -> float | None:
         """When a job that has written its record and still runs is killed."""
@@ -275,12 +308,17 @@ class Watch:
         for name, cutter in self.streams.values():
             self._put(name, cutter.flush())
         self.spool.close()
-        save(self.directory, judge(self._ending()))
+        save(self.directory, self._outcome())
         self.lines.tell(ended=self.spool.written, swept=swept, left=left)
+
+    def _outcome(self) -> Outcome:
+        found = [judge(self._ending())]
+        self._ask(lambda watcher: found.append(watcher.finish(found[-1])))
+        return found[-1]
 
     def _drain(self) -> None:
         """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to a stranger."""
-        self._unwatch(self.lines.socket.fileno())
+        self.unwatch(self.lines.socket.fileno())
         self._pace()
         deadline = time.monotonic() + DRAIN_S
         while (self.streams or self._record_open()) and not self.node_gone:
@@ -299,6 +337,7 @@ class Watch:
             signal=-code if code < 0 else None,
             record=self.record.close(),
             record_came_first=self.record_came_first,
+            condemned=self.condemned,
             reached=self.descent.reached,
             out_of_memory=_oom_kills() > self.oom_kills,
             last_lines="\n".join(self.last_lines)[-LAST_LINES_LIMIT_CHARS:],

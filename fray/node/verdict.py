@@ -1,7 +1,8 @@
 """How an attempt ended, and how it is made to: plain decisions, no process in sight.
 
 The first cause counts. A record that the job wrote before anybody asked it to stop is its outcome, whatever happened
-to the process afterwards; after that the ladder, then a signal nobody of Fray's sent, then the exit code.
+to the process afterwards; after that what its keeper ended it for, the ladder, a signal nobody of Fray's sent, and the
+exit code, in this order.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Ending:
     """What the job wrote of itself, complete."""
     record_came_first: bool = False
     """Before the ladder began."""
+    condemned: Outcome | None = None
+    """Why its keeper ended it, if nobody asked for that and no record came before."""
     reached: Rung | None = None
     out_of_memory: bool = False
     """The kernel killed something for lack of memory while the attempt ran."""
@@ -93,6 +96,8 @@ def _judge(ending: Ending) -> Outcome:
     record = ending.record
     if record is not None and (ending.record_came_first or ending.reached is None or record.cause is Cause.SUCCEEDED):
         return record if record.exit_code is not None else evolve(record, exit_code=ending.exit_code)
+    if ending.condemned is not None:
+        return evolve(ending.condemned, exit_code=ending.exit_code, signal=ending.signal)
     if ending.reached is not None:
         return _stopped(ending, ending.reached)
     if ending.signal is not None:

@@ -1,0 +1,27 @@
+"""What else a keeper does for its attempt, each in a file of its own: limits, accounts, beats, captures.
+
+Law: a `Watcher` decides in microseconds and never waits; whatever takes longer it starts, and hears of by a descriptor
+(`Watch.watch`). It is asked only when it said it wanted to be (`next_at`), so an idle keeper sleeps.
+"""
+
+from __future__ import annotations
+
+from fray.model.specs import Outcome
+
+
+class Watcher:
+    """One such thing; override what it needs. All times are `time.monotonic`'s."""
+
+    def next_at(self) -> float | None:
+        """When `due` is to be called at the latest; None: not by itself. Asked before each wait."""
+        return None
+
+    def due(self, now: float) -> None:
+        """Called after each wait, early or late: do what is due, and move `next_at` on."""
+
+    def closing(self) -> None:
+        """The main process has ended, and what it left is about to be swept: the last look at what still lives."""
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        """Nothing of the job lives any more: what is to be added to its record."""
+        return outcome
