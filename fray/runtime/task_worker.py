@@ -124,7 +124,7 @@ class TaskRun:
     # On the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        if self._worker.waiting.pop(self.number, None) is None:
+        if not self._worker.waiting.pop(self, False):
             return  # given back, or cancelled before it began
         self.begun = True
         began = self._worker.clock()
@@ -162,7 +162,7 @@ class TaskRun:
             worker.released()
 
     async def _run_async(self) -> None:
-        if self._worker.waiting.pop(self.number, None) is None:
+        if not self._worker.waiting.pop(self, False):
             self._worker.ended(self)
             return
         self.begun = True
@@ -224,8 +224,9 @@ class TaskWorker:
         self.job_id, self.job_name = "", ""
         self._kill_after_s = kill_after_s
         self._doomed: SystemExit | None = None
-        self.waiting: dict[int, TaskRun] = {}
-        """Not begun. Whoever takes a task out owns it: the thread begins it, the loop gives it back."""
+        self.waiting: dict[TaskRun, bool] = {}
+        """Not begun. Whoever takes a run out owns it: the thread begins it, the loop gives it back. Runs, not numbers:
+        a task that was given back may come again while its first run is still in the thread's queue."""
         self._lane: deque[TaskRun] = deque()
         """Not handed to the thread, behind one that is awaited here."""
         self._functions: dict[int, _Function] = {}
@@ -260,7 +261,7 @@ class TaskWorker:
         for number, data, name in functions:
             self._functions[number] = _Function(data, name)
         self._take(tasks)
-        returned = [number for number in back if self.waiting.pop(number, None) is not None]
+        returned = [number for number in back if self._give_back(number)]
         for number in cancel:
             self._cancel(number)
         self._pump()
@@ -305,8 +306,17 @@ class TaskWorker:
     def _take(self, tasks: Sequence[WireTask]) -> None:
         for number, function, args, has_kwargs, is_async, timeout_s in tasks:
             run = TaskRun(self, number, self._functions[function], args, has_kwargs, is_async, timeout_s)
-            self.waiting[number] = self._here[number] = run
+            self._here[number] = run
+            self.waiting[run] = True
             self._lane.append(run)
+
+    def _give_back(self, number: int) -> bool:
+        """Whether it has not begun here, and will not."""
+        run = self._here.get(number)
+        if run is None or not self.waiting.pop(run, False):
+            return False
+        del self._here[number]
+        return True
 
     def _pump(self) -> None:
         """Hand to the thread all up to the next task that is awaited here; begin that one when the thread is free."""
@@ -317,8 +327,8 @@ class TaskWorker:
             if run.is_awaited and self._in_thread:
                 break
             self._lane.popleft()
-            if run.number not in self.waiting:
-                self._here.pop(run.number, None)  # given back, or cancelled
+            if run not in self.waiting:
+                self._left(run)  # given back, or cancelled
             elif run.is_awaited:
                 self._awaiting = True
                 self._spawn(run.attend)
@@ -356,7 +366,7 @@ class TaskWorker:
 
     def ended(self, run: TaskRun) -> None:
         """It has ended, and its outcome, if it has not been told before, is there."""
-        self._here.pop(run.number, None)
+        self._left(run)
         if run.begun:
             self._ran += 1
             self._busy_s += run.seconds
@@ -364,6 +374,10 @@ class TaskWorker:
             self.tell(run)
         if self._lane:
             self._pump()
+
+    def _left(self, run: TaskRun) -> None:
+        if self._here.get(run.number) is run:
+            del self._here[run.number]
 
     def released(self) -> None:
         """A task that was awaited here has ended."""
@@ -387,7 +401,7 @@ class TaskWorker:
         run = self._here.get(number)
         if run is None:
             return  # its outcome is on the way
-        if self.waiting.pop(number, None) is None:
+        if not self.waiting.pop(run, False):
             run.stop()
         else:
             run.outcome = (number, CANCELLED, b"")

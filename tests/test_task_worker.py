@@ -1,0 +1,93 @@
+"""The worker of a pool: what it is given ends there once, whatever is asked back, cancelled, or comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fray.runtime import payload
+from fray.runtime.task_worker import CANCELLED, VALUE, TaskWorker
+
+ANSWER_AT_ONCE = 0
+"""A number nobody has: an exchange that asks for something back is answered without waiting."""
+FUNCTION = (1, payload.dumps(abs, "abs"), "abs")
+
+
+class HandTurned:
+    """A thread that runs one job whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.queue: list[Any] = []
+
+    def submit(self, job: Any) -> None:
+        self.queue.append(job)
+
+    def flush(self) -> None: ...
+
+    async def run(self, fn: Callable[[], Any]) -> Any:
+        return fn()
+
+    def stop(self) -> None: ...
+
+    def turn(self) -> None:
+        if self.queue:
+            job = self.queue.pop(0)
+            job.run()
+            job.done()
+
+
+class Desk:
+    """What the pool's side knows of one worker."""
+
+    def __init__(self) -> None:
+        self.worker, self.thread = TaskWorker(), HandTurned()
+        self.worker._runner = self.thread
+        self.held: set[int] = set()
+
+    def exchange(self, give: tuple[int, ...] = (), back: tuple[int, ...] = (), cancel: tuple[int, ...] = ()) -> None:
+        self.held.update(give)
+        tasks = [(number, 1, payload.dumps_call("abs", (-number,), {}), False, False, None) for number in give]
+        parcel = (tasks, [FUNCTION] if give else [], (), (*back, ANSWER_AT_ONCE), cancel)
+        outcomes, returned, _, _ = trio.run(self.worker.exchange, *parcel)
+        for number in [*(outcome[0] for outcome in outcomes), *returned]:
+            self.held.discard(number)
+        for number, kind, data in outcomes:
+            assert kind == CANCELLED or (kind == VALUE and payload.loads(data) == number)
+
+
+def test_a_task_that_was_given_back_and_cancelled_may_come_again_before_the_thread_is_there() -> None:
+    """The first run, still in the thread's queue, must not take the place of the second."""
+    desk = Desk()
+    desk.exchange(give=(1, 2))
+    desk.exchange(back=(2,))
+    desk.exchange(cancel=(2,))
+    desk.exchange(give=(2,))
+    assert desk.held == {1, 2}
+    for _ in range(3):
+        desk.thread.turn()
+    desk.exchange()
+    assert desk.held == set()
+
+
+NUMBERS = st.integers(1, 2)
+TURNS = st.lists(st.tuples(st.sampled_from(("give", "back", "cancel", "turn")), NUMBERS), max_size=30)
+
+
+@settings(max_examples=300)
+@given(TURNS)
+def test_whatever_is_asked_in_whatever_order_nothing_stays_held(turns: list[tuple[str, int]]) -> None:
+    desk = Desk()
+    for what, number in turns:
+        if what == "turn":
+            desk.thread.turn()
+            desk.exchange()
+        elif what != "give" or number not in desk.held:
+            desk.exchange(**{what: (number,)})
+    while desk.thread.queue:
+        desk.thread.turn()
+    desk.exchange()
+    assert desk.held == set()
