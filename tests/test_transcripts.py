@@ -18,6 +18,7 @@ from law import Cluster, capacity, demand, ended, job
 from fray.model.actors import ActorInfo
 from fray.model.messages.client import Jobs, Names
 from fray.model.messages.node import NodeHello
+from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
     Cause,
@@ -94,7 +95,7 @@ def do_died(law: Cluster, words: list[str]) -> list[Effect]:
 
 
 def do_report(law: Cluster, words: list[str]) -> list[Effect]:
-    """``report NODE[#INCARNATION] [all] ATTEMPT:PHASE-or-CAUSE[:MESSAGE] …``"""
+    """``report NODE[#INCARNATION] [all] ATTEMPT:PHASE-or-CAUSE[=CODE][:MESSAGE] …``"""
     node, _, incarnation = words[0].partition("#")
     seen = [_seen(word) for word in words[1:] if word != "all"]
     return law.report(node, seen, full="all" in words[1:2], incarnation=incarnation)
@@ -102,12 +103,15 @@ def do_report(law: Cluster, words: list[str]) -> list[Effect]:
 
 def _seen(word: str) -> tuple[str, Phase | Outcome]:
     job_id, generation, member, what, *message = word.split(":", 4)
-    seen = Phase(what) if what in [phase.value for phase in Phase] else ended(Cause(what), *message)
+    cause, mark, code = what.partition("=")  # failure=75: with an exit code
+    more = {"exit_code": int(code)} if mark else {}
+    seen = Phase(what) if what in [phase.value for phase in Phase] else ended(Cause(cause), *message, **more)
     return f"{job_id}:{generation}:{member}", seen
 
 
 def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
-    """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [actor] [, JOB …]``
+    """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [loss=N] [memory=N] [backoff=S]
+    [exits=CODE:RULE,…] [actor] [, JOB …]``
 
     Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
     members of a supervised group ``group=STRATEGY``.
@@ -143,12 +147,20 @@ def _spec(words: list[str], index: int) -> JobSpec:
         members=int(more.get("members", 1)),
         max_retries_failure=int(more.get("failure", 0)),
         max_retries_preemption=int(more.get("preemption", 0)),
+        max_retries_machine_loss=int(more["loss"]) if "loss" in more else None,
+        max_retries_out_of_memory=int(more["memory"]) if "memory" in more else None,
+        exit_codes=_rules(more.get("exits", "")),
+        backoff_s=float(more.get("backoff", 0)),
         entry=EntryKind.ACTOR if "actor" in plain else EntryKind.CALLABLE,
         detached="detached" in plain,
         actor=_actor(plain, more),
         siblings=Siblings(group_id="g", strategy=Strategy(strategy), index=index) if strategy else None,
         get_if_exists="get" in plain,
     )
+
+
+def _rules(text: str) -> dict[int, ExitRule]:
+    return {int(code): ExitRule(rule) for code, _, rule in (part.partition(":") for part in text.split(",") if part)}
 
 
 def do_terminate(law: Cluster, words: list[str]) -> list[Effect]:

@@ -1,8 +1,14 @@
-"""When something that failed may begin anew, by its `ActorConfig`: how often, within what time, after what wait."""
+"""When something that failed may begin anew: how often, within what time, after what wait.
+
+Waits double with each restart that follows a short life. What fails again and again right after its start is in a crash
+loop, and waits even if nobody has asked for a back-off.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from typing import Protocol
 
 from attrs import define, field
 
@@ -10,6 +16,23 @@ from fray.model.specs import ActorConfig
 
 DOUBLINGS = 60
 """More of them are no number of seconds any more."""
+JITTER = 0.25
+"""A wait is shortened by up to this part of it, so that what fell together does not come back together."""
+CRASH_S = 10.0
+"""Who fails so soon after its start has crashed."""
+CRASHES = 3
+"""So many crashes in a row are a crash loop."""
+CRASH_WAIT_S = 1.0
+"""What a crash loop waits first, if its back-off is not longer; doubled with each further crash."""
+
+
+class Curve(Protocol):
+    """The waits somebody has asked for: `ActorConfig` and `JobSpec` say them."""
+
+    @property
+    def backoff_s(self) -> float: ...
+    @property
+    def backoff_max_s(self) -> float: ...
 
 
 def counting(config: ActorConfig, times: Iterable[float], now: float) -> list[float]:
@@ -23,15 +46,29 @@ def allows(most: int, used: int) -> bool:
     return most < 0 or used < most
 
 
-def next_streak(config: ActorConfig, streak: int, lived_s: float) -> int:
+def next_streak(config: Curve, streak: int, lived_s: float) -> int:
     """Who has lived longer than any back-off has a new trouble."""
     return 1 if lived_s > config.backoff_max_s else streak + 1
 
 
-def back_off_s(config: ActorConfig, streak: int) -> float:
+def back_off_s(config: Curve, streak: int) -> float:
     """The wait before the restart of this number, counted from 1."""
     doubled: float = config.backoff_s * 2 ** min(streak - 1, DOUBLINGS)
     return min(config.backoff_max_s, doubled)
+
+
+def crash_wait_s(config: Curve, crashes: int) -> float:
+    """What so many crashes in a row cost; never more than ``backoff_max_s``."""
+    if crashes < CRASHES:
+        return 0.0
+    doubled: float = CRASH_WAIT_S * 2 ** min(crashes - CRASHES, DOUBLINGS)
+    return min(config.backoff_max_s, doubled)
+
+
+def jittered(wait_s: float, key: str) -> float:
+    """The wait, shortened by a part that ``key`` decides: the same in every run."""
+    share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) / 2**32
+    return wait_s * (1 - JITTER * share)
 
 
 @define

@@ -237,6 +237,8 @@ class Outcome:
     exit_code: int | None = None
     signal: int | None = None
     value: BlobId | None = None
+    raised: bool = False
+    """An exception left the code (not `SystemExit`): exit code 1 is Python's word then, and no rule is about it."""
     constructing: bool = False
     """An actor's constructor raised: this attempt served no call, and each call that waited gets that very error."""
     duration_s: float = 0.0

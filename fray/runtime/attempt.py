@@ -103,7 +103,8 @@ def failed(error: BaseException, *, constructing: bool = False) -> Ended:
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if code == 0:
         return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), payload.dumps(None, "None"))
-    outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, constructing=constructing)
+    raised = not isinstance(error, SystemExit)
+    outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, raised=raised, constructing=constructing)
     return Ended(outcome, payload.dump_error(error))
 
 

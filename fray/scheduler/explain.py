@@ -14,7 +14,7 @@ from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, JobSpec
 from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
-from fray.scheduler.restarts import limit, policy, recent, spent, told
+from fray.scheduler.restarts import crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
@@ -169,7 +169,8 @@ def _is_held(state: Tables, job: Job) -> str:
     """What a job waits for before it may even be placed."""
     if job.held_until is not None:
         wait_s = max(0.0, job.held_until - state.now)
-        return f"restarts in {wait_s:.1f} s, after {_last_end(state, job)}"
+        loop = f" (crash loop: it {crash_loop(job)})" if crash_loop(job) else ""
+        return f"restarts in {wait_s:.1f} s{loop}, after {_last_end(state, job)}"
     holding = list(holders(state, job))
     if holding:
         return f"waits for the end of {_some(holding)}, which {_have(holding)} its name and {_are_being(holding)} ended"
@@ -330,7 +331,8 @@ def _too_large(state: Tables, job: Job) -> Iterator[str]:
 def _retries(state: Tables, job: Job) -> str:
     config = policy(job)
     if config is None:
-        return ", ".join(_budget(job, budget) for budget in (Budget.FAILURE, Budget.PREEMPTION))
+        set_ones = [b for b in Budget if b is not Budget.SIBLING and limit(job.spec, b) is not None]
+        return ", ".join(_budget(job, budget) for budget in set_ones)
     most = config.max_restarts or 0
     within = f" in {config.restart_period_s:g} s" if config.restart_period_s else ""
     whose = " for its group" if job.spec.siblings else ""
@@ -338,7 +340,7 @@ def _retries(state: Tables, job: Job) -> str:
 
 
 def _budget(job: Job, budget: Budget) -> str:
-    most = limit(job.spec, budget)
+    most = limit(job.spec, budget) or 0
     return f"{spent(job, budget)} of {most if most >= 0 else 'any number'} after {budget.value}"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState
-from fray.scheduler.lifecycle import Budget, job_state
+from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
-from fray.scheduler.restarts import concerns, limit, policy, spent
+from fray.scheduler.restarts import concerns, limit, own_restarts, policy, spent
 from fray.scheduler.rows import Attempt, Job, JobPhase, NodePhase, SessionPhase
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables, takes_work
@@ -196,12 +196,16 @@ def _group(job: Job) -> str:
 def _budgets(job: Job) -> Iterator[str]:
     config = policy(job)
     for budget in Budget:
-        if config is None and spent(job, budget) > limit(job.spec, budget) >= 0:
-            yield f"spent {spent(job, budget)} of {limit(job.spec, budget)} {budget.value} retries"
+        most, used = limit(job.spec, budget), spent(job, budget)
+        if config is None and used > (most or 0) >= 0:
+            yield f"spent {used} of {most} {budget.value} retries"
+    for cause in job.retried:
+        if BUDGETS[cause] is None:
+            yield f"was retried after {cause.value}, which no budget pays for"
     if config is not None and config.max_restarts is not None and 0 <= config.max_restarts < _most_within(job):
         yield f"was restarted {_most_within(job)} times within {config.restart_period_s} s of {config.max_restarts}"
-    if job.failures + job.preemptions + job.with_siblings != job.generation:
-        yield f"generation {job.generation} after {job.failures} + {job.preemptions} + {job.with_siblings} retries"
+    if sum(job.retried.values()) != job.generation:
+        yield f"generation {job.generation} after retries {job.retried}"
 
 
 def _most_within(job: Job) -> int:
@@ -209,7 +213,7 @@ def _most_within(job: Job) -> int:
     config = policy(job)
     period_s = config.restart_period_s if config else None
     if period_s is None:
-        return job.failures + job.preemptions
+        return own_restarts(job)
     return max((sum(at - period_s < other <= at for other in job.restarts) for at in job.restarts), default=0)
 
 

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from fray.model.ids import SessionId, attempt_id
 from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
+from fray.scheduler.exits import as_ruled
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     JOB_TABLE,
@@ -22,7 +23,19 @@ from fray.scheduler.lifecycle import (
 from fray.scheduler.match import Grant
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.registry import drop_incarnation
-from fray.scheduler.restarts import final_outcome, limit, pay, paying, policy, recent, spent, told
+from fray.scheduler.restarts import (
+    broke_first,
+    crash_loop,
+    final_outcome,
+    limit,
+    pay,
+    paying,
+    places_again,
+    policy,
+    recent,
+    spent,
+    told,
+)
 from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase
 from fray.scheduler.state import State
 
@@ -146,8 +159,11 @@ def end_attempt(
     state: State, out: Outbox, attempt: Attempt, sight: Sight, outcome: Outcome, at: float | None = None
 ) -> None:
     """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
+    outcome = as_ruled(state.jobs[attempt.job_id].spec, outcome)
     if outcome.cause is Cause.SUCCEEDED:
         _ran(state, out, attempt, state.now - outcome.duration_s)
+    elif attempt.started_at is None and outcome.duration_s:
+        attempt.started_at = max(attempt.placed_at, state.now - outcome.duration_s)
     attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
@@ -176,7 +192,7 @@ def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outc
     if outcome.cause is not Cause.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
         if outcome.cause is Cause.SIBLING:  # nobody has asked for that
             outcome = evolve(outcome, cause=Cause.FAILURE)
-        cut(state, out, job, outcome, Cause.GANG)
+        cut(state, out, job, outcome, Cause.GANG, attempt.member)
     if job.phase is JobPhase.RUNNING and not state.tally[job.job_id].living:
         _succeed(state, out, job)
     reconsider(state, out, job)
@@ -189,10 +205,10 @@ def _leftover(state: State, out: Outbox, job: Job, attempt: Attempt) -> None:
         out.release(job.spec.payload)
 
 
-def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause) -> None:
-    """This generation ends: ask for the end of every member that lives."""
+def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause, member: int | None = None) -> None:
+    """This generation ends, by a ``member`` or by somebody's word: ask for the end of every member that lives."""
     turn(state, out, job, JobTurn.CUT)
-    job.first, job.first_at = first, state.now
+    job.first, job.first_at, job.first_member = first, state.now, member
     for attempt in state.living_members(job):
         attempt.stop_cause = cause
         state.touch("attempt", attempt.attempt_id)
@@ -253,8 +269,8 @@ def reconsider(state: State, out: Outbox, job: Job) -> None:
     if not all(map(state.suspect, living)):
         return
     expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
-    first = first_cause(job, expected, state.rules.suspect_s)
-    budget = paying(state, job, first.cause)
+    first, job.first_member = first_cause(job, expected, state.rules.suspect_s)
+    budget = paying(state, job, first)
     if budget is not None and not living:
         _retry(state, out, job, members, budget, first)
     elif budget is None:
@@ -274,16 +290,19 @@ def _as_lost(state: State, attempt: Attempt) -> Attempt:
 
 
 def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: Budget, first: Outcome) -> None:
+    crashed = crash_loop(job)
     pay(state, job, budget, first, members)
+    job.places = places_again(job, members)
     for attempt in members:
         _strip_value(state, out, attempt)
     turn(state, out, job, JobTurn.RETRIED)
+    _tell_retry(state, out, job, budget, first)
+    if crash_loop(job) and not crashed:
+        out.happened(job.job_id, "crash_loop", crash_loop(job))
     job.generation += 1
     job.queued_at = state.now
-    job.first = None
+    job.first = job.first_member = None
     _forget_old_records(state, job)
-    wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
-    out.happened(job.job_id, "retrying", f"{_account(state, job, budget)} after {told(first)}{wait}")
     if job.held_until is not None or budget is Budget.SIBLING:
         turn(state, out, job, JobTurn.HELD_BACK)
         state.hold(job)
@@ -293,11 +312,18 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
         out.setbacks.append(job.job_id)
 
 
+def _tell_retry(state: State, out: Outbox, job: Job, budget: Budget, first: Outcome) -> None:
+    wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
+    broken = broke_first(state, job)
+    text = f"{_account(state, job, budget)} after {told(first)}" + (f" ({broken})" if broken else "")
+    out.happened(job.job_id, "retrying", text + wait)
+
+
 def _account(state: State, job: Job, budget: Budget) -> str:
     """What of it is spent, in words."""
     config = policy(job)
     if config is None or budget is Budget.SIBLING:
-        most, used = limit(job.spec, budget), spent(job, budget)
+        most, used = limit(job.spec, budget) or 0, spent(job, budget)
     else:
         most, used = config.max_restarts or 0, len(recent(state, job))
     within = f" within {config.restart_period_s:g} s" if config and config.restart_period_s else ""

@@ -186,6 +186,8 @@ class Budget(StrEnum):
 
     FAILURE = "failure"
     PREEMPTION = "preemption"
+    MACHINE_LOSS = "machine loss"
+    OUT_OF_MEMORY = "out of memory"
     SIBLING = "sibling"
     """Nobody's: it is made anew because another one was."""
 
@@ -194,10 +196,10 @@ BUDGETS: Mapping[Cause, Budget | None] = {
     Cause.SUCCEEDED: None,
     Cause.FAILURE: Budget.FAILURE,
     Cause.KILLED: Budget.FAILURE,
-    Cause.OUT_OF_MEMORY: Budget.FAILURE,
+    Cause.OUT_OF_MEMORY: Budget.OUT_OF_MEMORY,
     Cause.ENVIRONMENT: None,
     Cause.PREEMPTED: Budget.PREEMPTION,
-    Cause.MACHINE_LOST: Budget.PREEMPTION,
+    Cause.MACHINE_LOST: Budget.MACHINE_LOSS,
     Cause.STOPPED: None,
     Cause.OWNER_ENDED: None,
     Cause.GANG: Budget.FAILURE,
@@ -207,13 +209,22 @@ BUDGETS: Mapping[Cause, Budget | None] = {
 """None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
 unasked, it counts as a failure.)"""
 
+PAID_BY: Mapping[Budget, Budget] = {
+    Budget.MACHINE_LOSS: Budget.PREEMPTION,
+    Budget.OUT_OF_MEMORY: Budget.FAILURE,
+}
+"""Who pays in the place of a budget that the job's author has not set."""
+
+OWN_DOING = (Cause.FAILURE, Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.GANG)
+"""What a back-off is for, and what a crash loop is made of; a machine that was lost or taken calls for no wait."""
+
 MACHINES_DOING = (Cause.MACHINE_LOST, Cause.PREEMPTED)
 SYMPTOMS = (Cause.FAILURE, Cause.KILLED, Cause.GANG)
 """How the other members of a gang end when a machine is taken from under one of them."""
 
 
-def first_cause(job: Job, members: list[Attempt], symptom_s: float) -> Outcome:
-    """What ended this generation of a CLOSING job: the first cause, not the loudest symptom.
+def first_cause(job: Job, members: list[Attempt], symptom_s: float) -> tuple[Outcome, int | None]:
+    """What ended this generation of a CLOSING job, and which member: the first cause, not the loudest symptom.
 
     When a machine dies, the other members of its gang often fail within seconds, long before the silence proves the
     death. So a loss that began no later than ``symptom_s`` after the failure is taken for its cause. The ``ended_at``
@@ -224,5 +235,5 @@ def first_cause(job: Job, members: list[Attempt], symptom_s: float) -> Outcome:
         for attempt in members:
             outcome, at = attempt.outcome, attempt.ended_at
             if outcome and outcome.cause in MACHINES_DOING and at is not None and at <= job.first_at + symptom_s:
-                return outcome
-    return job.first
+                return outcome, attempt.member
+    return job.first, job.first_member

@@ -7,14 +7,15 @@ that over all machines.
 - A demand without devices goes where the fewest devices lie idle, then to the tightest CPU, memory and name.
 - A demand for devices goes where the fewest of the wanted kind are left, then as above.
 - A demand for nothing (an actor) goes where the fewest attempts are.
-- A gang is placed member by member, all or none.
+- A gang is placed member by member, all or none. Members that prefer a machine (they were there before) get it first
+  if it fits; as members are alike, that never keeps a gang from fitting.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 from attrs import define, frozen
@@ -248,21 +249,38 @@ class Pool:
 
     # Placing
 
-    def place(self, demand: Demand, members: int, closed: Container[NodeName] = ()) -> list[Grant] | None:
-        """Take places for a whole gang and return them, or None and nothing is taken. ``closed`` may not be used."""
-        grants: list[Grant] = []
-        for _ in range(members):
-            grant = self._best(demand, closed)
-            if grant is None:
-                self._give_back(demand, grants)
-                return None
-            self.take(grant.node, demand, grant.devices)
-            grants.append(grant)
-        return grants
+    def place(
+        self, demand: Demand, members: int, closed: Container[NodeName] = (), preferred: Sequence[NodeName] = ()
+    ) -> list[Grant] | None:
+        """Take places for a whole gang and return them, or None and nothing is taken.
 
-    def _give_back(self, demand: Demand, grants: list[Grant]) -> None:
+        Args:
+            closed: machines that may not be used.
+            preferred: for each member in turn, the machine it would like to have; empty: none.
+        """
+        grants: dict[int, Grant] = {}
+        for member, name in enumerate(preferred[:members]):
+            self._grant(demand, grants, member, self._at(demand, name, closed))
+        for member in range(members):
+            if member not in grants and not self._grant(demand, grants, member, self._best(demand, closed)):
+                self._give_back(demand, grants.values())
+                return None
+        return [grants[member] for member in range(members)]
+
+    def _grant(self, demand: Demand, grants: dict[int, Grant], member: int, grant: Grant | None) -> bool:
+        if grant is None:
+            return False
+        self.take(grant.node, demand, grant.devices)
+        grants[member] = grant
+        return True
+
+    def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
         for grant in grants:
             self._shift(self.machines[grant.node], demand, grant.devices, +1)
+
+    def _at(self, demand: Demand, name: NodeName, closed: Container[NodeName]) -> Grant | None:
+        machine = self.machines.get(name)
+        return fit(demand, machine) if machine is not None and name not in closed else None
 
     def _best(self, demand: Demand, closed: Container[NodeName]) -> Grant | None:
         for name in self._in_order(demand):

@@ -58,7 +58,7 @@ def _hopeful(state: State, shape: Shape) -> bool:
 
 def _place(state: State, out: Outbox, job: Job, shape: Shape, held: dict[NodeName, None]) -> bool:
     exempt = shape.child or weightless(shape.demand)
-    grants = state.pool.place(shape.demand, shape.members, () if exempt else held)
+    grants = state.pool.place(shape.demand, shape.members, () if exempt else held, job.places)
     if grants is None:
         state.queue.failed[shape] = state.pool.version
         return False

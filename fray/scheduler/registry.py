@@ -44,10 +44,18 @@ def register(state: State, event: NameRegistered, out: Outbox) -> None:
         order=known.order if known else state.next_order(),
     )
     state.put_binding(binding)
+    _ready(state, endpoint)
     out.binding(binding)
     out.reply(event.session, event.ref, Done())
     if known is None:
         out.happened(endpoint.job_id, "name registered", f"{endpoint.name} by {endpoint.incarnation}")
+
+
+def _ready(state: State, endpoint: ActorEndpoint) -> None:
+    attempt = state.attempts.get(endpoint.incarnation)
+    if attempt is not None and attempt.job_id == endpoint.actor_id and not attempt.ready:
+        attempt.ready = True
+        state.touch("attempt", attempt.attempt_id)
 
 
 def _speaker(state: State, event: NameRegistered) -> Session:

@@ -1,39 +1,67 @@
 """How often what has ended may begin anew, who pays for it, and how long it waits before.
 
-Two kinds of accounts. A job has a budget for failures and one for lost machines, for its whole life. An actor has one
-for both: ``max_restarts`` within ``restart_period_s``, and a supervised group has that one for all its members. A
-restart that only follows a sibling's costs nothing.
+Two kinds of accounts. A job has budgets by cause, for its whole life. An actor has one for all causes: ``max_restarts``
+within ``restart_period_s``, and a supervised group has that one for all its members. A restart that only follows a
+sibling's costs nothing.
 """
 
 from __future__ import annotations
 
 from attrs import evolve
 
-from fray.model.restarts import allows, back_off_s, counting, next_streak
+from fray.model.ids import attempt_id
+from fray.model.restarts import (
+    CRASH_S,
+    CRASHES,
+    Curve,
+    allows,
+    back_off_s,
+    counting,
+    crash_wait_s,
+    jittered,
+    next_streak,
+)
+from fray.model.retries import ExitRule
 from fray.model.specs import ActorConfig, Cause, JobSpec, Outcome, Siblings, Strategy
-from fray.scheduler.lifecycle import BUDGETS, Budget
+from fray.scheduler.exits import rule_of
+from fray.scheduler.lifecycle import BUDGETS, MACHINES_DOING, OWN_DOING, PAID_BY, Budget
 from fray.scheduler.rows import Attempt, Job
 from fray.scheduler.tables import Tables
 
 
-def limit(spec: JobSpec, budget: Budget) -> int:
-    """Retries the budget has; negative: no limit."""
-    if budget is Budget.SIBLING:
-        return -1
-    return spec.max_retries_failure if budget is Budget.FAILURE else spec.max_retries_preemption
+def limit(spec: JobSpec, budget: Budget) -> int | None:
+    """Retries the budget has; negative: no limit. None: the author has set none, and another pays (`PAID_BY`)."""
+    return {
+        Budget.FAILURE: spec.max_retries_failure,
+        Budget.PREEMPTION: spec.max_retries_preemption,
+        Budget.MACHINE_LOSS: spec.max_retries_machine_loss,
+        Budget.OUT_OF_MEMORY: spec.max_retries_out_of_memory,
+        Budget.SIBLING: -1,
+    }[budget]
+
+
+def payer(spec: JobSpec, cause: Cause) -> Budget | None:
+    """The budget that is charged for a retry after ``cause``, whether it has anything left or not."""
+    budget = BUDGETS[cause]
+    if budget is not None and limit(spec, budget) is None:
+        return PAID_BY[budget]
+    return budget
 
 
 def spent(job: Job, budget: Budget) -> int:
     """Retries it has paid for."""
-    if budget is Budget.SIBLING:
-        return job.with_siblings
-    return job.failures if budget is Budget.FAILURE else job.preemptions
+    return sum(count for cause, count in job.retried.items() if payer(job.spec, cause) is budget)
 
 
 def policy(job: Job) -> ActorConfig | None:
     """What counts an actor's restarts; None: the job's budgets do."""
     config = job.spec.actor
     return config if config is not None and config.max_restarts is not None else None
+
+
+def own_restarts(job: Job) -> int:
+    """How often it was made anew, and not only because of a sibling."""
+    return sum(count for cause, count in job.retried.items() if cause is not Cause.SIBLING)
 
 
 def recent(state: Tables, job: Job) -> list[float]:
@@ -49,48 +77,89 @@ def recent(state: Tables, job: Job) -> list[float]:
     return sorted(counting(config, (*job.restarts, *others), state.now))
 
 
-def affordable(state: Tables, job: Job, cause: Cause) -> Budget | None:
-    """The budget that would pay for a retry after ``cause``."""
-    budget = BUDGETS[cause]
+def affordable(state: Tables, job: Job, first: Outcome) -> Budget | None:
+    """The budget that would pay for a retry after ``first``."""
+    budget = payer(job.spec, first.cause)
     config = policy(job)
-    if budget is None:
+    if budget is None or rule_of(job.spec, first) is ExitRule.FAIL:
         return None
     if config is None or budget is Budget.SIBLING:
-        most, used = limit(job.spec, budget), spent(job, budget)
+        most, used = limit(job.spec, budget) or 0, spent(job, budget)
     else:
         most, used = config.max_restarts or 0, len(recent(state, job))
     return budget if allows(most, used) else None
 
 
-def paying(state: Tables, job: Job, cause: Cause) -> Budget | None:
-    """The budget that pays for a retry after ``cause``; None: no retry."""
-    return None if job.stop_cause is not None else affordable(state, job, cause)
+def paying(state: Tables, job: Job, first: Outcome) -> Budget | None:
+    """The budget that pays for a retry after ``first``; None: no retry."""
+    return None if job.stop_cause is not None else affordable(state, job, first)
+
+
+# Paying --------------------------------------------------------------------------------------------------------------
 
 
 def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[Attempt]) -> None:
     """Write a retry down, and until when it has to wait."""
-    config = policy(job)
+    job.retried[first.cause] = job.retried.get(first.cause, 0) + 1
     if budget is Budget.SIBLING:
-        job.with_siblings += 1
         return
-    if budget is Budget.FAILURE:
-        job.failures += 1
-    else:
-        job.preemptions += 1
-    if config is None:
-        return
-    if not recent(state, job):
+    config = policy(job)
+    if not (own_restarts(job) > 1 if config is None else recent(state, job)):
         job.spree = told(first)
-    job.streak = next_streak(config, job.streak, _lived_s(members))
-    most = max(0, config.max_restarts or 0)
-    job.restarts = (*job.restarts, state.now)[-(most + 1) :]  # one more than may be: `invariants` would see it
-    wait_s = back_off_s(config, job.streak)
+    if config is not None:
+        most = max(0, config.max_restarts or 0)
+        job.restarts = (*job.restarts, state.now)[-(most + 1) :]  # one more than may be: `invariants` would see it
+    if first.cause in OWN_DOING:
+        job.crashes = job.crashes + 1 if _crashed(members) else 0
+    elif config is None:
+        return  # the machine's doing: it may go elsewhere at once
+    job.streak = next_streak(_curve(job), job.streak, _lived_s(members))
+    wait_s = _wait_s(job, first)
     job.held_until = state.now + wait_s if wait_s else None
 
 
+def _curve(job: Job) -> Curve:
+    return policy(job) or job.spec
+
+
+def _wait_s(job: Job, first: Outcome) -> float:
+    curve = _curve(job)
+    crash_s = crash_wait_s(curve, job.crashes) if first.cause in OWN_DOING else 0.0
+    return jittered(max(back_off_s(curve, job.streak), crash_s), attempt_id(job.job_id, job.generation, 0))
+
+
+def _crashed(members: list[Attempt]) -> bool:
+    """It failed within seconds of its start; an actor that has registered has started well."""
+    return _lived_s(members) < CRASH_S and not any(attempt.ready for attempt in members)
+
+
+def crash_loop(job: Job) -> str:
+    """In words; empty: it is in none."""
+    return f"failed {job.crashes} times in a row within {CRASH_S:g} s of its start" if job.crashes >= CRASHES else ""
+
+
 def _lived_s(members: list[Attempt]) -> float:
-    spans = (a.ended_at - a.started_at for a in members if a.ended_at is not None and a.started_at is not None)
-    return max(spans, default=0.0)
+    return max(map(_span_s, members), default=0.0)
+
+
+def _span_s(attempt: Attempt) -> float:
+    told_s = attempt.outcome.duration_s if attempt.outcome else 0.0
+    if attempt.ended_at is None or attempt.started_at is None:
+        return told_s
+    return max(told_s, attempt.ended_at - attempt.started_at)
+
+
+def places_again(job: Job, members: list[Attempt]) -> tuple[str, ...]:
+    """Where the next generation would like to be: where this one was, but for machines that were at fault.
+
+    Actors go where there is most room, and after a crash loop the places are suspect too.
+    """
+    if job.spec.actor is not None or crash_loop(job):
+        return ()
+    return tuple(
+        "" if attempt.outcome is not None and attempt.outcome.cause in MACHINES_DOING else attempt.node
+        for attempt in members
+    )
 
 
 def told(outcome: Outcome) -> str:
@@ -111,25 +180,53 @@ def concerns(failed: Siblings, other: Siblings) -> bool:
 def final_outcome(state: Tables, job: Job, first: Outcome, members: list[Attempt]) -> Outcome:
     """What is committed when no retry follows ``first``."""
     if job.stop_cause is None:
-        return _with_spree(state, job, first)
+        return _with_history(state, job, first)
     if members and all(attempt.outcome and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members):
         own = members[0].outcome
         assert own is not None
         return own  # it was done before the request arrived
-    if affordable(state, job, first.cause) is None:
+    if affordable(state, job, first) is None:
         return first
     again = f"it would have been retried after: {first.message or first.cause.value}"
     text = job.stop_reason if first.cause is Cause.SIBLING else f"{job.stop_reason}; {again}"
     return evolve(first, cause=job.stop_cause, message=text, value=None)
 
 
-def _with_spree(state: Tables, job: Job, last: Outcome) -> Outcome:
-    """The last error, and that it was not the first."""
-    times = recent(state, job) if BUDGETS[last.cause] is not None else []
-    if not times or policy(job) is None:
+def _with_history(state: Tables, job: Job, last: Outcome) -> Outcome:
+    """The last error, who of a gang had it, and that it was not the first."""
+    notes = [note for note in (broke_first(state, job), _spree(state, job, last)) if note]
+    if not notes:
         return last
+    return evolve(last, message=f"{last.message or last.cause.value} ({'; '.join(notes)})")
+
+
+def broke_first(state: Tables, job: Job) -> str:
+    """Which member of a gang ended its generation; empty of a job with one member, or when none did."""
+    if job.first_member is None or job.spec.members == 1:
+        return ""
+    broken = state.attempts[attempt_id(job.job_id, job.generation, job.first_member)]
+    return f"member {broken.member} of {job.spec.members}, on {broken.node}, was the first to end"
+
+
+def _spree(state: Tables, job: Job, last: Outcome) -> str:
+    if policy(job) is None:
+        return _retries(job, last)
+    times = recent(state, job) if BUDGETS[last.cause] is not None else []
+    if not times:
+        return ""
     count = "once" if len(times) == 1 else f"{len(times)} times"
     whose = "its group was" if job.spec.siblings else "it was"
-    first = f"; the first was needed after {job.spree}" if job.spree not in ("", told(last)) else ""
-    spree = f"{whose} restarted {count} in {state.now - times[0]:.4g} s{first}"
-    return evolve(last, message=f"{last.message or last.cause.value} ({spree})")
+    return f"{whose} restarted {count} in {state.now - times[0]:.4g} s{_needed(job, last)}"
+
+
+def _retries(job: Job, last: Outcome) -> str:
+    """How often a job without a policy was retried, by cause."""
+    count = own_restarts(job)
+    if count < 2:
+        return f"it was retried once, after {job.spree}" if count else ""
+    causes = ", ".join(f"{n} after {cause.value.replace('_', ' ')}" for cause, n in job.retried.items())
+    return f"it was retried {count} times: {causes}{_needed(job, last)}"
+
+
+def _needed(job: Job, last: Outcome) -> str:
+    return f"; the first was needed after {job.spree}" if job.spree not in ("", told(last)) else ""

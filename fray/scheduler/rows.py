@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import define, frozen
+from attrs import Factory, define, frozen
 
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
@@ -92,18 +92,16 @@ class Job:
     """The first generation whose attempts are still on record."""
     started_at: float | None = None
     ended_at: float | None = None
-    failures: int = 0
-    """Spent of ``max_retries_failure``."""
-    preemptions: int = 0
-    """Spent of ``max_retries_preemption``."""
-    with_siblings: int = 0
-    """How often it was made anew only because a sibling failed: nobody's budget."""
+    retried: dict[Cause, int] = Factory(dict)
+    """How often it was made anew, by the cause that ended the generation before; budgets are counted from these."""
     restarts: tuple[float, ...] = ()
     """When it was made anew on its own account, as far back as its `ActorConfig` counts."""
     streak: int = 0
     """Restarts without a long life between them: each doubles the back-off."""
     spree: str = ""
     """Why the first of the restarts that count now was needed."""
+    crashes: int = 0
+    """Failures in a row, each within seconds of its start (see `fray.model.restarts`)."""
     held_until: float | None = None
     """While HELD: when its back-off is over."""
     stop_cause: Cause | None = None
@@ -111,6 +109,11 @@ class Job:
     first: Outcome | None = None
     """While CLOSING: what ended this generation."""
     first_at: float = 0.0
+    first_member: int | None = None
+    """Which member broke first, in the generation that is ending or, once the job has ended, in the last one."""
+    places: tuple[NodeName, ...] = ()
+    """Where the members of the generation before were, by member, empty where the machine was at fault: they go there
+    again if there is room."""
     checkpoint: Kept | None = None
     outcome: Outcome | None = None
     """Committed exactly once."""
@@ -137,6 +140,8 @@ class Attempt:
     phase: AttemptPhase = AttemptPhase.WISHED
     ran: bool = False
     """Has been seen running (or has succeeded)."""
+    ready: bool = False
+    """Its actor has registered: it has served, so whatever ends it is no crash at its start."""
     stop_cause: Cause | None = None
     """Set once the node is asked to end it."""
     pid: int | None = None

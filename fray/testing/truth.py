@@ -12,6 +12,7 @@ from attrs import Factory, define, frozen
 
 from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
 from fray.model.resources import Demand
+from fray.model.restarts import JITTER
 from fray.model.specs import JobSpec
 from fray.scheduler.restarts import concerns
 
@@ -131,6 +132,7 @@ class Truth:
     def _check_back_off(self, new: Life) -> None:
         """A restart of its own comes no sooner than its back-off allows."""
         wait_s = new.spec.actor.backoff_s if new.spec.actor is not None and new.spec.siblings is None else 0.0
+        wait_s *= 1 - JITTER
         old = self._before(new)
         if old is not None and old.ended is not None and new.began < old.ended + wait_s:
             self.breach("P2", f"{new.attempt_id} begins {new.began - old.ended:.3f} s after {old.attempt_id} ended")
