@@ -33,6 +33,7 @@ class Spec:
     nodes: int = 2
     cpu: float | None = None
     memory: str | None = None
+    pid_namespace: str = "auto"
 
 
 def parse_spec(spec: str) -> Spec:
@@ -65,18 +66,26 @@ def _port(netloc: str, spec: str) -> int:
 
 
 def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
-    unknown = sorted(options.keys() - {"nodes", "cpu", "memory"})
+    unknown = sorted(options.keys() - {"nodes", "cpu", "memory", "pid_namespace"})
     try:
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}")
         nodes, cpu = int(options.get("nodes", 2)), options.get("cpu")
         if not 1 <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
             raise ValueError("nodes must be 1 to 64, and cpu more than 0")
+        if options.get("pid_namespace", "auto") not in ("auto", "on", "off"):
+            raise ValueError("pid_namespace must be auto, on or off")
     except ValueError as error:
         raise UnknownClusterSpec(
             f"{spec!r}: {error}; write for example 'machine?nodes=2&cpu=4&memory=8GB'", spec=spec
         ) from None
-    return Spec("machine", nodes=nodes, cpu=None if cpu is None else float(cpu), memory=options.get("memory"))
+    return Spec(
+        "machine",
+        nodes=nodes,
+        cpu=None if cpu is None else float(cpu),
+        memory=options.get("memory"),
+        pid_namespace=options.get("pid_namespace", "auto"),
+    )
 
 
 def open_by_spec(
@@ -91,7 +100,7 @@ def open_by_spec(
     if spec.kind == "machine":
         from fray.machine import open_machine
 
-        return open_machine(spec.nodes, spec.cpu, spec.memory, namespace=namespace, on_log=on_log)
+        return open_machine(spec.nodes, spec.cpu, spec.memory, spec.pid_namespace, namespace=namespace, on_log=on_log)
     return open_remote(spec.address, namespace=namespace, token=token, on_log=on_log)
 
 

@@ -58,6 +58,7 @@ async def open_machine(
     nodes: int,
     cpu: float | None,
     memory: str | None,
+    pid_namespace: str = "auto",
     *,
     namespace: Namespace | None,
     on_log: Callable[[LogLines], None] | None,
@@ -70,7 +71,7 @@ async def open_machine(
     with open_run_directory() as directory:
         children = [NodeProcess(f"node-{index}", directory) for index in range(nodes)]
         try:
-            async with _open_among(children, directory, cpu, memory, namespace, on_log) as runtime:
+            async with _open_among(children, directory, cpu, memory, pid_namespace, namespace, on_log) as runtime:
                 yield runtime
         finally:
             for child in children:
@@ -83,6 +84,7 @@ async def _open_among(
     directory: RunDirectory,
     cpu: float | None,
     memory: str | None,
+    pid_namespace: str,
     namespace: Namespace | None,
     on_log: Callable[[LogLines], None] | None,
 ) -> AsyncIterator[Runtime]:
@@ -101,6 +103,7 @@ async def _open_among(
             capacity=share_devices(capacity, index, len(children)),
             state_dir=child.state_dir,
             parent_pid=os.getpid(),
+            pid_namespace=pid_namespace,
         )
         for index, child in enumerate(children)
     ]

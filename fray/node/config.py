@@ -33,6 +33,8 @@ class NodeConfig:
     """Jobs of this node may listen for other machines."""
     lease_s: float = 600.0
     """After this much silence the controller places the node's attempts elsewhere."""
+    pid_namespace: str = "auto"
+    """Which attempts have a PID namespace: `fray.node.namespace.Mode`."""
     boot_id: str = ""
     process: ProcessMark | None = None
 

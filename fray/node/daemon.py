@@ -14,6 +14,7 @@ from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
 from fray.node.entry import WARM, WARM_AMONG_MACHINES
 from fray.node.inventory import process_mark
+from fray.node.namespace import Mode
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import run_node
 from fray.node.zygote import Hatched
@@ -34,7 +35,14 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
     config = evolve(config, boot_id=mark.boot_id, process=mark)
     kinds = {device.kind for device in config.capacity.devices}
     warm = (*WARM, *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith("tcp:") else ()))
-    launcher = ProcessLauncher(config.state_dir, warm=warm, subreaper=True, kinds=kinds, zygote=zygote)
+    launcher = ProcessLauncher(
+        config.state_dir,
+        warm=warm,
+        subreaper=True,
+        kinds=kinds,
+        zygote=zygote,
+        pid_namespace=Mode(config.pid_namespace),
+    )
     leave = trio.Event()
     refused: FrayError | None = None
     async with trio.open_nursery() as nursery:

@@ -31,6 +31,7 @@ from fray.model.specs import Cause, EntryKind, Outcome, Ticket
 from fray.net.codec import from_json
 from fray.node.capture import LAG_LIMIT_BYTES, LineCutter, Spool
 from fray.node.entry import Body
+from fray.node.namespace import settle
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.record import Record, save
 from fray.node.spawn import Child, Start, spawn
@@ -48,13 +49,14 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     """The whole life of a keeper, in a fresh fork of the zygote. Returns only in the process of the job."""
     become_subreaper()
     set_title("fray-keeper")
+    outside = settle()
     lines = Lines(control)
     first = lines.wait_first()
     if first is None:
         os._exit(0)
     ticket = from_json(Ticket, first["ticket"])
     directory = Path(ticket.directory)
-    lines.introduce()
+    lines.introduce(outside.pid)
     try:
         child = spawn(Start(ticket=ticket, entry=first["entry"], kinds=tuple(first["kinds"])))
     except OSError as error:
@@ -64,6 +66,8 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     if isinstance(child, Body):
         control.detach()  # closed already; the object must not close the number again once it is something else
         return child
+    if child is not None:
+        lines.tell(running=outside.pid_of(child.pidfd, child.pid))
     os._exit(0 if child is None else _watch(Watch(ticket, child, lines, node_pidfd)))
 
 
@@ -103,11 +107,12 @@ class Lines:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def introduce(self) -> None:
-        """The keeper's pid, with a descriptor of it: the number alone might be another process's when it is read."""
+    def introduce(self, pid: int) -> None:
+        """The keeper's pid as the node sees it, with a descriptor of it: the number alone might be another process's
+        when it is read."""
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(os.getpid())
-            socket.send_fds(self.socket, [json.dumps({"keeper": os.getpid()}).encode() + b"\n"], [pidfd])
+            socket.send_fds(self.socket, [json.dumps({"keeper": pid}).encode() + b"\n"], [pidfd])
             os.close(pidfd)
 
     def tell(self, **message: int) -> None:
@@ -171,7 +176,6 @@ class Watch:
     # The loop
 
     def run(self) -> None:
-        self.lines.tell(running=self.child.pid)
         while self.status is None and not self.node_gone:
             self._turn(self._timeout_s())
             self._ask(lambda watcher: watcher.due(time.monotonic()))

@@ -54,3 +54,12 @@ class Paced(Protocol):
 
     log_room: Callable[[], Awaitable[None]]
     """Set by the node before `Launcher.run`: returns when more lines may be told."""
+
+
+@runtime_checkable
+class Furnished(Protocol):
+    """A launcher that knows more of its machine than its configuration does."""
+
+    def attributes(self) -> dict[str, str]:
+        """Attributes for the node's `Capacity`; asked once `Launcher.run` has started."""
+        ...

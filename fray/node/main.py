@@ -9,6 +9,7 @@ import socket
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from fray.net import journal
 from fray.node.config import LEASE_LEAST_S, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
+from fray.node.namespace import Mode
 from fray.node.serve import run_node
 
 __all__ = ["NodeConfig", "main", "run_node"]
@@ -36,6 +38,7 @@ _FILE_KEYS = {
     "advertise": str,
     "insecure": bool,
     "lease_s": (int, float),
+    "pid_namespace": str,
     "cpu": (int, float),
     "memory": (int, str),
     "disk": (int, str),
@@ -80,6 +83,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="the controller's --lease-s, or less: how long it keeps what it runs without a word (default: 600)",
     )
+    parser.add_argument(
+        "--pid-namespace",
+        choices=[str(mode) for mode in Mode],
+        help="auto (default): programs run in one of their own where the system allows it; on: every job; off: none",
+    )
     parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
     parser.add_argument(
         "--insecure",
@@ -102,7 +110,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     """
     environ = os.environ if environ is None else environ
     told = _read_file(options.config) if options.config is not None else {}
-    for key in ("controller", "name", "state_dir", "token_file", "advertise", "insecure", "lease_s"):
+    for key in ("controller", "name", "state_dir", "token_file", "advertise", "insecure", "lease_s", "pid_namespace"):
         if getattr(options, key) is not None:
             told[key] = getattr(options, key)
     if "controller" not in told:
@@ -128,7 +136,14 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         advertise=told.get("advertise") or _local_address(controller),
         networked=networked,
         lease_s=lease_s,
+        pid_namespace=_one_of(Mode, told.get("pid_namespace", Mode.AUTO), "pid_namespace"),
     )
+
+
+def _one_of(words: type[StrEnum], told: str, name: str) -> str:
+    if told not in list(words):
+        raise InvalidRequest(f"{name} = {told!r} must be one of {', '.join(words)}")
+    return str(told)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

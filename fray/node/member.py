@@ -17,12 +17,13 @@ from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import AttemptLog, NodeHello, Report, Wanted
+from fray.model.resources import Capacity
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket, Wish
 from fray.net.channel import Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.transport import Bytes
 from fray.node.config import NodeConfig
-from fray.node.launcher import Launcher
+from fray.node.launcher import Furnished, Launcher
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
 
 REPORT_CHUNK_BYTES = 8 * 1024 * 1024
@@ -63,12 +64,19 @@ class Member:
             node=config.name,
             incarnation=self.incarnation,
             boot_id=config.boot_id,
-            capacity=config.capacity,
+            capacity=self._capacity(),
             process=config.process,
             holds=tuple(self.held),
             lease_s=config.lease_s,
         )
         return encode_message(hello)
+
+    def _capacity(self) -> Capacity:
+        """As configured, with what its launcher says of itself."""
+        capacity = self.config.capacity
+        if not isinstance(self._launcher, Furnished):
+            return capacity
+        return evolve(capacity, attributes={**self._launcher.attributes(), **capacity.attributes})
 
     # The channel's handler
 

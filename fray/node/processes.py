@@ -30,6 +30,7 @@ from fray.net.codec import to_json
 from fray.node.control import Control
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
 from fray.node.launcher import OnLog, OnObserved
+from fray.node.namespace import Mode, applies, isolation
 from fray.node.proctree import become_subreaper, children, end_descendants, end_marked
 from fray.node.record import load
 from fray.node.tails import Tail
@@ -81,6 +82,7 @@ class ProcessLauncher:
             process that starts nothing of its own: never in a driver.
         kinds: kinds of accelerators of this node, to hide those a job was not granted.
         zygote: the first one, if it is there already: then the state directory is new, and nobody has lived in it.
+        pid_namespace: which attempts have a PID namespace of their own.
     """
 
     def __init__(
@@ -92,7 +94,9 @@ class ProcessLauncher:
         subreaper: bool = False,
         kinds: Iterable[str] = (),
         zygote: Hatched | None = None,
+        pid_namespace: Mode = Mode.AUTO,
     ) -> None:
+        self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.kinds = entry, subreaper, sorted(set(kinds))
         self.on_observed: OnObserved = lambda observed, value: None
@@ -110,11 +114,16 @@ class ProcessLauncher:
         attempts = {a.ticket.attempt_id: (str(a.phase), a.keeper, a.pid) for a in self._attempts.values()}
         return {"zygote": self._zygotes.pid, "attempts": attempts}
 
+    def attributes(self) -> dict[str, str]:
+        """See `fray.node.launcher.Furnished`."""
+        return {"isolation": isolation(self.pid_namespace, self._zygotes.no_namespace)}
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See `Launcher.run`.
 
         Raises:
-            LaunchFailed: another node uses the state directory, or the zygote cannot start.
+            LaunchFailed: another node uses the state directory, the zygote cannot start, or PID namespaces are asked
+                for and cannot be had.
         """
         with _claim(self.state_dir):
             self._end_survivors()
@@ -136,12 +145,19 @@ class ProcessLauncher:
         async with trio.open_nursery() as self._nursery:
             try:
                 await self._nursery.start(self._zygotes.run)
+                self._check_namespaces()
             except LaunchFailed as error:
+                self._nursery.cancel_scope.cancel()
                 return error
             if self.subreaper:
                 self._nursery.start_soon(self._reap_adopted)
             task_status.started()
         return None
+
+    def _check_namespaces(self) -> None:
+        error = self._zygotes.no_namespace
+        if error and self.pid_namespace is Mode.ON:
+            raise LaunchFailed(f"this machine gives no PID namespaces: {error}; say --pid-namespace auto")
 
     # The seam
 
@@ -230,7 +246,7 @@ class ProcessLauncher:
         control, greeted = Control(ours), False
         try:
             with trio.move_on_after(START_S) as patience, theirs:
-                attempt.zygote = await self._zygotes.keep(theirs)
+                attempt.zygote = await self._zygotes.keep(theirs, namespace=self._gets_namespace(attempt.ticket))
                 theirs.close()
                 greeted = await self._greet(attempt, control)
             if patience.cancelled_caught:
@@ -243,6 +259,9 @@ class ProcessLauncher:
                 control.close()
         self._sweep_adopted()
         return control if greeted else None
+
+    def _gets_namespace(self, ticket: Ticket) -> bool:
+        return applies(self.pid_namespace, ticket.spec.entry, self._zygotes.no_namespace)
 
     async def _greet(self, attempt: _Attempt, control: Control) -> bool:
         start = {"ticket": to_json(attempt.ticket), "entry": self.entry, "kinds": self.kinds}

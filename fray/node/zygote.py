@@ -4,8 +4,9 @@ It imports once what every job needs, so that a job starts in milliseconds. Law:
 it (orphans come here and are swept), and when the node is gone, everything below ends and then the zygote does. It
 holds no secret: a keeper reads its ticket from the node on a descriptor that only passes through here.
 
-Conversation with the node, one JSON message a packet. Down: ``{"keep": 1}`` with the keeper's control socket attached,
-``{"sweep": ref}``. Up: ``{"ready": pid}``, ``{"swept": ref}``.
+Conversation with the node, one JSON message a packet. Down: ``{"keep": 1}`` with the keeper's control socket attached
+(with ``"namespace": 1`` as the init of a PID namespace), ``{"sweep": ref}``. Up: ``{"ready": pid, "namespace": why
+there can be none}``, ``{"swept": ref}``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import selectors
 import signal
 import socket
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from attrs import frozen
@@ -30,6 +31,7 @@ from fray.net.codec import from_json, to_json
 from fray.node.entry import enter
 from fray.node.heap import settle
 from fray.node.keeper import keep
+from fray.node.namespace import fork_init, refusal
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.spawn import close_all_but
 
@@ -55,7 +57,7 @@ class Zygote:
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         for source in (self.link, self.wake, self.node_pidfd):
             self.selector.register(source, selectors.EVENT_READ)
-        self._say(ready=os.getpid())
+        self._say(ready=os.getpid(), namespace=refusal())
         while True:
             ready = {key.fileobj for key, _ in self.selector.select()}
             if self.node_pidfd in ready:
@@ -74,17 +76,18 @@ class Zygote:
 
     def _obey(self, message: dict[str, int], descriptors: list[int]) -> socket.socket | None:
         if "keep" in message:
-            return self._fork_keeper(socket.socket(fileno=descriptors[0]))
+            fork = fork_init if message.get("namespace") else os.fork
+            return self._fork_keeper(socket.socket(fileno=descriptors[0]), fork)
         if "sweep" in message:
             self._reap()
             end_descendants(self.keepers)
             self._say(swept=message["sweep"])
         return None
 
-    def _fork_keeper(self, control: socket.socket) -> socket.socket | None:
+    def _fork_keeper(self, control: socket.socket, fork: Callable[[], int]) -> socket.socket | None:
         """In the child the control socket. If there is no process left, closing it tells the node."""
-        with contextlib.suppress(BlockingIOError):
-            pid = os.fork()
+        with contextlib.suppress(OSError):
+            pid = fork()
             if pid == 0:
                 self._forget_zygote(control)
                 return control
@@ -115,7 +118,7 @@ class Zygote:
         if untidy:
             end_descendants(self.keepers)
 
-    def _say(self, **message: int) -> None:
+    def _say(self, **message: int | str) -> None:
         with contextlib.suppress(OSError):
             self.link.send(json.dumps(message).encode())
 

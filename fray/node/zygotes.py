@@ -51,6 +51,8 @@ class Zygotes:
         self.on_lost = on_lost
         """Called when a zygote has died: what it had below it has come to this process, if it is a subreaper."""
         self.pid: int | None = first.pid if first is not None else None
+        self.no_namespace = ""
+        """Why this machine gives no PID namespaces; empty: it does. Known once there is a zygote."""
         self._first = first
         """The one that was forked before there was a loop."""
         self._living: _Living | None = None
@@ -109,8 +111,8 @@ class Zygotes:
 
     async def _wait_ready(self, living: _Living) -> None:
         with trio.move_on_after(READY_S):
-            if await _packet(living.link):
-                living.ready = True
+            if packet := await _packet(living.link):
+                living.ready, self.no_namespace = True, json.loads(packet)["namespace"]
                 return
             await trio.lowlevel.wait_readable(living.pidfd)
             names = ", ".join(self.warm) or "nothing"
@@ -139,12 +141,15 @@ class Zygotes:
             await self._changed.wait()
         return self._living
 
-    async def keep(self, control: socket.socket) -> int:
+    async def keep(self, control: socket.socket, *, namespace: bool = False) -> int:
         """Have a keeper forked that holds ``control``; waits for a living zygote. If it fails the socket is closed.
+
+        Args:
+            namespace: as the init of a new PID namespace.
 
         Returns the pid of the zygote that was asked.
         """
-        return await self._send({"keep": 1}, control)
+        return await self._send({"keep": 1, "namespace": int(namespace)}, control)
 
     def replace(self, pid: int | None) -> None:
         """Kill the zygote of this pid, if it lives: it does not answer. Another will be started."""

@@ -200,3 +200,24 @@ def dial(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(os.environ["DIAL"])
     succeed(outcome_fd)
+
+
+def inside(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """What a process tree sees of the machine, and what looks at it from within."""
+    others = [name for name in os.listdir("/proc") if name.isdigit()]
+    seen = {"pid": os.getpid(), "ppid": os.getppid(), "others": sorted(map(int, others)), "ns": _own_namespace()}
+    print(json.dumps(seen), flush=True)
+    _daemon()
+    os.read(control_fd, 1)
+    succeed(outcome_fd)
+
+
+def _own_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def refuse_namespaces() -> None:
+    """Run in the zygote: a machine that gives none."""
+    from fray.node import zygote
+
+    zygote.refusal = lambda: "not on this machine"  # type: ignore[assignment]

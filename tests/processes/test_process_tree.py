@@ -141,9 +141,9 @@ def lives(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def open_tree(state_dir: str) -> Iterator[Tree]:
+def open_tree(state_dir: str, pid_namespace: str = "off") -> Iterator[Tree]:
     read, write = os.pipe()
-    command = [sys.executable, str(TREE), "driver", state_dir, str(write)]
+    command = [sys.executable, str(TREE), "driver", state_dir, str(write), pid_namespace]
     popen = subprocess.Popen(command, pass_fds=[write], start_new_session=True)
     os.close(write)
     with open(read) as ready:

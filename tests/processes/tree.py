@@ -1,7 +1,7 @@
 """A driver with a child of its own, a node, a zygote, two keepers and two storms of forks, for the test of what is left
 when some of them are killed. A storm that ended is followed by a new one.
 
-Run as a script: ``tree.py driver STATE_DIR READY_FD``.
+Run as a script: ``tree.py driver STATE_DIR READY_FD PID_NAMESPACE``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import trio
 
 from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
+from fray.node.namespace import Mode
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import wait_process_end
 
@@ -29,10 +30,10 @@ def ticket(name: str) -> Ticket:
     return Ticket(attempt_id=f"{name}:0:0", spec=spec, controller="memory:none", key="secret")
 
 
-def drive(state_dir: str, ready_fd: int) -> None:
+def drive(state_dir: str, ready_fd: int, mode: str) -> None:
     unrelated = subprocess.Popen(["sleep", "1000"])
     node = subprocess.Popen(
-        [sys.executable, __file__, "node", state_dir, str(ready_fd), str(os.getpid()), str(unrelated.pid)],
+        [sys.executable, __file__, "node", state_dir, str(ready_fd), mode, str(os.getpid()), str(unrelated.pid)],
         pass_fds=[ready_fd],
     )
     os.close(ready_fd)
@@ -40,8 +41,10 @@ def drive(state_dir: str, ready_fd: int) -> None:
     signal.pause()
 
 
-async def serve(state_dir: str, ready_fd: int, driver: int, unrelated: int) -> None:
-    launcher = ProcessLauncher(state_dir, entry="job_bodies:dispatch", warm=("job_bodies",), subreaper=True)
+async def serve(state_dir: str, ready_fd: int, mode: str, driver: int, unrelated: int) -> None:
+    launcher = ProcessLauncher(
+        state_dir, entry="job_bodies:dispatch", warm=("job_bodies",), subreaper=True, pid_namespace=Mode(mode)
+    )
     ready: set[str] = set()
     pids: dict[str, int] = {}
 
@@ -76,8 +79,8 @@ async def serve(state_dir: str, ready_fd: int, driver: int, unrelated: int) -> N
 
 if __name__ == "__main__":
     sys.path.insert(0, HERE)
-    os.environ["PYTHONPATH"] = HERE
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH"))))
     if sys.argv[1] == "driver":
-        drive(sys.argv[2], int(sys.argv[3]))
+        drive(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
-        trio.run(serve, sys.argv[2], *map(int, sys.argv[3:]))
+        trio.run(serve, sys.argv[2], int(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:]))
