@@ -24,6 +24,7 @@ from attrs import frozen
 
 from fray.model.specs import Cause, Outcome, Ticket
 from fray.net.codec import from_json, to_json
+from fray.node.preparing import Prepared
 from fray.node.proctree import set_title
 
 ENTRY = "fray.runtime.__main__:main"
@@ -47,6 +48,10 @@ class Body:
     """``module:function``, called as ``function(ticket, outcome_fd, control_fd)``."""
     variables: dict[str, str]
     """What its environment has beside the node's."""
+    cwd: str | None = None
+    """Where it works, if not where its author did."""
+    sys_path: tuple[str, ...] = ()
+    """In front of the author's."""
     outcome_fd: int
     """The job writes its record here: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
     control_fd: int
@@ -63,12 +68,21 @@ def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
     return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
 
 
-def job_variables(ticket: Ticket, kinds: Iterable[str] = ()) -> dict[str, str]:
-    """What the environment of an attempt has beside the node's: the job's own variables, and Fray's over them.
+def job_variables(ticket: Ticket, kinds: Iterable[str] = (), prepared: Prepared | None = None) -> dict[str, str]:
+    """What the environment of an attempt has beside the node's. The later goes before the earlier: granted devices,
+    what was prepared for it, the job's own variables, what is firm (ports, secrets), Fray's own.
 
     ``kinds``: kinds of accelerators the node has; a job sees only those it was granted.
     """
-    return {**_visible_devices(ticket.devices, set(kinds)), **ticket.spec.env_vars, **_fray_variables(ticket)}
+    ready = prepared or Prepared()
+    devices = _visible_devices(ticket.devices, set(kinds))
+    return {**devices, **ready.variables, **ticket.spec.env_vars, **ready.firm, **_fray_variables(ticket)}
+
+
+def working_directory(body: Body) -> str:
+    """Where the job begins: as prepared, else where its author was, else in the attempt's own directory."""
+    cwd = body.cwd or body.ticket.spec.cwd
+    return cwd if cwd and os.path.isdir(cwd) else body.ticket.directory or "."
 
 
 def _fray_variables(ticket: Ticket) -> dict[str, str]:
@@ -150,8 +164,8 @@ def _furnish(body: Body) -> Callable[[Ticket, int, int], None]:
     _open_stdio()
     os.environ.update(body.variables)
     time.tzset()
-    os.chdir(spec.cwd if spec.cwd and os.path.isdir(spec.cwd) else body.ticket.directory or ".")
-    _extend_path(spec.sys_path, spec.cwd)
+    os.chdir(working_directory(body))
+    _extend_path((*body.sys_path, *spec.sys_path), spec.cwd)
     sys.argv = [spec.name]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -199,13 +213,16 @@ def name_process(name: str) -> None:
 def cold_command(body: Body, ticket_fd: int) -> list[str]:
     """The command line of a new interpreter for ``body``; the ticket goes by descriptor."""
     descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
-    return [sys.executable, "-m", "fray.node.entry", body.entry, *map(str, descriptors)]
+    place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
+    return [sys.executable, "-m", "fray.node.entry", body.entry, *map(str, descriptors), *place]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="fray.node.entry", description="process of one attempt")
     parser.add_argument("entry")
     parser.add_argument("fds", nargs=3, type=int)
+    parser.add_argument("--cwd")
+    parser.add_argument("--path", action="append", default=[])
     arguments = parser.parse_args()
     ticket_fd, outcome_fd, control_fd = arguments.fds
     with open(ticket_fd, encoding="utf-8") as file:
@@ -217,6 +234,8 @@ def main() -> None:
             ticket=ticket,
             entry=arguments.entry,
             variables={},
+            cwd=arguments.cwd,
+            sys_path=tuple(arguments.path),
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )

@@ -32,6 +32,7 @@ from fray.net.codec import from_json
 from fray.node.capture import LAG_LIMIT_BYTES, LineCutter, Spool
 from fray.node.entry import Body
 from fray.node.namespace import settle
+from fray.node.preparing import Prepared
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.record import Record, save
 from fray.node.spawn import Child, Start, spawn
@@ -58,7 +59,7 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     directory = Path(ticket.directory)
     lines.introduce(outside.pid)
     try:
-        child = spawn(Start(ticket=ticket, entry=first["entry"], kinds=tuple(first["kinds"])))
+        child = spawn(_start(ticket, first))
     except OSError as error:
         child = None
         save(directory, Outcome(cause=Cause.ENVIRONMENT, message=f"the machine cannot start a process: {error}"))
@@ -69,6 +70,11 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     if child is not None:
         lines.tell(running=outside.pid_of(child.pidfd, child.pid))
     os._exit(0 if child is None else _watch(Watch(ticket, child, lines, node_pidfd)))
+
+
+def _start(ticket: Ticket, first: dict[str, Any]) -> Start:
+    prepared = Prepared(**first["prepared"])
+    return Start(ticket=ticket, entry=first["entry"], kinds=tuple(first["kinds"]), prepared=prepared)
 
 
 def _watch(watch: Watch) -> int:

@@ -14,6 +14,9 @@ OnObserved: TypeAlias = Callable[[Observed, bytes | None], None]
 OnLog: TypeAlias = Callable[[str, tuple[tuple[str, float, str], ...]], None]
 """Told of lines: attempt id, then (stream ``out`` or ``err``, seconds since the epoch, text without newline)."""
 
+Room: TypeAlias = Callable[[], Awaitable[None]]
+"""Returns when more lines may be told."""
+
 
 class Launcher(Protocol):
     """Starts, stops and watches attempts. Nothing but `run` blocks; what happens is told through ``on_observed``.
@@ -52,8 +55,8 @@ class Launcher(Protocol):
 class Paced(Protocol):
     """A launcher that holds log lines back while the way to the controller is full."""
 
-    log_room: Callable[[], Awaitable[None]]
-    """Set by the node before `Launcher.run`: returns when more lines may be told."""
+    log_room: Room
+    """Set by the node before `Launcher.run`."""
 
 
 @runtime_checkable

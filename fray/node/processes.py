@@ -1,8 +1,7 @@
 """Attempts as real processes: zygote, one keeper an attempt, the job below it.
 
-Each attempt has a directory (its Unix sockets, log spool, payload and outcome) and one task here that talks with its
-keeper. The task tells every phase; it tells the end once the keeper has said that nothing is left below it, or, if
-the keeper was killed, once the orphans it left have been swept.
+Each attempt has a directory (its Unix sockets, log spool, payload and outcome) and one task here, which takes its
+course (`fray.node.attempts`) and tells every phase.
 """
 
 from __future__ import annotations
@@ -14,33 +13,27 @@ import logging
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define, evolve, field
+from attrs import evolve
 
 from fray.errors import LaunchFailed
-from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
+from fray.model.specs import Observed, Outcome, Phase, Ticket
 from fray.net import segments
-from fray.net.codec import to_json
-from fray.node.control import Control
+from fray.node.attempts import Attempt, Course, close_keeper, unstarted
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
-from fray.node.launcher import OnLog, OnObserved
+from fray.node.launcher import OnLog, OnObserved, Room
 from fray.node.namespace import Mode, applies, isolation
+from fray.node.preparing import NothingToPrepare, Preparer
 from fray.node.proctree import become_subreaper, children, end_descendants, end_marked
-from fray.node.record import load
 from fray.node.tails import Tail
 from fray.node.zygote import Hatched
 from fray.node.zygotes import Zygotes
 
-START_S = 30.0
-"""An attempt whose keeper says nothing for so long could not be started."""
-START_TRIES = 3
-_EVERYTHING = 1 << 62
 OVERDUE_S = 10.0
 """A keeper that has not ended its job this long after the ladder's end is killed itself."""
 
@@ -49,25 +42,6 @@ log = logging.getLogger("fray.node")
 
 async def _always_room() -> None:
     await trio.lowlevel.checkpoint()
-
-
-@define(eq=False)
-class _Attempt:
-    ticket: Ticket
-    directory: Path
-    tail: Tail
-    phase: Phase = Phase.STARTING
-    pid: int | None = None
-    control: Control | None = None
-    """Set while the keeper listens."""
-    zygote: int | None = None
-    """Pid of the zygote that was asked for the keeper, until the keeper has said its own."""
-    keeper: int | None = None
-    keeper_pidfd: int = -1
-    stop_asked: bool = False
-    kill_asked: bool = False
-    forget_asked: bool = False
-    ended: trio.Event = field(factory=trio.Event)
 
 
 class ProcessLauncher:
@@ -83,6 +57,7 @@ class ProcessLauncher:
         kinds: kinds of accelerators of this node, to hide those a job was not granted.
         zygote: the first one, if it is there already: then the state directory is new, and nobody has lived in it.
         pid_namespace: which attempts have a PID namespace of their own.
+        preparer: makes ready what attempts need. Default: they need nothing but what is there.
     """
 
     def __init__(
@@ -95,28 +70,30 @@ class ProcessLauncher:
         kinds: Iterable[str] = (),
         zygote: Hatched | None = None,
         pid_namespace: Mode = Mode.AUTO,
+        preparer: Preparer | None = None,
     ) -> None:
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.kinds = entry, subreaper, sorted(set(kinds))
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt_id, lines: None
-        self.log_room = _always_room
+        self.log_room: Room = _always_room
+        self.preparer = preparer or NothingToPrepare()
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))
-        self._zygotes = Zygotes(warm, environ, self._on_zygote_lost, zygote)
-        self._attempts: dict[str, _Attempt] = {}
+        self.zygotes = Zygotes(warm, environ, self._on_zygote_lost, zygote)
+        self._attempts: dict[str, Attempt] = {}
         self._nursery: trio.Nursery | None = None
         self._hatched = trio.Event()
 
     def statistics(self) -> dict[str, Any]:
         """A window for people: the zygote's pid, and phase and pids of each attempt."""
-        attempts = {a.ticket.attempt_id: (str(a.phase), a.keeper, a.pid) for a in self._attempts.values()}
-        return {"zygote": self._zygotes.pid, "attempts": attempts}
+        attempts = {a.attempt_id: (str(a.phase), a.keeper, a.pid) for a in self._attempts.values()}
+        return {"zygote": self.zygotes.pid, "attempts": attempts}
 
     def attributes(self) -> dict[str, str]:
         """See `fray.node.launcher.Furnished`."""
-        return {"isolation": isolation(self.pid_namespace, self._zygotes.no_namespace)}
+        return {"isolation": isolation(self.pid_namespace, self.zygotes.no_namespace)}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See `Launcher.run`.
@@ -144,7 +121,7 @@ class ProcessLauncher:
     async def _serve(self, task_status: trio.TaskStatus[None]) -> LaunchFailed | None:
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._nursery.start(self._zygotes.run)
+                await self._nursery.start(self.zygotes.run)
                 self._check_namespaces()
             except LaunchFailed as error:
                 self._nursery.cancel_scope.cancel()
@@ -155,7 +132,7 @@ class ProcessLauncher:
         return None
 
     def _check_namespaces(self) -> None:
-        error = self._zygotes.no_namespace
+        error = self.zygotes.no_namespace
         if error and self.pid_namespace is Mode.ON:
             raise LaunchFailed(f"this machine gives no PID namespaces: {error}; say --pid-namespace auto")
 
@@ -165,7 +142,7 @@ class ProcessLauncher:
         assert self._nursery is not None, "start needs a launcher that runs"
         directory = self._root / hashlib.sha256(ticket.attempt_id.encode()).hexdigest()[:12]
         ticket = evolve(ticket, directory=str(directory))
-        attempt = _Attempt(ticket=ticket, directory=directory, tail=Tail(directory))
+        attempt = Attempt(ticket=ticket, directory=directory, tail=Tail(directory))
         self._attempts[ticket.attempt_id] = attempt
         try:
             directory.mkdir(mode=0o700)
@@ -174,7 +151,7 @@ class ProcessLauncher:
                 attempt.ticket = evolve(ticket, payload_path=str(directory / "payload"))
                 (directory / "payload").write_bytes(payload)
         except OSError as error:
-            self._end(attempt, _environment(f"its directory on node {ticket.node} cannot be made: {error}"), None)
+            self._end(attempt, unstarted(f"its directory on node {ticket.node} cannot be made: {error}"), None)
         else:
             self._nursery.start_soon(self._attend, attempt)
 
@@ -201,144 +178,46 @@ class ProcessLauncher:
         if attempt.ended.is_set():
             self._delete(attempt)
 
-    def _ask(self, attempt: _Attempt, what: str, overdue_s: float) -> None:
+    def _ask(self, attempt: Attempt, what: str, overdue_s: float) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(self._enforce, attempt, overdue_s)
-        if attempt.control is not None:
-            attempt.control.tell(**{what: 1})
-            self._observe(attempt, Phase.STOPPING)
+        if attempt.ask(what):
+            Course(attempt, self).observe(Phase.STOPPING)
 
     # One attempt
 
-    async def _attend(self, attempt: _Attempt) -> None:
+    async def _attend(self, attempt: Attempt) -> None:
         try:
-            outcome, value = await self._run_attempt(attempt)
+            outcome, value = await Course(attempt, self).run()
         finally:
-            if attempt.keeper_pidfd >= 0:
-                os.close(attempt.keeper_pidfd)
-                attempt.keeper_pidfd = -1
+            close_keeper(attempt)
         self._end(attempt, outcome, value)
         segments.sweep()
-        self._sweep_adopted()
+        self.sweep_adopted()
 
-    def _end(self, attempt: _Attempt, outcome: Outcome, value: bytes | None) -> None:
+    def _end(self, attempt: Attempt, outcome: Outcome, value: bytes | None) -> None:
         attempt.phase = Phase.ENDED
         attempt.ended.set()
         attempt.tail.close()
-        told = Observed(attempt_id=attempt.ticket.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
+        told = Observed(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
         self.on_observed(told, value)
         if attempt.forget_asked:
             self._delete(attempt)
 
-    async def _run_attempt(self, attempt: _Attempt) -> tuple[Outcome, bytes | None]:
-        for _ in range(START_TRIES):
-            if attempt.stop_asked or attempt.kill_asked:
-                return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
-            control = await self._have_keeper(attempt)
-            if control is not None:
-                with contextlib.closing(control):
-                    return await self._converse(attempt, control)
-        return _environment(f"node {attempt.ticket.node} cannot start a process; its log says why"), None
-
-    async def _have_keeper(self, attempt: _Attempt) -> Control | None:
-        """The control socket of a new keeper; None if it could not be forked (the zygote died, no process left)."""
-        ours, theirs = socket.socketpair()
-        control, greeted = Control(ours), False
-        try:
-            with trio.move_on_after(START_S) as patience, theirs:
-                attempt.zygote = await self._zygotes.keep(theirs, namespace=self._gets_namespace(attempt.ticket))
-                theirs.close()
-                greeted = await self._greet(attempt, control)
-            if patience.cancelled_caught:
-                self._zygotes.replace(attempt.zygote)
-        finally:
-            attempt.zygote = None
-            self._hatched.set()
-            self._hatched = trio.Event()
-            if not greeted:
-                control.close()
-        self._sweep_adopted()
-        return control if greeted else None
-
-    def _gets_namespace(self, ticket: Ticket) -> bool:
-        return applies(self.pid_namespace, ticket.spec.entry, self._zygotes.no_namespace)
-
-    async def _greet(self, attempt: _Attempt, control: Control) -> bool:
-        start = {"ticket": to_json(attempt.ticket), "entry": self.entry, "kinds": self.kinds}
-        try:
-            await control.send(start)
-        except OSError as error:
-            log.debug("%s: no keeper: %s", attempt.ticket.attempt_id, error)
-            return False
-        greeting = await control.receive()
-        if greeting is None:
-            return False
-        attempt.keeper, attempt.keeper_pidfd = greeting["keeper"], control.take_descriptor()
-        return True
-
-    async def _converse(self, attempt: _Attempt, control: Control) -> tuple[Outcome, bytes | None]:
-        attempt.control = control
-        if attempt.stop_asked or attempt.kill_asked:
-            control.tell(**{"kill" if attempt.kill_asked else "stop": 1})
-        try:
-            while (message := await control.receive()) is not None:
-                if "running" in message:
-                    attempt.pid = message["running"]
-                    self._observe(attempt, Phase.STOPPING if attempt.stop_asked else Phase.RUNNING)
-                elif "log" in message:
-                    await self._pass_on(attempt, message["log"])
-                    control.tell(read=attempt.tail.offset)
-                elif "ended" in message:
-                    return await self._ended(attempt, message)
-        finally:
-            attempt.control = None
-        return await self._keeper_lost(attempt)
-
-    def _observe(self, attempt: _Attempt, phase: Phase) -> None:
-        attempt.phase = phase
-        self.on_observed(Observed(attempt_id=attempt.ticket.attempt_id, phase=phase, pid=attempt.pid), None)
-
-    async def _pass_on(self, attempt: _Attempt, until: int) -> None:
-        while lines := attempt.tail.read(until):
-            self.on_log(attempt.ticket.attempt_id, lines)
-            await self.log_room()
-
-    async def _ended(self, attempt: _Attempt, message: dict[str, int]) -> tuple[Outcome, bytes | None]:
-        await self._pass_on(attempt, message["ended"])
-        log.debug("%s: swept %d, left %d", attempt.ticket.attempt_id, message["swept"], message["left"])
-        return load(attempt.directory) or (_environment("the keeper left no outcome"), None)
-
-    async def _keeper_lost(self, attempt: _Attempt) -> tuple[Outcome, bytes | None]:
-        """The keeper was killed: wait until it is dead, then until its orphans are."""
-        if attempt.keeper_pidfd >= 0:
-            await trio.lowlevel.wait_readable(attempt.keeper_pidfd)
-        self._sweep_adopted(dead=attempt.keeper)
-        await self._zygotes.sweep()
-        while not self._sweep_adopted(dead=attempt.keeper):
-            await self._hatched.wait()
-        await self._pass_on(attempt, _EVERYTHING)
-        asked = attempt.stop_asked or attempt.kill_asked
-        lost = Outcome(
-            cause=Cause.STOPPED if asked else Cause.KILLED,
-            message="its keeper process was killed, and the job with it",
-            signal=signal.SIGKILL,
-        )
-        return load(attempt.directory) or (lost, None)
-
-    async def _enforce(self, attempt: _Attempt, overdue_s: float) -> None:
+    async def _enforce(self, attempt: Attempt, overdue_s: float) -> None:
         with trio.move_on_after(overdue_s):
             await attempt.ended.wait()
             return
         log.error(
-            "%s: its keeper (pid %s) does not end it; killing the keeper", attempt.ticket.attempt_id, attempt.keeper
+            "%s: its keeper (pid %s) does not end it; killing the keeper", attempt.attempt_id, attempt.keeper
         )
         if attempt.keeper_pidfd >= 0 and not attempt.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(attempt.keeper_pidfd, signal.SIGKILL)
 
-    def _delete(self, attempt: _Attempt) -> None:
+    def _delete(self, attempt: Attempt) -> None:
         """Out of the way at once; what a job left there may be large, so a thread removes it."""
-        if self._attempts.pop(attempt.ticket.attempt_id, None) is None or self._nursery is None:
+        if self._attempts.pop(attempt.attempt_id, None) is None or self._nursery is None:
             return
         remove = partial(shutil.rmtree, attempt.directory, ignore_errors=True)
         self._nursery.start_soon(partial(trio.to_thread.run_sync, remove, abandon_on_cancel=True))
@@ -358,35 +237,42 @@ class ProcessLauncher:
     async def _reap_adopted(self) -> None:
         with trio.open_signal_receiver(signal.SIGCHLD) as signals:
             async for _ in signals:
-                self._sweep_adopted()
+                self.sweep_adopted()
 
     def _on_zygote_lost(self) -> None:
-        self._sweep_adopted()
+        self.sweep_adopted()
 
-    def _sweep_adopted(self, dead: int | None = None) -> bool:
+    def sweep_adopted(self, dead: int | None = None) -> bool:
         """End every child that is neither a zygote nor a living keeper: orphans that no zygote was there to adopt.
 
         False: not now, because one of the children may be a keeper that has not said so yet. That passes: its
-        greeting, or the end of its socket, is on its way, and `_hatched` is set then.
+        greeting, or the end of its socket, is on its way, and `wait_hatched` returns then.
         """
         if not self.subreaper:
             return True
         living = [a for a in self._attempts.values() if not a.ended.is_set()]
-        if any(a.zygote not in (None, self._zygotes.pid) for a in living):
+        if any(a.zygote not in (None, self.zygotes.pid) for a in living):
             return False
         keepers = [a.keeper for a in living if a.keeper != dead]
-        spare = {pid for pid in (*keepers, self._zygotes.pid) if pid is not None}
+        spare = {pid for pid in (*keepers, self.zygotes.pid) if pid is not None}
         if any(pid not in spare for pid in children(os.getpid())):
             end_descendants(spare)
         return True
 
+    def gets_namespace(self, ticket: Ticket) -> bool:
+        return applies(self.pid_namespace, ticket.spec.entry, self.zygotes.no_namespace)
+
+    def note_hatched(self) -> None:
+        """One that was asked for has said its pid, or never will."""
+        self._hatched.set()
+        self._hatched = trio.Event()
+
+    async def wait_hatched(self) -> None:
+        await self._hatched.wait()
+
     @property
     def _root(self) -> Path:
         return self.state_dir / "attempts"
-
-
-def _environment(message: str) -> Outcome:
-    return Outcome(cause=Cause.ENVIRONMENT, message=message)
 
 
 @contextlib.contextmanager

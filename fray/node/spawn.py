@@ -9,11 +9,20 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
-from fray.node.entry import Body, cold_command, job_variables, name_process, needs_cold_start, refuse
+from fray.node.entry import (
+    Body,
+    cold_command,
+    job_variables,
+    name_process,
+    needs_cold_start,
+    refuse,
+    working_directory,
+)
+from fray.node.preparing import Prepared
 from fray.node.proctree import die_with
 
 
@@ -25,6 +34,7 @@ class Start:
     entry: str
     kinds: tuple[str, ...] = ()
     """Kinds of accelerators the node has."""
+    prepared: Prepared = Factory(Prepared)
 
 
 @frozen(kw_only=True)
@@ -67,14 +77,16 @@ def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: i
         body = Body(
             ticket=start.ticket,
             entry=start.entry,
-            variables=job_variables(start.ticket, start.kinds),
+            variables=job_variables(start.ticket, start.kinds, start.prepared),
+            cwd=start.prepared.cwd,
+            sys_path=start.prepared.sys_path,
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )
         name_process(start.ticket.spec.name)
         if start.ticket.spec.entry is EntryKind.BINARY:
-            _run_program(body)
-        if needs_cold_start(os.environ, start.ticket.spec.env_vars):
+            _run_program(body, start.prepared.argv)
+        if needs_cold_start(os.environ, body.variables):
             _start_cold(body)
         return body
     except BaseException:  # noqa: BLE001 - the keeper's own code must never go on in the child
@@ -109,18 +121,18 @@ def close_all_but(keep: Iterable[int]) -> None:
     os.closerange(low, 1 << 20)
 
 
-def _run_program(body: Body) -> NoReturn:
-    spec = body.ticket.spec
+def _run_program(body: Body, before: tuple[str, ...]) -> NoReturn:
+    argv = [*before, *body.ticket.spec.argv]
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.close(body.control_fd)
     try:
-        os.chdir(spec.cwd if spec.cwd and os.path.isdir(spec.cwd) else body.ticket.directory)
+        os.chdir(working_directory(body))
         environ = {**os.environ, **body.variables}
-        program = shutil.which(spec.argv[0], path=environ.get("PATH", os.defpath)) or spec.argv[0]
-        os.execve(program, spec.argv, environ)
+        program = shutil.which(argv[0], path=environ.get("PATH", os.defpath)) or argv[0]
+        os.execve(program, argv, environ)
     except OSError as error:
-        refuse(body.outcome_fd, f"cannot run {spec.argv[0]!r}: {error.strerror}")
+        refuse(body.outcome_fd, f"cannot run {argv[0]!r}: {error.strerror}")
         os._exit(127)
 
 

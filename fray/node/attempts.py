@@ -1,0 +1,238 @@
+"""One attempt on a node: from its ticket to its outcome, through what it needs, its keeper, and its keeper's words.
+
+Law: what an attempt needs is made ready before a keeper is asked for. A stop gives that up; after it, the keeper ends
+the job by the ladder. The outcome is known once the keeper has said that nothing is left below it, or, if the keeper
+was killed, once the orphans it left have been swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Protocol
+
+import trio
+from attrs import asdict, define, field
+
+from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
+from fray.net.codec import to_json
+from fray.node.control import Control
+from fray.node.launcher import OnLog, OnObserved, Room
+from fray.node.preparing import NotPrepared, Prepared, Preparer
+from fray.node.record import load
+from fray.node.tails import Tail
+from fray.node.zygotes import Zygotes
+
+START_S = 30.0
+"""An attempt whose keeper says nothing for so long could not be started."""
+START_TRIES = 3
+_EVERYTHING = 1 << 62
+
+log = logging.getLogger("fray.node")
+
+
+@define(eq=False)
+class Attempt:
+    """One attempt, as its node holds it."""
+
+    ticket: Ticket
+    directory: Path
+    tail: Tail
+    phase: Phase = Phase.STARTING
+    pid: int | None = None
+    preparing: trio.CancelScope | None = None
+    """Set while what it needs is made ready."""
+    control: Control | None = None
+    """Set while the keeper listens."""
+    zygote: int | None = None
+    """Pid of the zygote that was asked for the keeper, until the keeper has said its own."""
+    keeper: int | None = None
+    keeper_pidfd: int = -1
+    stop_asked: bool = False
+    kill_asked: bool = False
+    forget_asked: bool = False
+    ended: trio.Event = field(factory=trio.Event)
+
+    @property
+    def attempt_id(self) -> str:
+        return self.ticket.attempt_id
+
+    @property
+    def unwanted(self) -> bool:
+        return self.stop_asked or self.kill_asked
+
+    def ask(self, what: str) -> bool:
+        """Pass ``stop`` or ``kill`` on to whoever works on it; False if its process is not there yet."""
+        if self.preparing is not None:
+            self.preparing.cancel()
+        if self.control is not None:
+            self.control.tell(**{what: 1})
+        return self.control is not None
+
+
+class Place(Protocol):
+    """Where attempts are: what one needs of its launcher."""
+
+    entry: str
+    kinds: list[str]
+    preparer: Preparer
+    zygotes: Zygotes
+    on_observed: OnObserved
+    on_log: OnLog
+    log_room: Room
+
+    def sweep_adopted(self, dead: int | None = None) -> bool:
+        """See `ProcessLauncher.sweep_adopted`."""
+        ...
+
+    def gets_namespace(self, ticket: Ticket) -> bool:
+        """Whether its processes have a PID namespace of their own."""
+        ...
+
+    def note_hatched(self) -> None:
+        """One that was asked for has said its pid, or never will."""
+        ...
+
+    async def wait_hatched(self) -> None: ...
+
+
+@define
+class Course:
+    """The way of one attempt through its place."""
+
+    attempt: Attempt
+    place: Place
+
+    async def run(self) -> tuple[Outcome, bytes | None]:
+        """Its outcome, and the value that this names."""
+        try:
+            prepared = await self._prepare()
+        except NotPrepared as error:
+            return Outcome(cause=error.cause, message=str(error)), None
+        for _ in range(START_TRIES):
+            if prepared is None or self.attempt.unwanted:
+                return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
+            control = await self._have_keeper(prepared)
+            if control is not None:
+                with contextlib.closing(control):
+                    return await self._converse(control)
+        return unstarted(f"node {self.attempt.ticket.node} cannot start a process; its log says why"), None
+
+    async def _prepare(self) -> Prepared | None:
+        """None if it was stopped meanwhile."""
+        attempt = self.attempt
+        if attempt.unwanted:
+            return None
+        with trio.CancelScope() as attempt.preparing:
+            try:
+                return await self.place.preparer.prepare(attempt.ticket, self._say)
+            finally:
+                attempt.preparing = None
+        return None
+
+    def _say(self, line: str) -> None:
+        self.place.on_log(self.attempt.attempt_id, (("err", time.time(), line),))
+
+    async def _have_keeper(self, prepared: Prepared) -> Control | None:
+        """The control socket of a new keeper; None if it could not be forked (the zygote died, no process left)."""
+        ours, theirs = socket.socketpair()
+        control, greeted = Control(ours), False
+        try:
+            with trio.move_on_after(START_S) as patience, theirs:
+                self.attempt.zygote = await self._ask_for_keeper(theirs)
+                theirs.close()
+                greeted = await self._greet(control, prepared)
+            if patience.cancelled_caught:
+                self.place.zygotes.replace(self.attempt.zygote)
+        finally:
+            self.attempt.zygote = None
+            self.place.note_hatched()
+            if not greeted:
+                control.close()
+        self.place.sweep_adopted()
+        return control if greeted else None
+
+    async def _ask_for_keeper(self, theirs: socket.socket) -> int:
+        namespace = self.place.gets_namespace(self.attempt.ticket)
+        return await self.place.zygotes.keep(theirs, namespace=namespace)
+
+    async def _greet(self, control: Control, prepared: Prepared) -> bool:
+        attempt = self.attempt
+        start = {"ticket": to_json(attempt.ticket), "entry": self.place.entry, "kinds": self.place.kinds}
+        try:
+            await control.send({**start, "prepared": asdict(prepared)})
+        except OSError as error:
+            log.debug("%s: no keeper: %s", attempt.attempt_id, error)
+            return False
+        greeting = await control.receive()
+        if greeting is None:
+            return False
+        attempt.keeper, attempt.keeper_pidfd = greeting["keeper"], control.take_descriptor()
+        return True
+
+    async def _converse(self, control: Control) -> tuple[Outcome, bytes | None]:
+        attempt = self.attempt
+        attempt.control = control
+        if attempt.unwanted:
+            control.tell(**{"kill" if attempt.kill_asked else "stop": 1})
+        try:
+            while (message := await control.receive()) is not None:
+                if "running" in message:
+                    attempt.pid = message["running"]
+                    self.observe(Phase.STOPPING if attempt.stop_asked else Phase.RUNNING)
+                elif "log" in message:
+                    await self._pass_on(message["log"])
+                    control.tell(read=attempt.tail.offset)
+                elif "ended" in message:
+                    return await self._ended(message)
+        finally:
+            attempt.control = None
+        return await self._keeper_lost()
+
+    def observe(self, phase: Phase) -> None:
+        attempt = self.attempt
+        attempt.phase = phase
+        self.place.on_observed(Observed(attempt_id=attempt.attempt_id, phase=phase, pid=attempt.pid), None)
+
+    async def _pass_on(self, until: int) -> None:
+        while lines := self.attempt.tail.read(until):
+            self.place.on_log(self.attempt.attempt_id, lines)
+            await self.place.log_room()
+
+    async def _ended(self, message: dict[str, int]) -> tuple[Outcome, bytes | None]:
+        await self._pass_on(message["ended"])
+        log.debug("%s: swept %d, left %d", self.attempt.attempt_id, message["swept"], message["left"])
+        return load(self.attempt.directory) or (unstarted("the keeper left no outcome"), None)
+
+    async def _keeper_lost(self) -> tuple[Outcome, bytes | None]:
+        """The keeper was killed: wait until it is dead, then until its orphans are."""
+        attempt = self.attempt
+        if attempt.keeper_pidfd >= 0:
+            await trio.lowlevel.wait_readable(attempt.keeper_pidfd)
+        self.place.sweep_adopted(dead=attempt.keeper)
+        await self.place.zygotes.sweep()
+        while not self.place.sweep_adopted(dead=attempt.keeper):
+            await self.place.wait_hatched()
+        await self._pass_on(_EVERYTHING)
+        lost = Outcome(
+            cause=Cause.STOPPED if attempt.unwanted else Cause.KILLED,
+            message="its keeper process was killed, and the job with it",
+            signal=signal.SIGKILL,
+        )
+        return load(attempt.directory) or (lost, None)
+
+
+def unstarted(message: str) -> Outcome:
+    """The outcome of an attempt that could not be started as asked."""
+    return Outcome(cause=Cause.ENVIRONMENT, message=message)
+
+
+def close_keeper(attempt: Attempt) -> None:
+    if attempt.keeper_pidfd >= 0:
+        os.close(attempt.keeper_pidfd)
+        attempt.keeper_pidfd = -1

@@ -1,0 +1,62 @@
+"""What an attempt needs before a keeper is asked for it: packages, files, variables, an image.
+
+One step, between the ticket and the process. It may take minutes (packages are fetched) or nothing at all (the node's
+own environment: no checkpoint is made). What it says are lines of the attempt's log; a stop cancels it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from attrs import Factory, field, frozen
+
+from fray.model.specs import Cause, Ticket
+
+Say: TypeAlias = Callable[[str], None]
+"""One line for the attempt's log."""
+
+
+class NotPrepared(Exception):
+    """The attempt cannot be started as asked: it ends with this message, and ``cause`` says whose doing it is."""
+
+    def __init__(self, message: str, cause: Cause = Cause.ENVIRONMENT) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@frozen(kw_only=True)
+class Prepared:
+    """What the process of an attempt starts from, once all it needs is on this machine."""
+
+    interpreter: str = ""
+    """Python of its environment, whose zygote forks its keeper. Empty: the node's own."""
+    variables: dict[str, str] = Factory(dict)
+    """Of its environment; the job's own variables go before them."""
+    firm: dict[str, str] = field(factory=dict, repr=False)
+    """Go before the job's own variables: ports, secrets. They are in no record and no log."""
+    cwd: str | None = None
+    """Where it works. Default: the author's directory if it exists here, else the attempt's own."""
+    sys_path: tuple[str, ...] = ()
+    """In front of the author's ``sys.path``, behind what the environment brings."""
+    argv: tuple[str, ...] = ()
+    """In front of the program and its arguments."""
+
+
+class Preparer(Protocol):
+    """Makes ready what attempts need."""
+
+    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+        """Return once everything is here. Cancelled: what only this attempt waited for is given up.
+
+        Raises:
+            NotPrepared: it cannot be made ready.
+        """
+        ...
+
+
+class NothingToPrepare:
+    """For nodes whose jobs run in the node's own environment."""
+
+    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+        return Prepared()
