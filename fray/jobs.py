@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model.environment import Secret
+from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, JobId, mint_job_id
 from fray.model.messages.client import Terminate
 from fray.model.requests import JobRequest
@@ -88,14 +89,16 @@ def _closed(work: object, what: str) -> bytes:
 
 def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: bytes | None) -> JobSpec:
     variables = request.environment.env_vars
-    return JobSpec(
+    demand, members = request.resources.demand(), request.members()
+    spec = JobSpec(
         job_id=mint_job_id(request.name, runtime.rng),
         name=request.name,
         namespace=runtime.namespace,
         entry=entry,
         payload=None if content is None else payload.name_of(content),
-        demand=request.resources.demand(),
-        members=request.members(),
+        demand=demand,
+        members=members,
+        gang=request.replicas is not None or demand.device_kind == "tpu",
         env_vars={key: value for key, value in variables.items() if isinstance(value, str)},
         secrets={key: value.name for key, value in variables.items() if isinstance(value, Secret)},
         sys_path=tuple(path or os.getcwd() for path in sys.path),
@@ -115,6 +118,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         backoff_max_s=request.backoff_max_s,
         result_storage=request.result_storage or "",
     )
+    return evolve(spec, demand=evolve(demand, ports=len(port_names(spec))))
 
 
 def error_of(record: JobRecord) -> BaseException:

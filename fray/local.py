@@ -21,12 +21,14 @@ from attrs import define, evolve
 from fray.embedded import CONTROLLER, embedded_network, open_driver, serve_controller
 from fray.model.ids import AttemptId, Namespace
 from fray.model.messages.client import LogLines
-from fray.model.resources import Capacity, parse_bytes
+from fray.model.resources import Capacity, PortRange, parse_bytes
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.transport import Network
 from fray.node.config import NodeConfig
+from fray.node.entry import job_variables
 from fray.node.launcher import OnLog, OnObserved
+from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_taken, strangers
 from fray.node.serve import run_node
 from fray.runtime.attempt import Ended, Stage, run_attempt
 from fray.runtime.context import Runtime
@@ -93,8 +95,12 @@ class TaskLauncher:
 
     async def _run(self, held: _Held, content: bytes | None) -> None:
         ticket, began = held.ticket, trio.current_time()
-        self.on_observed(Observed(attempt_id=ticket.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None)
-        if ticket.spec.entry is EntryKind.BINARY:
+        taken = strangers(ticket.ports.values())
+        if not taken:
+            self.on_observed(Observed(attempt_id=ticket.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None)
+        if taken:
+            ended = Ended(ports_taken(ticket, taken))
+        elif ticket.spec.entry is EntryKind.BINARY:
             ended = await self._run_program(held)
         else:
             stage = self._stage(ticket)
@@ -113,7 +119,7 @@ class TaskLauncher:
         try:
             with held.cancel:
                 async with trio.open_nursery() as nursery:
-                    process = await nursery.start(_start_program, spec.argv, spec.env_vars)
+                    process = await nursery.start(_start_program, spec.argv, job_variables(held.ticket))
                     for stream, name in ((process.stdout, "out"), (process.stderr, "err")):
                         nursery.start_soon(self._relay, held.ticket.attempt_id, stream, name)
                 return Ended(program_outcome(process.returncode))
@@ -162,10 +168,11 @@ def program_outcome(code: int | None) -> Outcome:
 # The cluster ---------------------------------------------------------------------------------------------------------
 
 
-def local_capacity() -> Capacity:
+def local_capacity(ports: PortRange = PortRange()) -> Capacity:  # noqa: B008 - it is a value
     """What ``local`` offers: this machine's CPUs, at least 4 so that small gangs fit, and its memory on paper."""
     cpus = max(4, len(os.sched_getaffinity(0)))
-    return Capacity(cpu_milli=cpus * 1000, memory_bytes=parse_bytes("1TB"), disk_bytes=parse_bytes("1TB"))
+    size = parse_bytes("1TB")
+    return Capacity(cpu_milli=cpus * 1000, memory_bytes=size, disk_bytes=size, ports=ports)
 
 
 @asynccontextmanager
@@ -176,12 +183,15 @@ async def open_local(
     rng = random.SystemRandom()
     network = embedded_network(rng)
     token = f"{rng.getrandbits(128):032x}"
-    config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=local_capacity(), state_dir="")
-    async with open_services() as nursery:
-        await nursery.start(serve_controller, network, (), token, rng, [config])
-        await nursery.start(_node, config, network, rng)
-        async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
-            yield runtime
+    claim = find_ports(OFFERED_EMBEDDED, rng)
+    capacity = local_capacity(claim.ports)
+    config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
+    with claim:
+        async with open_services() as nursery:
+            await nursery.start(serve_controller, network, (), token, rng, [config])
+            await nursery.start(_node, config, network, rng)
+            async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
+                yield runtime
 
 
 async def _node(

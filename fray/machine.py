@@ -26,6 +26,7 @@ from fray.net.codec import to_json
 from fray.node.config import NodeConfig
 from fray.node.entry import node_environ
 from fray.node.inventory import read_capacity
+from fray.node.ports import OFFERED_EMBEDDED, find_ports
 from fray.node.serve import wait_process_end
 from fray.rundir import RunDirectory, open_run_directory, remove_abandoned
 from fray.runtime.context import Runtime
@@ -95,12 +96,13 @@ async def _open_among(
     token = f"{rng.getrandbits(256):064x}"
     socket = f"unix:{directory.path}/controller.sock"
     capacity = node_capacity(cpu, memory, len(children))
+    claims = [find_ports(OFFERED_EMBEDDED, rng) for _ in children]
     configs = [
         NodeConfig(
             name=child.name,
             controller=socket,
             token=token,
-            capacity=share_devices(capacity, index, len(children)),
+            capacity=evolve(share_devices(capacity, index, len(children)), ports=claims[index].ports),
             state_dir=child.state_dir,
             parent_pid=os.getpid(),
             pid_namespace=pid_namespace,
@@ -120,6 +122,8 @@ async def _open_among(
         finally:
             with trio.CancelScope(shield=True):
                 await _end(children)
+            for claim in claims:
+                claim.close()
 
 
 class NodeProcess:

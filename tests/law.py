@@ -7,7 +7,7 @@ from typing import Any
 
 from fray.model.messages.client import ActorEndpoint, Launch, Names, Register, Role
 from fray.model.messages.node import NodeHello, Report
-from fray.model.resources import Capacity, Demand, Device
+from fray.model.resources import Capacity, Demand, Device, PortRange
 from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Observed, Outcome, Phase
 from fray.net.codec import from_json, to_json
 from fray.scheduler.effects import (
@@ -40,13 +40,17 @@ from fray.scheduler.step import step
 GB = 1024**3
 
 
-def capacity(cpu: float = 4, memory: int = 64 * GB, gpu: str = "", tpu: str = "", **attributes: str) -> Capacity:
-    """``gpu="h100*4,a100*2"``: devices gpu-0 to gpu-5."""
+def capacity(
+    cpu: float = 4, memory: int = 64 * GB, gpu: str = "", tpu: str = "", ports: int = 0, **attributes: str
+) -> Capacity:
+    """``ports``: so many from 20000.
+
+    ``gpu="h100*4,a100*2"``: devices gpu-0 to gpu-5."""
     devices = []
     for kind, text in (("gpu", gpu), ("tpu", tpu)):
         variants = [variant for part in text.split(",") if part for variant in _times(part)]
         devices += [Device(f"{kind}-{index}", kind, variant) for index, variant in enumerate(variants)]
-    return Capacity(round(cpu * 1000), memory, 100 * GB, tuple(devices), attributes)
+    return Capacity(round(cpu * 1000), memory, 100 * GB, tuple(devices), attributes, PortRange(20_000, ports))
 
 
 def _times(part: str) -> list[str]:
@@ -212,7 +216,9 @@ class Cluster:
         self.incarnations[name] = incarnation
         known = self.state.nodes.get(name)
         size = known.capacity if known and not what else capacity(**what)
-        hello = NodeHello(node=name, incarnation=incarnation, boot_id="b", capacity=size, holds=holds)
+        hello = NodeHello(
+            node=name, incarnation=incarnation, boot_id="b", capacity=size, holds=holds, host=f"host-{name}"
+        )
         return self.tell(NodeJoined(hello=hello))
 
     def silence(self, name: str = "n1") -> list[Effect]:

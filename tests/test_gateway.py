@@ -48,7 +48,7 @@ from fray.model.messages.client import (
 )
 from fray.model.messages.node import Report, Wanted
 from fray.model.resources import Demand
-from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Ladder, Outcome
+from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Outcome
 from fray.net.codec import Kind, blob_id
 from fray.net.transport import Credential
 
@@ -121,7 +121,6 @@ async def test_a_payload_that_is_there_already_need_not_be_sent_again(autojump_c
         ((spec(namespace="a b"),), [b"payload"], "cannot be the name of a namespace"),
         ((spec(members=0),), [b"payload"], "members=0 must be 1 to 100000"),
         ((spec(demand=Demand(cpu_milli=-1)),), [b"payload"], "negative or endless"),
-        ((spec(ladder=Ladder(cancel_s=float("nan"))),), [b"payload"], "negative or endless"),
         ((spec(),), [bytes(BLOB_LIMIT_BYTES + 1)], "over the limit of 8388608"),
     ],
 )

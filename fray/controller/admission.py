@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
+from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, Namespace, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
 from fray.model.specs import EntryKind, JobSpec
@@ -125,6 +126,10 @@ def _check_spec(spec: JobSpec) -> None:
         raise InvalidRequest(f"job {spec.name!r}: no amount of {demand} or {spec.ladder} may be negative or endless")
     if not 1 <= spec.members <= MEMBERS_LIMIT:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 to {MEMBERS_LIMIT}")
+    if demand.ports != len(port_names(spec)):
+        raise InvalidRequest(
+            f"job {spec.name!r}: its demand has {demand.ports} ports, its names are {port_names(spec)}"
+        )
     if spec.entry is EntryKind.BINARY:
         if not spec.argv:
             raise InvalidRequest(f"job {spec.name!r} runs a program and names none")

@@ -76,6 +76,8 @@ class Demand:
     preemptible: bool = True
     regions: tuple[str, ...] = ()
     zones: tuple[str, ...] = ()
+    ports: int = 0
+    """How many; see `fray.model.gangs.port_names`."""
 
 
 def _names(value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -169,6 +171,17 @@ class Device:
 
 
 @frozen
+class PortRange:
+    """TCP ports ``first`` to ``first + count - 1`` of one machine."""
+
+    first: int = 0
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.first + self.count - 1}" if self.count else "none"
+
+
+@frozen
 class Capacity:
     """What one machine offers."""
 
@@ -178,3 +191,5 @@ class Capacity:
     devices: tuple[Device, ...] = ()
     attributes: dict[str, str] = Factory(dict)
     """``region``, ``zone``, ``slice``, ``preemptible`` (``"true"``/``"false"``), and what the operator adds."""
+    ports: PortRange = PortRange()
+    """Which it may give to jobs; no other node of the machine offers them."""

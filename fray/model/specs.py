@@ -173,6 +173,8 @@ class JobSpec:
     """Variable to the name of the secret it holds. Values are in no spec and no store."""
     ports: tuple[str, ...] = ()
     """Names of ports it wants."""
+    gang: bool = False
+    """Its members, even if it is one alone, are told their rank and a coordinator. More than one always are."""
     health: HealthCheck | None = None
     stall_s: float | None = None
     on_stall: OnStall = OnStall.CAPTURE
@@ -222,6 +224,8 @@ class Cause(StrEnum):
     SIBLING = "sibling"
     """Another member of its supervised group failed: it was ended to begin anew with that one, or for good with all."""
     UNSCHEDULABLE = "unschedulable"
+    PORT_TAKEN = "port_taken"
+    """A stranger held one of the ports it was given: it was not started. No budget of its user pays."""
 
 
 @frozen(kw_only=True)
@@ -267,6 +271,13 @@ class AttemptInfo:
     cpu_s: float = 0.0
     captured: str = ""
     ports: dict[str, int] = Factory(dict)
+    host: str = ""
+    """How peers reach its machine."""
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """``host:port`` by name of the port."""
+        return {name: address_of(self.host, port) for name, port in self.ports.items()}
 
 
 @frozen(kw_only=True)
@@ -294,6 +305,21 @@ class JobInfo:
     ended_by: str = ""
     """Who asked for its end, if somebody did."""
 
+    @property
+    def members(self) -> tuple[AttemptInfo, ...]:
+        """The living attempts, in order of rank; none while it waits for machines, and when it has ended."""
+        return tuple(attempt for attempt in self.attempts if attempt.cause is None)
+
+    @property
+    def ports(self) -> dict[str, str]:
+        """``host:port`` by name, of the first living member; empty while none lives. Others: see ``members``."""
+        return self.members[0].addresses if self.members else {}
+
+
+def address_of(host: str, port: int) -> str:
+    """``host:port``, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 # On the node ---------------------------------------------------------------------------------------------------------
 
@@ -308,12 +334,28 @@ class Phase(StrEnum):
 
 
 @frozen(kw_only=True)
+class Peer:
+    """One member of a gang, as every member is told of it."""
+
+    host: str
+    """How its machine is reached."""
+    ports: dict[str, int] = Factory(dict)
+
+    def address(self, name: str) -> str:
+        """``host:port`` of its port of this name. Raises KeyError."""
+        return address_of(self.host, self.ports[name])
+
+
+@frozen(kw_only=True)
 class Wish:
     """One attempt a node shall hold. Absent from the wanted set: end it if it lives, then forget it."""
 
     attempt_id: AttemptId
     spec: JobSpec
     devices: tuple[str, ...] = ()
+    ports: dict[str, int] = Factory(dict)
+    peers: tuple[Peer, ...] = ()
+    """All members of its gang, in order of rank, itself included; none for a job that is no gang."""
     stop: bool = False
     """End it (by the spec's ladder) and report its outcome."""
     stop_cause: Cause = Cause.STOPPED
@@ -353,3 +395,7 @@ class Ticket:
     """True where the node is authenticated and reachable from other machines: listen on TCP too."""
     devices: tuple[str, ...] = ()
     """Ids of the accelerators granted to it (``gpu-0``, …)."""
+    ports: dict[str, int] = Factory(dict)
+    """Given to it on this machine, by name."""
+    peers: tuple[Peer, ...] = ()
+    """All members of its gang, in order of rank; see `Wish`."""

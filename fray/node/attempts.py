@@ -23,6 +23,7 @@ from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
 from fray.net.codec import to_json
 from fray.node.control import Control
 from fray.node.launcher import OnLog, OnObserved, Room
+from fray.node.ports import ports_taken, strangers
 from fray.node.preparing import NotPrepared, Prepared, Preparer
 from fray.node.record import load
 from fray.node.tails import Tail
@@ -114,6 +115,10 @@ class Course:
             prepared = await self._prepare()
         except NotPrepared as error:
             return Outcome(cause=error.cause, message=str(error)), None
+        ticket = self.attempt.ticket
+        taken = strangers(ticket.ports.values())
+        if taken and not self.attempt.unwanted:
+            return ports_taken(ticket, taken), None
         for _ in range(START_TRIES):
             if prepared is None or self.attempt.unwanted:
                 return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
@@ -121,7 +126,7 @@ class Course:
             if control is not None:
                 with contextlib.closing(control):
                     return await self._converse(control)
-        return unstarted(f"node {self.attempt.ticket.node} cannot start a process; its log says why"), None
+        return unstarted(f"node {ticket.node} cannot start a process; its log says why"), None
 
     async def _prepare(self) -> Prepared | None:
         """None if it was stopped meanwhile."""

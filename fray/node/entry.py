@@ -26,6 +26,7 @@ from fray.model.specs import Cause, Outcome, Ticket
 from fray.net.codec import from_json, to_json
 from fray.node.preparing import Prepared
 from fray.node.proctree import set_title
+from fray.node.variables import framework_variables, own_variables
 
 ENTRY = "fray.runtime.__main__:main"
 WARM = ("fray.runtime.__main__", "fray.runtime.rehearsal:rehearse")
@@ -75,8 +76,8 @@ def job_variables(ticket: Ticket, kinds: Iterable[str] = (), prepared: Prepared 
     ``kinds``: kinds of accelerators the node has; a job sees only those it was granted.
     """
     ready = prepared or Prepared()
-    devices = _visible_devices(ticket.devices, set(kinds))
-    return {**devices, **ready.variables, **ticket.spec.env_vars, **ready.firm, **_fray_variables(ticket)}
+    suggested = {**_visible_devices(ticket.devices, set(kinds)), **framework_variables(ticket), **ready.variables}
+    return {**suggested, **ticket.spec.env_vars, **ready.firm, **_fray_variables(ticket)}
 
 
 def working_directory(body: Body) -> str:
@@ -93,6 +94,7 @@ def _fray_variables(ticket: Ticket) -> dict[str, str]:
         "FRAY_CLUSTER_ADDRESS": ticket.controller,
         "FRAY_ATTEMPT_ID": ticket.attempt_id,
         "FRAY_NODE": ticket.node,
+        **own_variables(ticket),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import random
 import socket
 import sys
 import tomllib
@@ -19,12 +20,13 @@ from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
-from fray.model.resources import Capacity, Device, parse_bytes
+from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import journal
 from fray.node.config import LEASE_LEAST_S, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
 from fray.node.namespace import Mode
+from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
 from fray.node.serve import run_node
 
 __all__ = ["NodeConfig", "main", "run_node"]
@@ -45,7 +47,15 @@ _FILE_KEYS = {
     "gpus": (int, list),
     "tpus": (int, list),
     "attributes": dict,
+    "ports": str,
 }
+
+
+_OPTIONS = (
+    *("controller", "name", "state_dir", "token_file", "advertise", "insecure", "lease_s"),
+    *("pid_namespace", "ports"),
+)
+"""What the command line may say too; it wins."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,11 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(argv)
         config = make_config(options)
         journal.configure(options.json_lines)
-        trio.run(serve_daemon, config)
+        with _claim(config.capacity.ports) as claim:
+            trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)))
     except (FrayError, OSError) as error:
         print(f"fray-node: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidRequest) else 1
     return 0
+
+
+def _claim(ports: PortRange) -> PortClaim:
+    return claim_ports(ports) if ports.first else find_ports(ports.count, random.SystemRandom())
 
 
 # The command line ----------------------------------------------------------------------------------------------------
@@ -88,6 +103,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=[str(mode) for mode in Mode],
         help="auto (default): programs run in one of their own where the system allows it; on: every job; off: none",
     )
+    parser.add_argument(
+        "--ports", metavar="FIRST-LAST", help=f"which jobs may be given, or none (default: {OFFERED} that are found)"
+    )
     parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
     parser.add_argument(
         "--insecure",
@@ -110,7 +128,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     """
     environ = os.environ if environ is None else environ
     told = _read_file(options.config) if options.config is not None else {}
-    for key in ("controller", "name", "state_dir", "token_file", "advertise", "insecure", "lease_s", "pid_namespace"):
+    for key in _OPTIONS:
         if getattr(options, key) is not None:
             told[key] = getattr(options, key)
     if "controller" not in told:
@@ -226,6 +244,7 @@ def override(found: Capacity, told: Mapping[str, Any]) -> Capacity:
         disk_bytes=parse_bytes(told["disk"], "disk") if "disk" in told else found.disk_bytes,
         devices=tuple(devices),
         attributes={**found.attributes, **{key: str(value) for key, value in told.get("attributes", {}).items()}},
+        ports=parse_ports(told["ports"]) if "ports" in told else PortRange(0, OFFERED),
     )
 
 

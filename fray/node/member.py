@@ -65,6 +65,7 @@ class Member:
             incarnation=self.incarnation,
             boot_id=config.boot_id,
             capacity=self._capacity(),
+            host=config.advertise,
             process=config.process,
             holds=tuple(self.held),
             lease_s=config.lease_s,
@@ -162,6 +163,8 @@ class Member:
             advertise=self.config.advertise,
             networked=self.config.networked,
             devices=wish.devices,
+            ports=wish.ports,
+            peers=wish.peers,
         )
 
     def _settle(self, wish: Wish, outcome: Outcome) -> None:

@@ -208,9 +208,7 @@ class ProcessLauncher:
         with trio.move_on_after(overdue_s):
             await attempt.ended.wait()
             return
-        log.error(
-            "%s: its keeper (pid %s) does not end it; killing the keeper", attempt.attempt_id, attempt.keeper
-        )
+        log.error("%s: its keeper (pid %s) does not end it; killing the keeper", attempt.attempt_id, attempt.keeper)
         if attempt.keeper_pidfd >= 0 and not attempt.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(attempt.keeper_pidfd, signal.SIGKILL)

@@ -14,7 +14,7 @@ from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, JobSpec
 from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
-from fray.scheduler.restarts import crash_loop, limit, policy, recent, spent, told
+from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
@@ -53,6 +53,8 @@ def needs(demand: Demand) -> str:
         parts.append(f"{size(demand.disk_bytes)} disk")
     if demand.device_count:
         parts.append(f"{demand.device_count} {_device(demand)}")
+    if demand.ports:
+        parts.append(f"{demand.ports} port{'s' if demand.ports > 1 else ''}")
     parts += _places(demand)
     return ", ".join(parts) or "nothing of a machine"
 
@@ -77,6 +79,7 @@ def has(capacity: Capacity) -> str:
     kinds = Counter(f"{device.kind} {device.variant}" for device in capacity.devices)
     devices = "".join(f", {count} {kind}" for kind, count in kinds.items())
     devices += "".join(f", {key} {value}" for key, value in capacity.attributes.items() if key in ("region", "zone"))
+    devices += f", {capacity.ports.count} ports" if capacity.ports.count else ""
     devices += ", preemptible" if capacity.attributes.get("preemptible", "false").lower() == "true" else ""
     return f"{cpus(capacity.cpu_milli)}, {size(capacity.memory_bytes)} memory{devices}"
 
@@ -95,6 +98,13 @@ def misfits(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
         yield "too little memory free", f"has {free} of {whole} memory free"
     if machine.disk_bytes < demand.disk_bytes:
         yield "too little disk free", f"has {size(machine.disk_bytes)} of {size(capacity.disk_bytes)} disk free"
+    if machine.ports.free < demand.ports:
+        offered = (
+            f"has {machine.ports.free} of the ports {capacity.ports} free"
+            if capacity.ports.count
+            else "offers no ports"
+        )
+        yield "too few ports free", offered
     if demand.device_count:
         yield from _wrong_devices(demand, machine)
 
@@ -331,7 +341,7 @@ def _too_large(state: Tables, job: Job) -> Iterator[str]:
 def _retries(state: Tables, job: Job) -> str:
     config = policy(job)
     if config is None:
-        set_ones = [b for b in Budget if b is not Budget.SIBLING and limit(job.spec, b) is not None]
+        set_ones = [b for b in Budget if b not in FREE and limit(job.spec, b) is not None]
         return ", ".join(_budget(job, budget) for budget in set_ones)
     most = config.max_restarts or 0
     within = f" in {config.restart_period_s:g} s" if config.restart_period_s else ""

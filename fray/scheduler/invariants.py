@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fray.model.gangs import port_names
 from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
@@ -64,6 +65,26 @@ def _devices(state: State, held: list[Attempt], machine: Machine) -> Iterator[st
         variants = {machine.places[device][0] for device in attempt.devices}
         if len(attempt.devices) != demand.device_count or len(variants) > 1:
             yield f"{attempt.attempt_id} asked for {demand.device_count} devices of a kind and has {attempt.devices}"
+
+
+def _ports(state: State) -> Iterator[str]:
+    """Every living attempt has the ports it asked for, of those its machine offers, and no other one has them."""
+    given: dict[tuple[str, int], str] = {}
+    for attempt in state.attempts.values():
+        spec, node = state.jobs[attempt.job_id].spec, state.nodes.get(attempt.node)
+        if not attempt.living or node is None:
+            continue
+        asked = port_names(spec)[: spec.demand.ports]
+        if sorted(attempt.ports) != sorted(asked):
+            yield f"{attempt.attempt_id} asked for ports {asked} and has {attempt.ports}"
+        for port in attempt.ports.values():
+            other = given.setdefault((node.name, port), attempt.attempt_id)
+            if other != attempt.attempt_id or not 0 <= port - node.capacity.ports.first < node.capacity.ports.count:
+                yield f"port {port} of {node.name} is given to {other} and to {attempt.attempt_id}"
+    for node in state.nodes.values():
+        mine = sorted(port for name, port in given if name == node.name)
+        if mine != sorted(state.pool.machines[node.name].ports.given):
+            yield f"the pool thinks otherwise of the ports of {node.name}"
 
 
 def _nodes(state: State) -> Iterator[str]:
@@ -302,6 +323,7 @@ def _bounds(state: State) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     _capacity,
+    _ports,
     _nodes,
     _attempts,
     _wishes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from fray.model.gangs import port_names, slice_hosts
 from fray.model.ids import SessionId, attempt_id
 from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
 from fray.scheduler.exits import as_ruled
@@ -22,8 +23,10 @@ from fray.scheduler.lifecycle import (
 )
 from fray.scheduler.match import Grant
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.ports import AVOID_S
 from fray.scheduler.registry import drop_incarnation
 from fray.scheduler.restarts import (
+    FREE,
     broke_first,
     crash_loop,
     final_outcome,
@@ -64,7 +67,8 @@ def start(state: State, out: Outbox, job: Job, grants: list[Grant]) -> None:
     """Every member has its machine; the pool has given its share already."""
     turn(state, out, job, JobTurn.PLACED)
     state.tally[job.job_id].ran = 0
-    for member, grant in enumerate(grants):
+    names = port_names(job.spec)
+    for member, grant in enumerate(_by_rank(state, job.spec, grants)):
         attempt = Attempt(
             attempt_id=attempt_id(job.job_id, job.generation, member),
             job_id=job.job_id,
@@ -73,11 +77,24 @@ def start(state: State, out: Outbox, job: Job, grants: list[Grant]) -> None:
             node=grant.node,
             incarnation=state.nodes[grant.node].incarnation,
             devices=grant.devices,
+            ports=dict(zip(names, grant.ports, strict=False)),
+            host=state.nodes[grant.node].host,
             placed_at=state.now,
         )
         state.add_attempt(attempt)
         out.wish(attempt)
     out.happened(job.job_id, "placed", ", ".join(map(_place, grants)))
+
+
+def _by_rank(state: State, spec: JobSpec, grants: list[Grant]) -> list[Grant]:
+    """Hosts of a TPU slice have numbers of their own: ranks go by them, slice by slice."""
+    return sorted(grants, key=lambda grant: _tpu_place(state, grant)) if slice_hosts(spec) else grants
+
+
+def _tpu_place(state: State, grant: Grant) -> tuple[str, int]:
+    attributes = state.nodes[grant.node].capacity.attributes
+    worker = attributes.get("tpu_worker", "")
+    return attributes.get("slice", ""), int(worker) if worker.isdecimal() else 0
 
 
 def _place(grant: Grant) -> str:
@@ -164,6 +181,8 @@ def end_attempt(
         _ran(state, out, attempt, state.now - outcome.duration_s)
     elif attempt.started_at is None and outcome.duration_s:
         attempt.started_at = max(attempt.placed_at, state.now - outcome.duration_s)
+    if outcome.cause is Cause.PORT_TAKEN:
+        state.avoid_ports(attempt, state.now + AVOID_S)
     attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
@@ -308,7 +327,7 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
         state.hold(job)
     else:
         state.enqueue(job)
-    if job.spec.siblings is not None and budget is not Budget.SIBLING:
+    if job.spec.siblings is not None and budget not in FREE:
         out.setbacks.append(job.job_id)
 
 
@@ -322,7 +341,7 @@ def _tell_retry(state: State, out: Outbox, job: Job, budget: Budget, first: Outc
 def _account(state: State, job: Job, budget: Budget) -> str:
     """What of it is spent, in words."""
     config = policy(job)
-    if config is None or budget is Budget.SIBLING:
+    if config is None or budget in FREE:
         most, used = limit(job.spec, budget) or 0, spent(job, budget)
     else:
         most, used = config.max_restarts or 0, len(recent(state, job))

@@ -72,6 +72,7 @@ FINAL: Mapping[Cause, JobState] = {
     Cause.GANG: JobState.FAILED,
     Cause.SIBLING: JobState.STOPPED,
     Cause.UNSCHEDULABLE: JobState.FAILED,
+    Cause.PORT_TAKEN: JobState.FAILED,
 }
 
 
@@ -190,6 +191,8 @@ class Budget(StrEnum):
     OUT_OF_MEMORY = "out of memory"
     SIBLING = "sibling"
     """Nobody's: it is made anew because another one was."""
+    PORTS = "taken ports"
+    """Nobody's, but bounded: strangers hold ports it was given."""
 
 
 BUDGETS: Mapping[Cause, Budget | None] = {
@@ -205,6 +208,7 @@ BUDGETS: Mapping[Cause, Budget | None] = {
     Cause.GANG: Budget.FAILURE,
     Cause.SIBLING: Budget.SIBLING,
     Cause.UNSCHEDULABLE: None,
+    Cause.PORT_TAKEN: Budget.PORTS,
 }
 """None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
 unasked, it counts as a failure.)"""

@@ -22,6 +22,7 @@ from attrs import define, frozen
 
 from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
+from fray.scheduler.ports import Ports
 
 Variant: TypeAlias = tuple[str, str]
 """(kind, variant in lower case) of devices."""
@@ -41,6 +42,7 @@ class Grant:
 
     node: NodeName
     devices: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
 
 
 @define(eq=False)
@@ -58,6 +60,7 @@ class Machine:
     """Free ids, in the order the machine names them."""
     places: dict[str, tuple[Variant, int]]
     """Of each device id: its variant, and its place in the machine's order."""
+    ports: Ports
     attempts: int = 0
 
     @classmethod
@@ -69,7 +72,7 @@ class Machine:
             devices.setdefault(variant, []).append(device.id)
             places[device.id] = variant, place
         size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes
-        return cls(name, capacity, open, *size, devices, places)
+        return cls(name, capacity, open, *size, devices, places, Ports(capacity.ports))
 
     @property
     def free_devices(self) -> int:
@@ -102,6 +105,7 @@ def _room(demand: Demand, machine: Machine) -> bool:
         machine.cpu_milli >= demand.cpu_milli
         and machine.memory_bytes >= demand.memory_bytes
         and machine.disk_bytes >= demand.disk_bytes
+        and machine.ports.free >= demand.ports
     )
 
 
@@ -113,15 +117,16 @@ def takes(machine: Machine, demand: Demand) -> bool:
     return not count or any(len(machine.devices[v]) >= count for v in variants(demand, machine.devices))
 
 
-def fit(demand: Demand, machine: Machine) -> Grant | None:
+def fit(demand: Demand, machine: Machine, now: float = 0.0) -> Grant | None:
     """The place of one member on this machine as it is now, or None. All devices granted are of one variant."""
     if not takes(machine, demand):
         return None
+    ports = machine.ports.peek(demand.ports, now)
     if not demand.device_count:
-        return Grant(machine.name)
+        return Grant(machine.name, ports=ports)
     enough = [v for v in variants(demand, machine.devices) if len(machine.devices[v]) >= demand.device_count]
     best = min(enough, key=lambda v: (len(machine.devices[v]), v[1]))
-    return Grant(machine.name, tuple(machine.devices[best][: demand.device_count]))
+    return Grant(machine.name, tuple(machine.devices[best][: demand.device_count]), ports)
 
 
 def preference(demand: Demand, machine: Machine) -> tuple[object, ...]:
@@ -144,6 +149,7 @@ def members_held(demand: Demand, capacity: Capacity) -> int:
         (capacity.cpu_milli, demand.cpu_milli),
         (capacity.memory_bytes, demand.memory_bytes),
         (capacity.disk_bytes, demand.disk_bytes),
+        (capacity.ports.count, demand.ports),
     ]
     held = min((have // want for have, want in pairs if want), default=_MANY)
     if not demand.device_count:
@@ -158,6 +164,8 @@ class Pool:
 
     def __init__(self) -> None:
         self.machines: dict[NodeName, Machine] = {}
+        self.now = 0.0
+        """Of the law, when something was last placed."""
         self.version = 0
         """Grows when what did not fit before may fit now on any machine."""
         self.freed: dict[NodeName, None] = {}
@@ -203,11 +211,13 @@ class Pool:
         self.changes += 1
         self._usable.clear()
 
-    def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...]) -> None:
+    def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
         self._shift(self.machines[name], demand, devices, -1)
+        self.machines[name].ports.take(ports)
 
-    def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...]) -> None:
+    def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
         self._shift(self.machines[name], demand, devices, +1)
+        self.machines[name].ports.release(ports)
         self.freed[name] = None
 
     def _shift(self, machine: Machine, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
@@ -270,22 +280,23 @@ class Pool:
     def _grant(self, demand: Demand, grants: dict[int, Grant], member: int, grant: Grant | None) -> bool:
         if grant is None:
             return False
-        self.take(grant.node, demand, grant.devices)
+        self.take(grant.node, demand, grant.devices, grant.ports)
         grants[member] = grant
         return True
 
     def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
         for grant in grants:
             self._shift(self.machines[grant.node], demand, grant.devices, +1)
+            self.machines[grant.node].ports.release(grant.ports)
 
     def _at(self, demand: Demand, name: NodeName, closed: Container[NodeName]) -> Grant | None:
         machine = self.machines.get(name)
-        return fit(demand, machine) if machine is not None and name not in closed else None
+        return fit(demand, machine, self.now) if machine is not None and name not in closed else None
 
     def _best(self, demand: Demand, closed: Container[NodeName]) -> Grant | None:
         for name in self._in_order(demand):
             if name not in closed:
-                grant = fit(demand, self.machines[name])
+                grant = fit(demand, self.machines[name], self.now)
                 if grant is not None:
                     return grant
         return None

@@ -37,6 +37,7 @@ def _new(hello: NodeHello) -> Node:
         incarnation=hello.incarnation,
         boot_id=hello.boot_id,
         capacity=hello.capacity,
+        host=hello.host,
         process=hello.process,
         settled=not hello.holds,
     )

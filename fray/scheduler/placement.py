@@ -22,6 +22,7 @@ from fray.scheduler.state import State
 def place_waiting(state: State, out: Outbox) -> None:
     """Place all waiting jobs that can be placed, oldest first; each shape is given up at its first refusal."""
     version = None
+    state.pool.now = state.now
     while state.queue and version != state.pool.version:
         version = state.pool.version
         _pass(state, out)

@@ -28,6 +28,13 @@ from fray.scheduler.lifecycle import BUDGETS, MACHINES_DOING, OWN_DOING, PAID_BY
 from fray.scheduler.rows import Attempt, Job
 from fray.scheduler.tables import Tables
 
+FREE = (Budget.SIBLING, Budget.PORTS)
+"""What no user's budget pays for."""
+PORT_TRIES = 100
+"""Strangers who hold ports of so many placements hold too many of them."""
+PORT_WAIT_S, PORT_WAIT_MOST_S = 0.1, 30.0
+"""Before the next placement; doubled with each."""
+
 
 def limit(spec: JobSpec, budget: Budget) -> int | None:
     """Retries the budget has; negative: no limit. None: the author has set none, and another pays (`PAID_BY`)."""
@@ -37,6 +44,7 @@ def limit(spec: JobSpec, budget: Budget) -> int | None:
         Budget.MACHINE_LOSS: spec.max_retries_machine_loss,
         Budget.OUT_OF_MEMORY: spec.max_retries_out_of_memory,
         Budget.SIBLING: -1,
+        Budget.PORTS: PORT_TRIES,
     }[budget]
 
 
@@ -60,8 +68,8 @@ def policy(job: Job) -> ActorConfig | None:
 
 
 def own_restarts(job: Job) -> int:
-    """How often it was made anew, and not only because of a sibling."""
-    return sum(count for cause, count in job.retried.items() if cause is not Cause.SIBLING)
+    """How often it was made anew on an account of its own."""
+    return sum(count for cause, count in job.retried.items() if BUDGETS[cause] not in FREE)
 
 
 def recent(state: Tables, job: Job) -> list[float]:
@@ -83,7 +91,7 @@ def affordable(state: Tables, job: Job, first: Outcome) -> Budget | None:
     config = policy(job)
     if budget is None or rule_of(job.spec, first) is ExitRule.FAIL:
         return None
-    if config is None or budget is Budget.SIBLING:
+    if config is None or budget in FREE:
         most, used = limit(job.spec, budget) or 0, spent(job, budget)
     else:
         most, used = config.max_restarts or 0, len(recent(state, job))
@@ -102,6 +110,9 @@ def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[A
     """Write a retry down, and until when it has to wait."""
     job.retried[first.cause] = job.retried.get(first.cause, 0) + 1
     if budget is Budget.SIBLING:
+        return
+    if budget is Budget.PORTS:
+        job.held_until = state.now + min(PORT_WAIT_MOST_S, PORT_WAIT_S * 2 ** (spent(job, budget) - 1))
         return
     config = policy(job)
     if not (own_restarts(job) > 1 if config is None else recent(state, job)):

@@ -137,6 +137,10 @@ class Attempt:
     incarnation: str
     """Of the node: another incarnation never held it."""
     devices: tuple[str, ...] = ()
+    ports: dict[str, int] = Factory(dict)
+    """By name; no other living attempt of the machine has one of them."""
+    host: str = ""
+    """How peers reach its machine, as it was known when this was placed."""
     phase: AttemptPhase = AttemptPhase.WISHED
     ran: bool = False
     """Has been seen running (or has succeeded)."""
@@ -155,12 +159,20 @@ class Attempt:
         return self.phase is not AttemptPhase.ENDED
 
 
+@frozen
+class TakenPort:
+    port: int
+    until: float
+    """Others are given first until then."""
+
+
 @define(kw_only=True)
 class Node:
     name: NodeName
     incarnation: str
     boot_id: str
     capacity: Capacity
+    host: str = ""
     process: ProcessMark | None = None
     phase: NodePhase = NodePhase.ALIVE
     silent_since: float = 0.0
@@ -170,6 +182,8 @@ class Node:
     """Living attempts it holds and nobody wants: nothing new is placed until they are gone."""
     serial: int = 0
     """Highest `Report.serial` seen of this incarnation."""
+    taken: tuple[TakenPort, ...] = ()
+    """Ports that strangers held when they were last tried."""
 
 
 @define(kw_only=True)

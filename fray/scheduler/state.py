@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fray.errors import NoSuchJob
-from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId
+from fray.model.gangs import is_gang
+from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
-from fray.model.specs import AttemptInfo, Cause, JobInfo, Outcome, Wish
+from fray.model.specs import AttemptInfo, Cause, JobInfo, Outcome, Peer, Wish
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
@@ -117,9 +118,19 @@ class State(Tables):
             attempt_id=attempt_id,
             spec=self.jobs[attempt.job_id].spec,
             devices=attempt.devices,
+            ports=attempt.ports,
+            peers=self._peers(attempt),
             stop=attempt.stop_cause is not None,
             stop_cause=attempt.stop_cause or Cause.STOPPED,
         )
+
+    def _peers(self, attempt: Attempt) -> tuple[Peer, ...]:
+        """All of its gang, the ended ones too: what a member is told never changes."""
+        job = self.jobs[attempt.job_id]
+        if not is_gang(job.spec):
+            return ()
+        ids = (attempt_id(job.job_id, attempt.generation, member) for member in range(job.spec.members))
+        return tuple(Peer(host=self.attempts[id_].host, ports=self.attempts[id_].ports) for id_ in ids)
 
     def wanted(self, node: NodeName) -> tuple[Wish, ...]:
         """The complete wanted set of a node."""
@@ -241,4 +252,6 @@ def _attempt_info(attempt: Attempt) -> AttemptInfo:
         pid=attempt.pid,
         start_time=attempt.started_at,
         end_time=attempt.ended_at,
+        ports=attempt.ports,
+        host=attempt.host,
     )

@@ -28,6 +28,7 @@ from fray.scheduler.rows import (
     Rules,
     Session,
     SessionPhase,
+    TakenPort,
 )
 
 
@@ -179,6 +180,7 @@ class Tables:
             self._index_job(job)
         for attempt in self.attempts.values():
             self._index_attempt(attempt)
+        self._index_ports()
         for binding in self.bindings.values():
             self._index_binding(binding)
         self.blobs = self.count_blobs()
@@ -192,6 +194,7 @@ class Tables:
 
     def index_node(self, node: Node) -> None:
         self.pool.add(node.name, node.capacity, takes_work(node))
+        self.pool.machines[node.name].ports.avoided = {taken.port: taken.until for taken in node.taken}
         self.on_node.setdefault(node.name, {})
         self._time_node(node)
 
@@ -345,15 +348,30 @@ class Tables:
         if attempt.living:
             tally.living += 1
             self.on_node[attempt.node][attempt.attempt_id] = None
-            self.pool.take(attempt.node, job.spec.demand, attempt.devices)
+            self.pool.take(attempt.node, job.spec.demand, attempt.devices, attempt.ports.values())
 
     def vacate(self, attempt: Attempt) -> None:
         """It has ended: its share of the machine is free."""
         demand = self.jobs[attempt.job_id].spec.demand
         self.tally[attempt.job_id].living -= 1
         del self.on_node[attempt.node][attempt.attempt_id]
-        self.pool.release(attempt.node, demand, attempt.devices)
+        self.pool.release(attempt.node, demand, attempt.devices, attempt.ports.values())
         self.touch("attempt", attempt.attempt_id)
+
+    def _index_ports(self) -> None:
+        """Go on after the numbers that were given last."""
+        for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.placed_at):
+            if attempt.node in self.pool.machines:
+                self.pool.machines[attempt.node].ports.used_all(attempt.ports.values())
+
+    def avoid_ports(self, attempt: Attempt, until: float) -> None:
+        """A stranger holds one of its ports: others are given before them until then."""
+        node = self.nodes[attempt.node]
+        kept = {taken.port: taken.until for taken in node.taken if taken.until > self.now}
+        kept |= dict.fromkeys(attempt.ports.values(), until)
+        node.taken = tuple(TakenPort(port, at) for port, at in kept.items())
+        self.pool.machines[node.name].ports.avoided = kept
+        self.touch("node", node.name)
 
     def drop_attempt(self, attempt: Attempt) -> None:
         del self.attempts[attempt.attempt_id]

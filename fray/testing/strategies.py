@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from fray.model.resources import Capacity, Device
+from fray.model.resources import Capacity, Device, PortRange
 
 GB = 1024**3
+PORTS = PortRange(20_000, 12)
+"""So few that they are given again and again."""
 ACTS_S = 240.0
 """Acts begin within this time."""
 FIRST_FAULT_S = 8.0
@@ -128,7 +130,11 @@ def _draw_machine(rng: random.Random) -> Capacity:
     gpus = rng.choice((0, 0, 2, 4))
     devices = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(gpus))
     return Capacity(
-        cpu_milli=rng.choice((2000, 4000, 6000)), memory_bytes=16 * GB, disk_bytes=100 * GB, devices=devices
+        cpu_milli=rng.choice((2000, 4000, 6000)),
+        memory_bytes=16 * GB,
+        disk_bytes=100 * GB,
+        devices=devices,
+        ports=PORTS,
     )
 
 
@@ -168,7 +174,7 @@ def direct_plan(
 ) -> Plan:
     """A story by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds)."""
     gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
-    capacity = Capacity(cpu_milli=4000, memory_bytes=16 * GB, disk_bytes=100 * GB, devices=gpus)
+    capacity = Capacity(cpu_milli=4000, memory_bytes=16 * GB, disk_bytes=100 * GB, devices=gpus, ports=PORTS)
     return Plan(
         machines=(capacity,) * machines,
         drivers=1,

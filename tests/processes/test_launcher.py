@@ -125,6 +125,9 @@ async def test_the_environment_of_a_job_is_the_nodes_then_its_own_then_frays(
             "FRAY_CLUSTER_ADDRESS": "unix:/c",
             "FRAY_ATTEMPT_ID": "describe:0:0",
             "FRAY_NODE": "n",
+            "FRAY_HOST": "127.0.0.1",
+            "FRAY_RANK": "0",
+            "FRAY_WORLD_SIZE": "1",
             "FRAY_NODE_STATE": str(tmp_path),
         }
         assert "CUDA_VISIBLE_DEVICES" not in environ

@@ -24,6 +24,8 @@ class NodeHello:
     process: ProcessMark | None = None
     holds: tuple[AttemptId, ...] = ()
     """Attempts whose payload this node need not be sent again."""
+    host: str = ""
+    """Host or IP under which peers reach what listens on this machine."""
     lease_s: float = 600.0
     """It ends its attempts itself before it has heard nothing for so long."""
 

@@ -1,0 +1,36 @@
+"""Gangs: the ports each member is given, and what it is told of itself and of its peers. Everything else follows from
+rank and peers, so two members never disagree.
+"""
+
+from __future__ import annotations
+
+from fray.model.specs import JobSpec
+from fray.model.topology import TPU_TOPOLOGIES
+
+COORDINATOR = "coordinator"
+"""Every member of a gang has a port of this name; that of the first is where they meet."""
+MEGASCALE = "megascale"
+"""The same for TPU gangs of several slices."""
+
+
+def is_gang(spec: JobSpec) -> bool:
+    """Its members are told rank, size, coordinator and peers."""
+    return spec.gang or spec.members > 1
+
+
+def slice_hosts(spec: JobSpec) -> int:
+    """Members of one TPU slice; 0 for a job without TPUs."""
+    topology = TPU_TOPOLOGIES.get(spec.demand.device_variant) if spec.demand.device_kind == "tpu" else None
+    return topology.hosts if topology else 0
+
+
+def slices(spec: JobSpec) -> int:
+    """TPU slices of the gang; 0 for a job without TPUs."""
+    hosts = slice_hosts(spec)
+    return spec.members // hosts if hosts else 0
+
+
+def port_names(spec: JobSpec) -> tuple[str, ...]:
+    """Names of the ports each member of the job is given, without repetition."""
+    names = [*spec.ports, *([COORDINATOR] if is_gang(spec) else []), *([MEGASCALE] if slices(spec) > 1 else [])]
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,145 @@
+"""The ports a node offers to jobs, and whether they are free.
+
+Several nodes may be on one machine, of one cluster or of several, and none of them knows the others. So each holds what
+it offers by a name that the kernel keeps: an abstract Unix socket for every `GRAIN` ports. Such names are those of the
+network namespace, as ports are, and they are free the moment their process is gone, however it ended.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterable, Iterator
+
+from fray.errors import InvalidRequest
+from fray.model.resources import PortRange
+from fray.model.specs import Cause, Outcome, Ticket
+
+GRAIN = 64
+LOWEST, HIGHEST = 20_032, 32_767
+"""Where nodes look for ports: above what services use, below where the kernel takes those of connections."""
+OFFERED = 512
+"""By a machine's node, if it does not say otherwise."""
+OFFERED_EMBEDDED = 128
+"""By each node of an embedded cluster."""
+
+
+class PortClaim:
+    """Ports that no other node of this machine offers, until `close` or the end of this process."""
+
+    def __init__(self, ports: PortRange, names: list[socket.socket]) -> None:
+        self.ports = ports
+        self._names = names
+
+    def __repr__(self) -> str:
+        return f"<PortClaim {self.ports}>"
+
+    def close(self) -> None:
+        for name in self._names:
+            name.close()
+
+    def __enter__(self) -> PortClaim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def claim_ports(wanted: PortRange) -> PortClaim:
+    """Claim exactly these.
+
+    Raises:
+        InvalidRequest: another node of this machine offers some of them.
+    """
+    names = _hold(_grains(wanted))
+    if names is None:
+        raise InvalidRequest(
+            f"another node of this machine offers some of the ports {wanted}: give others with --ports"
+        )
+    return PortClaim(wanted, names)
+
+
+def find_ports(count: int, rng: random.Random) -> PortClaim:
+    """Claim ``count`` ports that nobody has claimed, or half of that, and so on; none if there are none."""
+    while count >= GRAIN:
+        for ports in _candidates(count, rng):
+            names = _hold(_grains(ports))
+            if names is not None:
+                return PortClaim(ports, names)
+        count //= 2
+    return PortClaim(PortRange(), [])
+
+
+def parse_ports(text: str) -> PortRange:
+    """``20000-20511``, or ``none``.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    if text == "none":
+        return PortRange()
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
+        raise InvalidRequest(f"ports {text!r}: write FIRST-LAST between 1024 and 65535, as 20000-20511, or none")
+    return PortRange(int(first), int(last) - int(first) + 1)
+
+
+def ports_taken(ticket: Ticket, taken: Iterable[int]) -> Outcome:
+    """How an attempt ends that is not started because of these."""
+    held = [f"{name!r} ({ticket.ports[name]})" for name in ticket.ports if ticket.ports[name] in taken]
+    message = f"a process that is none of Fray's listens on node {ticket.node} at the port given as {', '.join(held)}"
+    return Outcome(cause=Cause.PORT_TAKEN, message=message)
+
+
+def strangers(ports: Iterable[int]) -> list[int]:
+    """Those that cannot be listened at, because somebody does already."""
+    return [port for port in ports if not _can_listen(port)]
+
+
+def _can_listen(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: what is closing does not count
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _grains(ports: PortRange) -> range:
+    return range(ports.first // GRAIN, (ports.first + ports.count - 1) // GRAIN + 1) if ports.count else range(0)
+
+
+def _hold(grains: Iterable[int]) -> list[socket.socket] | None:
+    """All of these names, or none of them."""
+    held: list[socket.socket] = []
+    for grain in grains:
+        name = socket.socket(socket.AF_UNIX)
+        held.append(name)
+        try:
+            name.bind(f"\0fray-ports-{grain * GRAIN}")
+        except OSError:
+            for one in held:
+                one.close()
+            return None
+    return held
+
+
+def _candidates(count: int, rng: random.Random) -> Iterator[PortRange]:
+    """In any order, so that what one cluster has just let go of is seldom what the next one takes."""
+    firsts = list(range(LOWEST, HIGHEST + 2 - count, count))
+    rng.shuffle(firsts)
+    low, high = _ephemeral()
+    apart = [first for first in firsts if high < first or first + count <= low]
+    return (PortRange(first, count) for first in apart or firsts)
+
+
+def _ephemeral() -> tuple[int, int]:
+    """Ports the kernel gives to connections."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            low, high = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 32_768, 60_999
+    return low, high

@@ -1,0 +1,113 @@
+"""What a process is told by variables of its ports and of its gang. Pure, from its ticket alone.
+
+``FRAY_*`` are Fray's own. The others are what frameworks read unaided: torch (``RANK``, ``WORLD_SIZE``,
+``MASTER_ADDR``, …), JAX (``JAX_*``; how many and which process it is, `fray.runtime.jax_gang` tells it), libtpu.
+"""
+
+from __future__ import annotations
+
+from fray.model.gangs import COORDINATOR, MEGASCALE, is_gang, slice_hosts, slices
+from fray.model.ids import split_attempt
+from fray.model.specs import Peer, Ticket
+
+PEERS_LIMIT_CHARS = 100_000
+"""A longer list of peers is left out: the kernel takes no variable over 128 KiB. `fray.current_job` has it."""
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def own_variables(ticket: Ticket) -> dict[str, str]:
+    """``FRAY_PORT_*``, rank and size; of a gang also its local rank, coordinator and peers."""
+    told = {f"FRAY_PORT_{_upper(name)}": str(port) for name, port in ticket.ports.items()}
+    rank = rank_of(ticket)
+    told |= {"FRAY_HOST": ticket.advertise, "FRAY_RANK": str(rank), "FRAY_WORLD_SIZE": str(ticket.spec.members)}
+    if not ticket.peers:
+        return told
+    local = local_ranks(ticket)
+    told |= {"FRAY_LOCAL_RANK": str(local.index(rank)), "FRAY_LOCAL_WORLD_SIZE": str(len(local))}
+    if coordinator_of(ticket.peers):
+        told["FRAY_COORDINATOR_ADDRESS"] = coordinator_of(ticket.peers)
+    return told | dict(_peer_lists(ticket))
+
+
+def framework_variables(ticket: Ticket) -> dict[str, str]:
+    """Of a gang: what torch, JAX and libtpu look for."""
+    coordinator = coordinator_of(ticket.peers)
+    if not is_gang(ticket.spec) or not coordinator:
+        return {}
+    host, _, port = coordinator.rpartition(":")
+    rank, local = rank_of(ticket), local_ranks(ticket)
+    alone = any(
+        device.startswith("gpu") for device in ticket.devices
+    )  # it sees no GPUs but its own: cuda:0 is its first
+    told = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ticket.spec.members),
+        "LOCAL_RANK": "0" if alone else str(local.index(rank)),
+        "LOCAL_WORLD_SIZE": "1" if alone else str(len(local)),
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "JAX_NUM_PROCESSES": str(ticket.spec.members),
+        "JAX_PROCESS_ID": str(rank),
+    }
+    if all(peer.host.startswith(LOOPBACK) for peer in ticket.peers):
+        told |= {"GLOO_SOCKET_IFNAME": "lo", "JAX_COORDINATOR_BIND_ADDRESS": coordinator}  # stay closed to others
+    return told | _tpu_variables(ticket, rank)
+
+
+def _tpu_variables(ticket: Ticket, rank: int) -> dict[str, str]:
+    """Ranks go slice by slice, and within one by its hosts' own numbers (`fray.scheduler.jobs`)."""
+    hosts = slice_hosts(ticket.spec)
+    if not hosts:
+        return {}
+    own, worker = divmod(rank, hosts)
+    mine = ticket.peers[own * hosts : (own + 1) * hosts]
+    told = {
+        "TPU_WORKER_ID": str(worker),
+        "TPU_WORKER_HOSTNAMES": ",".join(peer.host for peer in mine),
+        "TPU_ACCELERATOR_TYPE": ticket.spec.demand.device_variant,
+    }
+    first = ticket.peers[0]
+    if slices(ticket.spec) > 1 and MEGASCALE in first.ports:
+        told |= {
+            "MEGASCALE_COORDINATOR_ADDRESS": first.host,
+            "MEGASCALE_PORT": str(first.ports[MEGASCALE]),
+            "MEGASCALE_NUM_SLICES": str(slices(ticket.spec)),
+            "MEGASCALE_SLICE_ID": str(own),
+        }
+    return told
+
+
+def rank_of(ticket: Ticket) -> int:
+    return split_attempt(ticket.attempt_id)[2]
+
+
+def local_ranks(ticket: Ticket) -> list[int]:
+    """Ranks of the members on this machine, its own among them."""
+    rank = rank_of(ticket)
+    if not ticket.peers:
+        return [rank]
+    host = ticket.peers[rank].host
+    return [other for other, peer in enumerate(ticket.peers) if peer.host == host]
+
+
+def coordinator_of(peers: tuple[Peer, ...]) -> str:
+    """``host:port`` where a gang meets; empty without one."""
+    return peers[0].address(COORDINATOR) if peers and COORDINATOR in peers[0].ports else ""
+
+
+def _peer_lists(ticket: Ticket) -> list[tuple[str, str]]:
+    """``FRAY_PEERS``: where each member can be met, by rank; and the same for each port with a name."""
+    names = ticket.peers[0].ports if ticket.peers else {}
+    lists = [
+        (
+            "FRAY_PEERS" if name == COORDINATOR else f"FRAY_PEERS_{_upper(name)}",
+            [peer.address(name) for peer in ticket.peers],
+        )
+        for name in names
+    ]
+    return [(variable, text) for variable, peers in lists if len(text := ",".join(peers)) <= PEERS_LIMIT_CHARS]
+
+
+def _upper(name: str) -> str:
+    return name.upper().replace("-", "_")

@@ -1,0 +1,62 @@
+"""The port numbers of one machine: which are given, and which come next.
+
+A number that was given back comes again last, so that a process meets neither the late connections nor the closing
+sockets of the one before it. Numbers that strangers hold come after all others, until their time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from attrs import define, field
+
+from fray.model.resources import PortRange
+
+AVOID_S = 300.0
+"""For so long a port that a stranger held is given only if there is no other."""
+
+
+@define(eq=False)
+class Ports:
+    """Plain bookkeeping: `peek` says what `take` shall be told."""
+
+    range: PortRange
+    given: dict[int, None] = field(factory=dict)
+    avoided: dict[int, float] = field(factory=dict)
+    """Until when."""
+    _next: int = 0
+    """Counted from the first of the range."""
+
+    @property
+    def free(self) -> int:
+        return self.range.count - len(self.given)
+
+    def peek(self, count: int, now: float) -> tuple[int, ...]:
+        """The next ``count`` free ones; there must be so many."""
+        found: list[int] = []
+        spare: list[int] = []
+        for port in self._from_next() if count else ():
+            if port in self.given:
+                continue
+            (spare if self.avoided.get(port, now) > now else found).append(port)
+            if len(found) == count:
+                break
+        return tuple([*found, *spare][:count])
+
+    def take(self, ports: Iterable[int]) -> None:
+        for port in ports:
+            self.given[port] = None
+        self.used_all(ports)
+
+    def used_all(self, ports: Iterable[int]) -> None:
+        """They were given, now or earlier: others come before them."""
+        for port in ports:
+            self._next = (port - self.range.first + 1) % max(1, self.range.count)
+
+    def release(self, ports: Iterable[int]) -> None:
+        for port in ports:
+            del self.given[port]
+
+    def _from_next(self) -> Iterator[int]:
+        first, count = self.range.first, self.range.count
+        return (first + (self._next + step) % count for step in range(count))
