@@ -124,6 +124,8 @@ class Cluster:
             await record.ended.wait()
         finally:
             self._runtime.link.follow_logs(job_id, on=False)
+        if record.lost is not None:
+            raise record.lost
         return record.info
 
     async def terminate(self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "terminated") -> None:
@@ -134,9 +136,54 @@ class Cluster:
             record.asked_to_end = True
         await self._runtime.link.request(Terminate(jobs=ids, reason=reason))
 
-    async def list_jobs(self, namespace: Namespace | None = None) -> list[JobInfo]:
-        """Jobs of the own namespace (``"*"``: of all), newest last."""
-        reply = await self._runtime.link.request(ListJobs(namespace=namespace))
+    async def list_jobs(
+        self,
+        namespace: Namespace | None = None,
+        *,
+        prefix: str = "",
+        states: Sequence[JobState | str] = (),
+        limit: int | None = None,
+    ) -> list[JobInfo]:
+        """Jobs of the own namespace, newest last.
+
+        Args:
+            namespace: of another one; ``"*"``: of all.
+            prefix: only those whose names (or ids) start so.
+            states: only those in one of these states. Default: in any.
+            limit: only so many of the newest. Default: all that the controller remembers.
+
+        Raises:
+            InvalidRequest: a state that there is not.
+        """
+        return await self._list(
+            ListJobs(namespace=namespace, prefix=prefix, states=states_of(states), limit=limit or 0)
+        )
+
+    async def get_job(self, name: str, namespace: Namespace | None = None) -> Job:
+        """The job of this name, whoever launched it: to wait for, read or end. A living one before one that has ended,
+        and of those the last.
+
+        Args:
+            namespace: default the own one, then that of a detached job called so by a driver without namespace.
+
+        Raises:
+            NoSuchJob: the cluster knows none of this name.
+        """
+        check_name(name, "a job")
+        for where in (self.namespace, name) if namespace is None else (namespace,):
+            found = await self._list(ListJobs(namespace=where, name=name))
+            if found:
+                living = [info for info in found if not info.state.finished]
+                (record,) = await self._runtime.link.watch_jobs([(living or found)[-1].job_id])
+                return Job(self._runtime, record)
+        raise NoSuchJob(
+            f"the cluster knows no job {_told(name, namespace or self.namespace)}; list_jobs('*') shows those of all "
+            "namespaces",
+            name=name,
+        )
+
+    async def _list(self, asked: ListJobs) -> list[JobInfo]:
+        reply = await self._runtime.link.request(asked)
         assert isinstance(reply, Jobs)
         return list(reply.jobs)
 
@@ -272,6 +319,15 @@ class Cluster:
         return f"<Cluster {self.address} namespace={self.namespace!r}>"
 
 
+def states_of(words: Sequence[JobState | str]) -> tuple[JobState, ...]:
+    """Raises InvalidRequest: a state that there is not."""
+    try:
+        return tuple(map(JobState, words))
+    except ValueError:
+        known = ", ".join(repr(state.value) for state in JobState)
+        raise InvalidRequest(f"states={words!r} must be a list of some of {known}") from None
+
+
 def _told(actor: ActorHandle | str, namespace: Namespace) -> str:
     return f"{actor!r} in namespace {namespace!r}" if isinstance(actor, str) else repr(actor)
 
@@ -302,7 +358,12 @@ def current_cluster() -> Cluster:
 
 @asynccontextmanager
 async def open_cluster(
-    spec: str | None = None, *, namespace: Namespace | None = None, token: str | None = None, logs: bool = True
+    spec: str | None = None,
+    *,
+    namespace: Namespace | None = None,
+    token: str | None = None,
+    logs: bool = True,
+    grace_s: float | None = None,
 ) -> AsyncIterator[Cluster]:
     """Connect to a cluster, or make one that lives as long as the ``async with``.
 
@@ -313,10 +374,15 @@ async def open_cluster(
         namespace: names are unique within it. Default: a new one of its own.
         token: for ``fray://``; default ``FRAY_TOKEN``.
         logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
+        grace_s: for ``fray://``: how many seconds this driver may be lost without a goodbye (no network, asleep) before
+            all it owns ends, up to a week. Default: as the controller says (``fray-controller --driver-grace-s``, 30).
 
     Raises:
         UnknownClusterSpec: the spec names nothing.
+        InvalidRequest: no token, or an impossible ``grace_s``.
         Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
+        SessionEnded: the driver was lost for longer than its grace: whatever waited in the block got this, and the
+            block ends with it.
     """
     from fray import connect
 
@@ -326,7 +392,7 @@ async def open_cluster(
         return
     chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
     with deferred_in_our_code():
-        async with connect.open_by_spec(chosen, namespace=namespace, token=token, logs=logs) as opened:
+        async with connect.open_by_spec(chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s) as opened:
             cluster = cluster_of(opened)
             yield cluster
             await cluster._root.wait_jobs_then_end_actors()

@@ -89,7 +89,7 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
 
 
 def open_by_spec(
-    spec: Spec, *, namespace: Namespace | None, token: str | None, logs: bool
+    spec: Spec, *, namespace: Namespace | None, token: str | None, logs: bool, grace_s: float | None = None
 ) -> AbstractAsyncContextManager[Runtime]:
     """The driver's place in the cluster that the spec names."""
     on_log = LogPrinter() if logs else None
@@ -101,14 +101,20 @@ def open_by_spec(
         from fray.machine import open_machine
 
         return open_machine(spec.nodes, spec.cpu, spec.memory, spec.pid_namespace, namespace=namespace, on_log=on_log)
-    return open_remote(spec.address, namespace=namespace, token=token, on_log=on_log)
+    return open_remote(spec.address, namespace=namespace, token=token, on_log=on_log, grace_s=grace_s)
 
 
 @asynccontextmanager
 async def open_remote(
-    address: str, *, namespace: Namespace | None, token: str | None, on_log: Callable[[LogLines], None] | None
+    address: str,
+    *,
+    namespace: Namespace | None,
+    token: str | None,
+    on_log: Callable[[LogLines], None] | None,
+    grace_s: float | None = None,
+    role: Role = Role.DRIVER,
 ) -> AsyncIterator[Runtime]:
-    """A driver's connection to a running controller.
+    """A driver's connection to a running controller, or that of a tool, which owns nothing.
 
     Raises:
         InvalidRequest: no token.
@@ -127,7 +133,13 @@ async def open_remote(
         WebSocketNetwork(),
         [address],
         Credential("cluster", secret.strip()),
-        Place(role=Role.DRIVER, namespace=namespace, process=process_mark(), host_directory=lambda: OWN_ADDRESS),
+        Place(
+            role=role,
+            namespace=namespace,
+            grace_s=grace_s,
+            process=process_mark(),
+            host_directory=lambda: OWN_ADDRESS,
+        ),
         rng=random.SystemRandom(),
         on_log=on_log,
     ) as runtime:

@@ -97,6 +97,15 @@ class ChannelClosed(ConnectionFailed):
     """The conversation has ended; ``details['reason']`` says why."""
 
 
+class SessionEnded(ChannelClosed):
+    """The controller has ended this driver's session, mostly because the driver was away for longer than its grace;
+    what the session owned has ended with it. Open the cluster again.
+
+    ``details``: ``session``, ``reason``, ``ended_at`` (seconds since the epoch by the controller's clock, or None)
+    and ``survivors`` (ids of the detached jobs that it has launched and that live on).
+    """
+
+
 class ChannelFull(FrayError):
     """The peer does not take what is sent to it fast enough and the bounded outbox is full."""
 

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model.environment import Secret
 from fray.model.gangs import port_names
-from fray.model.ids import ANONYMOUS, JobId, mint_job_id
+from fray.model.ids import ANONYMOUS, JobId, Namespace, mint_job_id
 from fray.model.messages.client import Terminate
 from fray.model.requests import JobRequest
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
@@ -52,7 +52,13 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
     if entry.callable is not None:
         content = _closed((entry.callable, entry.args, entry.kwargs), f"the entrypoint of job {request.name!r}")
     spec = _spec(request, runtime, EntryKind.BINARY if content is None else EntryKind.CALLABLE, content)
-    return evolve(spec, argv=entry.argv), content
+    return evolve(spec, argv=entry.argv, namespace=_namespace_of(request, runtime)), content
+
+
+def _namespace_of(request: JobRequest, runtime: Runtime) -> Namespace:
+    """A detached job or actor of a driver without a namespace is a root of its own, and has that of its name."""
+    is_root = request.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS))
+    return request.name if is_root else runtime.namespace
 
 
 def build_actor_spec(
@@ -71,14 +77,12 @@ def build_actor_spec(
     check_kill(cls, config.kill_after_s)
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
     spec = _spec(request, runtime, EntryKind.ACTOR, content)
-    is_root = request.detached and runtime.namespace.startswith(ANONYMOUS)
-    namespace = request.name if is_root else runtime.namespace
     ladder = spec.ladder
     last_words_s = config.cleanup_s if hasattr(cls, CLEANUP) else 0.0
     last_words_s += AT_END_S if check_class(cls, config) else 0.0
     if last_words_s:
         ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, last_words_s + CLEANUP_MARGIN_S))
-    return evolve(spec, actor=config, namespace=namespace, ladder=ladder), content
+    return evolve(spec, actor=config, namespace=_namespace_of(request, runtime), ladder=ladder), content
 
 
 def _closed(work: object, what: str) -> bytes:

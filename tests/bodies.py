@@ -180,3 +180,18 @@ async def second_time(name: str) -> int:
 
 def big(size_bytes: int) -> bytes:
     return b"x" * size_bytes
+
+
+async def tell_until(counter: Any, lines: int) -> int:
+    """Say so many lines, slowly, then wait until the actor has counted to 1,000."""
+    for number in range(lines):
+        print(f"line {number}", flush=True)
+        await counter.add(0)
+    await wait_for(counter, 1000)
+    return lines
+
+
+async def told(text: str, after_s: float = 0.5) -> str:
+    print(text, flush=True)
+    await trio.sleep(after_s)
+    return text

@@ -43,10 +43,12 @@ def test_a_driver_that_stays_away_loses_its_jobs_after_its_grace(law: Cluster) -
     law.launch(job("a"))
     law.run("a:0:0")
     law.lose()
-    assert over(law.tick()) == []
+    assert over(law.tick()) == ["d"], "the conversation is over from here on"
     assert law.now == 30.0
     assert law.wished() == {"a:0:0": True}
+    law.now = 32.0
     assert over(law.see("a:0:0", ended(Cause.OWNER_ENDED))) == ["d"]
+    assert law.state.sessions["d"].ended_at == 30.0
     assert law.info("a").cause is Cause.OWNER_ENDED
 
 

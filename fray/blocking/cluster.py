@@ -220,9 +220,13 @@ class Cluster:
         """Ask for the end of jobs and of everything below them. Jobs that have ended are left alone."""
         self._portal.call(self._native.terminate, _plain_all(job_ids), reason)
 
-    def list_jobs(self, namespace: Namespace | None = None) -> list[JobInfo]:
-        """Jobs of the own namespace (``"*"``: of all), newest last."""
-        return self._portal.call(self._native.list_jobs, namespace)
+    def list_jobs(self, namespace: Namespace | None = None, **which: Any) -> list[JobInfo]:
+        """Jobs of the own namespace (``"*"``: of all), newest last. As `fray.Cluster.list_jobs`."""
+        return self._portal.call(lambda: self._native.list_jobs(namespace, **which))
+
+    def get_job(self, name: str, namespace: Namespace | None = None) -> Job:
+        """The job of this name, whoever launched it. As `fray.Cluster.get_job`."""
+        return Job(self._portal, self._portal.call(self._native.get_job, name, namespace))
 
     def explain(self, job: Job | JobId) -> str:
         """Why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
@@ -308,7 +312,12 @@ def cluster_of(runtime: Any) -> Cluster:
 
 
 def open_cluster(
-    spec: str | None = None, *, namespace: Namespace | None = None, token: str | None = None, logs: bool = True
+    spec: str | None = None,
+    *,
+    namespace: Namespace | None = None,
+    token: str | None = None,
+    logs: bool = True,
+    grace_s: float | None = None,
 ) -> Cluster:
     """Connect to a cluster, or make one: ``with open_cluster() as cluster``; without ``with``, `Cluster.close` or the
     interpreter's exit ends it. Everything of it runs in one thread of this process, shared by all clusters.
@@ -319,6 +328,7 @@ def open_cluster(
         namespace: names are unique within it. Default: a new one of its own.
         token: for ``fray://``; default ``FRAY_TOKEN``.
         logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
+        grace_s: for ``fray://``: how long this driver may be lost before all it owns ends. As `fray.open_cluster`.
 
     Raises:
         UnknownClusterSpec: the spec names nothing.
@@ -328,7 +338,7 @@ def open_cluster(
     runtime = job_runtime()
     if spec is None and runtime is not None and runtime.job_id is not None:
         return cluster_of(runtime)
-    held = Held(own_portal(), native.open_cluster(spec, namespace=namespace, token=token, logs=logs))
+    held = Held(own_portal(), native.open_cluster(spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s))
     cluster = held.enter()
     opened = Cluster(portal_of(cluster._runtime), cluster, held)
     cluster._runtime.extras["blocking cluster"] = opened

@@ -11,6 +11,7 @@ from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, Namespace, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
 from fray.model.specs import EntryKind, JobSpec
+from fray.net.session import HEARTBEAT_S
 from fray.scheduler.rows import Session, SessionPhase
 
 CLUSTER_KEY = "cluster"
@@ -53,8 +54,7 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
 
     Raises:
         Unauthorized: its key belongs to somebody else.
-        InvalidRequest: the session or a namespace has an impossible name.
-        FrayError: the session has ended; its owner must begin a new one.
+        InvalidRequest: the session or a namespace has an impossible name, the grace is none.
     """
     attempt = key_id.removeprefix(ATTEMPT_KEY) if key_id.startswith(ATTEMPT_KEY) else None
     if (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
@@ -63,16 +63,24 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
         )
     if known is not None and (known.role is not hello.role or known.attempt_id != attempt):
         raise Unauthorized(f"session {hello.session!r} belongs to another key")
-    if known is not None and known.phase is SessionPhase.ENDED:
-        raise FrayError(
-            f"session {hello.session!r} has ended ({known.reason}), and all it owned with it: open the cluster again",
-            reason=known.reason,
-        )
     check_id(hello.session, "a session")
-    if not 0 <= hello.grace_s <= GRACE_LIMIT_S:
+    if hello.grace_s is not None and not 0 <= hello.grace_s <= GRACE_LIMIT_S:
         raise InvalidRequest(f"grace_s={hello.grace_s} must be 0 to {GRACE_LIMIT_S:.0f} seconds")
     if hello.namespace:
         check_name(hello.namespace, "a namespace")
+
+
+def is_over(hello: ClientHello, known: Session | None) -> bool:
+    """The session has ended, or is being ended and this is not somebody who has said goodbye and waits for that."""
+    if known is None:
+        return hello.settled
+    return known.phase is SessionPhase.ENDED or (known.phase is SessionPhase.CLOSING and not hello.leaving)
+
+
+def heartbeat_s(grace_s: float) -> float:
+    """How often a driver is asked whether it is there: three times without an answer is a loss, so that one is noticed
+    within three quarters of the grace (but not within less than 1.5 s)."""
+    return min(HEARTBEAT_S, max(0.5, grace_s / 4))
 
 
 def default_namespace(session: SessionId) -> Namespace:

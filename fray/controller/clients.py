@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import trio
 from attrs import evolve
 
-from fray.controller.admission import check_checkpoint, check_id, check_launch, is_goodbye
+from fray.controller.admission import check_checkpoint, check_id, check_launch, heartbeat_s, is_goodbye
 from fray.controller.house import House
 from fray.controller.logs import Follower
 from fray.controller.mortality import Witness
+from fray.controller.partings import session_ended
 from fray.controller.relay import open_relay
 from fray.controller.subscriptions import Audience
 from fray.errors import (
@@ -27,11 +28,12 @@ from fray.errors import (
     FrayError,
     InvalidRequest,
     ProtocolMismatch,
+    SessionEnded,
     StoreError,
 )
 from fray.model.ids import AttemptId, JobId, Namespace, check_name, split_attempt
 from fray.model.messages import client as words
-from fray.model.messages.client import ClientHello
+from fray.model.messages.client import ClientHello, Role
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
 from fray.net.carrier import Carrier, End, Lane
@@ -103,6 +105,11 @@ class ClientLink:
         self._follower = Follower(house.book)
         self._jobs: dict[JobId, JobInfo] = {}
         self._names: dict[str, None] = {}
+        self._grace_s = house.state.rules.driver_grace_s if hello.grace_s is None else hello.grace_s
+        if hello.role is Role.DRIVER:
+            channel.heartbeat_s = heartbeat_s(self._grace_s)
+        self._left = hello.leaving
+        """It has said goodbye itself."""
         self._finish: str | None = None
         self._lost = False
         self._wake = trio.Event()
@@ -162,7 +169,7 @@ class ClientLink:
                 session=self.session,
                 role=hello.role,
                 namespace=self.namespace,
-                grace_s=hello.grace_s,
+                grace_s=self._grace_s,
                 attempt_id=hello.attempt_id,
                 user=hello.user,
             )
@@ -259,7 +266,14 @@ class ClientLink:
         return words.Jobs(jobs=tuple(told)), values
 
     def _list_jobs(self, ref: int, message: words.ListJobs, blobs: Sequence[Bytes]) -> Answer:
-        return words.Jobs(jobs=self._house.state.list_jobs(self._namespace(message.namespace))), ()
+        found = self._house.state.list_jobs(
+            self._namespace(message.namespace),
+            name=message.name,
+            prefix=message.prefix,
+            states=message.states,
+            limit=max(0, message.limit),
+        )
+        return words.Jobs(jobs=found), ()
 
     def _namespace(self, asked: Namespace | None) -> Namespace | None:
         """None for all."""
@@ -364,6 +378,7 @@ class ClientLink:
 
     def _end_session(self, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
         self._house.inbox.ask(SessionClosed(session=self.session, reason=message.reason, ref=ref))
+        self._left = True
         return None
 
     # News
@@ -383,9 +398,20 @@ class ClientLink:
         self._wake.set()
 
     def finish(self, reason: str) -> None:
-        """Send the news that wait, then close the channel."""
+        """Send the news that wait, then close the channel. A driver that did not ask for it is told what has ended, and
+        not what that means for each of its jobs."""
         self._finish = self._finish or reason
+        if not self._left and self.hello.role is not Role.JOB:
+            self._jobs.clear()
+            self._names.clear()
         self._wake.set()
+
+    def _parting(self) -> SessionEnded | None:
+        """What it is told at the end, where that is not its own doing."""
+        known = self._house.state.sessions.get(self.session)
+        if self._left or self.hello.role is Role.JOB or known is None or not known.over:
+            return None
+        return session_ended(self._house.state, known, self._house.inbox.time())
 
     async def run(self) -> None:
         """Send news as there is room, until the channel has ended."""
@@ -397,7 +423,7 @@ class ClientLink:
                     await self.channel.wait_room()
                     self._send(self._send_one)
                 if self._finish is not None:
-                    await self.channel.close(self._finish)
+                    await self.channel.close(self._finish, self._parting())
         except ChannelClosed:
             pass  # `on_end` has been told
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import trio
 
-from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, default_namespace
+from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, default_namespace, is_over
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
 from fray.controller.mortality import Witness
 from fray.controller.nodes import NodeLink
+from fray.controller.partings import session_ended, session_unknown
 from fray.controller.subscriptions import Audience
 from fray.errors import (
     ChannelClosed,
@@ -25,6 +26,7 @@ from fray.errors import (
     NodeNameTaken,
     NoSuchJob,
     ProtocolMismatch,
+    SessionEnded,
     Unauthorized,
 )
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
@@ -46,6 +48,7 @@ from fray.scheduler.effects import (
     SessionOver,
     WishesMoved,
 )
+from fray.scheduler.rows import Session
 
 LINKS_LIMIT = 20_000
 """Conversations at a time."""
@@ -100,6 +103,8 @@ class Gateway:
     def _greet_client(self, claim: Claim, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
         known = self._house.state.sessions.get(hello.session)
         check_client(hello, claim.key_id, known)
+        if is_over(hello, known):
+            raise self._parting(hello.session, known)
         namespace = known.namespace if known is not None else self._namespace_for(hello)
         answer = ControllerHello(
             cluster_id=self._house.cluster_id,
@@ -108,6 +113,11 @@ class Gateway:
             session_known=known is not None,
         )
         return encode_message(answer), lambda channel: self._add_client(hello, namespace, channel)
+
+    def _parting(self, name: SessionId, known: Session | None) -> SessionEnded:
+        if known is None:
+            return session_unknown(name)
+        return session_ended(self._house.state, known, self._house.inbox.time())
 
     def _namespace_for(self, hello: ClientHello) -> Namespace:
         """A job's is its job's; a driver's what it asks for, or its own."""

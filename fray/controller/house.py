@@ -25,6 +25,9 @@ class Inbox(Protocol):
 
     now: float
 
+    def time(self) -> float:
+        """The law's time at this moment; `now` is that of its last turn."""
+
     def ask(self, event: Event) -> None:
         """A peer's request. Raises ChannelFull when too many wait."""
 

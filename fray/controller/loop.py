@@ -101,7 +101,7 @@ class Loop:
     async def _wait(self) -> None:
         """Until there is something in the inbox, a deadline has come, or a slice of the time to it is over."""
         deadline = self._state.next_deadline()
-        slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self._time()))
+        slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self.time()))
         before = self._clock()
         with trio.move_on_after(slice_s):
             while not self._inbox:
@@ -112,7 +112,7 @@ class Loop:
             self._stopped_s += late_s
             _log.warning("the controller was stopped for a while", extra={"stopped_s": round(late_s, 1)})
 
-    def _time(self) -> float:
+    def time(self) -> float:
         """The law's time now. Time in which we were stopped (SIGSTOP, a frozen machine) is nobody's silence."""
         return max(self.now, self._clock() - self._stopped_s)
 
@@ -124,7 +124,7 @@ class Loop:
         """One batch: step (and once more if it is time), save, carry out."""
         count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
         events = [self._inbox.popleft() for _ in range(count)]
-        self.now = self._time()
+        self.now = self.time()
         effects: list[Effect] = []
         for event in events:
             effects += step(self._state, event, self.now)

@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 from attrs import define, field, frozen
 
+from fray.controller.admission import GRACE_LIMIT_S
 from fray.controller.gateway import Gateway
 from fray.controller.house import House
 from fray.controller.loop import Loop, anchored_clock
@@ -224,16 +225,24 @@ def parse(argv: Sequence[str] | None) -> Options:
         help="after so much silence everything else of a node is placed elsewhere; nodes need the same --lease-s, or a "
         "shorter one (default: %(default)g)",
     )
+    parser.add_argument(
+        "--driver-grace-s",
+        type=float,
+        default=rules.driver_grace_s,
+        metavar="S",
+        help="so long may a driver that is lost without a goodbye stay away before all it owns ends, unless it asks "
+        "for another time with open_cluster(grace_s=...) (default: %(default)g)",
+    )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
     found = parser.parse_args(argv)
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
-    rules = make_rules(found.suspect_s, found.lease_s)
+    rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
     return Options(listen, found.store.expanduser(), found.token_file, found.insecure, rules, found.json_lines)
 
 
-def make_rules(suspect_s: float, lease_s: float) -> Rules:
+def make_rules(suspect_s: float, lease_s: float, driver_grace_s: float = Rules().driver_grace_s) -> Rules:
     """Raises InvalidRequest: times that cannot be kept."""
     if not lease_s >= LEASE_LEAST_S:
         raise InvalidRequest(
@@ -241,7 +250,9 @@ def make_rules(suspect_s: float, lease_s: float) -> Rules:
         )
     if not 1 <= suspect_s < lease_s:
         raise InvalidRequest(f"--suspect-s {suspect_s:g} must be 1 or more, and less than --lease-s")
-    return Rules(suspect_s=suspect_s, lease_s=lease_s)
+    if not 0 <= driver_grace_s <= GRACE_LIMIT_S:
+        raise InvalidRequest(f"--driver-grace-s {driver_grace_s:g} must be 0 to {GRACE_LIMIT_S:.0f} seconds (a week)")
+    return Rules(suspect_s=suspect_s, lease_s=lease_s, driver_grace_s=driver_grace_s)
 
 
 def check_address(text: str, insecure: bool) -> str:

@@ -104,6 +104,7 @@ class Channel:
         self._link: Link | None = None
         self._corked = False
         self._closing: str | None = None
+        self._closing_error: FrayError | None = None
         self._error: FrayError | None = None
         self._over = trio.Event()
         self._room = trio.lowlevel.ParkingLot()
@@ -228,8 +229,12 @@ class Channel:
 
     # Ending
 
-    async def close(self, reason: str = "") -> None:
-        """Send what is queued, say goodbye, end. Takes at most 2 s, also when cancelled; then it ends anyhow."""
+    async def close(self, reason: str = "", error: FrayError | None = None) -> None:
+        """Send what is queued, say goodbye, end. Takes at most 2 s, also when cancelled; then it ends anyhow.
+
+        ``error``: what the peer's end of it ends with, in place of an orderly `ChannelClosed`.
+        """
+        self._closing_error = self._closing_error or error
         self.leave(reason or "closed")
         if self._error is None and self._link is not None:
             self._link.poke()
@@ -341,7 +346,8 @@ class Channel:
         """The goodbye frame, once it is due."""
         if self._closing is None:
             return None
-        return codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(Goodbye(reason=self._closing)))
+        error = None if self._closing_error is None else codec.plain_error(self._closing_error)
+        return codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(Goodbye(reason=self._closing, error=error)))
 
     def dispatch(self, message: Bytes, link: Link) -> None:
         """Take one message apart: acknowledgement, then each frame.

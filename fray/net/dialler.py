@@ -29,6 +29,8 @@ from fray.net.tunnel import is_relayed
 
 RELAY_AFTER_S = 0.5
 """How long direct addresses are dialled before the relay is tried beside them; at once when they all have failed."""
+STOPPED_S = 2.5
+"""Waking up later than asked by more than this means that this process was stopped."""
 GARBAGE_LIMIT = 3
 """Connections in a row that end by a protocol error, without any progress, before the channel does."""
 
@@ -236,7 +238,7 @@ class _Dialler:
         last: FrayError | None = None
         while True:
             if self.failures:
-                await trio.sleep(min(self.policy.pause_s(self.failures, self.rng), self._patience_s(since)))
+                since += await self._pause(since)
             if last is not None and self._patience_s(since) <= 0:
                 raise self._given_up(last)
             round_ = _Round()
@@ -248,6 +250,15 @@ class _Dialler:
                 raise outcome.error
             self.failures += 1
             last = outcome.error
+
+    async def _pause(self, since: float) -> float:
+        """Wait before the next round; returns for how long we were stopped meanwhile (a laptop slept): that is nobody's
+        absence."""
+        pause_s = min(self.policy.pause_s(self.failures, self.rng), self._patience_s(since))
+        before = trio.current_time()
+        await trio.sleep(pause_s)
+        late_s = trio.current_time() - before - pause_s
+        return late_s if late_s > STOPPED_S else 0.0
 
     async def _try_all(self, round_: _Round, since: float) -> None:
         await self._try(round_, self.addresses, since)

@@ -109,6 +109,7 @@ class Caller:
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = []
         self._closed: FrayError | None = None
+        self._scope = trio.CancelScope()
         self.bulk = BulkRoom()
 
     # Life ------------------------------------------------------------------------------------------------------------
@@ -116,15 +117,22 @@ class Caller:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the channels until cancelled; they say goodbye then (at most 1 s), and what is open fails."""
         try:
-            async with trio.open_nursery() as self._nursery:
-                for task, args in self._early:
-                    self._nursery.start_soon(task, *args)
-                self._early = []
-                task_status.started()
-                await trio.sleep_forever()
+            with self._scope:
+                async with trio.open_nursery() as self._nursery:
+                    for task, args in self._early:
+                        self._nursery.start_soon(task, *args)
+                    self._early = []
+                    task_status.started()
+                    await trio.sleep_forever()
         finally:
             self._nursery = None
             self._fail_all()
+
+    def end(self, error: FrayError) -> None:
+        """Answer everything that is open with this error, and whatever comes; then say goodbye to the peers."""
+        self._closed = self._closed or error
+        self._fail_all()
+        self._scope.cancel()
 
     def _fail_all(self) -> None:
         self._closed = self._closed or ChannelClosed("the caller has ended", reason="caller ended")

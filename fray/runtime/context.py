@@ -82,15 +82,20 @@ class Place:
     """Host or IP under which peers reach what listens here."""
     networked: bool = False
     """Actors here may listen for other machines."""
-    grace_s: float = 30.0
-    """How long the controller waits for a driver that is lost without a goodbye."""
+    grace_s: float | None = None
+    """How long the controller waits for a driver that is lost without a goodbye. None: as long as it likes (30 s)."""
     process: ProcessMark | None = None
     """Proves a driver's death to a controller on its machine."""
 
     @property
     def waits_for_controller(self) -> bool:
         """User code of a job does not: it may not need the controller at all."""
-        return self.role is Role.DRIVER
+        return self.role is not Role.JOB
+
+    @property
+    def patience_s(self) -> float:
+        """How long the controller may be away before this side gives up: not before it gives us up."""
+        return max(CONTROLLER_ABSENT_S, self.grace_s or 0.0)
 
     def hello(self, rng: random.Random) -> ClientHello:
         """What the controller is told."""
@@ -167,7 +172,7 @@ async def open_runtime(
     Raises:
         Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
     """
-    async with open_services() as nursery:
+    async with _one_end() as ending, open_services() as nursery:
         if place.waits_for_controller:
             await _reach(network, addresses[0], credential)
         tunnels = Tunnels(rng)
@@ -175,12 +180,13 @@ async def open_runtime(
         runtime = _make_runtime(MixedNetwork(network, tunnels, is_relayed), addresses[0], place, link, nursery, rng)
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
-            policy = RedialPolicy(refused_ends=False, give_up_s=CONTROLLER_ABSENT_S)
+            policy = RedialPolicy(refused_ends=False, give_up_s=place.patience_s)
             nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
             nursery.start_soon(runtime.caller.run)
             nursery.start_soon(runtime.host.run)
             if place.waits_for_controller:
                 runtime.namespace = (await link.wait_ready(CONNECT_WITHIN_S)).namespace
+                nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:
                 link.follow_logs(None)
             yield runtime
@@ -188,6 +194,39 @@ async def open_runtime(
             _current.reset(token)
             with trio.CancelScope(shield=True):
                 await _leave(runtime)
+
+
+async def _end_with_session(runtime: Runtime, ending: list[FrayError]) -> None:
+    """A driver whose session has ended has nothing left here: everything that waits is told, and the block ends."""
+    await runtime.link.over.wait()
+    error = runtime.link.ended
+    if error is None or runtime.link.is_closing:
+        return
+    ending.append(error)
+    runtime.caller.end(error)
+    raise error
+
+
+@asynccontextmanager
+async def _one_end() -> AsyncIterator[list[FrayError]]:
+    """However many waits the end of the session has ended in the block: it comes out of it once, as it is.
+
+    What else was raised on the way out stays, beside it.
+    """
+    ending: list[FrayError] = []
+    try:
+        yield ending
+        return
+    except (BaseExceptionGroup, FrayError) as error:
+        if not ending or not _is_only(error, ending[0]):
+            raise
+    raise ending[0]
+
+
+def _is_only(error: BaseException, end: FrayError) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_only(each, end) for each in error.exceptions)
+    return type(error) is type(end) and str(error) == str(end)
 
 
 def _make_runtime(
@@ -218,7 +257,7 @@ def _make_runtime(
 
 async def _leave(runtime: Runtime) -> None:
     await runtime.host.shutdown(0)
-    if runtime.role is Role.DRIVER:
+    if runtime.role is not Role.JOB:
         await runtime.link.close("driver left", GOODBYE_WITHIN_S)
     else:
         await runtime.link.close("job ended", 0.0)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import trio
+from attrs import evolve
 
 from fray.errors import ChannelClosed, FrayError, NoSuchJob, Unreachable
 from fray.model.ids import JobId
@@ -26,6 +27,7 @@ from fray.model.messages.client import (
     Launch,
     LogLines,
     Names,
+    Register,
     Unwatch,
     Watch,
     WatchJobs,
@@ -33,7 +35,7 @@ from fray.model.messages.client import (
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
-from fray.net.requests import Requests
+from fray.net.requests import Requests, again
 from fray.net.transport import Credential, Network
 from fray.net.tunnel import Tunnels
 
@@ -106,6 +108,10 @@ class ControllerLink:
         self._follow: dict[JobId | None, bool] = {}
         self._owed = trio.Event()
         self._resets = 0
+        self._settled = False
+        """Something of this session has been accepted."""
+        self.over = trio.Event()
+        """Set when the conversation has ended, for whatever reason."""
         self.is_closing = False
         """This side has begun to say goodbye: what ends from now on is nobody's error."""
 
@@ -151,6 +157,7 @@ class ControllerLink:
             record.lose(error)
         self._owed.set()
         self.ready.set()
+        self.over.set()
 
     def _notice(self, message: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(message, JobChanged):
@@ -180,13 +187,16 @@ class ControllerLink:
                 network,
                 addresses,
                 credential,
-                greeting=lambda: encode_message(self.hello),
+                greeting=self._greeting,
                 handler=self._opened,
                 incarnation=self.hello.session,
                 policy=policy,
                 rng=rng,
             )
             nursery.cancel_scope.cancel()
+
+    def _greeting(self) -> bytes:
+        return encode_message(evolve(self.hello, settled=self._settled, leaving=self.is_closing))
 
     def _opened(self, channel: Channel) -> ControllerLink:
         self._channel = channel
@@ -246,10 +256,12 @@ class ControllerLink:
         """
         await self.ready.wait()
         if self.ended is not None:
-            raise self.ended
+            raise again(self.ended)
         if self._requests is None:
             raise ChannelClosed("the conversation with the controller has not begun", reason="closed")
-        return await self._requests.request(message, blobs, timeout_s=timeout_s, on_answer=on_answer)
+        answer = await self._requests.request(message, blobs, timeout_s=timeout_s, on_answer=on_answer)
+        self._settled = self._settled or isinstance(message, Launch | Register)
+        return answer
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ class ChildScope:
         self._nursery = nursery
         self._actors: dict[str, trio.CancelScope] = {}
         self._settled = trio.Event()
+        self._is_told = False
+        """The conversation with the controller has ended: one child says so for all."""
 
     async def launch(
         self,
@@ -97,9 +99,10 @@ class ChildScope:
                 raise
             finally:
                 self._left(child.job_id)
-        if record.lost is not None and self.runtime.link.is_closing:
+        if record.lost is not None and (self.runtime.link.is_closing or self._is_told):
             return
         if record.lost is not None:
+            self._is_told = True
             raise record.lost
         if owes_error(child, record.info.cause or Cause.FAILURE, asked_to_end.cancel_called or record.asked_to_end):
             error = error_of(record)

@@ -197,7 +197,7 @@ class WishesMoved:
 
 @frozen(kw_only=True)
 class SessionOver:
-    """Close the conversation with this session: nothing of it is left."""
+    """Close the conversation with this session: nothing of it is left, or it is being ended for its absence."""
 
     session: SessionId
     reason: str

@@ -197,6 +197,7 @@ class Session:
     phase: SessionPhase = SessionPhase.OPEN
     lost_at: float = 0.0
     ended_at: float = 0.0
+    """When its end was decided."""
     reason: str = ""
     refs: tuple[int, ...] = ()
     """Requests that wait for its end."""
@@ -252,6 +253,8 @@ class Rules:
     suspect_s: float = 30.0
     lease_s: float = 600.0
     starve_s: float = 60.0
+    driver_grace_s: float = 30.0
+    """How long a driver that is lost without a goodbye may stay away, unless it asked for another time."""
     finished_limit: int = 10_000
     """Ended jobs, sessions and actors on record; the oldest are forgotten (repeating their launch runs them anew)."""
     living_limit: int = 100_000

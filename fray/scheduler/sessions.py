@@ -6,7 +6,7 @@ the conversation. A tool owns nothing.
 
 from __future__ import annotations
 
-from fray.errors import ChannelClosed
+from fray.errors import SessionEnded
 from fray.model.ids import SessionId
 from fray.model.messages.client import Done, Role
 from fray.model.specs import Cause
@@ -76,7 +76,7 @@ def closed(state: State, event: SessionClosed, out: Outbox) -> None:
 def close(state: State, out: Outbox, session: Session, reason: str) -> None:
     """End all that it owns; `settle` ends the session once nothing of that lives."""
     if session.phase is not SessionPhase.CLOSING:
-        session.phase, session.reason = SessionPhase.CLOSING, reason
+        session.phase, session.reason, session.ended_at = SessionPhase.CLOSING, reason, state.now
         drop_session(state, out, session, reason)
         _stop_all(state, out, session, f"its owner {session.session} ended: {reason}")
     state.session_changed(session)
@@ -92,11 +92,14 @@ def _stop_all(state: State, out: Outbox, session: Session, reason: str) -> None:
 
 
 def ticked(state: State, out: Outbox) -> None:
-    """Drivers whose grace is over."""
+    """Drivers whose grace is over: if one comes back now, it is told so, and not what becomes of its jobs."""
     for name in list(state.lost):
         session = state.sessions[name]
         if session.lost_at + session.grace_s <= state.now:
-            close(state, out, session, f"the driver was gone for {session.grace_s:g} s")
+            reason = f"the driver was gone for {session.grace_s:g} s"
+            close(state, out, session, reason)
+            if _owns_any(state, session):
+                out.over(name, reason)  # else `settle` does
 
 
 def restarted(state: State) -> None:
@@ -134,8 +137,9 @@ def _end(state: State, out: Outbox, session: Session, reason: str) -> None:
     for ref in session.refs:
         out.reply(session.session, ref, Done(), late=True)
     out.over(session.session, reason)
-    session.phase, session.reason = SessionPhase.ENDED, reason
-    session.refs, session.ended_at = (), state.now
+    if session.phase is not SessionPhase.CLOSING:
+        session.ended_at = state.now
+    session.phase, session.reason, session.refs = SessionPhase.ENDED, reason, ()
     state.session_changed(session)
 
 
@@ -148,10 +152,10 @@ def living(state: State, name: SessionId) -> Session:
     """The session, if it may still ask for things.
 
     Raises:
-        ChannelClosed: it has ended, or its attempt has.
+        SessionEnded: it has ended, or its attempt has.
     """
     session = state.sessions.get(name)
     if session is None or session.over:
         reason = session.reason if session else "nobody knows it"
-        raise ChannelClosed(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
+        raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
     return session

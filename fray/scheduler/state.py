@@ -5,14 +5,14 @@ Only `fray.scheduler.step.step` changes it. Everything public here reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from fray.errors import NoSuchJob
 from fray.model.gangs import is_gang
 from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
-from fray.model.specs import AttemptInfo, Cause, JobInfo, Outcome, Peer, Wish
+from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState, Outcome, Peer, Wish
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
@@ -67,9 +67,25 @@ class State(Tables):
             attempts=tuple(map(_attempt_info, self.records(job))),
         )
 
-    def list_jobs(self, namespace: Namespace | None = None) -> tuple[JobInfo, ...]:
-        """All jobs on record (of one namespace), newest last."""
-        return tuple(self.job_info(job.job_id) for job in self.jobs.values() if namespace in (None, job.spec.namespace))
+    def list_jobs(
+        self,
+        namespace: Namespace | None = None,
+        *,
+        name: str = "",
+        prefix: str = "",
+        states: Sequence[JobState] = (),
+        limit: int = 0,
+    ) -> tuple[JobInfo, ...]:
+        """Jobs on record, newest last: of one namespace, of one name, of names or ids that start so, in some states."""
+        found = [
+            job.job_id
+            for job in self.jobs.values()
+            if namespace in (None, job.spec.namespace)
+            and (not name or job.spec.name == name)
+            and job.job_id.startswith(prefix)  # an id is the name, and more
+            and (not states or job_state(job) in states)
+        ]
+        return tuple(map(self.job_info, found[-limit:]))
 
     def job_ended(self, job_id: JobId) -> bool:
         """Ended, or unknown."""

@@ -13,7 +13,7 @@ from attrs import Factory, field
 
 from fray.model.actors import ActorInfo
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
-from fray.model.specs import JobInfo, JobSpec, Outcome
+from fray.model.specs import JobInfo, JobSpec, JobState, Outcome
 from fray.model.word import frozen
 
 
@@ -42,10 +42,14 @@ class ClientHello:
     attempt_id: AttemptId | None = None
     namespace: Namespace | None = None
     """Asked for by a driver; None lets the controller make a unique one."""
-    grace_s: float = 30.0
-    """How long what this driver owns outlives a loss of connection without goodbye."""
+    grace_s: float | None = None
+    """How long what this driver owns outlives a loss of connection without goodbye. None: the controller's default."""
     process: ProcessMark | None = None
     user: str = ""
+    settled: bool = False
+    """The controller has accepted something of this session: one that does not know it has forgotten it."""
+    leaving: bool = False
+    """It has said goodbye, and comes back to hear that all has ended."""
 
 
 @frozen(kw_only=True)
@@ -96,6 +100,14 @@ class ListJobs:
     """Reply: `Jobs`, newest last, without values. ``namespace=None`` means the caller's own, ``"*"`` all."""
 
     namespace: Namespace | None = None
+    name: str = ""
+    """Only those of exactly this name."""
+    prefix: str = ""
+    """Only those whose names (or ids) start so."""
+    states: tuple[JobState, ...] = ()
+    """Only those in one of these; none: in any."""
+    limit: int = 0
+    """Only so many of the newest; 0: all."""
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,89 @@
+"""A lab's cluster in small for the tests of a module: one fray-controller, one fray-node, each a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TOKEN = "a-token-nobody-guesses"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Lab:
+    """The daemons, on a port of their own. ``spec`` leads a driver there, with `TOKEN`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.spec = f"fray://127.0.0.1:{self.port}"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def environ(self, **more: str) -> dict[str, str]:
+        """Of a driver's process."""
+        return {**os.environ, "PYTHONPATH": os.getcwd(), "FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec, **more}
+
+    def start(self, name: str, module: str, *arguments: str) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "FRAY_TOKEN": TOKEN},
+                start_new_session=True,
+            )
+
+    def start_controller(self, *arguments: str) -> None:
+        store = str(self.directory / "store")
+        self.start(
+            "controller", "fray.controller.main", "--listen", f"127.0.0.1:{self.port}", "--store", store, *arguments
+        )
+
+    def start_node(self, name: str, *arguments: str) -> None:
+        state = str(self.directory / name)
+        self.start(name, "fray.node", "--controller", self.spec, "--name", name, "--state-dir", state, *arguments)
+
+    def wait_serving(self) -> None:
+        """Until the port answers."""
+        give_up_at = time.monotonic() + 20
+        while time.monotonic() < give_up_at:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        raise AssertionError((self.directory / "controller.log").read_text())
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        process = self.running.pop(name)
+        process.send_signal(number)
+        return process.wait(timeout=15)
+
+    def close(self) -> None:
+        for name in list(self.running):
+            self.kill(name, signal.SIGTERM)
+
+
+@contextmanager
+def open_lab(directory: Path, *nodes: str) -> Iterator[Lab]:
+    """A controller and its nodes, all ended at the end."""
+    lab = Lab(directory)
+    try:
+        lab.start_controller()
+        for name in nodes:
+            lab.start_node(name)
+        lab.wait_serving()
+        yield lab
+    finally:
+        lab.close()

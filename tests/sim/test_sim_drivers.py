@@ -1,0 +1,239 @@
+"""Drivers that come and go: asleep, cut off, killed; what each kind of waiter gets is written down here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from fray import ActorDied, Cluster, Entrypoint, JobRequest, JobState, SessionEnded
+from fray.actors import actor_id_of
+from fray.model.resources import Capacity
+from fray.scheduler.rows import Rules
+from fray.testing import errands
+from fray.testing.errands import SMALL, Counter, request
+from fray.testing.fakes import SimNetwork
+from fray.testing.house import DriverProcess, MachineSpec, SimHouse, open_house
+from fray.testing.seed import Seed, Trace, steady
+from fray.testing.truth import Truth
+
+GB = 2**30
+HOUR_S = 3600.0
+
+
+def played(story: Callable[[SimHouse], Awaitable[None]], *, rules: Rules | None = None, machines: int = 2) -> None:
+    """Play a story on a simulated cluster, on a virtual clock."""
+
+    async def main() -> None:
+        seed, trace = Seed(1), Trace()
+        network, truth = SimNetwork(seed.stream("network"), trace), Truth(trio.current_time)
+        capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
+        specs = [MachineSpec(f"m{number}", capacity) for number in range(machines)]
+        with errands.book(truth):
+            async with open_house(seed, network, truth, specs, rules=rules or Rules()) as house:
+                await story(house)
+        assert not truth.breaches
+
+    with steady(Seed(1)):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def lingering(name: str, **more: Any) -> JobRequest:
+    return JobRequest(
+        name=name, entrypoint=Entrypoint.from_callable(errands.linger, (name, 0.0)), resources=SMALL, **more
+    )
+
+
+async def drive(
+    house: SimHouse,
+    name: str,
+    body: Callable[[Cluster], Awaitable[None]],
+    *,
+    namespace: str | None = None,
+    grace_s: float | None = None,
+) -> BaseException | None:
+    """Run one driver to its end; what came out of its block."""
+    try:
+        await DriverProcess(house, name).run(body, namespace=namespace, grace_s=grace_s)
+    except BaseException as error:  # noqa: BLE001 - it is what the test looks at
+        return error
+    return None
+
+
+class Teller(Counter):
+    """A counter that also streams."""
+
+    async def naturals(self, every_s: float) -> AsyncIterator[int]:
+        number = 0
+        while True:
+            number += 1
+            yield number
+            await trio.sleep(every_s)
+
+
+class Notes:
+    """What each waiter of a driver got, by its name."""
+
+    def __init__(self) -> None:
+        self.got: dict[str, object] = {}
+
+    async def of(self, name: str, wait: Callable[[], Awaitable[object]]) -> None:
+        try:
+            self.got[name] = await wait()
+        except trio.Cancelled:
+            self.got.setdefault(name, "cancelled")
+            raise
+        except Exception as error:  # noqa: BLE001 - noted
+            self.got[name] = error
+
+
+async def asleep(house: SimHouse, machine: str, span_s: float) -> None:
+    house.freezer.freeze(machine)
+    await trio.sleep(span_s)
+    house.freezer.thaw(machine)
+
+
+# A laptop that sleeps ------------------------------------------------------------------------------------------------
+
+
+class Laptop:
+    """A driver with one waiter of each kind."""
+
+    def __init__(self, house: SimHouse) -> None:
+        self.house = house
+        self.notes = Notes()
+        self.ready = trio.Event()
+        self.error: BaseException | None = None
+        self.left_at = 0.0
+
+    async def live(self, *, grace_s: float | None = None) -> None:
+        self.error = await drive(self.house, "laptop", self.body, grace_s=grace_s)
+        self.left_at = trio.current_time()
+
+    async def body(self, cluster: Cluster) -> None:
+        self.job = await cluster.launch(lingering("owned"))
+        self.kept = await cluster.launch(lingering("kept", detached=True))
+        self.actor = await cluster.create_actor(Teller, name="counter")
+        assert await self.actor.add("first") == 1
+        await self.job.wait_running()
+        await self.kept.wait_running()
+        async with trio.open_nursery() as nursery:
+            for name, wait in self.waits(cluster).items():
+                nursery.start_soon(self.notes.of, name, wait)
+            await trio.sleep(1)
+            self.ready.set()
+
+    def waits(self, cluster: Cluster) -> dict[str, Callable[[], Awaitable[object]]]:
+        async def scope() -> object:
+            async with cluster.open_scope("inner") as inner:
+                await inner.launch(lingering("in-scope-1"))
+                await inner.launch(lingering("in-scope-2"))
+            return "left"
+
+        async def stream() -> object:
+            async with self.actor.naturals.stream(0.5) as items:
+                async for _ in items:
+                    pass
+            return "over"
+
+        return {
+            "job.wait": self.job.wait,
+            "job.wait_ended": self.job.wait_ended,
+            "cluster.wait": lambda: cluster.wait([self.job, self.kept]),
+            "monitor": lambda: cluster.monitor(self.job),
+            "scope": scope,
+            "call": lambda: self.actor.slow_add("nap", 100_000.0),
+            "stream": stream,
+        }
+
+
+def ended_s(house: SimHouse, job_id: str) -> float:
+    """When the last process of a job really ended."""
+    lives = house.truth.of_job[job_id]
+    assert all(life.ended is not None for life in lives)
+    return max(life.ended or 0.0 for life in lives)
+
+
+def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no_waiter_hangs() -> None:
+    async def story(house: SimHouse) -> None:
+        laptop = Laptop(house)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(laptop.live)
+            await laptop.ready.wait()
+            slept_at = trio.current_time()
+            await asleep(house, "laptop", HOUR_S)
+            woke_at = trio.current_time()
+        # 1. The session ended while it slept, with all it owned: after 3/4 of the grace the silence is noticed, then
+        #    the grace passes, then the ladder of 5 s.
+        for job_id in (laptop.job.id, actor_id_of(laptop.actor)):
+            assert 30 <= ended_s(house, job_id) - slept_at <= 0.75 * 30 + 7.5 + 30 + 5 + 1
+        # 2. It learns that within a second of waking up, once, as one error that says when, why,
+        #    what lives on, and what to do.
+        error = laptop.error
+        assert type(error) is SessionEnded
+        assert laptop.left_at - woke_at <= 1
+        text = str(error)
+        assert "ago, at 2023-11-1" in text
+        assert "the driver was gone for 30 s; what it owned has ended with it" in text
+        assert f"Detached jobs live on: {laptop.kept.id}" in text
+        assert text.endswith("Open the cluster again; open_cluster(grace_s=...) lets a driver stay away for longer")
+        assert error.details["survivors"] == [laptop.kept.id]
+        assert 3500 <= woke_at - (error.details["ended_at"] - 1_700_000_000) <= 3600
+        # 3. Each kind of waiter got that error itself; calls got the last word of their actor, which lay in the socket.
+        for name in ("job.wait", "job.wait_ended", "cluster.wait", "monitor", "scope"):
+            got: Any = laptop.notes.got[name]
+            leaves = got.exceptions if isinstance(got, BaseExceptionGroup) else [got]
+            assert [(type(each), str(each)) for each in leaves] == [(SessionEnded, text)], f"{name}: {got!r}"
+        for name in ("call", "stream"):
+            assert isinstance(laptop.notes.got[name], ActorDied)
+            assert "was shut down while" in str(laptop.notes.got[name])
+        # 4. A fresh open works, finds by its name what was detached, and can end it.
+        await adopted(house, laptop.kept.id)
+
+    played(story)
+
+
+async def adopted(house: SimHouse, job_id: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        kept = await cluster.get_job("kept")
+        assert (kept.id, kept.info.state) == (job_id, JobState.RUNNING)
+        await kept.terminate("not needed any more")
+        assert (await kept.wait_ended()).state is JobState.STOPPED
+        assert [info.state for info in await cluster.list_jobs("*", states=["running"])] == []
+        fresh = await cluster.launch(request("fresh", errands.give, "fresh", 7, 0.1))
+        assert await fresh.wait() == 7
+
+    assert await drive(house, "laptop-again", body) is None
+
+
+@pytest.mark.parametrize(("grace_s", "nap_s"), [(None, 25.0), (2 * HOUR_S, HOUR_S)], ids=["short nap", "long grace"])
+def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_on(
+    grace_s: float | None, nap_s: float
+) -> None:
+    async def story(house: SimHouse) -> None:
+        done = []
+
+        async def body(cluster: Cluster) -> None:
+            actor = await cluster.create_actor(Teller, name="counter")
+            job = await cluster.launch(request("long", errands.give, "long", 5, nap_s + 100))
+            nap = actor.slow_add.start("nap", nap_s + 50)
+            ready.set()
+            done.append(await job.wait())
+            done.append(await nap)
+            done.append(await actor.add("after"))
+
+        ready = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def live() -> None:
+                assert await drive(house, "laptop", body, grace_s=grace_s) is None
+
+            nursery.start_soon(live)
+            await ready.wait()
+            await asleep(house, "laptop", nap_s)
+        assert done == [5, 1, 2]
+
+    played(story)
