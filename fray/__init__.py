@@ -54,6 +54,7 @@ from fray.model.specs import ActorConfig, Cause, JobInfo, JobState, Ladder
 from fray.monitors import Down, Link, Monitor, Up, link, monitor
 from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.methods import method
+from fray.runtime.voice import progress
 from fray.scopes import Scope
 from fray.supervision import Child, child
 
@@ -149,6 +150,7 @@ __all__ = [
     "metrics_of",
     "monitor",
     "open_cluster",
+    "progress",
     "wait_any",
 ]
 

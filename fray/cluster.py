@@ -18,6 +18,7 @@ from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.ids import JobId, Namespace, check_name
 from fray.model.messages.client import (
     Actors,
+    AskStacks,
     Event,
     Events,
     Explain,
@@ -28,6 +29,7 @@ from fray.model.messages.client import (
     ListNodes,
     NodeInfo,
     Nodes,
+    Stacks,
     Story,
     Terminate,
     Text,
@@ -198,6 +200,17 @@ class Cluster:
         reply = await self._runtime.link.request(Story(job=job_id_of(job)))
         assert isinstance(reply, Events)
         return list(reply.events)
+
+    async def stacks(self, job: Job | JobId) -> dict[str, str]:
+        """Look into the processes of a job, now: the stacks of all threads (and Trio tasks) of each living attempt, by
+        attempt id. Where there are none a line in brackets says why; nobody is waited for longer than 20 s.
+
+        Raises:
+            NoSuchJob: the cluster does not know it, or no more.
+        """
+        reply = await self._runtime.link.request(AskStacks(job=job_id_of(job)))
+        assert isinstance(reply, Stacks)
+        return dict(reply.stacks)
 
     async def nodes(self) -> list[NodeInfo]:
         """The machines of the cluster."""

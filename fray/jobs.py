@@ -14,7 +14,7 @@ from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model.environment import Secret
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, JobId, Namespace, mint_job_id
-from fray.model.messages.client import Terminate
+from fray.model.messages.client import AskStacks, Stacks, Terminate
 from fray.model.requests import JobRequest
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
 from fray.runtime import payload
@@ -266,6 +266,12 @@ class Job:
         """Ask for its end and that of everything below it; returns when the controller has noted it."""
         self._record.asked_to_end = True
         await self._runtime.link.request(Terminate(jobs=(self.id,), reason=reason))
+
+    async def stacks(self) -> dict[str, str]:
+        """Look into its processes: see `Cluster.stacks`."""
+        reply = await self._runtime.link.request(AskStacks(job=self.id))
+        assert isinstance(reply, Stacks)
+        return dict(reply.stacks)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self._known.info.state.value if self._known else 'elsewhere'}>"

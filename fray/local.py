@@ -13,23 +13,28 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import trio
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from fray.embedded import CONTROLLER, embedded_network, open_driver, serve_controller
+from fray.model.health import Progress
 from fray.model.ids import AttemptId, Namespace
 from fray.model.messages.client import LogLines
 from fray.model.resources import Capacity, PortRange, parse_bytes
+from fray.model.said import Said
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.transport import Network
 from fray.node.config import NodeConfig
+from fray.node.ear import Remarks
 from fray.node.entry import job_variables
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_taken, strangers
 from fray.node.serve import run_node
+from fray.runtime import stacks
 from fray.runtime.attempt import Ended, Stage, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.services import open_services
@@ -56,6 +61,7 @@ class _Held:
     cancel: trio.CancelScope
     asked_to_end: bool = False
     ended: bool = False
+    remarks: Remarks = field(factory=Remarks)
 
 
 class TaskLauncher:
@@ -64,6 +70,7 @@ class TaskLauncher:
     def __init__(self, network: Network, stage: Callable[[Ticket], Stage], rng: random.Random) -> None:
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt, lines: None
+        self.on_said: Callable[[AttemptId, Said], None] = lambda attempt, said: None
         self._network, self._stage, self._rng = network, stage, rng
         self._held: dict[AttemptId, _Held] = {}
         self._nursery: trio.Nursery | None = None
@@ -93,6 +100,23 @@ class TaskLauncher:
         if held is not None:
             held.cancel.cancel()
 
+    async def capture(self, attempt_id: AttemptId) -> str:
+        """See `fray.node.wards.Attentive`; all jobs share the process, and so its threads."""
+        await trio.lowlevel.checkpoint()
+        return f"{stacks.threads_text()}\n{stacks.tasks_text()}"
+
+    def _hear(self, held: _Held, said: Said) -> None:
+        attempt_id = held.ticket.attempt_id
+        if held.ended:
+            return
+        self.on_said(attempt_id, said)
+        if isinstance(said, Progress):
+            self._remark(attempt_id, held.remarks.line(said, trio.current_time()))
+
+    def _remark(self, attempt_id: AttemptId, line: str | None) -> None:
+        if line is not None:
+            self.on_log(attempt_id, (("err", time.time(), line),))
+
     async def _run(self, held: _Held, content: bytes | None) -> None:
         ticket, began = held.ticket, trio.current_time()
         taken = strangers(ticket.ports.values())
@@ -104,7 +128,16 @@ class TaskLauncher:
             ended = await self._run_program(held)
         else:
             stage = self._stage(ticket)
-            ended = await run_attempt(ticket, content or b"", self._network, stage, rng=self._rng, cancel=held.cancel)
+            ended = await run_attempt(
+                ticket,
+                content or b"",
+                self._network,
+                stage,
+                rng=self._rng,
+                cancel=held.cancel,
+                hear=partial(self._hear, held),
+            )
+        self._remark(ticket.attempt_id, held.remarks.last(trio.current_time()))
         held.ended = True
         outcome = evolve(
             ended.outcome,

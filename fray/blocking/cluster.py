@@ -70,6 +70,10 @@ class Job:
         """Ask for its end and that of everything below it; returns when the controller has noted it."""
         self._portal.call(self._native.terminate, reason)
 
+    def stacks(self) -> dict[str, str]:
+        """Look into its processes. As `fray.Cluster.stacks`."""
+        return self._portal.call(self._native.stacks)
+
     def __repr__(self) -> str:
         return repr(self._native)
 
@@ -231,6 +235,10 @@ class Cluster:
     def explain(self, job: Job | JobId) -> str:
         """Why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
         return self._portal.call(self._native.explain, _plain(job))
+
+    def stacks(self, job: Job | JobId) -> dict[str, str]:
+        """As `fray.Cluster.stacks`."""
+        return self._portal.call(self._native.stacks, _plain(job))
 
     def story(self, job: Job | JobId) -> list[Event]:
         """What happened to the job, in order. Raises NoSuchJob."""

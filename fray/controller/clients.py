@@ -70,6 +70,9 @@ class Front(Protocol):
     def client_gone(self, link: ClientLink) -> None:
         """Its channel has ended."""
 
+    def ask_stacks(self, link: ClientLink, ref: int, job_id: JobId) -> None:
+        """Look into a job and answer later. Raises NoSuchJob, ChannelFull."""
+
     def carrier_of(self, incarnation: str) -> Carrier | None:
         """What carries tunnels to this process; None without a conversation."""
 
@@ -104,6 +107,7 @@ class ClientLink:
         self._front = front
         self._follower = Follower(house.book)
         self._jobs: dict[JobId, JobInfo] = {}
+        self._measured: dict[JobId, dict[AttemptId, None]] = {}
         self._names: dict[str, None] = {}
         self._grace_s = house.state.rules.driver_grace_s if hello.grace_s is None else hello.grace_s
         if hello.role is Role.DRIVER:
@@ -250,7 +254,7 @@ class ClientLink:
         told: list[JobInfo] = []
         values: list[Bytes] = []
         for info in infos:
-            told_info, value = self._house.with_value(info)
+            told_info, value = self._house.with_value(self._house.vitals.complete(info))
             told.append(told_info)
             values += value
             if not info.state.finished:
@@ -273,7 +277,11 @@ class ClientLink:
             states=message.states,
             limit=max(0, message.limit),
         )
-        return words.Jobs(jobs=found), ()
+        return words.Jobs(jobs=tuple(map(self._house.vitals.listed, found))), ()
+
+    def _ask_stacks(self, ref: int, message: words.AskStacks, blobs: Sequence[Bytes]) -> Answer:
+        self._front.ask_stacks(self, ref, message.job)
+        return None
 
     def _namespace(self, asked: Namespace | None) -> Namespace | None:
         """None for all."""
@@ -389,6 +397,10 @@ class ClientLink:
             self._audience.of_job.drop(info.job_id, self)
         self._wake.set()
 
+    def measured(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
+        self._measured.setdefault(job_id, {}).update(dict.fromkeys(attempts))
+        self._wake.set()
+
     def names_moved(self, key: str) -> None:
         self._names[key] = None
         self._wake.set()
@@ -428,14 +440,19 @@ class ClientLink:
             pass  # `on_end` has been told
 
     def _news_waiting(self) -> bool:
-        return self.channel.error is None and bool(self._names or self._jobs or self._follower.behind())
+        waiting = self._names or self._measured or self._jobs or self._follower.behind()
+        return self.channel.error is None and bool(waiting)
 
     def _send_one(self) -> None:
-        """Names first, then jobs, each after the lines it has printed so far, then the lines of the others."""
+        """Names first, then measurements, jobs, each after the lines it has printed so far, the lines of the others."""
         if self._names:
             key = next(iter(self._names))
             del self._names[key]
             self.channel.notice(*self._names_now(key))
+            return
+        if self._measured:
+            job_id, attempts = self._measured.popitem()
+            self.channel.notice(words.JobMeasured(job_id=job_id, vitals=self._house.vitals.of(attempts)))
             return
         if not self._jobs:
             self._send_lines(self._follower.behind()[0])
@@ -445,7 +462,7 @@ class ClientLink:
         if lines:
             self._send_lines(lines[0])
             return
-        info, value = self._house.with_value(self._jobs.pop(job_id))
+        info, value = self._house.with_value(self._house.vitals.complete(self._jobs.pop(job_id)))
         self.channel.notice(words.JobChanged(job=info), value)
 
     def _send_lines(self, attempt: AttemptId) -> None:
@@ -463,6 +480,7 @@ _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] 
     words.WatchJobs: ClientLink._watch_jobs,
     words.ListJobs: ClientLink._list_jobs,
     words.FetchBlob: ClientLink._fetch_blob,
+    words.AskStacks: ClientLink._ask_stacks,
     words.Explain: ClientLink._explain,
     words.Story: ClientLink._story,
     words.FollowLogs: ClientLink._follow_logs,

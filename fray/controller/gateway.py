@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import trio
 
 from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, default_namespace, is_over
+from fray.controller.captures import Captures
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
 from fray.controller.mortality import Witness
@@ -30,8 +31,8 @@ from fray.errors import (
     Unauthorized,
 )
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
-from fray.model.messages.client import ClientHello, ControllerHello, Role
-from fray.model.messages.node import NodeHello
+from fray.model.messages.client import ClientHello, ControllerHello, Role, Stacks
+from fray.model.messages.node import CaptureAsked, Captured, NodeHello
 from fray.net.carrier import Carrier
 from fray.net.channel import Acceptor, Channel, Handler, HandlerFactory
 from fray.net.codec import decode_message, encode_message
@@ -73,6 +74,8 @@ class Gateway:
         self._clients: dict[SessionId, ClientLink] = {}
         self._nodes: dict[NodeName, NodeLink] = {}
         self._links = 0
+        self._captures = Captures(house.state)
+        nursery.start_soon(house.vitals.run, self._measured)
         self._revision = 0
         self.acceptor = Acceptor(f"{house.cluster_id}.{house.epoch}", self._on_greeting, keep_s=KEEP_S, rng=rng)
 
@@ -271,6 +274,25 @@ class Gateway:
         link = self._nodes.get(hello.node)
         if link is not None and link.incarnation == hello.incarnation:
             link.joined()
+
+    # Measurements and stacks: no business of the law
+
+    def _measured(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
+        for link in list(self._audience.of_job.of(job_id)):
+            link.measured(job_id, attempts)
+
+    def ask_stacks(self, link: ClientLink, ref: int, job_id: JobId) -> None:
+        """Answer later. Raises NoSuchJob, ChannelFull."""
+        self._nursery.start_soon(self._answer_stacks, link, ref, self._captures.begin(job_id, self._ask_node))
+
+    def _ask_node(self, node: NodeName, asked: CaptureAsked) -> bool:
+        return node in self._nodes and self._nodes[node].ask_stacks(asked)
+
+    async def _answer_stacks(self, link: ClientLink, ref: int, question: int) -> None:
+        link.reply(ref, Stacks(stacks=dict(await self._captures.answer(question))))
+
+    def captured(self, link: NodeLink, message: Captured) -> None:
+        self._captures.heard(link.node, message)
 
     def log_moved(self, attempt: AttemptId) -> None:
         job_id = split_attempt(attempt)[0]

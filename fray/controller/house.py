@@ -13,6 +13,7 @@ from attrs import define, evolve, field
 
 from fray.controller.logs import LogBook
 from fray.controller.store import Store
+from fray.controller.vitals import VitalsBook
 from fray.model.ids import AttemptId, BlobId
 from fray.model.specs import JobInfo, Outcome
 from fray.net.transport import Bytes
@@ -45,6 +46,7 @@ class House:
     epoch: int
     secret: bytes = field(repr=False)
     book: LogBook = field(factory=LogBook)
+    vitals: VitalsBook = field(factory=VitalsBook)
     inbox: Inbox = field(init=False)
     """Set by the loop, before anybody can connect."""
     _pins: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)

@@ -17,13 +17,23 @@ from fray.controller.house import House
 from fray.controller.mortality import Witness
 from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
-from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
+from fray.model.messages.node import (
+    AttemptLog,
+    AttemptNoted,
+    CaptureAsked,
+    Captured,
+    Measured,
+    NodeGoodbye,
+    NodeHello,
+    Report,
+    Wanted,
+)
 from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Observed, Outcome, Phase, Wish
 from fray.net.channel import Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.session import SILENT_PERIODS
 from fray.net.transport import Bytes
-from fray.scheduler.effects import NodeDied, NodeJoined, NodeReported, NodeSilent
+from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeReported, NodeSilent
 
 WANTED_CHUNK_BYTES = 12 * 1024 * 1024
 """Payloads in one `Wanted`, about; the rest follows when there is room."""
@@ -41,6 +51,9 @@ class Front(Protocol):
 
     def log_moved(self, attempt: AttemptId) -> None:
         """There are new lines in the book."""
+
+    def captured(self, link: NodeLink, message: Captured) -> None:
+        """An answer to `NodeLink.ask_stacks`."""
 
     def next_revision(self) -> int:
         """Grows with each `Wanted` of this life of the controller."""
@@ -85,6 +98,13 @@ class NodeLink:
             self._reported(message, blobs)
         elif isinstance(message, AttemptLog):
             self._printed(message)
+        elif isinstance(message, Measured):
+            mine = [vital for vital in message.vitals if self._is_mine(vital.attempt_id)]
+            self._house.vitals.hear(mine, self._house.inbox.time())
+        elif isinstance(message, AttemptNoted):
+            self._noted(message)
+        elif isinstance(message, Captured):
+            self._front.captured(self, message)
         elif isinstance(message, NodeGoodbye):
             self.died(message.reason or "it left in order")
 
@@ -168,12 +188,33 @@ class NodeLink:
         return evolve(observed, outcome=outcome)
 
     def _printed(self, message: AttemptLog) -> None:
-        attempt = self._house.state.attempts.get(message.attempt_id)
-        if attempt is not None and attempt.node == self.node:
+        if self._is_mine(message.attempt_id):
             self._house.book.add(message.attempt_id, message.lines)
             self._front.log_moved(message.attempt_id)
 
+    def _noted(self, message: AttemptNoted) -> None:
+        self._house.inbox.tell(
+            AttemptRemarked(
+                node=self.node,
+                incarnation=self.incarnation,
+                attempt_id=message.attempt_id,
+                what=message.what,
+                text=message.text,
+            )
+        )
+
+    def _is_mine(self, attempt_id: AttemptId) -> bool:
+        attempt = self._house.state.attempts.get(attempt_id)
+        return attempt is not None and attempt.node == self.node
+
     # Down
+
+    def ask_stacks(self, asked: CaptureAsked) -> bool:
+        """Ask the node to look into attempts; False: it has no conversation now."""
+        if not self.channel.connected:
+            return False
+        self._send(lambda: self.channel.notice(asked))
+        return True
 
     def joined(self) -> None:
         """The law has heard of this connection: send everything."""

@@ -36,6 +36,8 @@ class HealthCheck:
             raise InvalidRequest("HealthCheck needs either path='/healthz' or actor='method'")
         if self.path is not None and not self.path.startswith("/"):
             raise InvalidRequest(f"HealthCheck(path={self.path!r}) must begin with a slash: '/{self.path}'")
+        if self.path is not None and not (self.path.isprintable() and self.path.isascii() and " " not in self.path):
+            raise InvalidRequest(f"HealthCheck(path={self.path!r}): write it as it stands in a URL, blanks as %20")
         if not (0 < self.period_s < float("inf") and self.failures >= 1 and self.start_s >= 0):
             raise InvalidRequest(f"{self}: period_s must be more than 0 seconds, failures 1 or more, start_s 0 or more")
 

@@ -92,6 +92,12 @@ def _on_stall(word: str) -> OnStall:
         raise InvalidRequest(f"on_stall={word!r} must be 'capture' or 'restart'") from None
 
 
+def check_stall(what: str, stall_s: float | None) -> None:
+    """Raises: InvalidRequest."""
+    if stall_s is not None and not 0 < stall_s < float("inf"):
+        raise InvalidRequest(f"{what}: stall_s={stall_s} must be more than 0 seconds; leave it out for never")
+
+
 @frozen
 class JobRequest:
     """A job to launch.
@@ -140,10 +146,11 @@ class JobRequest:
 
     def __attrs_post_init__(self) -> None:
         check_name(self.name, "a job")
-        for name in ("max_retries_machine_loss", "max_retries_out_of_memory", "stall_s"):
+        for name in ("max_retries_machine_loss", "max_retries_out_of_memory"):
             amount = getattr(self, name)
             if amount is not None and amount < 0:
                 raise InvalidRequest(f"job {self.name!r}: {name}={amount} must be 0 or more; leave it out for none")
+        check_stall(f"job {self.name!r}", self.stall_s)
         for name in ("backoff_s", "backoff_max_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidRequest(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more seconds")

@@ -271,6 +271,12 @@ class AttemptInfo:
     cpu_s: float = 0.0
     captured: str = ""
     ports: dict[str, int] = Factory(dict)
+    progress: Progress | None = None
+    """What it last said of itself by `fray.progress`."""
+    memory_bytes: int = 0
+    """Of its processes, now."""
+    health: str = ""
+    """While it runs: ``well``, ``stalled``, or what was wrong the last time it was asked; empty where nobody asks."""
     host: str = ""
     """How peers reach its machine."""
 

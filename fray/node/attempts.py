@@ -22,7 +22,8 @@ from attrs import asdict, define, field
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
 from fray.net.codec import to_json
 from fray.node.control import Control
-from fray.node.launcher import OnLog, OnObserved, Room
+from fray.node.ear import said_of
+from fray.node.launcher import OnLog, OnObserved, OnSaid, Room
 from fray.node.ports import ports_taken, strangers
 from fray.node.preparing import NotPrepared, Prepared, Preparer
 from fray.node.record import load
@@ -57,6 +58,8 @@ class Attempt:
     stop_asked: bool = False
     kill_asked: bool = False
     forget_asked: bool = False
+    captured: trio.Event = field(factory=trio.Event)
+    """Set when a capture is there, and replaced."""
     ended: trio.Event = field(factory=trio.Event)
 
     @property
@@ -85,6 +88,7 @@ class Place(Protocol):
     zygotes: Zygotes
     on_observed: OnObserved
     on_log: OnLog
+    on_said: OnSaid
     log_room: Room
 
     def sweep_adopted(self, dead: int | None = None) -> bool:
@@ -193,6 +197,13 @@ class Course:
                 elif "log" in message:
                     await self._pass_on(message["log"])
                     control.tell(read=attempt.tail.offset)
+                elif "said" in message:
+                    control.tell(heard=1)
+                    for said in said_of(message["said"]):
+                        self.place.on_said(attempt.attempt_id, said)
+                elif "captured" in message:
+                    attempt.captured.set()
+                    attempt.captured = trio.Event()
                 elif "ended" in message:
                     return await self._ended(message)
         finally:

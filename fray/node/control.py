@@ -38,7 +38,7 @@ class Control:
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n")
 
-    async def receive(self) -> dict[str, int] | None:
+    async def receive(self) -> dict[str, Any] | None:
         """The next message; None when the keeper is gone."""
         while not self._lines:
             try:
@@ -52,7 +52,7 @@ class Control:
             if not data:
                 return None
             *self._lines, self._rest = (self._rest + data).split(b"\n")
-        message: dict[str, int] = json.loads(self._lines.pop(0))
+        message: dict[str, Any] = json.loads(self._lines.pop(0))
         return message
 
     def take_descriptor(self) -> int:

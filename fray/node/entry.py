@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from attrs import frozen
 
+from fray.model.said import PIPE, VARIABLE
 from fray.model.specs import Cause, Outcome, Ticket
 from fray.net.codec import from_json, to_json
 from fray.node.preparing import Prepared
@@ -95,6 +96,7 @@ def _fray_variables(ticket: Ticket) -> dict[str, str]:
         "FRAY_ATTEMPT_ID": ticket.attempt_id,
         "FRAY_NODE": ticket.node,
         **own_variables(ticket),
+        VARIABLE: f"{ticket.directory}/{PIPE}",
     }
 
 

@@ -5,9 +5,10 @@ init while it lives; if it is killed, the job's main process dies by PDEATHSIG a
 the node. The node's end (its process descriptor, or the end of the control socket) ends the attempt at once.
 
 Conversation with the node, JSON lines on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
-``{"read": offset}``. Up: ``{"keeper": pid}`` with its pidfd, ``{"running": pid}``, ``{"log": offset}`` (at most one
-until the node has said how far it read), ``{"ended": offset, "swept": count, "left": count}`` once the outcome is on
-disk.
+``{"read": offset}``, ``{"heard": 1}``, ``{"capture": 1}``. Up: ``{"keeper": pid}`` with its pidfd,
+``{"running": pid}``, ``{"log": offset}`` (at most one until the node has said how far it read), ``{"said": what}``
+(`fray.node.ear`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.stacks`),
+``{"ended": offset, "swept": count, "left": count}`` once the outcome is on disk.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from typing import Any
 from fray.model.specs import Cause, EntryKind, Outcome, Ticket
 from fray.net.codec import from_json
 from fray.node.capture import LAG_LIMIT_BYTES, LineCutter, Spool
+from fray.node.ear import Ear, open_pipe
 from fray.node.entry import Body
 from fray.node.namespace import settle
 from fray.node.preparing import Prepared
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.record import Record, save
 from fray.node.spawn import Child, Start, spawn
+from fray.node.stacks import Scribes
 from fray.node.verdict import Descent, Ending, Rung, judge
 from fray.node.watcher import Watcher
 
@@ -58,6 +61,7 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     ticket = from_json(Ticket, first["ticket"])
     directory = Path(ticket.directory)
     lines.introduce(outside.pid)
+    pipe = open_pipe(directory)
     try:
         child = spawn(_start(ticket, first))
     except OSError as error:
@@ -67,9 +71,26 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     if isinstance(child, Body):
         control.detach()  # closed already; the object must not close the number again once it is something else
         return child
-    if child is not None:
-        lines.tell(running=outside.pid_of(child.pidfd, child.pid))
-    os._exit(0 if child is None else _watch(Watch(ticket, child, lines, node_pidfd)))
+    if child is None:
+        os._exit(0)
+    lines.tell(running=outside.pid_of(child.pidfd, child.pid))
+    watch = Watch(ticket, child, lines, node_pidfd)
+    _attend(watch, pipe)
+    os._exit(_watch(watch))
+
+
+def _attend(watch: Watch, pipe: int) -> None:
+    """Listen to what the job says of itself, and look into it when asked to."""
+    scribes = Scribes(
+        watch, watch.child.pid, watch.child.control_fd, watch.directory, lambda: watch.lines.tell(captured=1)
+    )
+    watch.words["capture"] = scribes.begin
+    watch.add(scribes)
+    ear = Ear(pipe, lambda news: watch.lines.tell(said=news), watch.remark)
+    if pipe >= 0:
+        watch.watch(pipe, ear.hear)
+        watch.words["heard"] = ear.heard
+        watch.add(ear)
 
 
 def _start(ticket: Ticket, first: dict[str, Any]) -> Start:
@@ -121,7 +142,7 @@ class Lines:
             socket.send_fds(self.socket, [json.dumps({"keeper": pid}).encode() + b"\n"], [pidfd])
             os.close(pidfd)
 
-    def tell(self, **message: int) -> None:
+    def tell(self, **message: Any) -> None:
         """Say something to the node; if it is gone the loop will notice by itself."""
         with contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -172,6 +193,12 @@ class Watch:
     def unwatch(self, descriptor: int) -> None:
         with contextlib.suppress(KeyError):
             self.selector.unregister(descriptor)
+
+    def remark(self, text: str) -> None:
+        """A line of Fray's own in the log."""
+        with contextlib.suppress(OSError):
+            self.spool.write("err", time.time(), [text])
+        self._poke()
 
     def condemn(self, outcome: Outcome, *, now: bool = False) -> None:
         """End the job, by its ladder or at once, and let this be its outcome, unless its end began before."""

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import trio
 
+from fray.model.said import Said
 from fray.model.specs import Observed, Ticket
 
 OnObserved: TypeAlias = Callable[[Observed, bytes | None], None]
@@ -16,6 +17,9 @@ OnLog: TypeAlias = Callable[[str, tuple[tuple[str, float, str], ...]], None]
 
 Room: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when more lines may be told."""
+
+OnSaid: TypeAlias = Callable[[str, Said], None]
+"""Told of what an attempt says of itself."""
 
 
 class Launcher(Protocol):

@@ -16,15 +16,19 @@ from attrs import evolve
 from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.client import ControllerHello
-from fray.model.messages.node import AttemptLog, NodeHello, Report, Wanted
+from fray.model.messages.node import AttemptLog, AttemptNoted, CaptureAsked, Captured, NodeHello, Report, Wanted
 from fray.model.resources import Capacity
+from fray.model.said import Said
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket, Wish
+from fray.model.vitals import cut
 from fray.net.channel import Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.transport import Bytes
 from fray.node.config import NodeConfig
 from fray.node.launcher import Furnished, Launcher
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
+from fray.node.vitals import Vitals
+from fray.node.wards import Wards
 
 REPORT_CHUNK_BYTES = 8 * 1024 * 1024
 """Values in one `Report`, about; the rest follows when there is room."""
@@ -44,7 +48,10 @@ class Member:
         self.channel: Channel | None = None
         self.leaving: str | None = None
         """Why nothing new is started any more."""
+        self.vitals = Vitals()
+        self.wards = Wards(launcher, self, self.vitals)
         self._launcher = launcher
+        self._condemned: dict[AttemptId, str] = {}
         self._values: dict[AttemptId, bytes] = {}
         self._payloads: dict[BlobId, bytes] = {}
         self._newest = (0, 0)
@@ -90,6 +97,8 @@ class Member:
             message, blobs = decode_message(body)
             if isinstance(message, Wanted):
                 self._on_wanted(message, blobs)
+            elif isinstance(message, CaptureAsked):
+                self._on_capture_asked(message)
 
     def on_batch(self) -> None:
         pass
@@ -101,6 +110,7 @@ class Member:
         self._newest = max(self._newest, (epoch, 0))
         self._whole = True
         self._wake.set()
+        self.vitals.tell_again()
 
     def on_suspended(self, why: str) -> None:
         log.warning("lost the controller, dialling again", extra={"why": why})
@@ -177,6 +187,8 @@ class Member:
         self._values.pop(attempt_id, None)
         self._dropped_lines.pop(attempt_id, None)
         self._moved.pop(attempt_id, None)
+        self._condemned.pop(attempt_id, None)
+        self.vitals.forget(attempt_id)
         self._gone[attempt_id] = None
         self._wake.set()
 
@@ -188,7 +200,8 @@ class Member:
             return
         if value is not None:
             self._values[observed.attempt_id] = value
-        self._observe(evolve(observed, outcome=self._with_cause(observed)))
+        self._watch_over(observed)
+        self._observe(evolve(observed, outcome=self._with_stacks(observed.attempt_id, self._with_cause(observed))))
 
     def _with_cause(self, observed: Observed) -> Outcome | None:
         """Launchers know that they stopped an attempt, not what for."""
@@ -197,6 +210,8 @@ class Member:
             return outcome
         if wish is not None and wish.stop:
             return evolve(outcome, cause=wish.stop_cause)
+        if observed.attempt_id in self._condemned:
+            return evolve(outcome, cause=Cause.FAILURE, message=self._condemned[observed.attempt_id])
         if self.leaving is not None:
             return evolve(outcome, cause=Cause.PREEMPTED, message=f"{self.leaving}; {outcome.message}")
         return outcome
@@ -224,6 +239,54 @@ class Member:
             channel.notice(AttemptLog(attempt_id=attempt_id, lines=lines))
         except (ChannelClosed, ChannelFull):
             self._dropped_lines[attempt_id] = dropped + len(lines)
+
+    # Watching over them
+
+    def on_said(self, attempt_id: AttemptId, said: Said) -> None:
+        """A process of the attempt has said something of itself."""
+        if attempt_id in self.held:
+            self.wards.said(attempt_id, said)
+
+    def _watch_over(self, observed: Observed) -> None:
+        wish = self.wanted.get(observed.attempt_id)
+        if observed.phase is Phase.RUNNING and wish is not None:
+            self.wards.began(observed.attempt_id, wish.spec, health_port(wish))
+        elif observed.phase is not Phase.STARTING:
+            self.wards.ended(observed.attempt_id)
+
+    def condemn(self, attempt_id: AttemptId, message: str) -> None:
+        """End it as a failure, unless its end has begun."""
+        one, wish = self.held.get(attempt_id), self.wanted.get(attempt_id)
+        if one is not None and one.phase is Phase.RUNNING and wish is not None and not wish.stop:
+            log.warning("%s: %s", attempt_id, message)
+            self._condemned[attempt_id] = message
+            self._launcher.stop(attempt_id)
+
+    def note(self, attempt_id: AttemptId, what: str, text: str) -> None:
+        """For the story of its job; what the controller cannot be told now, it is not told."""
+        self._tell(AttemptNoted(attempt_id=attempt_id, what=what, text=text))
+
+    def _with_stacks(self, attempt_id: AttemptId, outcome: Outcome | None) -> Outcome | None:
+        if outcome is None or outcome.captured:
+            return outcome
+        return evolve(outcome, captured=self.vitals.captured(attempt_id))
+
+    def _on_capture_asked(self, asked: CaptureAsked) -> None:
+        def tell(attempt_id: AttemptId, text: str) -> None:
+            self._tell(Captured(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
+
+        known = [attempt_id for attempt_id in asked.attempts if attempt_id in self.held]
+        for attempt_id in asked.attempts:
+            if attempt_id not in known:
+                tell(attempt_id, f"[fray] node {self.config.name} does not run it (any more)")
+        self.wards.look_for(known, tell)
+
+    def _tell(self, message: object) -> None:
+        if self.channel is not None:
+            try:
+                self.channel.notice(message)
+            except (ChannelClosed, ChannelFull):
+                pass
 
     async def log_room(self) -> None:
         """Back-pressure while there is a connection; without one, lines wait in the channel and then are dropped."""
@@ -258,6 +321,7 @@ class Member:
         later = [self._without_end(self.held[attempt_id]) for attempt_id in self._moved] if full else []
         gone, self._gone = tuple(self._gone), {}
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
+        self.vitals.send(channel, [one.attempt_id for one in chunk if one.phase is Phase.ENDED])
         channel.notice(Report(full=full, observed=(*chunk, *later), gone=gone), values)
         self._moving.unpark_all()
 
@@ -298,3 +362,9 @@ class Member:
         """All that has moved was sent (or its channel has ended)."""
         while self._moved and self.channel is not None and self.channel.error is None:
             await self._moving.park()
+
+
+def health_port(wish: Wish) -> int:
+    """Where the attempt's health is asked for; 0 if it has no such port."""
+    check = wish.spec.health
+    return wish.ports.get(check.port, 0) if check is not None and check.path is not None else 0

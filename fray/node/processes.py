@@ -26,10 +26,11 @@ from fray.model.specs import Observed, Outcome, Phase, Ticket
 from fray.net import segments
 from fray.node.attempts import Attempt, Course, close_keeper, unstarted
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
-from fray.node.launcher import OnLog, OnObserved, Room
+from fray.node.launcher import OnLog, OnObserved, OnSaid, Room
 from fray.node.namespace import Mode, applies, isolation
 from fray.node.preparing import NothingToPrepare, Preparer
 from fray.node.proctree import become_subreaper, children, end_descendants, end_marked
+from fray.node.stacks import CAPTURED
 from fray.node.tails import Tail
 from fray.node.zygote import Hatched
 from fray.node.zygotes import Zygotes
@@ -78,6 +79,7 @@ class ProcessLauncher:
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt_id, lines: None
         self.log_room: Room = _always_room
+        self.on_said: OnSaid = lambda attempt_id, said: None
         self.preparer = preparer or NothingToPrepare()
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))
@@ -178,6 +180,19 @@ class ProcessLauncher:
         if attempt.ended.is_set():
             self._delete(attempt)
 
+    async def capture(self, attempt_id: str) -> str:
+        """See `fray.node.wards.Attentive`."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.control is None:
+            return "[fray] it is not running"
+        captured = attempt.captured
+        attempt.control.tell(capture=1)
+        await captured.wait()
+        try:
+            return (attempt.directory / CAPTURED).read_text("utf-8", "replace")
+        except OSError:
+            return "[fray] its keeper could not look into it"
+
     def _ask(self, attempt: Attempt, what: str, overdue_s: float) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(self._enforce, attempt, overdue_s)
@@ -198,6 +213,7 @@ class ProcessLauncher:
     def _end(self, attempt: Attempt, outcome: Outcome, value: bytes | None) -> None:
         attempt.phase = Phase.ENDED
         attempt.ended.set()
+        attempt.captured.set()
         attempt.tail.close()
         told = Observed(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
         self.on_observed(told, value)

@@ -16,6 +16,7 @@ from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
 from fray.node.launcher import Launcher, Paced
 from fray.node.member import Member
+from fray.node.wards import Attentive
 
 REMIND_S = 10.0
 """A node that finds no controller says so this often."""
@@ -33,6 +34,8 @@ class _Desk:
         self.member = Member(config, launcher, "")
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
         launcher.on_log = lambda attempt_id, lines: self.member.on_log(attempt_id, lines)
+        if isinstance(launcher, Attentive):
+            launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
         if isinstance(launcher, Paced):
             launcher.log_room = lambda: self.member.log_room()
 
@@ -118,6 +121,7 @@ async def _be_member(
         reminder = trio.CancelScope()
         nursery.start_soon(_remind, config, reminder)
         nursery.start_soon(_leave_in_order, member, leave, nursery.cancel_scope)
+        await nursery.start(member.wards.run)
         try:
             channel: Channel = await nursery.start(_dial, member, network, rng)
         except FrayError as error:
@@ -127,6 +131,7 @@ async def _be_member(
         if task_status is not None:
             task_status.started()
         nursery.start_soon(member.report, channel)
+        nursery.start_soon(member.vitals.run, channel)
         over = await channel.wait_over()
         nursery.cancel_scope.cancel()
         return over

@@ -22,7 +22,7 @@ from fray.errors import FrayError
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
 from fray.net.websocket import WebSocketNetwork
-from fray.runtime import attempt, context, life, payload
+from fray.runtime import attempt, context, life, payload, stacks
 from fray.runtime.attempt import Ended
 from fray.runtime.context import Runtime
 from fray.runtime.executor import Executor
@@ -39,6 +39,7 @@ CLOSE_WITHIN_S = 2.0
 def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
     life.count_lives_of_process()
+    stacks.arm(ticket.directory)
     ended = _run(ticket, control_fd, outcome_fd)
     _flush()
     _write_record(outcome_fd, ended)
@@ -89,19 +90,23 @@ async def _run_in_loop(ticket: Ticket, work: attempt.Work, control_fd: int) -> E
 
     async with trio.open_nursery() as nursery:
         cancel = trio.CancelScope()
-        nursery.start_soon(_cancel_when_told, control_fd, cancel)
+        nursery.start_soon(_obey, control_fd, cancel)
         result = await attempt.run_in_place(ticket, WebSocketNetwork(), random.SystemRandom(), cancel, run)
         nursery.cancel_scope.cancel()
     return result or attempt.stopped()
 
 
-async def _cancel_when_told(control_fd: int, cancel: trio.CancelScope) -> None:
+async def _obey(control_fd: int, cancel: trio.CancelScope) -> None:
+    """What the keeper says: ``c``, cancel; ``t``, show your tasks."""
     while True:
         await trio.lowlevel.wait_readable(control_fd)
-        if os.read(control_fd, 1) == b"c":
+        word = os.read(control_fd, 1)
+        if word == b"c":
             cancel.cancel()
-            return
-        await trio.sleep_forever()  # closed: the keeper has its own ways from here on
+        elif word == b"t":
+            stacks.write_tasks(stacks.tasks_text())
+        else:
+            await trio.sleep_forever()  # closed: the keeper has its own ways from here on
 
 
 # Sync user code ------------------------------------------------------------------------------------------------------
@@ -142,6 +147,16 @@ class LoopThread:
         if self._thread is not None and self._token is not None:
             self.cancel()
             self._thread.join(CLOSE_WITHIN_S)
+
+    def show_tasks(self) -> None:
+        """Write what the loop is doing; from any thread."""
+        if self._token is None:
+            stacks.write_tasks("")
+            return
+        try:
+            self._token.run_sync_soon(lambda: stacks.write_tasks(stacks.tasks_text()))
+        except trio.RunFinishedError:
+            stacks.write_tasks("")
 
     def end_calls(self) -> None:
         """Have the calls under way answered: what their thread says from now on is not the user's doing."""
@@ -187,10 +202,11 @@ class LoopThread:
 
 
 class _Interrupter:
-    """Turns the keeper's request to end into KeyboardInterrupt on the main thread."""
+    """Obeys the keeper on a thread: a request to end becomes KeyboardInterrupt on the main one."""
 
-    def __init__(self, before: Callable[[], None], also: Callable[[], None]) -> None:
+    def __init__(self, show_tasks: Callable[[], None], before: Callable[[], None], also: Callable[[], None]) -> None:
         self.asked = False
+        self._show_tasks = show_tasks
         self._before = before
         self._also = also
         self._taken = threading.Event()
@@ -202,12 +218,18 @@ class _Interrupter:
         threading.Thread(target=self._listen, args=(control_fd,), name="fray-control", daemon=True).start()
 
     def _listen(self, control_fd: int) -> None:
-        if os.read(control_fd, 1) == b"c":
-            self.asked = True
-            self._before()
-            self.interrupt()
-            self._taken.wait(INTERRUPTED_WITHIN_S)  # before the loop has work for that thread which must not be hit
-            self._also()
+        while word := os.read(control_fd, 1):
+            if word == b"t":
+                self._show_tasks()
+            elif word == b"c" and not self.asked:
+                self._end()
+
+    def _end(self) -> None:
+        self.asked = True
+        self._before()
+        self.interrupt()
+        self._taken.wait(INTERRUPTED_WITHIN_S)  # before the loop has work for that thread which must not be hit
+        self._also()
 
     def taken(self) -> None:
         """The main thread has been interrupted."""
@@ -222,7 +244,7 @@ class _Interrupter:
 def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
     loop = LoopThread(ticket)
     context.set_process_runtime(loop.runtime)
-    interrupter = _Interrupter(lambda: None, lambda: None)
+    interrupter = _Interrupter(loop.show_tasks, lambda: None, lambda: None)
     fn, args, kwargs = work
     try:
         interrupter.start(control_fd)
@@ -259,7 +281,7 @@ def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int, outcome
 
     loop.task, loop.at_end = serve, end_of_loop
     context.set_process_runtime(loop.runtime)
-    interrupter = _Interrupter(loop.end_calls, loop.cancel)
+    interrupter = _Interrupter(loop.show_tasks, loop.end_calls, loop.cancel)
     try:
         interrupter.start(control_fd)
         loop.runtime()

@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 from fray.errors import CancelIgnored, FrayError, MessageTooLarge
 from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
+from fray.model.said import Said
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
 from fray.net.transport import Credential, Network
 from fray.runtime import payload
@@ -28,6 +29,7 @@ from fray.runtime.life import Ending, Life, construct, life_var, one_of_this_pro
 from fray.runtime.methods import has_async_methods
 from fray.runtime.services import open_services
 from fray.runtime.serving import serve_to_end
+from fray.runtime.voice import LoopVoice
 
 
 class Stage(Protocol):
@@ -282,13 +284,25 @@ async def run_in_place(
 
 
 async def run_attempt(
-    ticket: Ticket, content: bytes, network: Network, stage: Stage, *, rng: random.Random, cancel: trio.CancelScope
+    ticket: Ticket,
+    content: bytes,
+    network: Network,
+    stage: Stage,
+    *,
+    rng: random.Random,
+    cancel: trio.CancelScope,
+    hear: Callable[[Said], object] = lambda said: None,
 ) -> Ended:
-    """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED."""
+    """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED.
+
+    Args:
+        hear: is told what the attempt says of itself.
+    """
     result: Ended | None = None
 
     async def work(runtime: Runtime) -> Ended:
         nonlocal result
+        runtime.voice = LoopVoice(hear)
         try:
             opened = open_payload(content)
         except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports

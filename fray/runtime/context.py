@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import trio
 from attrs import define, field, frozen
@@ -63,6 +64,8 @@ class Runtime:
     """Of the loop it lives in: how other threads reach it."""
     extras: dict[str, object] = field(factory=dict)
     """Objects of the public API that belong to this runtime (its `Cluster`)."""
+    voice: Any = None
+    """`fray.runtime.voice.Voice` of a job that shares this process with others; else the process has one."""
 
 
 @frozen(kw_only=True)

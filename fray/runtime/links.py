@@ -23,6 +23,7 @@ from fray.model.messages.client import (
     EndSession,
     FollowLogs,
     JobChanged,
+    JobMeasured,
     Jobs,
     Launch,
     LogLines,
@@ -33,6 +34,7 @@ from fray.model.messages.client import (
     WatchJobs,
 )
 from fray.model.specs import JobInfo, JobSpec, JobState
+from fray.model.vitals import Vital, complete
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.requests import Requests, again
@@ -69,6 +71,13 @@ class JobRecord:
             self._end()
         self.changed.set()
         self.changed = trio.Event()
+
+    def measure(self, vitals: Sequence[Vital]) -> None:
+        """What is measured of it has changed."""
+        if not self.ended.is_set():
+            self.info = complete(self.info, {vital.attempt_id: vital for vital in vitals})
+            self.changed.set()
+            self.changed = trio.Event()
 
     def lose(self, error: FrayError) -> None:
         if not self.ended.is_set():
@@ -162,6 +171,9 @@ class ControllerLink:
     def _notice(self, message: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(message, JobChanged):
             self._learn(message.job, blobs[0] if blobs else None)
+        elif isinstance(message, JobMeasured):
+            if (record := self._jobs.get(message.job_id)) is not None:
+                record.measure(message.vitals)
         elif isinstance(message, Names):
             self._learn_names(message, blobs)
         elif isinstance(message, LogLines) and self.on_log is not None:

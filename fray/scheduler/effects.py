@@ -107,6 +107,17 @@ class NodeDied:
 
 
 @frozen(kw_only=True)
+class AttemptRemarked:
+    """A node has seen something that is worth a line in the story of the job; it changes nothing else."""
+
+    node: NodeName
+    incarnation: str
+    attempt_id: AttemptId
+    what: str
+    text: str = ""
+
+
+@frozen(kw_only=True)
 class NameRegistered:
     session: SessionId
     ref: int
@@ -147,6 +158,7 @@ Event: TypeAlias = (
     | NodeReported
     | NodeSilent
     | NodeDied
+    | AttemptRemarked
     | NameRegistered
     | NameUnregistered
     | CheckpointTaken

@@ -9,13 +9,16 @@ from __future__ import annotations
 from fray.model.ids import AttemptId
 from fray.model.messages.node import NodeHello, Report
 from fray.model.specs import Observed, Phase
-from fray.scheduler.effects import NodeDied, NodeJoined, NodeReported, NodeSilent
+from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeReported, NodeSilent
 from fray.scheduler.jobs import absent, lose, observe, reconsider
 from fray.scheduler.lifecycle import NODE_TABLE, NodeTurn, moved
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.registry import moved_with_node
 from fray.scheduler.rows import Attempt, Node, NodePhase
 from fray.scheduler.state import State, node_deadline
+
+REMARK_LIMIT_CHARS = 1000
+"""Of one line that a node asks for."""
 
 
 def joined(state: State, event: NodeJoined, out: Outbox) -> None:
@@ -89,6 +92,15 @@ def _observed(state: State, out: Outbox, node: Node, observed: Observed) -> None
     attempt = state.attempts.get(observed.attempt_id)
     if attempt is not None and attempt.living and attempt.node == node.name:
         observe(state, out, attempt, observed)
+
+
+def remarked(state: State, event: AttemptRemarked, out: Outbox) -> None:
+    """For the story; of an attempt that is not its any more a node has nothing to say."""
+    attempt = state.attempts.get(event.attempt_id)
+    if attempt is None or not attempt.living or (attempt.node, attempt.incarnation) != (event.node, event.incarnation):
+        return
+    text = f"{event.attempt_id} on {event.node}" + (f": {event.text}" if event.text else "")
+    out.happened(attempt.job_id, event.what, text[:REMARK_LIMIT_CHARS])
 
 
 def _unused_values(report: Report, out: Outbox) -> None:

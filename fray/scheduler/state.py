@@ -270,4 +270,7 @@ def _attempt_info(attempt: Attempt) -> AttemptInfo:
         end_time=attempt.ended_at,
         ports=attempt.ports,
         host=attempt.host,
+        peak_memory_bytes=outcome.peak_memory_bytes if outcome else 0,
+        cpu_s=outcome.cpu_s if outcome else 0.0,
+        captured=outcome.captured if outcome else "",
     )

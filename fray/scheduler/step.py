@@ -12,6 +12,7 @@ from typing import Any
 
 from fray.scheduler import checkpoints, holding, launching, nodes, registry, sessions, supervision
 from fray.scheduler.effects import (
+    AttemptRemarked,
     CheckpointTaken,
     Effect,
     Event,
@@ -61,6 +62,7 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     NodeReported: nodes.reported,
     NodeSilent: nodes.silent,
     NodeDied: nodes.died,
+    AttemptRemarked: nodes.remarked,
     NameRegistered: registry.register,
     NameUnregistered: registry.unregister,
     CheckpointTaken: checkpoints.take,

@@ -129,6 +129,7 @@ async def test_the_environment_of_a_job_is_the_nodes_then_its_own_then_frays(
             "FRAY_RANK": "0",
             "FRAY_WORLD_SIZE": "1",
             "FRAY_NODE_STATE": str(tmp_path),
+            "FRAY_PROGRESS": environ["FRAY_PROGRESS"],
         }
         assert "CUDA_VISIBLE_DEVICES" not in environ
         assert seen["payload"] == "load"

@@ -14,6 +14,7 @@ from attrs import Factory, field
 from fray.model.actors import ActorInfo
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
 from fray.model.specs import JobInfo, JobSpec, JobState, Outcome
+from fray.model.vitals import Vital
 from fray.model.word import frozen
 
 
@@ -120,6 +121,29 @@ class JobChanged:
     """Notice: the state of a job you launched or watch. The value of an ended job is attached."""
 
     job: JobInfo
+
+
+@frozen(kw_only=True)
+class JobMeasured:
+    """Notice: what is measured of a job that you launched or watch, at most twice a second. The times in ``vitals`` are
+    final (seconds since the epoch); attempts that have not moved may be missing."""
+
+    job_id: JobId
+    vitals: tuple[Vital, ...]
+
+
+@frozen(kw_only=True)
+class AskStacks:
+    """Look into the living processes of a job. Reply: `Stacks`, in bounded time. Errors: NoSuchJob, ChannelFull."""
+
+    job: JobId
+
+
+@frozen(kw_only=True)
+class Stacks:
+    """Of each living attempt the stacks of all its threads, or a line in brackets that says why there are none."""
+
+    stacks: dict[AttemptId, str]
 
 
 @frozen(kw_only=True)

@@ -9,6 +9,7 @@ from fray.model.ids import AttemptId, NodeName
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity
 from fray.model.specs import Observed, Wish
+from fray.model.vitals import Vital
 from fray.model.word import frozen
 
 
@@ -63,6 +64,42 @@ class AttemptLog:
 
     attempt_id: AttemptId
     lines: tuple[tuple[str, float, str], ...]
+
+
+@frozen(kw_only=True)
+class Measured:
+    """Notice up: what is measured of attempts; the latest replaces what was told before. Sent before their ends."""
+
+    vitals: tuple[Vital, ...]
+
+
+@frozen(kw_only=True)
+class AttemptNoted:
+    """Notice up: something for the story of an attempt's job."""
+
+    attempt_id: AttemptId
+    what: str
+    """``stalled``, ``recovered``, ``unwell`` or ``well``."""
+    text: str = ""
+
+
+@frozen(kw_only=True)
+class CaptureAsked:
+    """Notice down: the stacks of these attempts are wanted now. Each is answered by `Captured`, in bounded time."""
+
+    ref: int
+    attempts: tuple[AttemptId, ...]
+    limit_bytes: int
+    """Of each."""
+
+
+@frozen(kw_only=True)
+class Captured:
+    """Notice up: one of them."""
+
+    ref: int
+    attempt_id: AttemptId
+    text: str
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,198 @@
+"""Progress, stalls and stacks of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import fray
+from fray import Cluster, Entrypoint, InvalidRequest, Job, JobRequest, JobState, Ladder
+from fray.model.said import STACKS_SIGNAL
+from fray.node.stacks import capture, find_py_spy
+from tests import watched
+
+LIMIT_S = 60
+
+
+@asynccontextmanager
+async def launched(cluster: Cluster, fn: Any, *args: Any, **options: Any) -> AsyncIterator[Job]:
+    job = await cluster.launch(JobRequest(name=fn.__name__, entrypoint=Entrypoint.from_callable(fn, args), **options))
+    yield job
+    await job.terminate()
+
+
+async def until(job: Job, is_so: Any) -> Any:
+    """The job's info, as soon as it is so."""
+    while not is_so(job.info) and not job.done():
+        await job._record.changed.wait()
+    return job.info
+
+
+async def test_progress_is_seen_while_the_job_runs_and_its_last_word_always_arrives() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            async with launched(cluster, watched.count_to, 200, 0.005) as job:
+                seen = await until(job, lambda info: info.progress is not None)
+                assert 1 <= seen.progress.done < 200
+                assert await job.wait() == 200
+                last = job.info.progress
+                assert last is not None
+                assert (last.done, last.total, last.unit) == (200, 200, "steps")
+                assert abs(last.time - time.time()) < 30
+            async with launched(cluster, watched.count_in_loop, 5, 0.0) as job:
+                await job.wait()
+                assert job.info.progress is not None
+                assert job.info.progress.done == 5
+            (listed,) = [info for info in await cluster.list_jobs() if info.job_id == job.id]
+            assert listed.progress == job.info.progress
+
+
+async def test_threads_child_processes_and_programs_tell_progress_too() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            async with launched(cluster, watched.count_in_a_thread_and_a_process) as job:
+                await job.wait()
+                assert job.info.progress is not None
+                assert job.info.progress.done == 20
+            script = "echo 1 3 files > $FRAY_PROGRESS; echo nonsense > $FRAY_PROGRESS; echo 3 3 files >$FRAY_PROGRESS"
+            program = Entrypoint.from_binary("sh", ["-c", script])
+            job = await cluster.launch(JobRequest(name="program", entrypoint=program))
+            await job.wait()
+            assert job.info.progress is not None
+            assert (job.info.progress.done, job.info.progress.unit) == (3, "files")
+
+
+def test_in_a_driver_progress_does_nothing_but_look_at_its_arguments() -> None:
+    fray.progress(1)
+    fray.progress(3, None, "steps")
+    with pytest.raises(InvalidRequest):
+        fray.progress(-1)
+    with pytest.raises(InvalidRequest):
+        fray.progress(1, 2, "a unit of more than forty characters is none")
+
+
+async def test_the_log_shows_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8") as cluster:
+            job = await cluster.launch(
+                JobRequest(name="c", entrypoint=Entrypoint.from_callable(watched.count_to, (9,)))
+            )
+            await job.wait()
+    assert capsys.readouterr().err.splitlines() == ["(c) [fray] 1 of 9 steps (11%)", "(c) [fray] 9 of 9 steps (100%)"]
+
+
+async def test_a_stall_is_captured_while_the_job_runs_and_stays_in_its_record() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            async with launched(cluster, watched.linger_here, 60, stall_s=0.3) as job:
+                info = await until(job, lambda info: info.attempts and info.attempts[0].captured)
+                (attempt,) = info.attempts
+                assert (info.state, attempt.health) == (JobState.RUNNING, "stalled")
+                assert "linger_here" in attempt.captured
+            ended = await job.wait_ended()
+            assert "linger_here" in ended.attempts[0].captured
+            assert ended.attempts[0].health == ""
+            (line,) = [event.text for event in await cluster.story(job) if event.what == "stalled"]
+            assert "no progress for 0.3 s; the last was 1 of 2 (50%)" in line
+            listed = [info for info in await cluster.list_jobs() if info.job_id == job.id]
+            assert listed[0].attempts[0].captured == ""
+
+
+async def test_a_stalled_job_begins_anew_if_asked_and_its_record_says_why(tmp_path: Path) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            options: dict[str, Any] = {"stall_s": 0.5, "on_stall": "restart", "max_retries_failure": 1}
+            async with launched(cluster, watched.stall_the_first_time, str(tmp_path / "seen"), **options) as job:
+                assert await job.wait() == "well"
+                first = job.info.attempts[0]
+                assert first.cause is fray.Cause.FAILURE
+                assert "stalled: no progress for 0.5 s since it began" in first.message
+                assert "stall_the_first_time" in first.captured
+
+
+async def test_stacks_come_of_a_job_that_is_stuck_in_c_with_the_interpreters_lock() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            ladder = Ladder(cancel_s=0.1, term_s=0.1)
+            async with launched(cluster, watched.hold_the_interpreter, 60, ladder=ladder) as job:
+                await until(job, lambda info: info.progress is not None)
+                (text,) = (await job.stacks()).values()
+                assert "hold_the_interpreter" in text
+                assert "its loop did not answer" in text
+
+
+STUCK = """
+import ctypes, sys
+from fray.runtime import stacks
+stacks.arm(sys.argv[1])
+print("armed", flush=True)
+def stuck_in_c():
+    while True:
+        ctypes.PyDLL(None).sleep(60)  # a sleep of C ends early when a signal comes; other waits begin again
+stuck_in_c()
+"""
+
+
+@pytest.mark.parametrize("with_py_spy", [True, False])
+def test_stacks_come_by_py_spy_where_it_is_and_else_by_faulthandler(with_py_spy: bool, tmp_path: Path) -> None:
+    py_spy = find_py_spy() if with_py_spy else None
+    if with_py_spy and py_spy is None:
+        pytest.skip("py-spy is not installed")
+    process = subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.05)  # into the call; what is shown before is right, too
+        deaf = os.open(os.devnull, os.O_WRONLY)
+        text = capture(process.pid, deaf, tmp_path, py_spy, time.monotonic() + 8)
+        os.close(deaf)
+        assert process.poll() is None
+        assert "stuck_in_c" in text
+        assert ("most recent call first" in text) == (not with_py_spy)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+async def test_stacks_show_trio_tasks_and_programs_what_the_kernel_knows() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            async with launched(cluster, watched.wait_in_a_task, 60) as job:
+                await job.wait_running()
+                while "patient_child" not in (text := (await cluster.stacks(job)).popitem()[1]):
+                    assert "Process" in text
+                assert "Trio tasks" in text
+            program = JobRequest(name="sleep", entrypoint=Entrypoint.from_binary("sleep", ["60"]))
+            sleeper = await cluster.launch(program)
+            await sleeper.wait_running()
+            (text,) = (await sleeper.stacks()).values()
+            assert "no Python" in text or "not running" in text
+            await sleeper.terminate()
+            await sleeper.wait_ended()
+            assert await sleeper.stacks() == {}
+            with pytest.raises(fray.NoSuchJob):
+                await cluster.stacks("nobody-knows-it")
+
+
+async def test_a_process_that_does_not_catch_the_signal_is_not_sent_it() -> None:
+    """It would die of it: number 40 ends whoever has not asked for it."""
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            program = Entrypoint.from_binary("python3", ["-c", "import time; time.sleep(60)"])
+            job = await cluster.launch(JobRequest(name="foreign", entrypoint=program))
+            await job.wait_running()
+            await job.stacks()
+            assert job.info.state is JobState.RUNNING
+            assert STACKS_SIGNAL == 40
+            await job.terminate()
+            assert (await job.wait_ended()).signal != STACKS_SIGNAL

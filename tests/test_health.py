@@ -1,0 +1,351 @@
+"""Whether a job is well, by its answers and its beats: the counting as tables, the waiting on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import MockClock
+
+from fray.errors import InvalidRequest
+from fray.model.health import HealthCheck, OnStall, Progress
+from fray.model.requests import JobRequest
+from fray.model.said import Pulse, check_progress, line_of, parse, sentence
+from fray.model.specs import EntryKind, JobSpec
+from fray.model.vitals import cut
+from fray.node.asking import BadAnswer, ask_path, status_of
+from fray.node.ear import Ear, Remarks, said_of
+from fray.node.health import Beats, Pulses, Standing
+from fray.node.vitals import Vitals
+from fray.node.wards import CAPTURE_WITHIN_S, Wards
+
+# Counting ------------------------------------------------------------------------------------------------------------
+
+
+def asked(**options: Any) -> Pulses:
+    return Pulses(HealthCheck(path="/", **options), began=0.0)
+
+
+def test_so_many_bad_answers_in_a_row_are_a_failure_and_a_good_one_begins_anew() -> None:
+    pulses = asked(failures=3)
+    pulses.good()
+    assert [pulses.missed("503", 1.0) for _ in range(2)] == [Standing.UNWELL, Standing.UNWELL]
+    assert pulses.words() == "unwell (2 of 3): 503"
+    assert pulses.good() is Standing.WELL
+    assert [pulses.missed("503", 2.0) for _ in range(3)] == [Standing.UNWELL, Standing.UNWELL, Standing.FAILED]
+    assert "failed 3 times in a row; the last time: 503" in pulses.verdict()
+
+
+def test_no_answer_counts_while_it_may_still_be_starting_unless_it_has_been_well() -> None:
+    starting, well = asked(failures=1, start_s=60), asked(failures=1, start_s=60)
+    assert starting.missed("refused", 59.0) is Standing.STARTING
+    assert starting.words() == "starting: refused"
+    assert starting.missed("refused", 60.0) is Standing.FAILED
+    well.good()
+    assert well.missed("refused", 1.0) is Standing.FAILED
+
+
+def test_what_has_failed_stays_failed() -> None:
+    pulses = asked(failures=1, start_s=0)
+    pulses.missed("no", 0.0)
+    assert pulses.good() is Standing.FAILED
+
+
+def test_a_stall_is_noticed_once_and_the_next_beat_ends_it() -> None:
+    beats = Beats(10.0, since=0.0)
+    assert not beats.look(9.9)
+    assert beats.look(10.0)
+    assert not beats.look(30.0)
+    assert beats.beat(31.0)
+    assert not beats.beat(32.0)
+    assert beats.due_at() == 42.0
+
+
+# Words ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"30", Progress(done=30)),
+        (b"30 100", Progress(done=30, total=100)),
+        (b" 30   100 big steps ", Progress(done=30, total=100, unit="big steps")),
+        (b"1.5 - GB", Progress(done=1.5, unit="GB")),
+        (b"well", Pulse(True)),
+        (b"unwell ValueError: no", Pulse(False, "ValueError: no")),
+        (b"nan 3", None),
+        (b"-1", None),
+        (b"30 of 100", None),
+        (b"", None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_a_line_says_one_thing_or_nothing(line: bytes, said: object) -> None:
+    assert parse(line) == said
+    if said is not None:
+        assert parse(line_of(said)) == said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [(-1, None), (float("nan"), None), (1, -2), (float("inf"), 1), ("3", 4), (None, None)])
+def test_progress_that_is_no_amount_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidRequest, match="0 or more"):
+        check_progress(*bad, "")
+
+
+def test_progress_reads_as_people_say_it() -> None:
+    assert sentence(Progress(done=30, total=100, unit="steps")) == "30 of 100 steps (30%)"
+    assert sentence(Progress(done=2.5, unit="GB")) == "2.5 GB"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"stall_s": 0},
+        {"stall_s": float("nan")},
+        {"on_stall": "explode"},
+        {"health": lambda: HealthCheck()},
+        {"health": lambda: HealthCheck(path="/a b")},
+        {"health": lambda: HealthCheck(path="healthz")},
+        {"health": lambda: HealthCheck(path="/", failures=0)},
+        {"health": lambda: HealthCheck(path="/healthz")},  # on a port it does not ask for
+    ],
+)
+def test_what_cannot_be_watched_is_refused_when_it_is_written(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        JobRequest(name="j", **{key: value() if callable(value) else value for key, value in bad.items()})
+
+
+def test_too_many_stacks_lose_their_middle() -> None:
+    text = cut("a" * 1000 + "b" * 1000, 500)
+    assert text.startswith("aaa")
+    assert text.endswith("bbb")
+    assert "bytes are left out here" in text
+    assert len(text) <= 500
+
+
+# What a keeper hears -------------------------------------------------------------------------------------------------
+
+
+def test_of_a_flood_of_progress_the_node_hears_the_last_and_the_log_shows_little() -> None:
+    told: list[Any] = []
+    remarks: list[str] = []
+    ear = Ear(-1, told.append, remarks.append)
+    for start in range(0, 5000, 1000):
+        ear._feed(b"".join(b"%d 5000 steps\n" % done for done in range(start, start + 1000)), float(start) / 1000)
+        ear.due(100.0 + start / 100_000)
+    assert [said_of(news) for news in told] == [[Progress(done=999, total=5000, unit="steps")]]
+    ear.heard(1)
+    ear.due(200.0)
+    assert said_of(told[-1]) == [Progress(done=4999, total=5000, unit="steps")]
+    assert remarks == ["[fray] 999 of 5000 steps (20%)"]
+
+
+def test_what_is_no_line_of_progress_is_not_listened_to() -> None:
+    told: list[Any] = []
+    ear = Ear(-1, told.append, lambda line: None)
+    ear._feed(b"x" * 100_000, 0.0)
+    ear._feed(b"hello\n{}\n12 \n" + b"9" * 600 + b"\n", 0.0)
+    ear.due(1.0)
+    assert said_of(told[0]) == [Progress(done=12)]
+
+
+def test_the_log_has_the_first_word_one_now_and_then_and_the_last() -> None:
+    remarks = Remarks()
+    lines = [remarks.line(Progress(done=done, total=100), now=float(done)) for done in range(1, 26)]
+    shown = [line for line in [*lines, remarks.last(26.0), remarks.last(27.0)] if line]
+    assert shown == [
+        "[fray] 1 of 100 (1%)",
+        "[fray] 11 of 100 (11%), about 89 s left",
+        "[fray] 21 of 100 (21%), about 79 s left",
+        "[fray] 25 of 100 (25%), about 78 s left",
+    ]
+
+
+# Asking over HTTP ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [(b"HTTP/1.1 200 OK", 200), (b"HTTP/1.0 404", 404), (b"SSH-2.0-x", None), (b"", None)]
+)
+def test_the_status_is_in_the_first_line(line: bytes, status: int | None) -> None:
+    assert status_of(line) == status
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
+    questions: list[bytes] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        questions.append(await stream.receive_some(1000))
+        await stream.send_all(answer)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        yield listeners[0].socket.getsockname()[1], questions
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\nfine", None),
+        (b"HTTP/1.1 302 Found\r\nLocation: /x\r\n\r\n", None),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "status 503 Service Unavailable"),
+        (b"+PONG\r\n", "no answer of HTTP"),
+        (b"", "no answer of HTTP"),
+    ],
+)
+async def test_a_path_is_asked_for_and_the_status_decides(answer: bytes, wrong: str | None) -> None:
+    async with answering(answer) as (port, questions):
+        if wrong is None:
+            await ask_path(port, "/healthz?a=1")
+            assert questions[0].startswith(b"GET /healthz?a=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+        else:
+            with pytest.raises(BadAnswer, match=wrong):
+                await ask_path(port, "/")
+
+
+async def test_where_nobody_listens_the_answer_says_so() -> None:
+    async with answering(b"") as (port, _):
+        pass
+    with pytest.raises(BadAnswer, match=f"nobody listens at port {port} .*refused"):
+        await ask_path(port, "/")
+
+
+# Waiting -------------------------------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Fake:
+    """A launcher and a guardian in one."""
+
+    answers: list[str] = field(factory=list)
+    """To the questions by path; empty: good."""
+    never_captures: bool = False
+    condemned: list[tuple[float, str]] = field(factory=list)
+    notes: list[tuple[str, str]] = field(factory=list)
+    on_said: Any = None
+
+    async def capture(self, attempt_id: str) -> str:
+        if self.never_captures:
+            await trio.sleep_forever()
+        await trio.sleep(0.5)
+        return f"stacks at {trio.current_time():g}"
+
+    async def ask_path(self, attempt_id: str, port: int, path: str) -> None:
+        answer = self.answers.pop(0) if self.answers else ""
+        if answer == "hang":
+            await trio.sleep_forever()
+        if answer:
+            raise BadAnswer(answer)
+
+    def condemn(self, attempt_id: str, message: str) -> None:
+        self.condemned.append((trio.current_time(), message))
+
+    def note(self, attempt_id: str, what: str, text: str) -> None:
+        self.notes.append((what, text))
+
+
+@asynccontextmanager
+async def wards(fake: Fake, **spec: Any) -> AsyncIterator[tuple[Wards, Vitals]]:
+    vitals = Vitals()
+    watched = Wards(fake, fake, vitals)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watched.run)
+        watched.began("a:0:0", JobSpec(job_id="a", name="a", namespace="n", entry=EntryKind.CALLABLE, **spec), 80)
+        yield watched, vitals
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stall_is_captured_while_the_job_goes_on_and_ends_with_the_next_beat(autojump_clock: MockClock) -> None:
+    fake = Fake()
+    async with wards(fake, stall_s=10.0) as (watched, vitals):
+        await trio.sleep(9)
+        watched.said("a:0:0", Progress(done=1, total=3))
+        await trio.sleep(9.5)
+        assert fake.notes == []
+        await trio.sleep(1.5)
+        assert (vitals.captured("a:0:0"), vitals._known["a:0:0"].health) == ("stacks at 19.5", "stalled")
+        await trio.sleep(100)
+        watched.said("a:0:0", Progress(done=2, total=3))
+        assert vitals._known["a:0:0"].health == ""
+        assert fake.notes == [
+            ("stalled", "no progress for 10 s; the last was 1 of 3 (33%)"),
+            ("recovered", "after 111 s: 2 of 3 (67%)"),
+        ]
+        assert fake.condemned == []
+        await trio.sleep(10.6)
+        assert vitals.captured("a:0:0") == "stacks at 130.5"
+
+
+async def test_a_stall_that_shall_restart_condemns_once_the_stacks_are_there(autojump_clock: MockClock) -> None:
+    fake = Fake()
+    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (_, vitals):
+        await trio.sleep(60)
+        assert fake.condemned == [(10.5, "stalled: no progress for 10 s since it began")]
+        assert vitals.captured("a:0:0") == "stacks at 10.5"
+
+
+async def test_a_beat_that_comes_while_stacks_are_taken_saves_the_job(autojump_clock: MockClock) -> None:
+    fake = Fake()
+    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (watched, _):
+        await trio.sleep(10.2)
+        watched.said("a:0:0", Progress(done=1))
+        await trio.sleep(5)
+        assert fake.condemned == []
+
+
+async def test_a_capture_that_does_not_come_holds_nothing_up(autojump_clock: MockClock) -> None:
+    fake = Fake(never_captures=True)
+    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (_, vitals):
+        await trio.sleep(10.1 + CAPTURE_WITHIN_S)
+        assert len(fake.condemned) == 1
+        assert "no stacks came within" in vitals.captured("a:0:0")
+
+
+async def test_nothing_is_found_of_an_attempt_whose_end_has_begun(autojump_clock: MockClock) -> None:
+    fake = Fake(answers=["500"] * 99)
+    check = HealthCheck(path="/", start_s=0, failures=1, period_s=10)
+    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART, health=check) as (watched, _):
+        watched.ended("a:0:0")
+        await trio.sleep(100)
+        assert (fake.condemned, fake.notes) == ([], [])
+
+
+async def test_a_path_is_asked_every_period_and_no_answer_within_one_is_a_bad_one(autojump_clock: MockClock) -> None:
+    fake = Fake(answers=["", "hang", "", "500", "hang", "500"])
+    check = HealthCheck(path="/healthz", period_s=10, failures=3, start_s=0)
+    async with wards(fake, health=check) as (_, vitals):
+        await trio.sleep(25)
+        assert vitals._known["a:0:0"].health == "well"
+        await trio.sleep(100)
+        # asked at 0, 10 (till 20), 20, 30, 40 (till 50), 50; stacks take half a second
+        message = "not healthy: GET /healthz on port 'http' failed 3 times in a row; the last time: 500"
+        assert fake.condemned == [(50.5, message)]
+        assert [what for what, _ in fake.notes] == ["unwell", "well", "unwell"]
+
+
+async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_alike(autojump_clock: MockClock) -> None:
+    check = HealthCheck(actor="ping", period_s=10, failures=2, start_s=0)
+    speaks, silent = Fake(), Fake()
+    async with wards(speaks, health=check) as (loud, _), wards(silent, health=check) as (quiet, _):
+        for _ in range(2):
+            await trio.sleep(10)
+            loud.said("a:0:0", Pulse(True))
+            quiet.said("a:0:0", Pulse(True))
+        for _ in range(2):
+            await trio.sleep(10)
+            loud.said("a:0:0", Pulse(False, "ValueError: no"))
+        await trio.sleep(50)
+    assert speaks.condemned == [
+        (40.5, "not healthy: the method ping() failed 2 times in a row; the last time: ValueError: no")
+    ]
+    ((at, why),) = silent.condemned
+    assert at == 50.5  # its last word was at 20: one period to the next question, one for the answer, one more
+    assert "nor a word from its process" in why
