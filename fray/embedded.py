@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import trio
 
@@ -36,12 +37,16 @@ async def serve_controller(
     token: str,
     rng: random.Random,
     nodes: Sequence[NodeConfig],
+    workspaces: Path | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled."""
+    """Be the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled.
+
+    ``workspaces``: where it keeps those that travel. Default: none does.
+    """
     declared = [NodeHello(node=node.name, incarnation="", boot_id="", capacity=node.capacity) for node in nodes]
     await run_controller(
-        Store.memory(),
+        Store.memory(workspaces),
         network,
         [CONTROLLER, *addresses],
         token,
@@ -49,6 +54,7 @@ async def serve_controller(
         rng=rng,
         declared=declared,
         declares_all_nodes=True,
+        in_place=workspaces is None,
         task_status=task_status,
     )
 

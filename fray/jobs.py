@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
-from fray.model.environment import Secret
+from fray.model.environment import UNSENT, EnvironmentSpec, Secret
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, JobId, Namespace, mint_job_id
 from fray.model.messages.client import AskStacks, Stacks, Terminate
@@ -107,6 +107,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         secrets={key: value.name for key, value in variables.items() if isinstance(value, Secret)},
         sys_path=tuple(path or os.getcwd() for path in sys.path),
         cwd=os.getcwd(),
+        environment=EnvironmentSpec(bundle=_unsent(request.environment.workspace)),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
         detached=request.detached,
@@ -123,6 +124,11 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         result_storage=request.result_storage or "",
     )
     return evolve(spec, demand=evolve(demand, ports=len(port_names(spec))))
+
+
+def _unsent(workspace: str | None) -> str | None:
+    """The directory, until it has become a bundle on the way out (`fray.runtime.bundling`)."""
+    return None if workspace is None else UNSENT + os.path.realpath(os.path.expanduser(workspace))
 
 
 def error_of(record: JobRecord) -> BaseException:

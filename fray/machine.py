@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import trio
 from attrs import evolve
@@ -112,7 +113,9 @@ async def _open_among(
     network = embedded_network(rng)
     async with open_services() as nursery:
         try:
-            await nursery.start(serve_controller, network, [socket], token, rng, configs)
+            await nursery.start(
+                serve_controller, network, [socket], token, rng, configs, Path(directory.path, "workspaces")
+            )
             for child, config in zip(children, configs, strict=True):
                 child.tell(config)
                 nursery.start_soon(child.watch)

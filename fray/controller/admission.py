@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
 from fray.model.gangs import port_names
-from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, Namespace, SessionId, check_name
+from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.session import HEARTBEAT_S
@@ -108,6 +108,16 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
     if extra := set(attached) - set(needed):
         raise InvalidRequest(f"no job of this launch names the attachment {min(extra)}")
     return needed
+
+
+def check_bundles(launch: Launch, known: Container[JobId], has_bundle: Callable[[BlobId], bool]) -> None:
+    """Raises InvalidRequest: a job that is new here names a workspace that is not."""
+    for spec in launch.jobs:
+        bundle = spec.environment.bundle
+        if bundle is not None and spec.job_id not in known and not has_bundle(bundle):
+            raise InvalidRequest(
+                f"the workspace of job {spec.name!r} ({bundle}) is not here: send it, and launch again"
+            )
 
 
 def check_checkpoint(message: SaveCheckpoint, attached: Sequence[BlobId], has_blob: Callable[[BlobId], bool]) -> None:

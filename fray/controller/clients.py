@@ -8,13 +8,20 @@ subscribed, until the channel has room; so a slow client is told the latest, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import trio
 from attrs import evolve
 
-from fray.controller.admission import check_checkpoint, check_id, check_launch, heartbeat_s, is_goodbye
+from fray.controller.admission import (
+    check_bundles,
+    check_checkpoint,
+    check_id,
+    check_launch,
+    heartbeat_s,
+    is_goodbye,
+)
 from fray.controller.house import House
 from fray.controller.logs import Follower
 from fray.controller.mortality import Witness
@@ -33,6 +40,7 @@ from fray.errors import (
 )
 from fray.model.ids import AttemptId, JobId, Namespace, check_name, split_attempt
 from fray.model.messages import client as words
+from fray.model.messages.bundles import OfferBundle, PutPiece
 from fray.model.messages.client import ClientHello, Role
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
@@ -75,6 +83,9 @@ class Front(Protocol):
 
     def carrier_of(self, incarnation: str) -> Carrier | None:
         """What carries tunnels to this process; None without a conversation."""
+
+    def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Run a task that may outlive the conversation."""
 
 
 class ClientLink:
@@ -238,6 +249,7 @@ class ClientLink:
     def _launch(self, ref: int, message: words.Launch, blobs: Sequence[Bytes]) -> Answer:
         with self._house.holding(blobs) as attached:
             needed = check_launch(message, attached, self._house.store.has_blob)
+            check_bundles(message, self._house.state.jobs, self._house.bundles.has)
             event = LaunchAsked(session=self.session, ref=ref, launch=message)
             self._house.ask_with(event, needed)
         return None
@@ -363,6 +375,13 @@ class ClientLink:
         if kept.blob is not None and data is None:
             raise StoreError(f"the checkpoint of {kept.attempt_id} is damaged in the controller's store")
         return words.Checkpoint(blob=kept.blob, location=kept.location), [data] if data is not None else ()
+
+    # Workspaces
+
+    def _about_bundle(self, ref: int, message: object, blobs: Sequence[Bytes]) -> Answer:
+        self._house.bundles.admit(message, blobs)
+        self._front.start_soon(self._house.bundles.serve, self, ref, message, blobs)
+        return None
 
     # Logs
 
@@ -493,5 +512,7 @@ _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] 
     words.SaveCheckpoint: ClientLink._save_checkpoint,
     words.FetchCheckpoint: ClientLink._fetch_checkpoint,
     words.ListNodes: ClientLink._list_nodes,
+    OfferBundle: ClientLink._about_bundle,
+    PutPiece: ClientLink._about_bundle,
     words.EndSession: ClientLink._end_session,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -114,6 +114,7 @@ class Gateway:
             epoch=self._house.epoch,
             namespace=namespace,
             session_known=known is not None,
+            in_place=self._house.in_place,
         )
         return encode_message(answer), lambda channel: self._add_client(hello, namespace, channel)
 
@@ -217,6 +218,9 @@ class Gateway:
         self._links -= 1
         if link.witness is not None:
             link.witness.close()
+
+    def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
+        self._nursery.start_soon(task, *args)
 
     def next_revision(self) -> int:
         self._revision += 1

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from attrs import define, evolve, field
 
+from fray.controller.bundles import Bundles
 from fray.controller.logs import LogBook
 from fray.controller.store import Store
 from fray.controller.vitals import VitalsBook
@@ -45,8 +46,11 @@ class House:
     cluster_id: str
     epoch: int
     secret: bytes = field(repr=False)
+    bundles: Bundles = field(repr=False)
     book: LogBook = field(factory=LogBook)
     vitals: VitalsBook = field(factory=VitalsBook)
+    in_place: bool = False
+    """Jobs run where their authors do: no workspace travels."""
     inbox: Inbox = field(init=False)
     """Set by the loop, before anybody can connect."""
     _pins: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)

@@ -17,6 +17,7 @@ import trio
 from attrs import define, field, frozen
 
 from fray.controller.admission import GRACE_LIMIT_S
+from fray.controller.bundles import Bundles, Keeping
 from fray.controller.gateway import Gateway
 from fray.controller.house import House
 from fray.controller.loop import Loop, anchored_clock
@@ -63,6 +64,8 @@ async def run_controller(
     declared: Sequence[NodeHello] = (),
     declares_all_nodes: bool = False,
     rules: Rules | None = None,
+    keeping: Keeping | None = None,
+    in_place: bool = False,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be the controller of the cluster in ``store`` until cancelled.
@@ -72,6 +75,8 @@ async def run_controller(
         rng: for ids and keys; default: the system's.
         declared, declares_all_nodes: what fits none of these nodes is refused as never schedulable.
         rules: times and limits of the law.
+        keeping: how many workspaces are kept, and for how long.
+        in_place: jobs run in the processes of their authors, so workspaces need not travel.
 
     Raises:
         StoreError: the store is damaged, or a save has failed.
@@ -79,7 +84,8 @@ async def run_controller(
     """
     rng = rng or random.SystemRandom()
     clock = clock or anchored_clock()
-    house = _open_house(store, clock(), rng, rules)
+    house = _open_house(store, clock(), rng, rules, keeping)
+    house.in_place = in_place
     loop = Loop(house, clock)
     with _one_error():
         async with trio.open_nursery() as nursery:
@@ -91,6 +97,7 @@ async def run_controller(
                 serve = gateway.acceptor.handle
                 bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
             nursery.start_soon(loop.run)
+            nursery.start_soon(house.bundles.run)
             running = RunningController(
                 tuple(bound), house.epoch, house.cluster_id, state=house.state, gateway=gateway, loop=loop
             )
@@ -100,7 +107,7 @@ async def run_controller(
             task_status.started(running)
 
 
-def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | None) -> House:
+def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | None, keeping: Keeping | None) -> House:
     """Everything as it was saved; the new epoch is saved before anybody hears of it."""
     loaded = store.load()
     meta = loaded.meta
@@ -113,7 +120,16 @@ def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | Non
     store.save(meta=identity)
     store.forget([blob for blob in store.blobs() if not state.refers(blob)])
     secret = bytes.fromhex(identity["secret"])
-    return House(state, store, cluster_id=identity["cluster_id"], epoch=identity["epoch"], secret=secret)
+    bundles = Bundles(store.pieces, lambda: _bundles_needed(state), keeping)
+    return House(
+        state, store, cluster_id=identity["cluster_id"], epoch=identity["epoch"], secret=secret, bundles=bundles
+    )
+
+
+def _bundles_needed(state: State) -> set[str]:
+    """The workspaces of living jobs."""
+    found = (job.spec.environment.bundle for job in state.jobs.values() if state.needs_payload(job))
+    return {bundle for bundle in found if bundle is not None}
 
 
 def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:

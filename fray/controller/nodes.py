@@ -7,7 +7,7 @@ whole set goes first on each connection; attempts it does not hold yet follow wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import trio
@@ -15,8 +15,9 @@ from attrs import evolve
 
 from fray.controller.house import House
 from fray.controller.mortality import Witness
-from fray.errors import ChannelClosed, ChannelFull, FrayError
+from fray.errors import ChannelClosed, ChannelFull, FrayError, ProtocolMismatch
 from fray.model.ids import AttemptId, BlobId
+from fray.model.messages.bundles import FetchBundle, FetchPiece
 from fray.model.messages.node import (
     AttemptLog,
     AttemptNoted,
@@ -58,6 +59,9 @@ class Front(Protocol):
     def next_revision(self) -> int:
         """Grows with each `Wanted` of this life of the controller."""
 
+    def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Run a task that may outlive the conversation."""
+
 
 class NodeLink:
     """Handler of one node's channel."""
@@ -91,10 +95,12 @@ class NodeLink:
     # The channel's handler
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
-        if kind != Kind.NOTICE:
+        if kind not in (Kind.NOTICE, Kind.REQUEST):
             return
         message, blobs = decode_message(body)
-        if isinstance(message, Report):
+        if kind == Kind.REQUEST:
+            self._asked(ref, message, blobs)
+        elif isinstance(message, Report):
             self._reported(message, blobs)
         elif isinstance(message, AttemptLog):
             self._printed(message)
@@ -107,6 +113,22 @@ class NodeLink:
             self._front.captured(self, message)
         elif isinstance(message, NodeGoodbye):
             self.died(message.reason or "it left in order")
+
+    def _asked(self, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
+        try:
+            if not isinstance(message, FetchBundle | FetchPiece):
+                raise ProtocolMismatch(f"{type(message).__name__} is nothing a node asks a controller")
+            self._house.bundles.admit(message, blobs)
+        except FrayError as error:
+            self.refuse(ref, error)
+        else:
+            self._front.start_soon(self._house.bundles.serve, self, ref, message, blobs)
+
+    def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
+        self._send(lambda: self.channel.reply(ref, message, blobs))
+
+    def refuse(self, ref: int, error: FrayError) -> None:
+        self._send(lambda: self.channel.fail(ref, error))
 
     def on_batch(self) -> None:
         pass

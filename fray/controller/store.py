@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
+from fray.controller.pieces import PieceDict, PieceDirectory, Pieces
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
@@ -76,6 +77,8 @@ class Store:
             self._lock = _hold(self.path)
             self._db = _open(self.path / "fray.db", synchronous)
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
+            self.pieces: Pieces = PieceDirectory(self.path / "workspaces")
+            """Of workspaces; not in the transactions."""
         except (OSError, sqlite3.Error) as error:
             self._let_go()
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
@@ -84,12 +87,17 @@ class Store:
             raise
 
     @classmethod
-    def memory(cls) -> Store:
-        """The same in RAM, for embedded clusters and simulation; it lives as long as the object."""
+    def memory(cls, workspaces: Path | None = None) -> Store:
+        """The same in RAM, for embedded clusters and simulation; it lives as long as the object.
+
+        Args:
+            workspaces: where those are kept all the same. Default: in RAM, too.
+        """
         store = cls.__new__(cls)
         store.path = None
         store._lock = None
         store._blobs = BlobDict()
+        store.pieces = PieceDict() if workspaces is None else PieceDirectory(workspaces)
         store._db = _migrate(_connect(":memory:"), 0)
         return store
 

@@ -9,6 +9,13 @@ from attrs import Factory, field
 from fray.model.ids import BlobId
 from fray.model.word import frozen
 
+INSIDE = "workspace://"
+"""In a spec's ``cwd`` and ``sys_path``: the workspace, wherever it is on the machine; what follows is a path in it."""
+UNSENT = "directory:"
+"""In place of a bundle, before a spec leaves its author: the directory that is to become one."""
+WORKSPACE_NAME = "workspace"
+"""Of its directory in that of the attempt."""
+
 
 @frozen
 class Secret:

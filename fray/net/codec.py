@@ -24,7 +24,7 @@ from cattrs import Converter, transform_error
 from cattrs.preconf.json import make_converter
 
 from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
-from fray.model.messages import calls, client, node, tunnels
+from fray.model.messages import bundles, calls, client, node, tunnels
 from fray.net import session
 
 HEADER = struct.Struct("<IBBHIQ")
@@ -160,7 +160,9 @@ def _classes(module: ModuleType) -> dict[str, type]:
 
 
 MESSAGES: dict[str, type] = {
-    name: cls for module in (client, node, calls, tunnels, session) for name, cls in sorted(_classes(module).items())
+    name: cls
+    for module in (client, node, calls, tunnels, bundles, session)
+    for name, cls in sorted(_classes(module).items())
 }
 """Classes that may be the body of a control frame, by name."""
 

@@ -31,6 +31,8 @@ class NodeConfig:
     """Host or IP under which peers reach what listens here."""
     networked: bool = False
     """Jobs of this node may listen for other machines."""
+    cache_dir: str = ""
+    """Shared by all nodes of this machine and user: what can be had again. Default: ``~/.cache/fray``."""
     lease_s: float = 600.0
     """After this much silence the controller places the node's attempts elsewhere."""
     pid_namespace: str = "auto"

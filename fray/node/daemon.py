@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
+from pathlib import Path
 
 import trio
 from attrs import evolve
 
 from fray.errors import FrayError
+from fray.model.specs import Ticket
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
 from fray.node.entry import WARM, WARM_AMONG_MACHINES
 from fray.node.inventory import process_mark
+from fray.node.launcher import Ask
 from fray.node.namespace import Mode
+from fray.node.preparing import Prepared, Preparer, Say
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import run_node
 from fray.node.zygote import Hatched
@@ -43,6 +48,8 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
         zygote=zygote,
         pid_namespace=Mode(config.pid_namespace),
     )
+    store = cache_directory(config) / "workspaces"
+    launcher.preparer = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)
     leave = trio.Event()
     refused: FrayError | None = None
     async with trio.open_nursery() as nursery:
@@ -54,6 +61,31 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
         nursery.cancel_scope.cancel()
     if refused is not None:
         raise refused
+
+
+class _WithWorkspaces:
+    """`fray.node.workspaces.WorkspacePreparer`, imported (10 ms) when the first job has a workspace."""
+
+    def __init__(self, store: Path, ask: Ask, boot_id: str, then: Preparer) -> None:
+        self._store, self._ask, self._boot_id, self.then = store, ask, boot_id, then
+        self._with: Preparer | None = None
+
+    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+        if ticket.spec.environment.bundle is None:
+            return await self.then.prepare(ticket, say)
+        if self._with is None:
+            from fray.node.workspaces import WorkspacePreparer, Workspaces
+
+            self._with = WorkspacePreparer(Workspaces(self._store, self._ask, self._boot_id), self.then)
+        return await self._with.prepare(ticket, say)
+
+
+def cache_directory(config: NodeConfig) -> Path:
+    """Where this machine keeps what it can have again."""
+    if config.cache_dir:
+        return Path(config.cache_dir).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home if os.path.isabs(home) else config.state_dir, "fray")
 
 
 async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:

@@ -53,7 +53,7 @@ class Body:
     cwd: str | None = None
     """Where it works, if not where its author did."""
     sys_path: tuple[str, ...] = ()
-    """In front of the author's."""
+    """In front of all others."""
     outcome_fd: int
     """The job writes its record here: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
     control_fd: int
@@ -169,7 +169,8 @@ def _furnish(body: Body) -> Callable[[Ticket, int, int], None]:
     os.environ.update(body.variables)
     time.tzset()
     os.chdir(working_directory(body))
-    _extend_path((*body.sys_path, *spec.sys_path), spec.cwd)
+    sys.path[:0] = [entry for entry in body.sys_path if entry not in sys.path]
+    _extend_path(spec.sys_path, spec.cwd)
     sys.argv = [spec.name]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import trio
 
 from fray.model.said import Said
 from fray.model.specs import Observed, Ticket
+from fray.net.transport import Bytes
 
 OnObserved: TypeAlias = Callable[[Observed, bytes | None], None]
 """Told of every change of phase; the bytes are the outcome's value, with the phase ENDED."""
@@ -17,6 +18,8 @@ OnLog: TypeAlias = Callable[[str, tuple[tuple[str, float, str], ...]], None]
 
 Room: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when more lines may be told."""
+Ask: TypeAlias = Callable[[object], Awaitable[tuple[Any, Sequence[Bytes]]]]
+"""A request to the controller, and its answer with what is attached. Raises FrayError."""
 
 OnSaid: TypeAlias = Callable[[str, Said], None]
 """Told of what an attempt says of itself."""
@@ -70,3 +73,11 @@ class Furnished(Protocol):
     def attributes(self) -> dict[str, str]:
         """Attributes for the node's `Capacity`; asked once `Launcher.run` has started."""
         ...
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """A launcher that needs more of the controller than tickets: workspaces."""
+
+    ask: Ask
+    """Set by the node before `Launcher.run`. Fails while the node is no member of the cluster."""

@@ -36,6 +36,7 @@ _FILE_KEYS = {
     "controller": str,
     "name": str,
     "state_dir": str,
+    "cache_dir": str,
     "token_file": str,
     "advertise": str,
     "insecure": bool,
@@ -52,7 +53,7 @@ _FILE_KEYS = {
 
 
 _OPTIONS = (
-    *("controller", "name", "state_dir", "token_file", "advertise", "insecure", "lease_s"),
+    *("controller", "name", "state_dir", "cache_dir", "token_file", "advertise", "insecure", "lease_s"),
     *("pid_namespace", "ports"),
 )
 """What the command line may say too; it wins."""
@@ -91,6 +92,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="TOML: the same options, and cpu, memory, disk, gpus, tpus, [attributes] in place of what is found here",
     )
     parser.add_argument("--state-dir", metavar="DIR", help="this node's own directory (default: below ~/.local/state)")
+    parser.add_argument(
+        "--cache-dir", metavar="DIR", help="what all nodes of this machine share (default: ~/.cache/fray)"
+    )
     parser.add_argument("--token-file", metavar="FILE", help="the cluster's token (default: FRAY_TOKEN)")
     parser.add_argument(
         "--lease-s",
@@ -151,6 +155,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         token=_token(told.get("token_file"), environ),
         capacity=override(read_capacity(), told),
         state_dir=state_dir,
+        cache_dir=told.get("cache_dir", ""),
         advertise=told.get("advertise") or _local_address(controller),
         networked=networked,
         lease_s=lease_s,

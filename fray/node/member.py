@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import trio
 from attrs import evolve
@@ -23,6 +24,7 @@ from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket, Wish
 from fray.model.vitals import cut
 from fray.net.channel import Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
+from fray.net.requests import Requests
 from fray.net.transport import Bytes
 from fray.node.config import NodeConfig
 from fray.node.launcher import Furnished, Launcher
@@ -50,6 +52,7 @@ class Member:
         """Why nothing new is started any more."""
         self.vitals = Vitals()
         self.wards = Wards(launcher, self, self.vitals)
+        self._requests: Requests | None = None
         self._launcher = launcher
         self._condemned: dict[AttemptId, str] = {}
         self._values: dict[AttemptId, bytes] = {}
@@ -89,10 +92,12 @@ class Member:
     # The channel's handler
 
     def attach(self, channel: Channel) -> Member:
-        self.channel = channel
+        self.channel, self._requests = channel, Requests(channel)
         return self
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
+            return
         if kind == Kind.NOTICE:
             message, blobs = decode_message(body)
             if isinstance(message, Wanted):
@@ -108,6 +113,8 @@ class Member:
         epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
         log.info("joined the cluster", extra={"controller": self.config.controller, "epoch": epoch})
         self._newest = max(self._newest, (epoch, 0))
+        if self._requests is not None:
+            self._requests.on_reset()
         self._whole = True
         self._wake.set()
         self.vitals.tell_again()
@@ -119,6 +126,8 @@ class Member:
         log.info("the controller is back", extra={"controller": self.config.controller})
 
     def on_end(self, error: FrayError) -> None:
+        if self._requests is not None:
+            self._requests.on_end(error)
         self._wake.set()
         self._moving.unpark_all()
 
@@ -297,6 +306,16 @@ class Member:
             except ChannelClosed:
                 pass
         await trio.lowlevel.checkpoint()
+
+    async def ask(self, message: object) -> tuple[Any, Sequence[Bytes]]:
+        """A request to the controller; it waits while there is no connection, and ends with this membership.
+
+        Raises:
+            FrayError: what it answered, or why the conversation has ended.
+        """
+        if self._requests is None:
+            raise ChannelClosed("this node is no member of a cluster yet", reason="closed")
+        return await self._requests.request(message)
 
     # Up
 

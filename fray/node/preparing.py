@@ -38,7 +38,7 @@ class Prepared:
     cwd: str | None = None
     """Where it works. Default: the author's directory if it exists here, else the attempt's own."""
     sys_path: tuple[str, ...] = ()
-    """In front of the author's ``sys.path``, behind what the environment brings."""
+    """In front of everything else on ``sys.path``: what is to be imported from there even if it is installed, too."""
     argv: tuple[str, ...] = ()
     """In front of the program and its arguments."""
 

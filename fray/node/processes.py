@@ -21,12 +21,12 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from fray.errors import LaunchFailed
+from fray.errors import ChannelClosed, LaunchFailed
 from fray.model.specs import Observed, Outcome, Phase, Ticket
 from fray.net import segments
 from fray.node.attempts import Attempt, Course, close_keeper, unstarted
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
-from fray.node.launcher import OnLog, OnObserved, OnSaid, Room
+from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid, Room
 from fray.node.namespace import Mode, applies, isolation
 from fray.node.preparing import NothingToPrepare, Preparer
 from fray.node.proctree import become_subreaper, children, end_descendants, end_marked
@@ -39,6 +39,10 @@ OVERDUE_S = 10.0
 """A keeper that has not ended its job this long after the ladder's end is killed itself."""
 
 log = logging.getLogger("fray.node")
+
+
+async def _no_member(message: object) -> Any:
+    raise ChannelClosed("this node is no member of a cluster", reason="closed")
 
 
 async def _always_room() -> None:
@@ -80,6 +84,7 @@ class ProcessLauncher:
         self.on_log: OnLog = lambda attempt_id, lines: None
         self.log_room: Room = _always_room
         self.on_said: OnSaid = lambda attempt_id, said: None
+        self.ask: Ask = _no_member
         self.preparer = preparer or NothingToPrepare()
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))

@@ -14,7 +14,7 @@ from fray.model.messages.node import NodeGoodbye
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
-from fray.node.launcher import Launcher, Paced
+from fray.node.launcher import Asking, Launcher, Paced
 from fray.node.member import Member
 from fray.node.wards import Attentive
 
@@ -38,6 +38,8 @@ class _Desk:
             launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
         if isinstance(launcher, Paced):
             launcher.log_room = lambda: self.member.log_room()
+        if isinstance(launcher, Asking):
+            launcher.ask = lambda message: self.member.ask(message)
 
 
 async def run_node(

@@ -7,6 +7,7 @@ they differ only in the `Stage` they give.
 from __future__ import annotations
 
 import inspect
+import os
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -16,6 +17,7 @@ import trio
 from attrs import evolve, frozen
 
 from fray.errors import CancelIgnored, FrayError, MessageTooLarge
+from fray.model.environment import WORKSPACE_NAME
 from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.said import Said
@@ -133,12 +135,20 @@ def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> A
             job_name=ticket.spec.name,
             namespace=ticket.spec.namespace,
             node=ticket.node,
+            bundle=ticket.spec.environment.bundle or "",
+            workspace=_workspace_of(ticket),
             host_directory=lambda: ticket.directory,
             advertise=ticket.advertise,
             networked=ticket.networked,
         ),
         rng=rng,
     )
+
+
+def _workspace_of(ticket: Ticket) -> str:
+    """Where the attempt's workspace is, if it has one."""
+    has_one = ticket.spec.environment.bundle is not None
+    return os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_one else ""
 
 
 def open_payload(content: bytes) -> Work:

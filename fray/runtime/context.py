@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -19,7 +19,7 @@ import trio
 from attrs import define, field, frozen
 
 from fray.errors import FrayError, Refused, Unreachable
-from fray.model.ids import AttemptId, JobId, Namespace, SessionId, mint, split_attempt
+from fray.model.ids import AttemptId, BlobId, JobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel import RedialPolicy
 from fray.net.mixed import MixedNetwork
@@ -60,6 +60,12 @@ class Runtime:
     namespace: Namespace = ""
     address: str = ""
     """Where the controller is, as `FRAY_CLUSTER_ADDRESS` says it."""
+    bundle: BlobId = ""
+    """Of the workspace this job runs in; its children that name none run in it, too."""
+    workspace: str = ""
+    """Where that is."""
+    find_workspace: Callable[[str], Awaitable[Any]] | None = None
+    """How a directory becomes a bundle; None: by reading it (`fray.runtime.bundling`)."""
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     """Of the loop it lives in: how other threads reach it."""
     extras: dict[str, object] = field(factory=dict)
@@ -79,6 +85,8 @@ class Place:
     namespace: Namespace | None = None
     """None: the controller gives one."""
     node: str = ""
+    bundle: BlobId = ""
+    workspace: str = ""
     host_directory: Callable[[], str] | None = None
     """See `Host`."""
     advertise: str = "127.0.0.1"
@@ -253,6 +261,8 @@ def _make_runtime(
         node=place.node,
         namespace=place.namespace or "",
         address=address,
+        bundle=place.bundle,
+        workspace=place.workspace,
     )
     host.make_context = lambda call: _context_of(runtime, isinstance(call.actor, ThreadActor))
     return runtime

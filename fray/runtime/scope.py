@@ -58,7 +58,7 @@ class ChildScope:
                 known = supervision if isinstance(supervision, Supervision) else Supervision.ESCALATE
                 self.family.join(Child(spec.job_id, kind, known))
         try:
-            records = await self.runtime.link.launch(specs, payloads)
+            records = await self.runtime.link.launch(await _with_workspaces(self.runtime, specs), payloads)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._take_back(specs)
@@ -141,6 +141,15 @@ class ChildScope:
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a task that lives as long as this scope."""
         self._nursery.start_soon(task, *args)
+
+
+async def _with_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
+    """The specs as they leave: what they need of this machine has gone ahead."""
+    if not runtime.bundle and all(spec.environment.bundle is None for spec in specs):
+        return specs
+    from fray.runtime.bundling import bundled  # reads files and asks git: of no use to most
+
+    return await bundled(runtime, specs)
 
 
 async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str) -> None:

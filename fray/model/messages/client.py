@@ -63,6 +63,8 @@ class ControllerHello:
     namespace: Namespace = ""
     session_known: bool = False
     """The session existed before this connection."""
+    in_place: bool = False
+    """Jobs run in the process of their author, where its files are: no workspace needs to travel."""
 
 
 # Jobs

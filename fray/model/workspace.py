@@ -1,0 +1,255 @@
+"""Workspaces as they travel: a manifest of files, and the pieces that their contents are cut into. Pure.
+
+The contents of all files, one after the other in the order of the manifest, are one stream; the pieces are cuts of it.
+Small files share a piece, large ones have several, so thousands of files are a few hundred things to ask for. A piece
+is named by the SHA-256 of the bytes that travel, a file by that of its content, and the bundle by that of the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from posixpath import normpath
+
+from fray.errors import InvalidRequest
+from fray.model.ids import BlobId
+from fray.model.messages.bundles import PIECE_LIMIT_BYTES
+from fray.model.word import frozen
+
+FILE, PROGRAM, LINK = "f", "x", "l"
+"""Modes: a file, one that may be executed, a symbolic link (whose content is where it leads)."""
+FILES_LIMIT = 100_000
+"""Files of one workspace."""
+MANIFEST_LIMIT_BYTES = 64 * 1024 * 1024
+PIECE_BYTES = 512 * 1024
+"""Content of one piece, about."""
+_SMALL_BYTES = PIECE_BYTES // 2
+_CUT_FROM_BYTES = 128 * 1024
+_NAME_CHARS = frozenset("0123456789abcdef")
+
+
+@frozen
+class Entry:
+    """One file."""
+
+    path: str
+    """Relative, with ``/``; bytes that are no UTF-8 as Python's ``surrogateescape``."""
+    mode: str
+    blob: BlobId
+    """Of its content."""
+    size_bytes: int
+
+
+@frozen
+class Piece:
+    """One cut of the stream."""
+
+    blob: BlobId
+    """Of the bytes that travel."""
+    size_bytes: int
+    """Of the content."""
+    packed: bool
+    """The bytes are the content compressed by zlib."""
+
+
+@frozen
+class Manifest:
+    """What a bundle is. ``files`` are sorted by path."""
+
+    files: tuple[Entry, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+@frozen
+class Span:
+    """A part of a piece's content."""
+
+    piece: int
+    at: int
+    size_bytes: int
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """Its text; the same for equal manifests."""
+    files = [[each.path, each.mode, each.blob, each.size_bytes] for each in manifest.files]
+    pieces = [[each.blob, each.size_bytes, int(each.packed)] for each in manifest.pieces]
+    return json.dumps({"files": files, "pieces": pieces}, separators=(",", ":")).encode()
+
+
+def read_manifest(text: bytes) -> Manifest:
+    """Inverse of `write_manifest`, for texts of anybody: what it returns can be built below a directory.
+
+    Raises:
+        InvalidRequest: it is no manifest, or not of a workspace.
+    """
+    try:
+        data = json.loads(text)
+        manifest = Manifest(
+            tuple(Entry(str(p), str(m), _name(b), int(s)) for p, m, b, s in data["files"]),
+            tuple(Piece(_name(b), int(s), bool(packed)) for b, s, packed in data["pieces"]),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidRequest(f"this is no manifest of a workspace: {error}") from None
+    _check(manifest)
+    return manifest
+
+
+def _name(blob: str) -> BlobId:
+    if len(blob) != 64 or not _NAME_CHARS.issuperset(blob):
+        raise ValueError(f"{blob!r} is no SHA-256")
+    return blob
+
+
+def _check(manifest: Manifest) -> None:
+    if len(manifest.files) > FILES_LIMIT:
+        raise InvalidRequest(f"a workspace has at most {FILES_LIMIT:,} files, not {len(manifest.files):,}")
+    before, links = "", set()
+    for entry in manifest.files:
+        if not before < entry.path:
+            raise InvalidRequest(f"the paths of a manifest are sorted, and {entry.path!r} is not")
+        before = entry.path
+        check_path(entry.path)
+        if entry.mode not in (FILE, PROGRAM, LINK) or entry.size_bytes < 0:
+            raise InvalidRequest(f"{entry.path!r} has the mode {entry.mode!r} and {entry.size_bytes} bytes")
+        if entry.mode == LINK:
+            links.add(entry.path)
+    paths = {entry.path for entry in manifest.files}
+    for path in paths:
+        if any(above in paths for above in _above(path)):
+            raise InvalidRequest(f"{path!r} is below another file of the workspace")
+    if any(not 0 <= piece.size_bytes <= PIECE_LIMIT_BYTES for piece in manifest.pieces):
+        raise InvalidRequest(f"a piece of a workspace has at most {PIECE_LIMIT_BYTES} bytes")
+    if manifest.size_bytes != sum(entry.size_bytes for entry in manifest.files):
+        raise InvalidRequest("the pieces of the workspace do not make up its files")
+
+
+def check_path(path: str) -> None:
+    """Raises InvalidRequest: it is no path of a file below a directory."""
+    parts = path.split("/")
+    sound = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
+    encoded = path.encode("utf-8", "surrogatepass")
+    if not sound or len(encoded) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 800 for part in parts):
+        raise InvalidRequest(f"{path!r} is no path of a file in a workspace")
+
+
+def _above(path: str) -> Iterator[str]:
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def leads_out(path: str, target: str) -> bool:
+    """Whether a symbolic link at ``path`` in a workspace leads out of it."""
+    if target.startswith("/"):
+        return True
+    end = normpath(f"{path.rpartition('/')[0]}/{target}".lstrip("/"))
+    return end == ".." or end.startswith("../")
+
+
+def manifest_parts(text: bytes) -> list[bytes]:
+    """A manifest cut for the way."""
+    packed = zlib.compress(text, 6)
+    return [packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES)]
+
+
+def join_parts(bundle: BlobId, parts: Sequence[bytes]) -> Manifest:
+    """Inverse of `manifest_parts`.
+
+    Raises:
+        InvalidRequest: together they are not the manifest of this bundle.
+    """
+    text = unpack(b"".join(parts), MANIFEST_LIMIT_BYTES)
+    if hashlib.sha256(text).hexdigest() != bundle:
+        raise InvalidRequest(f"these are not the parts of bundle {bundle}: send them again")
+    return read_manifest(text)
+
+
+# Pieces --------------------------------------------------------------------------------------------------------------
+
+
+def pack(content: bytes) -> tuple[bytes, bool]:
+    """The bytes that travel, and whether they are compressed; what does not shrink by a tenth goes as it is."""
+    sample = content[: 32 * 1024]
+    if len(zlib.compress(sample, 1)) > len(sample) * 0.9:
+        return content, False
+    packed = zlib.compress(content, 1)
+    return (packed, True) if len(packed) < len(content) * 0.9 else (content, False)
+
+
+def unpack(data: bytes, limit_bytes: int = PIECE_LIMIT_BYTES) -> bytes:
+    """Inverse of zlib's compression, within a limit.
+
+    Raises:
+        InvalidRequest: it is not compressed, cut short, or larger.
+    """
+    stream = zlib.decompressobj()
+    try:
+        content = stream.decompress(data, limit_bytes)
+    except zlib.error as error:
+        raise InvalidRequest(f"a piece of a workspace cannot be unpacked: {error}") from None
+    if not stream.eof:
+        raise InvalidRequest(f"a piece of a workspace is cut short, or has more than {limit_bytes} bytes")
+    return content
+
+
+def content_of(piece: Piece, data: bytes) -> bytes:
+    """What a piece holds.
+
+    Raises:
+        InvalidRequest: the data are not this piece.
+    """
+    if hashlib.sha256(data).hexdigest() != piece.blob:
+        raise InvalidRequest(f"these bytes are not the piece {piece.blob}")
+    content = unpack(data) if piece.packed else data
+    if len(content) != piece.size_bytes:
+        raise InvalidRequest(f"the piece {piece.blob} has {len(content)} bytes and not {piece.size_bytes}")
+    return content
+
+
+def cut(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[int, int, int]]]:
+    """Where to cut the stream of files (path and size, in order): lists of (index of the file, from, bytes).
+
+    A file of 256 KiB and more has pieces of its own. Others share one, which ends where the hash of a path says so:
+    a file that comes, goes or changes leaves the cuts around it as they are.
+    """
+    pieces: list[list[tuple[int, int, int]]] = []
+    group: list[tuple[int, int, int]] = []
+    held = 0
+    for index, (path, size) in enumerate(sizes):
+        if size >= _SMALL_BYTES or held + size > PIECE_BYTES + _SMALL_BYTES:
+            pieces += [group] if group else []
+            group, held = [], 0
+        if size >= _SMALL_BYTES:
+            pieces += [[(index, at, min(PIECE_BYTES, size - at))] for at in range(0, size, PIECE_BYTES)]
+        elif size:
+            group.append((index, 0, size))
+            held += size
+        if held >= PIECE_BYTES or (held >= _CUT_FROM_BYTES and zlib.crc32(path.encode("utf-8", "replace")) % 8 == 0):
+            pieces.append(group)
+            group, held = [], 0
+    return [*pieces, group] if group else pieces
+
+
+def spans(manifest: Manifest) -> Iterator[tuple[Entry, list[Span]]]:
+    """Each file, and where its content is."""
+    number, at = 0, 0
+    for entry in manifest.files:
+        found, left = [], entry.size_bytes
+        while left:
+            take = min(left, manifest.pieces[number].size_bytes - at)
+            if take:
+                found.append(Span(number, at, take))
+            left, at = left - take, at + take
+            if at == manifest.pieces[number].size_bytes:
+                number, at = number + 1, 0
+        yield entry, found

@@ -1,0 +1,199 @@
+"""Which files of a workspace travel: what git tracks, or would if told to; without git, all but what is derived."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from fray.errors import InvalidRequest
+from fray.model.resources import parse_bytes
+from fray.model.workspace import FILE, FILES_LIMIT, LINK, PROGRAM, leads_out
+
+SKIPPED = frozenset(
+    {
+        *(".git", ".hg", ".svn", ".venv", "venv", "__pycache__", "node_modules", ".tox", ".nox"),
+        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".eggs", ".DS_Store"),
+    }
+)
+"""Names left out where there is no git; and so is every directory with a ``pyvenv.cfg``, and ``*.pyc``."""
+TOTAL_VARIABLE, FILE_VARIABLE = "FRAY_WORKSPACE_LIMIT", "FRAY_WORKSPACE_FILE_LIMIT"
+TOTAL_LIMIT_BYTES = 512 * 1000**2
+FILE_LIMIT_BYTES = 100 * 1000**2
+_NAMED = 5
+"""Files named in a complaint."""
+
+log = logging.getLogger("fray.workspace")
+
+
+@frozen
+class Found:
+    """One file, as it was when it was looked at."""
+
+    path: str
+    mode: str
+    size_bytes: int
+    stamp: tuple[int, ...]
+    """Changes whenever the content may have changed."""
+
+
+@frozen
+class Limits:
+    """What may travel."""
+
+    total_bytes: int = TOTAL_LIMIT_BYTES
+    file_bytes: int = FILE_LIMIT_BYTES
+    files: int = FILES_LIMIT
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Limits:
+        """From ``FRAY_WORKSPACE_LIMIT`` and ``FRAY_WORKSPACE_FILE_LIMIT``, as in ``2GB``."""
+        total, each = environ.get(TOTAL_VARIABLE), environ.get(FILE_VARIABLE)
+        return cls(
+            TOTAL_LIMIT_BYTES if total is None else parse_bytes(total, TOTAL_VARIABLE),
+            FILE_LIMIT_BYTES if each is None else parse_bytes(each, FILE_VARIABLE),
+        )
+
+
+def list_files(root: str, limits: Limits | None = None) -> list[Found]:
+    """All files that travel, sorted by path; none has been read yet.
+
+    Raises:
+        InvalidRequest: no directory, nothing in it, too much, or a link that leads out of it.
+    """
+    if not os.path.isdir(root):
+        raise InvalidRequest(f"workspace={root!r} is no directory: name the one that holds your project")
+    found = sorted(_look(root, _paths(root)), key=lambda each: each.path)
+    if not found:
+        raise InvalidRequest(f"the workspace {root} has no files that git would track: is all of it ignored?")
+    check_limits(root, found, limits or Limits())
+    return found
+
+
+def check_limits(root: str, found: list[Found], limits: Limits) -> None:
+    """Raises InvalidRequest, naming the largest files and what to do about them."""
+    total = sum(each.size_bytes for each in found)
+    if len(found) > limits.files:
+        raise InvalidRequest(
+            f"the workspace {root} has {len(found):,} files and at most {limits.files:,} travel: name a smaller "
+            "directory, or list what the job does not need in .gitignore"
+        )
+    if total <= limits.total_bytes and all(each.size_bytes <= limits.file_bytes for each in found):
+        return
+    largest = sorted(found, key=lambda each: -each.size_bytes)[:_NAMED]
+    names = ", ".join(f"{each.path} ({_mb(each.size_bytes)})" for each in largest)
+    raise InvalidRequest(
+        f"the workspace {root} has {_mb(total)}; at most {_mb(limits.total_bytes)} travel, "
+        f"and {_mb(limits.file_bytes)} of one file. The largest: {names}. "
+        "List them in .gitignore and read them from storage in the job, "
+        f"or raise {TOTAL_VARIABLE} and {FILE_VARIABLE}",
+        size_bytes=total,
+        limit_bytes=limits.total_bytes,
+        largest=[[each.path, each.size_bytes] for each in largest],
+    )
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
+
+
+def _look(root: str, paths: Iterator[str]) -> Iterator[Found]:
+    for path in paths:
+        try:
+            seen = os.lstat(f"{root}/{path}")
+        except FileNotFoundError:
+            continue  # tracked, and deleted since
+        except OSError as error:
+            raise unreadable(root, path, error) from error
+        if stat.S_ISREG(seen.st_mode):
+            mode = PROGRAM if seen.st_mode & 0o111 else FILE
+        elif stat.S_ISLNK(seen.st_mode):
+            mode = LINK
+            _check_link(root, path)
+        else:
+            continue
+        yield Found(path, mode, seen.st_size, stamp_of(seen))
+
+
+def stamp_of(seen: os.stat_result) -> tuple[int, ...]:
+    return seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, seen.st_mode
+
+
+def unreadable(root: str, path: str, error: OSError) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path!r} in the workspace {root} cannot be read ({error.strerror}): mend it, or list it in .gitignore"
+    )
+
+
+def _check_link(root: str, path: str) -> None:
+    target = os.readlink(f"{root}/{path}")
+    if leads_out(path, target):
+        raise InvalidRequest(
+            f"the symbolic link {path!r} leads out of the workspace {root} (to {target!r}), where the job cannot "
+            "follow: make it relative and inside, copy what it means, or list it in .gitignore"
+        )
+
+
+# Git -----------------------------------------------------------------------------------------------------------------
+
+
+def _paths(root: str) -> Iterator[str]:
+    listed = _ask_git(root)
+    if listed is None:
+        yield from _walk(root)
+        return
+    for path in dict.fromkeys(filter(None, listed.split(b"\0"))):  # in a merge git names one path several times
+        name = os.fsdecode(path).rstrip("/")
+        below = f"{root}/{name}"
+        if os.path.isdir(below) and not os.path.islink(below):
+            yield from _inner(below, name)
+        else:
+            yield name
+
+
+def _inner(below: str, name: str) -> Iterator[str]:
+    """A repository in the repository: a submodule, or one that the outer does not know. Its own rules hold."""
+    if os.path.exists(f"{below}/.git"):
+        yield from (f"{name}/{path}" for path in _paths(below))
+
+
+def _ask_git(root: str) -> bytes | None:
+    """Paths below the root, NUL after each; None where there is no git or no repository."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, capture_output=True, env={**environ, "LC_ALL": "C"}, check=False)
+    except FileNotFoundError:
+        log.warning("git is not installed: of %s all files travel, except derived ones", root)
+        return None
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.decode(errors="replace").strip()
+    if "not a git repository" in said:
+        return None
+    raise InvalidRequest(f"git cannot say which files of the workspace {root} travel: {said}")
+
+
+def _walk(root: str) -> Iterator[str]:
+    for place, directories, files in os.walk(root, onerror=_refuse(root)):
+        below = os.path.relpath(place, root)
+        prefix = "" if below == "." else f"{below}/"
+        links = [name for name in directories if os.path.islink(f"{place}/{name}")]
+        yield from (prefix + name for name in (*files, *links) if name not in SKIPPED and not name.endswith(".pyc"))
+        directories[:] = [name for name in directories if name not in links and _is_wanted(Path(place, name))]
+
+
+def _is_wanted(directory: Path) -> bool:
+    return directory.name not in SKIPPED and not (directory / "pyvenv.cfg").exists()
+
+
+def _refuse(root: str):  # type: ignore[no-untyped-def]
+    def refuse(error: OSError) -> None:
+        raise unreadable(root, os.path.relpath(error.filename, root), error) from error
+
+    return refuse
