@@ -70,14 +70,37 @@ class Cluster:
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
-    async def launch(self, request: JobRequest, *, on_failure: OnFailure = "absorb") -> Job:
-        """Launch a job that belongs to this connection; returns once the controller has accepted it.
+    @overload
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "absorb",
+    ) -> Job: ...
+    @overload
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: int,
+        name: str | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "absorb",
+    ) -> list[Job]: ...
+
+    async def launch(self, request: JobRequest, *, on_failure: OnFailure = "absorb", **how: Any) -> Job | list[Job]:
+        """Launch a job, or ``count`` of them, that belong to this connection. As `Scope.launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
             ConnectionFailed: the conversation with the controller has ended.
         """
-        return await self._root.launch(request, on_failure=on_failure)
+        launched: Job | list[Job] = await self._root.launch(request, on_failure=on_failure, **how)
+        return launched
 
     async def poll(self, job: Job | JobId) -> JobInfo:
         """The job's state now.
@@ -130,13 +153,42 @@ class Cluster:
             raise record.lost
         return record.info
 
-    async def terminate(self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "terminated") -> None:
-        """Ask for the end of jobs and of everything below them. Jobs that have ended are left alone."""
+    async def terminate(
+        self,
+        job_ids: Job | JobId | Sequence[Job | JobId] = (),
+        reason: str = "terminated",
+        *,
+        name: str | None = None,
+        prefix: str | None = None,
+        namespace: Namespace | None = None,
+        tree: bool = False,
+    ) -> list[JobId]:
+        """Ask for the end of jobs (and actors), and of everything they own; does not wait for it.
+
+        Args:
+            name: the living one of this name.
+            prefix: all living ones whose names begin so: ``"alice/rl/"``.
+            namespace: where names are looked for; default as in `get_job`; ``"*"``: everywhere.
+            tree: all that these have launched, at any depth, at once, the detached ones too. Default False: what they
+                own ends when they have ended, and detached jobs go on.
+
+        Returns:
+            Ids of those whose end this call has asked for. Others had ended, or were being ended already: to ask again
+            does no harm.
+
+        Raises:
+            InvalidRequest: nothing was asked for, or an empty name or prefix.
+        """
         wanted: Sequence[Job | JobId] = [job_ids] if isinstance(job_ids, Job | str) else job_ids
         ids = tuple(job_id_of(job) for job in wanted)
+        if name == "" or prefix == "":
+            raise InvalidRequest("terminate(name=) and (prefix=) need a text; list_jobs() has the ids of all jobs")
         for record in self._runtime.link.known(ids):
             record.asked_to_end = True
-        await self._runtime.link.request(Terminate(jobs=ids, reason=reason))
+        message = Terminate(
+            jobs=ids, reason=reason, name=name or "", prefix=prefix or "", namespace=namespace, tree=tree
+        )
+        return list(await self._runtime.link.terminate(message))
 
     async def list_jobs(
         self,
@@ -162,22 +214,19 @@ class Cluster:
         )
 
     async def get_job(self, name: str, namespace: Namespace | None = None) -> Job:
-        """The job of this name, whoever launched it: to wait for, read or end. A living one before one that has ended,
-        and of those the last.
+        """The job of this name (or id), whoever launched it: to wait for, read or end. A living one before one that has
+        ended, and of those the last.
 
         Args:
-            namespace: default the own one, then that of a detached job called so by a driver without namespace.
+            namespace: default the own one, then those that detached jobs of drivers without a namespace have made of
+                their names; ``"*"``: any.
 
         Raises:
             NoSuchJob: the cluster knows none of this name.
         """
-        check_name(name, "a job")
-        for where in (self.namespace, name) if namespace is None else (namespace,):
-            found = await self._list(ListJobs(namespace=where, name=name))
-            if found:
-                living = [info for info in found if not info.state.finished]
-                (record,) = await self._runtime.link.watch_jobs([(living or found)[-1].job_id])
-                return Job(self._runtime, record)
+        record = await self._runtime.link.find_by_name(check_name(name, "a job"), namespace)
+        if record is not None:
+            return Job(self._runtime, record)
         raise NoSuchJob(
             f"the cluster knows no job {_told(name, namespace or self.namespace)}; list_jobs('*') shows those of all "
             "namespaces",

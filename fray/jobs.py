@@ -15,7 +15,7 @@ from fray.model.environment import UNSENT, EnvironmentSpec, Secret
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, JobId, Namespace, mint_job_id
 from fray.model.messages.client import AskStacks, Stacks, Terminate
-from fray.model.requests import JobRequest
+from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
 from fray.runtime import payload
 from fray.runtime.attempt import check_blob
@@ -52,13 +52,24 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
     if entry.callable is not None:
         content = _closed((entry.callable, entry.args, entry.kwargs), f"the entrypoint of job {request.name!r}")
     spec = _spec(request, runtime, EntryKind.BINARY if content is None else EntryKind.CALLABLE, content)
-    return evolve(spec, argv=entry.argv, namespace=_namespace_of(request, runtime)), content
+    return evolve(
+        spec, argv=entry.argv, signature=_signature(entry), namespace=_namespace_of(request, runtime)
+    ), content
 
 
 def _namespace_of(request: JobRequest, runtime: Runtime) -> Namespace:
     """A detached job or actor of a driver without a namespace is a root of its own, and has that of its name."""
     is_root = request.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS))
     return request.name if is_root else runtime.namespace
+
+
+def _signature(entry: Entrypoint) -> str:
+    """The callable's place and a hash of its arguments; empty for programs, whose ``argv`` says it all."""
+    fn = entry.callable
+    if fn is None:
+        return ""
+    place = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+    return f"{place}#{payload.name_of(payload.dumps((entry.args, entry.kwargs), 'the arguments'))[:16]}"
 
 
 def build_actor_spec(
@@ -98,6 +109,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         job_id=mint_job_id(request.name, runtime.rng),
         name=request.name,
         namespace=runtime.namespace,
+        user=runtime.user,
         entry=entry,
         payload=None if content is None else payload.name_of(content),
         demand=demand,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 from attrs import evolve
 
@@ -14,16 +14,17 @@ from fray.groups import ActorGroup, build_members, check_count
 from fray.hosts import ActorHost
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
 from fray.model.environment import EnvironmentConfig
-from fray.model.ids import ActorId, mint
+from fray.model.ids import ActorId, JobId, mint
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import ResourceConfig
-from fray.model.specs import ActorConfig
+from fray.model.specs import ActorConfig, JobSpec
 from fray.runtime.context import Runtime
 from fray.runtime.family import Kind
 from fray.runtime.light import LightHost
 from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope, open_child_scope, open_service_scope
 from fray.supervision import ACTOR_RESOURCES, Child, OnFailure, build_group, label_of, supervision_of
+from fray.templates import instances
 
 Lifetime = Literal["non_detached", "detached"]
 
@@ -48,32 +49,78 @@ class Scope:
     def _runtime(self) -> Runtime:
         return self._children.runtime
 
-    async def launch(self, request: JobRequest, *, on_failure: OnFailure = "escalate") -> Job:
-        """Launch a job owned by this scope; returns once the controller has accepted it.
+    @overload
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "escalate",
+    ) -> Job: ...
+    @overload
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: int,
+        name: str | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "escalate",
+    ) -> list[Job]: ...
+
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: int | None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "escalate",
+    ) -> Job | list[Job]:
+        """Launch a job owned by this scope, or ``count`` of them; returns once the controller has accepted all.
 
         Args:
+            count: 1 to 10,000 jobs of this one request, all or none; a list of them is returned, in order. Each finds
+                its number in ``FRAY_JOB_INDEX``. Default None: one job, not a list.
+            name: in place of the request's; ``{user}`` stands for who runs the driver, and with ``count`` ``{index}``
+                (``{index:03d}``: with zeros) for each one's number from 0. Default with ``count``: the request's name
+                and ``/{index}``.
+            job_id: the id, chosen here: the name, a dash, and letters or digits. To launch the same request under it
+                again, from anywhere, gives the same job, also when it has ended, as long as the cluster remembers it.
+            adopt_existing: a living job of the name is what is wanted, if its request is the same: it is returned, and
+                stays whose it is. Of any number of launches at the same time, one launches.
             on_failure: what its failure, after all retries, does: ``"escalate"`` (default): it fails the scope;
                 ``"absorb"``: only those who wait for it hear of it; or a function ``hook(child, error)`` that is told
                 the `Job` (or `ActorHandle`) and returns one of the two. It runs in the scope's task and must not wait;
                 what it raises comes out of the scope.
 
         Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was launched. InvalidRequest also
+                when ``job_id`` belongs to a different request.
+            NameTaken: nor was it; for ``adopt_existing`` it says in what the living job's request differs.
             ConnectionFailed: the conversation with the controller has ended.
         """
-        return (await self.launch_all([request], on_failure=on_failure))[0]
+        built, content = build_spec(request, self._runtime)
+        specs = instances(built, self._runtime, count, name, job_id, adopt_existing)
+        payloads = [content] if content is not None else []
+        jobs = await self._launch(specs, payloads, on_failure, attaches=adopt_existing or job_id is not None)
+        return jobs if count is not None else jobs[0]
 
     async def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
         """Launch several jobs, all or none. Raises as `launch`."""
         built = [build_spec(request, self._runtime) for request in requests]
         specs, payloads = [spec for spec, _ in built], [content for _, content in built if content is not None]
-        records = await self._children.launch(
-            specs,
-            payloads,
-            Kind.JOB,
-            supervision_of(on_failure, self._job),
-            error_of,
-        )
+        return await self._launch(specs, payloads, on_failure)
+
+    async def _launch(
+        self, specs: list[JobSpec], payloads: list[bytes], on_failure: OnFailure, attaches: bool = False
+    ) -> list[Job]:
+        decide = supervision_of(on_failure, self._job)
+        records = await self._children.launch(specs, payloads, Kind.JOB, decide, error_of, attaches)
         return [self._job(record) for record in records]
 
     def _job(self, record: JobRecord) -> Job:

@@ -58,7 +58,7 @@ def test_a_launch_that_names_only_some_known_jobs_is_refused(law: Cluster) -> No
     law.launch(job("a"))
     with pytest.raises(InvalidRequest, match="the same jobs"):
         law.launch(job("a"), job("b"))
-    with pytest.raises(InvalidRequest, match="belongs to another job"):
+    with pytest.raises(InvalidRequest, match="belongs to a different request: it differs in name"):
         law.launch(job("c", job_id="a"))
 
 

@@ -102,9 +102,31 @@ class Scope:
     def name(self) -> str:
         return self._native.name
 
-    def launch(self, request: JobRequest, *, on_failure: OnFailure = "escalate") -> Job:
-        """Launch a job owned by this scope. As `fray.Scope.launch`."""
-        return self.launch_all([request], on_failure=on_failure)[0]
+    @overload
+    def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "escalate",
+    ) -> Job: ...
+    @overload
+    def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: int,
+        name: str | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "escalate",
+    ) -> list[Job]: ...
+
+    def launch(self, request: JobRequest, **how: Any) -> Job | list[Job]:
+        """Launch a job, or ``count`` of them, owned by this scope. As `fray.Scope.launch`."""
+        return _launched(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
 
     def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
         """Launch several jobs, all or none. As `fray.Scope.launch_all`."""
@@ -181,14 +203,36 @@ class Cluster:
         """A nursery whose children are jobs and actors: ``with cluster.open_scope("run") as scope``."""
         return Scope(self._portal, self._native.open_scope(name))
 
-    def launch(self, request: JobRequest, *, on_failure: OnFailure = "absorb") -> Job:
-        """Launch a job that belongs to this connection; returns once the controller has accepted it.
+    @overload
+    def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "absorb",
+    ) -> Job: ...
+    @overload
+    def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: int,
+        name: str | None = None,
+        adopt_existing: bool = False,
+        on_failure: OnFailure = "absorb",
+    ) -> list[Job]: ...
+
+    def launch(self, request: JobRequest, **how: Any) -> Job | list[Job]:
+        """Launch a job, or ``count`` of them, that belong to this connection. As `fray.Cluster.launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
             ConnectionFailed: the conversation with the controller has ended.
         """
-        return Job(self._portal, self._portal.call(lambda: self._native.launch(request, on_failure=on_failure)))
+        return _launched(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
 
     def poll(self, job: Job | JobId) -> JobInfo:
         """The job's state now. Raises NoSuchJob."""
@@ -220,16 +264,26 @@ class Cluster:
         """Print what the job writes, as it writes it, until it ends; returns its final state."""
         return self._portal.call(self._native.monitor, _plain(job))
 
-    def terminate(self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "terminated") -> None:
-        """Ask for the end of jobs and of everything below them. Jobs that have ended are left alone."""
-        self._portal.call(self._native.terminate, _plain_all(job_ids), reason)
+    def terminate(
+        self,
+        job_ids: Job | JobId | Sequence[Job | JobId] = (),
+        reason: str = "terminated",
+        *,
+        name: str | None = None,
+        prefix: str | None = None,
+        namespace: Namespace | None = None,
+        tree: bool = False,
+    ) -> list[JobId]:
+        """Ask for the end of jobs and of all they own; which ones it has asked for. As `fray.Cluster.terminate`."""
+        names: dict[str, Any] = {"name": name, "prefix": prefix, "namespace": namespace, "tree": tree}
+        return self._portal.call(lambda: self._native.terminate(_plain_all(job_ids), reason, **names))
 
     def list_jobs(self, namespace: Namespace | None = None, **which: Any) -> list[JobInfo]:
         """Jobs of the own namespace (``"*"``: of all), newest last. As `fray.Cluster.list_jobs`."""
         return self._portal.call(lambda: self._native.list_jobs(namespace, **which))
 
     def get_job(self, name: str, namespace: Namespace | None = None) -> Job:
-        """The job of this name, whoever launched it. As `fray.Cluster.get_job`."""
+        """The job of this name (or id), whoever launched it. As `fray.Cluster.get_job`."""
         return Job(self._portal, self._portal.call(self._native.get_job, name, namespace))
 
     def explain(self, job: Job | JobId) -> str:
@@ -284,6 +338,10 @@ class Cluster:
 
     def __repr__(self) -> str:
         return repr(self._native)
+
+
+def _launched(portal: Portal, launched: Any) -> Job | list[Job]:
+    return [Job(portal, job) for job in launched] if isinstance(launched, list) else Job(portal, launched)
 
 
 def _plain(job: Job | JobId) -> NativeJob | JobId:

@@ -48,7 +48,7 @@ from fray.net.carrier import Carrier, End, Lane
 from fray.net.channel import MESSAGE_LIMIT_BYTES, Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.transport import Bytes
-from fray.scheduler import actors, checkpoints
+from fray.scheduler import actors, checkpoints, lookup
 from fray.scheduler.effects import (
     CheckpointTaken,
     LaunchAsked,
@@ -255,8 +255,14 @@ class ClientLink:
         return None
 
     def _terminate(self, ref: int, message: words.Terminate, blobs: Sequence[Bytes]) -> Answer:
-        self._house.inbox.ask(TerminateAsked(session=self.session, ref=ref, jobs=message.jobs, reason=message.reason))
+        what = {field: getattr(message, field) for field in ("jobs", "reason", "name", "prefix", "tree", "own")}
+        self._house.inbox.ask(TerminateAsked(session=self.session, ref=ref, namespace=message.namespace, **what))
         return None
+
+    def _find_job(self, ref: int, message: words.FindJob, blobs: Sequence[Bytes]) -> Answer:
+        state = self._house.state
+        found = lookup.find(state, self.namespace, message.name, message.namespace)
+        return self._follow_jobs([state.job_info(found)] if found is not None else [])
 
     def _watch_jobs(self, ref: int, message: words.WatchJobs, blobs: Sequence[Bytes]) -> Answer:
         return self._follow_jobs([self._house.state.job_info(job) for job in message.jobs])
@@ -497,6 +503,7 @@ _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] 
     words.Launch: ClientLink._launch,
     words.Terminate: ClientLink._terminate,
     words.WatchJobs: ClientLink._watch_jobs,
+    words.FindJob: ClientLink._find_job,
     words.ListJobs: ClientLink._list_jobs,
     words.FetchBlob: ClientLink._fetch_blob,
     words.AskStacks: ClientLink._ask_stacks,

@@ -167,6 +167,12 @@ class JobSpec:
     """Whom its failure concerns."""
     get_if_exists: bool = False
     """A living actor of this name is what is wanted: answer with that one instead of `NameTaken`."""
+    adopt_existing: bool = False
+    """A living job of this name is what is wanted, if it is of the same request."""
+    signature: str = ""
+    """What the payload does, to compare requests of different processes: pickles of one thing differ."""
+    user: str = ""
+    """At whose hands it, or the job it was launched by, came here."""
     environment: EnvironmentSpec = Factory(EnvironmentSpec)
     """What its process is made of, beyond what is on the node."""
     secrets: dict[str, str] = Factory(dict)
@@ -271,6 +277,9 @@ class AttemptInfo:
     cpu_s: float = 0.0
     captured: str = ""
     ports: dict[str, int] = Factory(dict)
+    place_time: float | None = None
+    """When it was given its machine."""
+    duration_s: float = 0.0
     progress: Progress | None = None
     """What it last said of itself by `fray.progress`."""
     memory_bytes: int = 0
@@ -310,6 +319,19 @@ class JobInfo:
     """What it last said of itself by `fray.progress`."""
     ended_by: str = ""
     """Who asked for its end, if somebody did."""
+    launch_time: float | None = None
+    parent: JobId = ""
+    """The job whose process launched it, whoever owns it."""
+    user: str = ""
+    retries: dict[str, int] = Factory(dict)
+    """How often it was made anew, by the `Cause` of the end before."""
+    first_member: int | None = None
+    """Of a gang: which member ended first, in a generation that ended badly."""
+
+    @property
+    def duration_s(self) -> float | None:
+        """From its first start to its end; None before there are both."""
+        return None if self.start_time is None or self.end_time is None else self.end_time - self.start_time
 
     @property
     def members(self) -> tuple[AttemptInfo, ...]:

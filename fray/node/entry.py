@@ -95,6 +95,8 @@ def _fray_variables(ticket: Ticket) -> dict[str, str]:
         "FRAY_CLUSTER_ADDRESS": ticket.controller,
         "FRAY_ATTEMPT_ID": ticket.attempt_id,
         "FRAY_NODE": ticket.node,
+        "FRAY_JOB_INDEX": str(ticket.spec.index),
+        "FRAY_USER": ticket.spec.user,
         **own_variables(ticket),
         VARIABLE: f"{ticket.directory}/{PIPE}",
     }

@@ -134,6 +134,7 @@ def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> A
             attempt_id=ticket.attempt_id,
             job_name=ticket.spec.name,
             namespace=ticket.spec.namespace,
+            user=ticket.spec.user,
             node=ticket.node,
             bundle=ticket.spec.environment.bundle or "",
             workspace=_workspace_of(ticket),

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from fray.errors import FrayError, Refused, Unreachable
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace, SessionId, mint, split_attempt
@@ -58,6 +58,8 @@ class Runtime:
     attempt_id: AttemptId | None = None
     node: str = ""
     namespace: Namespace = ""
+    user: str = ""
+    """At whose hands it is here: of a driver, who runs it; of a job, who ran the driver."""
     address: str = ""
     """Where the controller is, as `FRAY_CLUSTER_ADDRESS` says it."""
     bundle: BlobId = ""
@@ -84,6 +86,7 @@ class Place:
     job_name: str = ""
     namespace: Namespace | None = None
     """None: the controller gives one."""
+    user: str = Factory(lambda: os.environ.get("FRAY_USER") or os.environ.get("USER") or "")
     node: str = ""
     bundle: BlobId = ""
     workspace: str = ""
@@ -117,7 +120,7 @@ class Place:
             namespace=self.namespace,
             grace_s=self.grace_s,
             process=self.process,
-            user=os.environ.get("USER", ""),
+            user=self.user,
         )
 
 
@@ -260,6 +263,7 @@ def _make_runtime(
         attempt_id=place.attempt_id,
         node=place.node,
         namespace=place.namespace or "",
+        user=place.user,
         address=address,
         bundle=place.bundle,
         workspace=place.workspace,

@@ -16,11 +16,13 @@ import trio
 from attrs import evolve
 
 from fray.errors import ChannelClosed, FrayError, NoSuchJob, Unreachable
-from fray.model.ids import JobId
+from fray.model.ids import JobId, Namespace
 from fray.model.messages.client import (
     ClientHello,
     ControllerHello,
+    Ended,
     EndSession,
+    FindJob,
     FollowLogs,
     JobChanged,
     JobMeasured,
@@ -29,6 +31,7 @@ from fray.model.messages.client import (
     LogLines,
     Names,
     Register,
+    Terminate,
     Unwatch,
     Watch,
     WatchJobs,
@@ -280,7 +283,7 @@ class ControllerLink:
     async def launch(self, specs: Sequence[JobSpec], payloads: Sequence[bytes]) -> list[JobRecord]:
         """Launch all or none; the records follow the jobs to their end.
 
-        A record is of another job than its spec's where ``get_if_exists`` was answered with one that is there already.
+        A record is of another job than its spec's where that asked for one that is there already.
         """
         records = [
             self._record(JobInfo(job_id=spec.job_id, name=spec.name, state=JobState.PENDING, namespace=spec.namespace))
@@ -296,6 +299,27 @@ class ControllerLink:
 
         await self.request_blobs(Launch(jobs=tuple(specs)), payloads, on_answer=accepted)
         return records
+
+    async def terminate(self, message: Terminate) -> tuple[JobId, ...]:
+        """Ask for the end of jobs; those that end by this are no error of their scopes here."""
+
+        def asked(reply: Any, blobs: Sequence[Bytes]) -> None:
+            for record in self.known(reply.jobs):
+                record.asked_to_end = True
+
+        reply = await self.request_blobs(message, on_answer=asked)
+        assert isinstance(reply[0], Ended)
+        return reply[0].jobs
+
+    async def find_by_name(self, name: str, namespace: Namespace | None) -> JobRecord | None:
+        """The record of the job that has, or had, this name."""
+        found: list[JobRecord] = []
+
+        def learnt(reply: Any, blobs: Sequence[Bytes]) -> None:
+            found.extend(self._learn_all(reply, blobs, keep=True))
+
+        await self.request_blobs(FindJob(name=name, namespace=namespace), on_answer=learnt)
+        return found[0] if found else None
 
     async def watch_jobs(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
         """Records of these jobs, whoever launched them.

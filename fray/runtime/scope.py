@@ -6,7 +6,7 @@ cancelled watcher ends its child and waits, bounded, for the acknowledgement.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
@@ -48,8 +48,13 @@ class ChildScope:
         kind: Kind,
         supervision: Supervision | Decide,
         error_of: Callable[[JobRecord], BaseException],
+        attaches: bool = False,
     ) -> list[JobRecord]:
-        """Launch children, all or none, each watched from before the request leaves."""
+        """Launch children, all or none, each watched from before the request leaves.
+
+        Args:
+            attaches: a job of such an id may be there already, made by anybody.
+        """
         decide = (lambda record, error: supervision) if isinstance(supervision, Supervision) else supervision
         if self.family.ending:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
@@ -57,14 +62,15 @@ class ChildScope:
             if not spec.detached:
                 known = supervision if isinstance(supervision, Supervision) else Supervision.ESCALATE
                 self.family.join(Child(spec.job_id, kind, known))
+        there = {record.info.job_id for record in self.runtime.link.known([spec.job_id for spec in specs])}
         try:
             records = await self.runtime.link.launch(await _with_workspaces(self.runtime, specs), payloads)
-        except BaseException:
+        except BaseException as error:
             with trio.CancelScope(shield=True):
-                await self._take_back(specs)
+                await self._take_back(specs, there, nothing_done=attaches and isinstance(error, FrayError))
             raise
         for spec, record in zip(specs, records, strict=True):
-            if record.info.job_id != spec.job_id:
+            if record.info.job_id != spec.job_id or (attaches and not self._ours(record)):
                 self._left(spec.job_id)  # it was there already, and belongs to whoever made it
             elif not spec.detached:
                 scope = trio.CancelScope()
@@ -74,10 +80,19 @@ class ChildScope:
                 self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
         return records
 
-    async def _take_back(self, specs: Sequence[JobSpec]) -> None:
-        """The launch was refused, or we were cancelled in the middle: whatever of it took effect must end."""
+    def _ours(self, record: JobRecord) -> bool:
+        """This process has launched it."""
+        return record.info.owner in (self.runtime.session, self.runtime.attempt_id)
+
+    async def _take_back(self, specs: Sequence[JobSpec], known: Container[str], nothing_done: bool) -> None:
+        """The launch was refused, or we were cancelled in the middle: whatever of it took effect must end.
+
+        Jobs that were known here before, or that others have launched, are not of it.
+        """
+        fresh = [spec.job_id for spec in specs if spec.job_id not in known]
         with trio.move_on_after(1):
-            await _terminate(self.runtime, [spec.job_id for spec in specs], "launch was abandoned")
+            if fresh and not nothing_done:
+                await _terminate(self.runtime, fresh, "launch was abandoned", own=True)
         for spec in specs:
             self._left(spec.job_id)
 
@@ -152,9 +167,9 @@ async def _with_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequen
     return await bundled(runtime, specs)
 
 
-async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str) -> None:
+async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str, own: bool = False) -> None:
     try:
-        await runtime.link.request(Terminate(jobs=tuple(job_ids), reason=reason))
+        await runtime.link.request(Terminate(jobs=tuple(job_ids), reason=reason, own=own))
     except FrayError:
         pass  # the conversation has ended, and with it, by the controller's hand, all we own
 

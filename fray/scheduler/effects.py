@@ -71,6 +71,11 @@ class TerminateAsked:
     ref: int
     jobs: tuple[JobId, ...]
     reason: str
+    name: str = ""
+    prefix: str = ""
+    namespace: Namespace | None = None
+    tree: bool = False
+    own: bool = False
 
 
 @frozen(kw_only=True)

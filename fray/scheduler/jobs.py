@@ -8,7 +8,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from fray.model.gangs import port_names, slice_hosts
-from fray.model.ids import SessionId, attempt_id
+from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
 from fray.scheduler.exits import as_ruled
 from fray.scheduler.lifecycle import (
@@ -31,6 +31,7 @@ from fray.scheduler.restarts import (
     crash_loop,
     final_outcome,
     limit,
+    measured,
     pay,
     paying,
     places_again,
@@ -45,7 +46,9 @@ from fray.scheduler.state import State
 # Coming ---------------------------------------------------------------------------------------------------------------
 
 
-def accept(state: State, out: Outbox, spec: JobSpec, owner: str, root: SessionId, session: SessionId) -> None:
+def accept(
+    state: State, out: Outbox, spec: JobSpec, owner: str, root: SessionId, session: SessionId, parent: JobId = ""
+) -> None:
     """A new job, at the end of the queue."""
     job = Job(
         spec=spec,
@@ -53,6 +56,7 @@ def accept(state: State, out: Outbox, spec: JobSpec, owner: str, root: SessionId
         owner=owner,
         root=root,
         launched_by=session,
+        parent=parent,
         launched_at=state.now,
         queued_at=state.now,
     )
@@ -191,7 +195,8 @@ def end_attempt(
     out.wish(attempt)
     job = state.jobs[attempt.job_id]
     out.job(job.job_id)
-    out.happened(job.job_id, "attempt ended", f"{attempt.attempt_id} on {attempt.node}: {told(outcome)}")
+    text = f"{attempt.attempt_id} on {attempt.node}: {told(outcome)}{measured(outcome)}"
+    out.happened(job.job_id, "attempt ended", text)
     _sever(state, out, attempt, outcome)
     _follow(state, out, job, attempt, outcome)
 
@@ -234,13 +239,13 @@ def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause, membe
         out.wish(attempt)
 
 
-def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str) -> None:
-    """End a job on request or with its owner. Stopping twice changes nothing."""
+def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str, by: str = "") -> bool:
+    """End a job on request of ``by``, or with its owner; False: that was decided before, and nothing has changed."""
     if job.ended or job.stop_cause is not None:
-        return
-    job.stop_cause, job.stop_reason = cause, reason
+        return False
+    job.stop_cause, job.stop_reason, job.ended_by = cause, reason, by or reason
     out.job(job.job_id)
-    out.happened(job.job_id, "stopping", reason)
+    out.happened(job.job_id, "stopping", reason + (f", asked for by {by}" if by else ""))
     first = Outcome(cause=cause, message=reason)
     if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         _dequeue(state, job)
@@ -249,6 +254,7 @@ def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str) -> 
     elif job.phase is not JobPhase.CLOSING:
         cut(state, out, job, first, cause)
     reconsider(state, out, job)
+    return True
 
 
 def never(state: State, out: Outbox, job: Job, reason: str) -> None:

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest, NameTaken, NeverSchedulable
 from fray.model.ids import JobId
-from fray.model.messages.client import Done, Role
+from fray.model.messages.client import Ended, Role
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, EntryKind, JobSpec
 from fray.scheduler.actors import living_actor
@@ -14,6 +14,7 @@ from fray.scheduler.effects import LaunchAsked, TerminateAsked
 from fray.scheduler.explain import never_text
 from fray.scheduler.jobs import accept, never, stop_job
 from fray.scheduler.lifecycle import job_state
+from fray.scheduler.lookup import differences, named, tree, who
 from fray.scheduler.match import ever
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.registry import bound, taken
@@ -27,8 +28,9 @@ def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
     """Accept every job of the request, or refuse with what is wrong with the first bad one."""
     ids = tuple(spec.job_id for spec in event.launch.jobs)
     try:
-        if not _repeated(state, event.launch.jobs):
-            ids = _accept_all(state, event, out)
+        specs = _at_home(state, event)
+        if not _repeated(state, specs):
+            ids = _accept_all(state, event, specs, out)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
     else:
@@ -37,31 +39,75 @@ def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
         out.unused(spec.payload)
 
 
-def _repeated(state: State, specs: tuple[JobSpec, ...]) -> bool:
+def _at_home(state: State, event: LaunchAsked) -> list[JobSpec]:
+    """Those that name no namespace are in that of whoever asks."""
+    session = state.sessions.get(event.session)
+    own = session.namespace if session is not None else ""
+    return [spec if spec.namespace else evolve(spec, namespace=own) for spec in event.launch.jobs]
+
+
+def _repeated(state: State, specs: list[JobSpec]) -> bool:
     """All of it is known already."""
     known = [spec for spec in specs if spec.job_id in state.jobs]
     for spec in known:
-        first = state.jobs[spec.job_id].spec
-        if first.name != spec.name:
-            raise InvalidRequest(f"job id {spec.job_id!r} belongs to another job, {first.name!r}")
-    if known and len(known) < len(specs):
+        if differing := differences(state.jobs[spec.job_id].spec, spec):
+            raise InvalidRequest(
+                f"job id {spec.job_id!r} belongs to a different request: it differs in {', '.join(differing)}; "
+                "launch this one under another id"
+            )
+    others = [spec for spec in specs if spec.job_id not in state.jobs and not spec.adopt_existing]
+    if known and others:
         raise InvalidRequest(f"a repeated launch must name the same jobs; only {known[0].job_id!r}… is known")
-    return bool(specs) and bool(known)
+    return bool(known) and len(known) == len(specs)
 
 
-def _accept_all(state: State, event: LaunchAsked, out: Outbox) -> tuple[JobId, ...]:
+def _accept_all(state: State, event: LaunchAsked, specs: list[JobSpec], out: Outbox) -> tuple[JobId, ...]:
     """The ids to answer with: those of the new jobs, or of the one that is there already."""
     session = living(state, event.session)
-    specs = [evolve(spec, namespace=spec.namespace or session.namespace) for spec in event.launch.jobs]
     there = _existing(state, specs)
     if there is not None:
         return (there,)
+    adopted = {spec.job_id: found for spec in specs if (found := _adopted(state, spec)) is not None}
+    fresh = [spec for spec in specs if spec.job_id not in adopted and spec.job_id not in state.jobs]
     owner = session.owner if session.role is not Role.TOOL else ""
-    _check(state, specs, owner)
-    for spec in specs:
+    if fresh:
+        _check(state, fresh, owner)
+    parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
+    for spec in fresh:
         mine = "" if spec.detached else owner
-        accept(state, out, spec, mine, _root(state, session) if mine else "", session.session)
-    return tuple(spec.job_id for spec in specs)
+        accept(state, out, spec, mine, _root(state, session) if mine else "", session.session, parent)
+    for job_id in adopted.values():
+        out.happened(job_id, "adopted", f"by {who(state, session.session)}")
+    return tuple(adopted.get(spec.job_id, spec.job_id) for spec in specs)
+
+
+def _adopted(state: State, spec: JobSpec) -> JobId | None:
+    """The living job that a launch with ``adopt_existing`` means; None: launch it.
+
+    Raises:
+        NameTaken: the living one is of another request.
+    """
+    if not spec.adopt_existing or spec.job_id in state.jobs:
+        return None  # or it is here since the request was first made
+    staying = _staying(state, spec)
+    if staying is None:
+        return None
+    if differing := differences(state.jobs[staying].spec, spec):
+        raise NameTaken(
+            f"job name {spec.name!r} is taken in namespace {spec.namespace!r} by a different request: job {staying} "
+            f"differs in {', '.join(differing)}; ask for the same, end that one, or choose another name",
+            name=spec.name,
+            namespace=spec.namespace,
+            holder=staying,
+            differs=tuple(differing),
+        )
+    return staying
+
+
+def _staying(state: State, spec: JobSpec) -> JobId | None:
+    """Who has the name, and is not being ended."""
+    holders = state.named.get((spec.namespace, spec.name), ())
+    return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
 
 
 def _existing(state: State, specs: list[JobSpec]) -> JobId | None:
@@ -118,9 +164,7 @@ def _check_unshared(state: State, spec: JobSpec) -> None:
 def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str]) -> None:
     if not spec.exclusive_name:
         return
-    key = spec.namespace, spec.name
-    staying = (job_id for job_id in state.named.get(key, ()) if state.jobs[job_id].stop_cause is None)
-    holder = others.get(key) or next(staying, None)
+    holder = others.get((spec.namespace, spec.name)) or _staying(state, spec)
     if holder is None:
         return
     job = state.jobs.get(holder)
@@ -164,8 +208,12 @@ def end_the_impossible(state: State, out: Outbox) -> None:
 
 
 def terminate(state: State, event: TerminateAsked, out: Outbox) -> None:
-    """Ask for the end of jobs; answered at once. Ended and unknown ids are left alone."""
-    for job_id in event.jobs:
-        if job_id in state.jobs:
-            stop_job(state, out, state.jobs[job_id], Cause.STOPPED, event.reason)
-    out.reply(event.session, event.ref, Done())
+    """Ask for the end of jobs; answered at once with those that were not being ended already."""
+    by = who(state, event.session)
+    found = dict.fromkeys((*event.jobs, *named(state, event)))
+    if event.tree:
+        found |= dict.fromkeys(tree(state, found))
+    jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]
+    wanted = [job for job in jobs if not event.own or job.launched_by == event.session]
+    ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, Cause.STOPPED, event.reason, by))
+    out.reply(event.session, event.ref, Ended(jobs=ended))

@@ -178,6 +178,19 @@ def told(outcome: Outcome) -> str:
     return f"{outcome.cause.value}: {outcome.message}" if outcome.message else outcome.cause.value
 
 
+def measured(outcome: Outcome) -> str:
+    """What is known of its end in figures, behind a blank; empty: nothing."""
+    parts = [
+        f"exit code {outcome.exit_code}" if outcome.exit_code else "",
+        f"{outcome.duration_s:.3g} s" if outcome.duration_s else "",
+        f"{outcome.cpu_s:.3g} CPU s" if outcome.cpu_s else "",
+        f"peak {outcome.peak_memory_bytes / 1e6:.4g} MB" if outcome.peak_memory_bytes else "",
+        "stacks captured" if outcome.captured else "",
+    ]
+    told = ", ".join(part for part in parts if part)
+    return f" [{told}]" if told else ""
+
+
 def concerns(failed: Siblings, other: Siblings) -> bool:
     """Whether a restart of ``failed`` takes ``other`` with it."""
     if failed.strategy is Strategy.ONE_FOR_ALL:
@@ -235,8 +248,10 @@ def _retries(job: Job, last: Outcome) -> str:
     count = own_restarts(job)
     if count < 2:
         return f"it was retried once, after {job.spree}" if count else ""
-    causes = ", ".join(f"{n} after {cause.value.replace('_', ' ')}" for cause, n in job.retried.items())
-    return f"it was retried {count} times: {causes}{_needed(job, last)}"
+    after = [f"after {cause.value.replace('_', ' ')}" for cause in job.retried]
+    causes = [f"{n} {text}" for n, text in zip(job.retried.values(), after, strict=True)]
+    told_all = f" {after[0]}" if len(causes) == 1 else f": {', '.join(causes)}"
+    return f"it was retried {count} times{told_all}{_needed(job, last)}"
 
 
 def _needed(job: Job, last: Outcome) -> str:

@@ -83,6 +83,8 @@ class Job:
     root: SessionId = ""
     """The driver's session at the top of the chain of owners; empty below a detached job."""
     launched_by: SessionId = ""
+    parent: JobId = ""
+    """The job whose process launched it."""
     launched_at: float = 0.0
     queued_at: float = 0.0
     phase: JobPhase = JobPhase.QUEUED
@@ -106,6 +108,8 @@ class Job:
     """While HELD: when its back-off is over."""
     stop_cause: Cause | None = None
     stop_reason: str = ""
+    ended_by: str = ""
+    """Who asked for its end."""
     first: Outcome | None = None
     """While CLOSING: what ended this generation."""
     first_at: float = 0.0

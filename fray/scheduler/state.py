@@ -65,6 +65,12 @@ class State(Tables):
             value=outcome.value,
             reason=reason(self, job),
             attempts=tuple(map(_attempt_info, self.records(job))),
+            ended_by=job.ended_by,
+            launch_time=job.launched_at,
+            parent=job.parent,
+            user=job.spec.user,
+            retries={cause.value: count for cause, count in job.retried.items()},
+            first_member=job.first_member if job.spec.members > 1 else None,
         )
 
     def list_jobs(
@@ -273,4 +279,6 @@ def _attempt_info(attempt: Attempt) -> AttemptInfo:
         peak_memory_bytes=outcome.peak_memory_bytes if outcome else 0,
         cpu_s=outcome.cpu_s if outcome else 0.0,
         captured=outcome.captured if outcome else "",
+        place_time=attempt.placed_at,
+        duration_s=outcome.duration_s if outcome else 0.0,
     )

@@ -75,6 +75,7 @@ class Launch:
     """Launch jobs, all or none. Repeating it with the same job ids attaches to the first. Reply: `Jobs`, in order.
 
     A single actor with ``get_if_exists`` may be answered with another one that has its name: nothing was launched then.
+    So may each job with ``adopt_existing``; one of another request has its name then: NameTaken.
 
     Errors: NameTaken, NeverSchedulable, InvalidRequest. Attachments: the payloads.
     The sender is subscribed to `JobChanged` of what it launches.
@@ -85,10 +86,38 @@ class Launch:
 
 @frozen(kw_only=True)
 class Terminate:
-    """End jobs and everything below them. Ended and unknown ids are left alone. Reply: `Done`, at once."""
+    """End jobs and everything they own. Ended and unknown ones are left alone. Reply: `Ended`, at once."""
+
+    jobs: tuple[JobId, ...] = ()
+    reason: str = "terminated on request"
+    name: str = ""
+    """The living one of this name, too."""
+    prefix: str = ""
+    """All living ones whose names begin so, too."""
+    namespace: Namespace | None = None
+    """Where names are looked for. None: in the caller's, and among detached jobs that have their own; ``"*"``: all."""
+    tree: bool = False
+    """And all that these have launched, at any depth, the detached ones too."""
+    own: bool = False
+    """Only those that the sender has launched."""
+
+
+@frozen(kw_only=True)
+class Ended:
+    """Those whose end the request has asked for; others were being ended already, or had ended."""
 
     jobs: tuple[JobId, ...]
-    reason: str = "terminated on request"
+
+
+@frozen(kw_only=True)
+class FindJob:
+    """Reply: `Jobs`: the living one of this name, else the last that ended, else that of this id, else none.
+
+    ``namespace``: as in `Terminate`. The sender follows it as if it had launched it.
+    """
+
+    name: str
+    namespace: Namespace | None = None
 
 
 @frozen(kw_only=True)

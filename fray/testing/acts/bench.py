@@ -108,7 +108,7 @@ def booms(error: BaseException) -> set[str]:
 
 async def launch(b: Bench, where: Scope | Cluster, wanted: JobRequest, **options: Any) -> Job:
     b.op("launch")
-    job = await where.launch(wanted, **options)
+    job: Job = await where.launch(wanted, **options)
     b.accepted(job)
     return job
 
