@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from fray.actor_self import CurrentActor, current_actor
@@ -50,19 +51,24 @@ from fray.model.messages.client import ActorEndpoint
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.retries import ExitRule
-from fray.model.specs import ActorConfig, Cause, JobInfo, JobState, Ladder
+from fray.model.specs import ActorConfig, AttemptInfo, Cause, JobInfo, JobState, Ladder, Peer
 from fray.monitors import Down, Link, Monitor, Up, link, monitor
 from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.methods import method
+from fray.runtime.own_job import CurrentJob, current_job
 from fray.runtime.voice import progress
 from fray.scopes import Scope
 from fray.supervision import Child, child
 
 if TYPE_CHECKING:
+    from fray.forwards import open_forward
     from fray.pools import PoolStats, WorkerInfo, WorkerPool
     from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 
 logging.getLogger("fray").addHandler(logging.NullHandler())
+
+if "FRAY_COORDINATOR_ADDRESS" in os.environ:  # a program that is a member of a gang
+    importlib.import_module("fray.runtime.jax_gang").install()
 
 __version__ = "0.1.0"
 
@@ -80,6 +86,7 @@ __all__ = [
     "ActorPool",
     "ActorServer",
     "ActorStatus",
+    "AttemptInfo",
     "BlockingStream",
     "CallCancelled",
     "CallCycle",
@@ -91,6 +98,7 @@ __all__ = [
     "ConnectionFailed",
     "CpuConfig",
     "CurrentActor",
+    "CurrentJob",
     "DeadlineExceeded",
     "Down",
     "Entrypoint",
@@ -124,6 +132,7 @@ __all__ = [
     "NotPicklable",
     "OnStall",
     "OutcomeUnknown",
+    "Peer",
     "PoolStats",
     "Progress",
     "RemoteError",
@@ -145,16 +154,19 @@ __all__ = [
     "child",
     "current_actor",
     "current_cluster",
+    "current_job",
     "link",
     "method",
     "metrics_of",
     "monitor",
     "open_cluster",
+    "open_forward",
     "progress",
     "wait_any",
 ]
 
 _LATER = {
+    "open_forward": "fray.forwards",
     "PoolStats": "fray.pools",
     "WorkerInfo": "fray.pools",
     "WorkerPool": "fray.pools",

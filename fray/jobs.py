@@ -280,6 +280,30 @@ class Job:
             raise record.lost
         return record.info
 
+    async def wait_port(self, name: str, member: int = 0) -> str:
+        """``host:port`` of a port of the job, as soon as all its members run; they may not listen there yet.
+
+        Args:
+            name: one of `JobRequest.ports`, or ``"coordinator"`` of a gang.
+            member: whose, by rank.
+
+        Raises:
+            InvalidRequest: it has no such port, or no such member.
+            BaseException: it has ended: what `wait` raises (`JobFailed` also for one that has succeeded).
+        """
+        info = await self.wait_running()
+        if self.done():
+            self.result()
+            raise JobFailed(f"job {self.id} has ended: nobody is at its port {name!r} any more", job_id=self.id)
+        attempt = info.members[member] if 0 <= member < len(info.members) else None
+        if attempt is None or name not in attempt.ports:
+            ports = ", ".join(info.ports) or "none"
+            raise InvalidRequest(
+                f"job {self.id} has {len(info.members)} members with the ports {ports}, and no {name!r} of member "
+                f"{member}: ask for it by JobRequest(ports=[{name!r}])"
+            )
+        return attempt.addresses[name]
+
     async def terminate(self, reason: str = "terminated by its owner") -> None:
         """Ask for its end and that of everything below it; returns when the controller has noted it."""
         self._record.asked_to_end = True

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "fray"
 API = (
     *("cluster", "scopes", "supervision", "jobs", "reservations", "actors", "actor_self", "groups", "monitors"),
     *("hosts", "resolver", "actor_pool", "pools", "futures", "interrupts", "task_pool", "task_stream", "distant_pool"),
-    "templates",
+    *("templates", "forwards"),
 )
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -26,7 +26,7 @@ from fray.controller.house import House
 from fray.controller.logs import Follower
 from fray.controller.mortality import Witness
 from fray.controller.partings import session_ended
-from fray.controller.relay import open_relay
+from fray.controller.relay import open_relay, open_way_to_port
 from fray.controller.subscriptions import Audience
 from fray.errors import (
     ChannelClosed,
@@ -38,7 +38,7 @@ from fray.errors import (
     SessionEnded,
     StoreError,
 )
-from fray.model.ids import AttemptId, JobId, Namespace, check_name, split_attempt
+from fray.model.ids import AttemptId, JobId, Namespace, NodeName, check_name, split_attempt
 from fray.model.messages import client as words
 from fray.model.messages.bundles import OfferBundle, PutPiece
 from fray.model.messages.client import ClientHello, Role
@@ -83,6 +83,9 @@ class Front(Protocol):
 
     def carrier_of(self, incarnation: str) -> Carrier | None:
         """What carries tunnels to this process; None without a conversation."""
+
+    def carrier_to_node(self, node: NodeName) -> Carrier | None:
+        """What carries tunnels to ports of jobs on this node; None without a conversation."""
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a task that may outlive the conversation."""
@@ -174,6 +177,9 @@ class ClientLink:
 
     def _open_tunnel(self, lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> End:
         state, carrier_of = self._house.state, self._front.carrier_of
+        if message.port:
+            to_node = self._front.carrier_to_node
+            return open_way_to_port(state, to_node, self.session, lane, message, greeting, window_bytes)
         return open_relay(state, carrier_of, self.session, lane, message, greeting, window_bytes)
 
     def _open(self) -> None:

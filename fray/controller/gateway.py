@@ -209,6 +209,10 @@ class Gateway:
         link = self._clients.get(incarnation)
         return link.carrier if link is not None else None
 
+    def carrier_to_node(self, node: NodeName) -> Carrier | None:
+        link = self._nodes.get(node)
+        return link.carrier if link is not None else None
+
     def node_gone(self, link: NodeLink) -> None:
         if self._nodes.get(link.node) is link:
             del self._nodes[link.node]

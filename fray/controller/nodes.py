@@ -15,7 +15,7 @@ from attrs import evolve
 
 from fray.controller.house import House
 from fray.controller.mortality import Witness
-from fray.errors import ChannelClosed, ChannelFull, FrayError, ProtocolMismatch
+from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.bundles import FetchBundle, FetchPiece
 from fray.model.messages.node import (
@@ -29,7 +29,9 @@ from fray.model.messages.node import (
     Report,
     Wanted,
 )
+from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Observed, Outcome, Phase, Wish
+from fray.net.carrier import Carrier, End, Lane
 from fray.net.channel import Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.session import SILENT_PERIODS
@@ -63,6 +65,10 @@ class Front(Protocol):
         """Run a task that may outlive the conversation."""
 
 
+def _refuse_tunnel(lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> End:
+    raise Refused("a node asks for no tunnels")
+
+
 class NodeLink:
     """Handler of one node's channel."""
 
@@ -78,6 +84,8 @@ class NodeLink:
         self._front = front
         # a machine is suspect ``suspect_s`` after its last word: its silence must be noticed before that
         channel.heartbeat_s = min(channel.heartbeat_s, house.state.rules.suspect_s / (SILENT_PERIODS + 1))
+        self.carrier = Carrier(channel, dialled=False, on_open=_refuse_tunnel)
+        """Of tunnels to ports of its jobs."""
         self._held = set(hello.holds)
         self._joined = False
         self._whole = False
@@ -95,7 +103,7 @@ class NodeLink:
     # The channel's handler
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
-        if kind not in (Kind.NOTICE, Kind.REQUEST):
+        if self.carrier.on_frame(kind, flags, target, ref, body) or kind not in (Kind.NOTICE, Kind.REQUEST):
             return
         message, blobs = decode_message(body)
         if kind == Kind.REQUEST:
@@ -148,6 +156,7 @@ class NodeLink:
             self._tell_report(Report(full=True, observed=tuple(self._told.values())))
 
     def on_end(self, error: FrayError) -> None:
+        self.carrier.on_lost(ConnectionFailed(f"node {self.node} has left the relay: {error}"))
         self._front.node_gone(self)
         self._wake.set()
         self._lose(str(error))

@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from fray.errors import ActorDied, ConnectionFailed, FrayError, ProtocolMismatch, Refused, Unreachable
+from fray.errors import ActorDied, ConnectionFailed, FrayError, ProtocolMismatch, Refused, Unauthorized, Unreachable
 from fray.model.ids import SessionId
+from fray.model.messages.client import Role
 from fray.model.messages.tunnels import OpenTunnel
 from fray.net.carrier import WINDOW_BYTES, Carrier, Lane, cost_bytes
 from fray.net.transport import Bytes
+from fray.scheduler.rows import Attempt
 from fray.scheduler.state import State
 
 HELD_LIMIT_BYTES = 64 * 1024 * 1024
@@ -108,3 +110,35 @@ def open_relay(
     if there is None or not there.channel.connected:
         raise Unreachable(f"{message.to} has no connection to the controller now", incarnation=message.to)
     return splice(lane, there, evolve(message, by=by), greeting, window)
+
+
+def open_way_to_port(
+    state: State, carrier_of: FindCarrier, by: SessionId, lane: Lane, message: OpenTunnel, greeting: Bytes, window: int
+) -> Half:
+    """Answer session ``by``, which asks for a tunnel to a port of a job: the node of its living member goes on.
+
+    Raises:
+        FrayError: see `OpenTunnel`.
+    """
+    attempt = _living_member(state, by, message)
+    if message.port not in attempt.ports:
+        ports = ", ".join(attempt.ports) or "none"
+        raise Refused(f"job {message.to} has no port {message.port!r}; its ports: {ports}")
+    there = carrier_of(attempt.node)
+    if there is None or not there.channel.connected:
+        raise Unreachable(
+            f"node {attempt.node}, where {attempt.attempt_id} runs, has no connection to the controller now"
+        )
+    return splice(lane, there, evolve(message, to=attempt.attempt_id, by=by), greeting, window)
+
+
+def _living_member(state: State, by: SessionId, message: OpenTunnel) -> Attempt:
+    """Of the job asked for. Whoever has the cluster's token may ask for any; a job only for those of its namespace."""
+    info = state.job_info(message.to)
+    session, job = state.sessions.get(by), state.jobs[message.to]
+    if session is None or (session.role is Role.JOB and session.namespace != job.spec.namespace):
+        raise Unauthorized(f"job {message.to} is of another namespace")
+    for attempt in state.living_members(job):
+        if attempt.member == message.member:
+            return attempt
+    raise Refused(f"job {message.to} is {info.state.value}: it has no living member {message.member}")

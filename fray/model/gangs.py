@@ -4,7 +4,8 @@ rank and peers, so two members never disagree.
 
 from __future__ import annotations
 
-from fray.model.specs import JobSpec
+from fray.model.ids import split_attempt
+from fray.model.specs import JobSpec, Peer, Ticket
 from fray.model.topology import TPU_TOPOLOGIES
 
 COORDINATOR = "coordinator"
@@ -34,3 +35,24 @@ def port_names(spec: JobSpec) -> tuple[str, ...]:
     """Names of the ports each member of the job is given, without repetition."""
     names = [*spec.ports, *([COORDINATOR] if is_gang(spec) else []), *([MEGASCALE] if slices(spec) > 1 else [])]
     return tuple(dict.fromkeys(names))
+
+
+# What a member knows of itself ------------------------------------------------------------------------------------
+
+
+def rank_of(ticket: Ticket) -> int:
+    return split_attempt(ticket.attempt_id)[2]
+
+
+def local_ranks(ticket: Ticket) -> list[int]:
+    """Ranks of the members on this machine, its own among them."""
+    rank = rank_of(ticket)
+    if not ticket.peers:
+        return [rank]
+    host = ticket.peers[rank].host
+    return [other for other, peer in enumerate(ticket.peers) if peer.host == host]
+
+
+def coordinator_of(peers: tuple[Peer, ...]) -> str:
+    """``host:port`` where a gang meets; empty without one."""
+    return peers[0].address(COORDINATOR) if peers and COORDINATOR in peers[0].ports else ""

@@ -33,6 +33,7 @@ from fray.net.codec import Bytes
 from fray.net.conversation import Channel
 from fray.net.door import Door
 from fray.net.memory import TRANSPORT_LIMIT_BYTES, too_large
+from fray.net.splice import Splice
 from fray.net.transport import Authorize, Claim, Credential, Transport
 
 SCHEME = "relay:"
@@ -296,6 +297,18 @@ class Tunnels:
             transport.abort()
             raise
         return transport
+
+    async def open_pipe(self, message: OpenTunnel, end: Splice) -> None:
+        """Begin a tunnel to a port; ``end`` hears what comes of it (`Splice.wait_accepted`).
+
+        Raises:
+            Refused: there is no conversation with the controller.
+            ChannelFull: too many tunnels.
+        """
+        await self._ready.wait()
+        if self._ended is not None or self._carrier is None:
+            raise Refused(f"nobody leads to {message.to}: the conversation with the controller has ended")
+        end.begin(self._carrier.open(message, b"", end, window_bytes=WINDOW_BYTES, counted=True))
 
     async def listen(
         self,

@@ -27,6 +27,7 @@ from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.requests import Requests
 from fray.net.transport import Bytes
 from fray.node.config import NodeConfig
+from fray.node.forwards import Forwards
 from fray.node.launcher import Furnished, Launcher
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
 from fray.node.vitals import Vitals
@@ -64,6 +65,7 @@ class Member:
         self._dropped_lines: dict[AttemptId, int] = {}
         self._wake = trio.Event()
         self._moving = trio.lowlevel.ParkingLot()
+        self.forwards = Forwards(lambda: self.wanted, config.advertise)
 
     def __repr__(self) -> str:
         return f"<Member {self.config.name} ({self.incarnation}): {len(self.wanted)} wanted, {len(self.held)} held>"
@@ -93,10 +95,13 @@ class Member:
 
     def attach(self, channel: Channel) -> Member:
         self.channel, self._requests = channel, Requests(channel)
+        self.forwards.attach(channel)
         return self
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
+            return
+        if self.forwards.on_frame(kind, flags, target, ref, body):
             return
         if kind == Kind.NOTICE:
             message, blobs = decode_message(body)
@@ -112,6 +117,7 @@ class Member:
         hello, _ = decode_message(greeting)
         epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
         log.info("joined the cluster", extra={"controller": self.config.controller, "epoch": epoch})
+        self.forwards.on_lost("the controller was restarted")
         self._newest = max(self._newest, (epoch, 0))
         if self._requests is not None:
             self._requests.on_reset()
@@ -128,6 +134,7 @@ class Member:
     def on_end(self, error: FrayError) -> None:
         if self._requests is not None:
             self._requests.on_end(error)
+        self.forwards.on_lost(f"the conversation with the controller has ended: {error}")
         self._wake.set()
         self._moving.unpark_all()
 
@@ -227,6 +234,8 @@ class Member:
 
     def _observe(self, observed: Observed) -> None:
         self.held[observed.attempt_id] = observed
+        if observed.phase is Phase.ENDED:
+            self.forwards.end(observed.attempt_id)
         self._moved[observed.attempt_id] = None
         self._wake.set()
         self._moving.unpark_all()

@@ -134,6 +134,7 @@ async def _be_member(
             task_status.started()
         nursery.start_soon(member.report, channel)
         nursery.start_soon(member.vitals.run, channel)
+        nursery.start_soon(member.forwards.run)
         over = await channel.wait_over()
         nursery.cancel_scope.cancel()
         return over

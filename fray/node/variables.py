@@ -6,9 +6,17 @@
 
 from __future__ import annotations
 
-from fray.model.gangs import COORDINATOR, MEGASCALE, is_gang, slice_hosts, slices
-from fray.model.ids import split_attempt
-from fray.model.specs import Peer, Ticket
+from fray.model.gangs import (
+    COORDINATOR,
+    MEGASCALE,
+    coordinator_of,
+    is_gang,
+    local_ranks,
+    rank_of,
+    slice_hosts,
+    slices,
+)
+from fray.model.specs import Ticket
 
 PEERS_LIMIT_CHARS = 100_000
 """A longer list of peers is left out: the kernel takes no variable over 128 KiB. `fray.current_job` has it."""
@@ -76,24 +84,6 @@ def _tpu_variables(ticket: Ticket, rank: int) -> dict[str, str]:
             "MEGASCALE_SLICE_ID": str(own),
         }
     return told
-
-
-def rank_of(ticket: Ticket) -> int:
-    return split_attempt(ticket.attempt_id)[2]
-
-
-def local_ranks(ticket: Ticket) -> list[int]:
-    """Ranks of the members on this machine, its own among them."""
-    rank = rank_of(ticket)
-    if not ticket.peers:
-        return [rank]
-    host = ticket.peers[rank].host
-    return [other for other, peer in enumerate(ticket.peers) if peer.host == host]
-
-
-def coordinator_of(peers: tuple[Peer, ...]) -> str:
-    """``host:port`` where a gang meets; empty without one."""
-    return peers[0].address(COORDINATOR) if peers and COORDINATOR in peers[0].ports else ""
 
 
 def _peer_lists(ticket: Ticket) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from fray.errors import FrayError
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
 from fray.net.websocket import WebSocketNetwork
-from fray.runtime import attempt, context, life, payload, stacks
+from fray.runtime import attempt, context, life, own_job, payload, stacks
 from fray.runtime.attempt import Ended
 from fray.runtime.context import Runtime
 from fray.runtime.executor import Executor
@@ -40,6 +40,11 @@ def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
     life.count_lives_of_process()
     stacks.arm(ticket.directory)
+    own_job.enter_process(ticket)
+    if ticket.peers:
+        from fray.runtime import jax_gang  # only gangs need it
+
+        jax_gang.install()
     ended = _run(ticket, control_fd, outcome_fd)
     _flush()
     _write_record(outcome_fd, ended)

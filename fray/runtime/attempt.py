@@ -23,7 +23,7 @@ from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.said import Said
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
 from fray.net.transport import Credential, Network
-from fray.runtime import payload
+from fray.runtime import own_job, payload
 from fray.runtime.checkpoints import Checkpoints, check_class
 from fray.runtime.context import Place, Runtime, open_runtime
 from fray.runtime.executor import Executor, Runner
@@ -309,6 +309,7 @@ async def run_attempt(
     Args:
         hear: is told what the attempt says of itself.
     """
+    own_job.enter(ticket)
     result: Ended | None = None
 
     async def work(runtime: Runtime) -> Ended:

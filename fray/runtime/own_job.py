@@ -1,0 +1,85 @@
+"""What running code may know of the job it belongs to, from the ticket of its attempt."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from attrs import Factory
+
+from fray.errors import FrayError
+from fray.model.gangs import coordinator_of, local_ranks, rank_of
+from fray.model.ids import AttemptId, JobId, Namespace
+from fray.model.specs import Peer, Ticket
+from fray.model.word import frozen
+
+
+@frozen(kw_only=True)
+class CurrentJob:
+    """The job of the running code, and which member of its gang this is.
+
+    Attributes:
+        id, name, namespace: of the job.
+        attempt: id of this incarnation of this member.
+        node, host: the machine: its name, and how peers reach it.
+        rank, world_size: which member, of how many; 0 of 1 for a job that is no gang.
+        local_rank, local_world_size: the same among the members on this machine.
+        coordinator: ``host:port`` where the gang meets, at a port of the first member; None for a job that is no gang.
+        ports: numbers of its ports on this machine, by name.
+        peers: all members in order of rank, itself included; empty for a job that is no gang.
+    """
+
+    id: JobId
+    name: str
+    namespace: Namespace
+    attempt: AttemptId
+    node: str = ""
+    host: str = ""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    coordinator: str | None = None
+    ports: dict[str, int] = Factory(dict)
+    peers: tuple[Peer, ...] = ()
+
+
+_ticket: ContextVar[Ticket | None] = ContextVar("fray_ticket", default=None)
+_of_process: Ticket | None = None
+
+
+def enter(ticket: Ticket) -> None:
+    """From here on, the running task and all it starts belong to this attempt."""
+    _ticket.set(ticket)
+
+
+def enter_process(ticket: Ticket) -> None:
+    """All code of this process belongs to this attempt."""
+    global _of_process
+    _of_process = ticket
+
+
+def current_job() -> CurrentJob:
+    """The job that the running code belongs to; from any thread in a job's own process.
+
+    Raises:
+        FrayError: it runs in no job.
+    """
+    ticket = _ticket.get() or _of_process
+    if ticket is None:
+        raise FrayError("no job here: current_job() works in code that a job or an actor runs")
+    rank, local = rank_of(ticket), local_ranks(ticket)
+    return CurrentJob(
+        id=ticket.spec.job_id,
+        name=ticket.spec.name,
+        namespace=ticket.spec.namespace,
+        attempt=ticket.attempt_id,
+        node=ticket.node,
+        host=ticket.advertise,
+        rank=rank,
+        world_size=ticket.spec.members,
+        local_rank=local.index(rank),
+        local_world_size=len(local),
+        coordinator=coordinator_of(ticket.peers) or None,
+        ports=dict(ticket.ports),
+        peers=ticket.peers,
+    )
