@@ -10,7 +10,7 @@ TEST_WORKERS ?= 2
 help:
 	@echo "make demo [ARGS='--check --kill-worker --json report.json']   the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and all tests"
-	@echo "make campaign                                                 300 seeds, 1,000 deaths, 10 minutes of mixed load"
+	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 random kills, 10 minutes of mixed load"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, streams, arrays, tasks, actors, light actors"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
@@ -51,6 +51,7 @@ constraints:
 campaign: venv
 	@$(PY) -m fray.testing.sim --seeds 0-299 --jobs $(TEST_WORKERS)
 	@$(PY) -m bench.restarts --count 1000
+	@$(PY) -m bench.faults --kills 300
 	@$(PY) -m bench.soak --minutes 10
 
 clean:

@@ -699,6 +699,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
 def mark_of(pid: int) -> ProcessMark:
     return ProcessMark(boot_id=boot_id() or "", pid=pid, start_ticks=start_ticks(pid) or 0)
 
@@ -728,6 +736,30 @@ async def test_a_node_that_is_killed_is_known_to_be_dead_and_its_name_is_free(
             await second.wished("work-1:1:0")
             first.scope.cancel()
             await cluster.node("n1", incarnation="reborn")
+
+
+async def test_who_died_while_there_was_no_controller_is_not_waited_for_by_the_next(
+    sleeper: subprocess.Popen[bytes], other: subprocess.Popen[bytes]
+) -> None:
+    """Neither the driver's grace nor the node's lease begins anew for a process that is known to be gone."""
+    async with stage() as cluster:
+        driver, staying = await cluster.client(process=mark_of(sleeper.pid)), await cluster.client()
+        first = await cluster.node("n1", process=mark_of(other.pid))
+        await driver.launch(spec("of-the-dead"))
+        await staying.launch(spec("of-the-living"))
+        await first.wished("of-the-dead-1:0:0")
+        await first.wished("of-the-living-1:0:0")
+        await cluster.crash()
+        for gone, process in ((driver, sleeper), (first, other)):
+            gone.scope.cancel()
+            process.kill()
+            process.wait()
+        await cluster.start()
+        second = await cluster.node("n2")
+        with trio.fail_after(5):
+            await second.wished("of-the-living-1:1:0")
+            jobs = {job.name: job for job in (await staying.ask(ListJobs(namespace="*"))).jobs}
+            assert jobs["of-the-dead"].state is JobState.STOPPED
 
 
 async def test_a_living_driver_that_only_lost_its_connection_keeps_its_jobs(sleeper: subprocess.Popen[bytes]) -> None:

@@ -193,6 +193,7 @@ class ClientLink:
                 grace_s=self._grace_s,
                 attempt_id=hello.attempt_id,
                 user=hello.user,
+                process=hello.process if self.witness is not None else None,
             )
         )
 

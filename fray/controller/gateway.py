@@ -16,7 +16,7 @@ from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, de
 from fray.controller.captures import Captures
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
-from fray.controller.mortality import Witness
+from fray.controller.mortality import Witness, wait_gone
 from fray.controller.nodes import NodeLink
 from fray.controller.partings import session_ended, session_unknown
 from fray.controller.subscriptions import Audience
@@ -31,7 +31,7 @@ from fray.errors import (
     Unauthorized,
 )
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
-from fray.model.messages.client import ClientHello, ControllerHello, Role, Stacks
+from fray.model.messages.client import ClientHello, ControllerHello, ProcessMark, Role, Stacks
 from fray.model.messages.node import CaptureAsked, Captured, NodeHello
 from fray.net.carrier import Carrier
 from fray.net.channel import Acceptor, Channel, Handler, HandlerFactory
@@ -43,13 +43,15 @@ from fray.scheduler.effects import (
     Forget,
     JobMoved,
     NamesMoved,
+    NodeDied,
     NodeJoined,
     Refusal,
     Reply,
+    SessionClosed,
     SessionOver,
     WishesMoved,
 )
-from fray.scheduler.rows import Session
+from fray.scheduler.rows import NodePhase, Session, SessionPhase
 
 LINKS_LIMIT = 20_000
 """Conversations at a time."""
@@ -199,6 +201,24 @@ class Gateway:
             return  # the link has ended first
         link.died("its process is gone")
         link.channel.end(ChannelClosed("the process of the peer is gone", reason="stopped"))
+
+    def watch_absent(self) -> None:
+        """Processes of this machine that the last controller knew: who of them has died is not waited for."""
+        if not self._house.same_world:
+            return
+        state, gone = self._house.state, "its process is gone"
+        for session in state.sessions.values():
+            if session.phase is SessionPhase.LOST and session.process is not None:
+                event = SessionClosed(session=session.session, reason=gone)
+                self._nursery.start_soon(self._when_gone, session.process, event)
+        for node in state.nodes.values():
+            if node.phase is NodePhase.SILENT and node.process is not None:
+                died = NodeDied(node=node.name, incarnation=node.incarnation, reason=gone)
+                self._nursery.start_soon(self._when_gone, node.process, died)
+
+    async def _when_gone(self, mark: ProcessMark, event: SessionClosed | NodeDied) -> None:
+        await wait_gone(mark)
+        self._house.inbox.tell(event)
 
     def client_gone(self, link: ClientLink) -> None:
         if self._clients.get(link.session) is link:

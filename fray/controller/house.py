@@ -47,6 +47,8 @@ class House:
     epoch: int
     secret: bytes = field(repr=False)
     bundles: Bundles = field(repr=False)
+    same_world: bool = False
+    """The controller before this one saw the same processes under the same numbers."""
     book: LogBook = field(factory=LogBook)
     vitals: VitalsBook = field(factory=VitalsBook)
     in_place: bool = False

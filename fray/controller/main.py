@@ -21,6 +21,7 @@ from fray.controller.bundles import Bundles, Keeping
 from fray.controller.gateway import Gateway
 from fray.controller.house import House
 from fray.controller.loop import Loop, anchored_clock
+from fray.controller.mortality import world
 from fray.controller.store import Loaded, Store
 from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError
 from fray.model.ids import mint
@@ -92,6 +93,7 @@ async def run_controller(
             gateway = Gateway(house, token, nursery, rng)
             restarted = Restarted(epoch=house.epoch, declared=tuple(declared), declares_all_nodes=declares_all_nodes)
             loop.begin(restarted, gateway.carry_out)
+            gateway.watch_absent()
             bound: list[str] = []
             for address in addresses:
                 serve = gateway.acceptor.handle
@@ -116,13 +118,20 @@ def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | Non
         "cluster_id": meta.get("cluster_id") or mint(rng),
         "secret": meta.get("secret") or rng.randbytes(32).hex(),
         "epoch": meta.get("epoch", 0) + 1,
+        "world": world(),
     }
     store.save(meta=identity)
     store.forget([blob for blob in store.blobs() if not state.refers(blob)])
     secret = bytes.fromhex(identity["secret"])
     bundles = Bundles(store.pieces, lambda: _bundles_needed(state), keeping)
     return House(
-        state, store, cluster_id=identity["cluster_id"], epoch=identity["epoch"], secret=secret, bundles=bundles
+        state,
+        store,
+        cluster_id=identity["cluster_id"],
+        epoch=identity["epoch"],
+        secret=secret,
+        bundles=bundles,
+        same_world=meta.get("world") == identity["world"] != "",
     )
 
 

@@ -24,6 +24,14 @@ def boot_id() -> str | None:
         return None
 
 
+def world() -> str:
+    """Where process numbers mean what they mean here: this life of the kernel, and this namespace of numbers."""
+    try:
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 def start_ticks(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None if there is none of this number."""
     try:
@@ -73,3 +81,13 @@ class Witness:
             trio.lowlevel.notify_closing(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+async def wait_gone(mark: ProcessMark) -> None:
+    """Returns when the process of a mark that was once believed in this `world` is dead; at once if it is."""
+    witness = Witness.of(mark)
+    if witness is not None:
+        try:
+            await witness.wait_dead()
+        finally:
+            witness.close()

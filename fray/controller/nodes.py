@@ -163,7 +163,8 @@ class NodeLink:
 
     def _join(self) -> None:
         self._lost = False
-        self._house.inbox.tell(NodeJoined(hello=self.hello))
+        process = self.hello.process if self.witness is not None else None
+        self._house.inbox.tell(NodeJoined(hello=evolve(self.hello, process=process)))
 
     def _lose(self, why: str) -> None:
         if not self._lost and not self._over and not self.superseded:

@@ -13,7 +13,7 @@ from attrs import field, frozen
 from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
-from fray.model.messages.client import Launch, Register, Role
+from fray.model.messages.client import Launch, ProcessMark, Register, Role
 from fray.model.messages.node import NodeHello, Report
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -39,6 +39,8 @@ class SessionOpened:
     grace_s: float = 30.0
     attempt_id: AttemptId | None = None
     user: str = ""
+    process: ProcessMark | None = None
+    """Its process, if that is proven to be one of the controller's own machine."""
 
 
 @frozen(kw_only=True)

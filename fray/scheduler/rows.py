@@ -198,6 +198,8 @@ class Session:
     grace_s: float = 30.0
     attempt_id: AttemptId | None = None
     user: str = ""
+    process: ProcessMark | None = None
+    """Of the controller's own machine: its death is known, also to the next controller, without any grace."""
     phase: SessionPhase = SessionPhase.OPEN
     lost_at: float = 0.0
     ended_at: float = 0.0

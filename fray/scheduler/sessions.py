@@ -41,6 +41,7 @@ def _new(state: State, event: SessionOpened) -> Session:
         grace_s=event.grace_s,
         attempt_id=event.attempt_id,
         user=event.user,
+        process=event.process,
     )
 
 

@@ -1,8 +1,13 @@
-"""The campaigns of `bench` in short: many deaths leave nothing behind, and mixed load makes nothing grow."""
+"""The campaigns of `bench` in short: deaths leave nothing behind, and mixed load makes nothing grow."""
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 from bench import restarts, soak
+from bench.faults.campaign import Campaign
+from bench.faults.lab import Lab
 
 
 async def test_sixty_deaths_of_an_actor_leave_nothing_behind() -> None:
@@ -16,3 +21,13 @@ async def test_twenty_seconds_of_mixed_load_make_nothing_grow() -> None:
     assert found["left"] == {}
     assert set(found["done"]) == {activity.__name__ for activity in soak.ACTIVITIES}
     assert all(count > 0 for count in found["done"].values())
+
+
+async def test_fifteen_random_kills_of_whatever_there_is_leave_nothing_behind(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    try:
+        found = await Campaign(lab, random.Random(15)).run(15)
+    finally:
+        lab.close()
+    assert found["broken"] == {}
+    assert found["jobs"]["accepted"] > 15

@@ -1,0 +1,53 @@
+"""Hundreds of random kills under load, and nothing may be left: ``python -m bench.faults --kills 300``.
+
+A controller, two nodes and two drivers run as daemons of this machine. The drivers launch jobs of every kind (plain
+ones, families with daemons that forget their environment, programs, gangs, actors, detached jobs, jobs with ports).
+Then jobs, their children, keepers, zygotes, nodes, the controller and drivers are killed with SIGKILL at random
+moments, now and then several in the same instant. After each kill everything below the victim must be gone within 10 s;
+every 25 kills the drivers fall silent, and then no process, job, name, segment, directory or share of a machine may be
+held by anybody. At the end the books must balance: no job that was accepted is lost, and none was completed twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import trio
+
+from bench.faults.campaign import Campaign
+from bench.faults.lab import Lab
+from bench.measure import machine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1, help="of the choice of victims and moments (default 1)")
+    parser.add_argument("--json", type=Path, help="write the whole report there")
+    parser.add_argument("--keep", action="store_true", help="keep the directory with all logs")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="fray-faults-"))
+    lab = Lab(directory)
+    try:
+        campaign = Campaign(lab, random.Random(options.seed), progress=True)
+        found = trio.run(campaign.run, options.kills)
+    finally:
+        lab.close()
+        if options.keep:
+            print(f"logs: {directory}", file=sys.stderr)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    print(json.dumps(found, indent=1))
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": machine(), "seed": options.seed, **found}, indent=1) + "\n")
+    sys.exit(1 if found["broken"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What every job came to: none may be lost, none may be completed twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import trio
+
+import fray
+from bench.faults.lab import Lab, told
+from fray import Cause, JobInfo, JobState
+
+SETTLED_WITHIN_S = 60.0
+
+
+async def settle(cluster: fray.Cluster, lab: Lab, drivers: Iterable[str], lost: set[str]) -> dict[str, Any]:
+    """The books, once every job has ended."""
+    with trio.move_on_after(SETTLED_WITHIN_S):
+        while any(not job.state.finished for job in await cluster.list_jobs("*")):  # noqa: ASYNC110
+            await trio.sleep(0.2)
+    on_record = {job.job_id: job for job in await cluster.list_jobs("*")}
+    accepted, ended = _books(lab, drivers)
+    broken: dict[str, list[Any]] = {"lost": [], "wrong": [], "completed twice": []}
+    for job_id, (driver, detached) in accepted.items():
+        job = on_record.get(job_id)
+        owed = driver not in lost or detached
+        if job is None:
+            broken["lost"].append(f"{job_id}: not on record")
+        elif owed and job.state is not JobState.SUCCEEDED:
+            broken["lost"].append(f"{job_id}: {job.state.value}: {job.error_message}")
+        if job is not None and len(_completions(job)) > 1:
+            broken["completed twice"].append(f"{job_id}: generations {_completions(job)}")
+    broken["lost"] += [f"{job_id}: its driver never heard of its end" for job_id in _unheard(accepted, ended, lost)]
+    broken["wrong"] = [f"{job_id}: {word}" for job_id, word in ended.items() if word["state"] != "succeeded"]
+    counts = Counter(f"{job.state.value}, {min(len(job.attempts), 4)} attempts" for job in on_record.values())
+    return {"counts": {"accepted": len(accepted), **dict(sorted(counts.items()))}, "broken": broken}
+
+
+def _books(lab: Lab, drivers: Iterable[str]) -> tuple[dict[str, tuple[str, bool]], dict[str, dict[str, Any]]]:
+    accepted: dict[str, tuple[str, bool]] = {}
+    ended: dict[str, dict[str, Any]] = {}
+    for name in drivers:
+        for line in told(lab.ledger / f"{name}.jsonl"):
+            if "accepted" in line:
+                accepted[str(line["accepted"])] = (name, bool(line["detached"]))
+            elif "ended" in line:
+                ended[str(line["ended"])] = line
+    return accepted, ended
+
+
+def _unheard(accepted: dict[str, tuple[str, bool]], ended: dict[str, Any], lost: set[str]) -> list[str]:
+    return [job_id for job_id, (driver, _) in accepted.items() if driver not in lost and job_id not in ended]
+
+
+def _completions(job: JobInfo) -> list[str]:
+    """Generations in which every member has succeeded. (One that had, in a gang that began anew, begins anew too.)"""
+    causes: dict[str, set[Cause | None]] = {}
+    for attempt in job.attempts:
+        causes.setdefault(attempt.attempt_id.split(":")[1], set()).add(attempt.cause)
+    return [generation for generation, found in causes.items() if found == {Cause.SUCCEEDED}]

@@ -1,0 +1,69 @@
+"""What runs on the cluster while it is killed: each writes down when it begins and when it is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BUSY_S = (0.0, 0.6)
+
+
+def note(ledger: str, what: str) -> None:
+    """One line, whole or not at all, in the ledger of this job."""
+    line = {"what": what, "attempt": os.environ["FRAY_ATTEMPT_ID"], "pid": os.getpid()}
+    path = Path(ledger) / f"{os.environ['FRAY_JOB_ID']}.jsonl"
+    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    try:
+        os.write(descriptor, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def count(ledger: str, number: int, busy_s: float) -> int:
+    note(ledger, "begun")
+    time.sleep(busy_s)
+    note(ledger, "done")
+    return number
+
+
+def family(ledger: str, number: int, busy_s: float) -> int:
+    """Has a child, a grandchild in a session of its own, and a daemon that forgets its environment."""
+    note(ledger, "begun")
+    sleeper = [sys.executable, "-c", "import time; time.sleep(3600)", ledger]
+    subprocess.Popen(sleeper)
+    subprocess.Popen(["sh", "-c", 'setsid "$@" & sleep 3600', "sh", *sleeper])
+    subprocess.Popen(["setsid", "env", "-i", *sleeper], stdin=subprocess.DEVNULL, start_new_session=True)
+    time.sleep(busy_s)
+    note(ledger, "done")
+    return number
+
+
+def serves(ledger: str, number: int, busy_s: float) -> int:
+    """Listens on the port it was given."""
+    note(ledger, "begun")
+    port = int(os.environ["FRAY_PORT_HTTP"])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        time.sleep(busy_s)
+    note(ledger, "done")
+    return number
+
+
+PROGRAM = """
+line='{"what": "%s", "attempt": "%s", "pid": %s}'
+say() { printf "$line\\n" "$1" "$FRAY_ATTEMPT_ID" $$ >> "$LEDGER/$FRAY_JOB_ID.jsonl"; }
+say begun; sleep 3600 & sleep "$BUSY_S"; say done
+"""
+
+
+class Teller:
+    """Answers, wherever it lives now."""
+
+    async def twice(self, number: int) -> int:
+        return 2 * number

@@ -1,0 +1,118 @@
+"""The cluster that is killed piece by piece: a controller and nodes as daemons, and drivers that give them work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-for-faults"
+TAG = "FRAY_BENCH_FAULTS"
+"""Variable that marks every process of a campaign which has not cleared its environment."""
+STOP_WITHIN_S = 20.0
+NODE_CONFIG = "cpu = 12\nmemory = '4GB'\ndisk = '4GB'\n"
+
+
+@define
+class Lab:
+    """Daemons and drivers by name; each writes a log beside its state."""
+
+    directory: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(factory=dict)
+    drivers: int = 0
+
+    @property
+    def tag(self) -> str:
+        return self.directory.name
+
+    @property
+    def spec(self) -> str:
+        return f"fray+unix://{self.directory}/controller.sock"
+
+    @property
+    def ledger(self) -> Path:
+        return self.directory / "ledger"
+
+    def open(self, nodes: list[str]) -> None:
+        self.ledger.mkdir()
+        (self.directory / "node.toml").write_text(NODE_CONFIG)
+        self.start("controller")
+        for name in nodes:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """A daemon that is not there (any more)."""
+        if name == "controller":
+            listen = f"unix:{self.directory}/controller.sock"
+            self._run(name, "fray.controller.main", "--listen", listen, "--store", str(self.directory / "store"))
+        else:
+            state, config = str(self.directory / name), str(self.directory / "node.toml")
+            where = ("--name", name, "--state-dir", state, "--config", config)
+            self._run(name, "fray.node", "--controller", self.spec, *where)
+
+    async def wait_reachable(self) -> None:
+        """Until somebody listens at the controller's address."""
+        with trio.fail_after(STOP_WITHIN_S):
+            while True:
+                try:
+                    stream = await trio.open_unix_socket(f"{self.directory}/controller.sock")
+                except OSError:
+                    await trio.sleep(0.05)
+                else:
+                    return await stream.aclose()
+
+    def start_driver(self, seed: int) -> str:
+        self.drivers += 1
+        name = f"driver-{self.drivers}"
+        self._run(name, "bench.faults.driver", self.spec, str(self.ledger), name, str(seed))
+        return name
+
+    def _run(self, name: str, module: str, *arguments: str) -> None:
+        environ = {**os.environ, "FRAY_TOKEN": TOKEN, TAG: self.tag, "PYTHONPATH": str(ROOT)}
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environ,
+                start_new_session=True,
+            )
+
+    def tell(self, name: str, word: str) -> None:
+        """One line to a driver's standard input."""
+        stdin = self.running[name].stdin
+        assert stdin is not None
+        stdin.write(word.encode() + b"\n")
+        stdin.flush()
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        process = self.running.pop(name)
+        process.send_signal(number)
+        process.wait(STOP_WITHIN_S)
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def close(self) -> None:
+        """In order: drivers first, the controller last."""
+        for name in sorted(self.running, key=lambda name: (name == "controller", not name.startswith("driver"))):
+            self.kill(name, signal.SIGTERM)
+
+
+def told(path: Path) -> list[dict[str, object]]:
+    """What a driver or a job wrote: JSON lines; the last one may be cut off by a kill."""
+    found = []
+    if path.exists():
+        for line in path.read_bytes().split(b"\n"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+    return found

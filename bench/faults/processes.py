@@ -1,0 +1,82 @@
+"""Who is who among the processes of a campaign, and who of them lives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import frozen
+
+from bench.faults.lab import TAG
+
+
+@frozen
+class Process:
+    """One process, told from every other that ever had its pid."""
+
+    pid: int
+    ticks: int
+    parent: int
+    comm: str
+
+    @property
+    def lives(self) -> bool:
+        found = look_at(self.pid)
+        return found is not None and found.ticks == self.ticks
+
+
+def look_at(pid: int) -> Process | None:
+    """None for one that is gone, or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    comm, fields = text[text.index("(") + 1 : text.rindex(")")], text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else Process(pid, int(fields[19]), int(fields[1]), comm)
+
+
+def everybody() -> dict[int, Process]:
+    found = (look_at(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {process.pid: process for process in found if process is not None}
+
+
+def below(root: int, people: dict[int, Process]) -> list[Process]:
+    """All living descendants of ``root``, parents first."""
+    children: dict[int, list[Process]] = {}
+    for process in people.values():
+        children.setdefault(process.parent, []).append(process)
+    found, at = list(children.get(root, [])), 0
+    while at < len(found):
+        found += children.get(found[at].pid, [])
+        at += 1
+    return found
+
+
+def kind_of(process: Process, people: dict[int, Process], nodes: Iterable[int]) -> str:
+    """Of one that is below a node: by the name it shows, and by that of its parent."""
+    parent = people.get(process.parent)
+    if process.comm.startswith("fray-"):
+        return process.comm.removeprefix("fray-")
+    if process.comm.startswith("fray:"):
+        return "job"
+    if parent is not None and parent.comm.startswith(("fray-keeper", "fray-init")):
+        return "job"  # a program, or an orphan that the keeper has adopted
+    return "zygote" if process.parent in nodes else "child"
+
+
+def marked(tag: str, directory: str) -> list[Process]:
+    """Living processes that carry the mark of a campaign in their environment or their command line."""
+    mark, place = f"{TAG}={tag}".encode(), directory.encode()
+    found = []
+    for pid, process in everybody().items():
+        if mark in _read(f"/proc/{pid}/environ").split(b"\0") or place in _read(f"/proc/{pid}/cmdline"):
+            found.append(process)
+    return found
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
