@@ -7,7 +7,6 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
 from typing import Any
 
 import trio
@@ -58,7 +57,7 @@ class Campaign:
         async with fray.open_cluster(self.lab.spec, token=TOKEN, logs=False) as cluster:
             await cluster.wait_for_nodes(len(NODES))
             for _ in range(DRIVERS):
-                self.start_driver()
+                await self.start_driver()
             await self.some_work()
             await self.be_quiet(cluster)
             while len(self.kills) < count:
@@ -71,8 +70,13 @@ class Campaign:
         left = [f"{process.comm} ({process.pid})" for process in marked(self.lab.tag, str(self.lab.directory))]
         return self.report(books, left)
 
-    def start_driver(self) -> None:
+    async def start_driver(self) -> None:
+        """One that is there: to open a cluster without a controller is an error, and rightly so."""
+        await self.lab.wait_reachable()
         self.drivers.append(self.lab.start_driver(self.rng.randrange(1 << 30)))
+        with trio.fail_after(QUIET_WITHIN_S):
+            while not told(self.lab.ledger / f"{self.drivers[-1]}.jsonl"):  # noqa: ASYNC110
+                await trio.sleep(0.02)
 
     async def some_work(self) -> None:
         """The load has been there for a moment that differs each time."""
@@ -142,13 +146,18 @@ class Campaign:
                 await trio.sleep(self.rng.uniform(0.0, 0.5))
                 self.lab.start(name)
         for _ in range(DRIVERS - sum(name.startswith("driver") for name in self.lab.running)):
-            self.start_driver()
+            await self.start_driver()
 
     # Quiet -----------------------------------------------------------------------------------------------------------
 
     async def be_quiet(self, cluster: fray.Cluster, *, go_on: bool = True) -> None:
         """Let all work end; then nothing but the daemons and the drivers may be there."""
         living = [name for name in self.drivers if name in self.lab.running]
+        gave_up = [name for name in living if self.lab.running[name].poll() is not None]
+        if gave_up:
+            raise RuntimeError(
+                f"{', '.join(gave_up)} ended without being asked to: see its log in {self.lab.directory}"
+            )
         for name in living:
             self.lab.tell(name, "drain")
         with trio.move_on_after(QUIET_WITHIN_S) as patience:
@@ -227,9 +236,9 @@ class Campaign:
     def report(self, books: dict[str, Any], left_at_end: list[str]) -> dict[str, Any]:
         times: dict[str, list[float]] = {}
         for kill in self.kills:
-            times.setdefault(kill.kind, []).append(kill.gone_s)
+            times.setdefault("several" if "+" in kill.kind else kill.kind, []).append(kill.gone_s)
         return {
-            "kills": dict(Counter(kill.kind for kill in self.kills)),
+            "kills": {kind: len(all_s) for kind, all_s in times.items()},
             "gone_ms": {
                 kind: {"median": 1e3 * sorted(all_s)[len(all_s) // 2], "max": 1e3 * max(all_s)}
                 for kind, all_s in times.items()

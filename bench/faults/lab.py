@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -98,7 +99,8 @@ class Lab:
         process.send_signal(number)
         process.wait(STOP_WITHIN_S)
         if process.stdin is not None:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
 
     def close(self) -> None:
         """In order: drivers first, the controller last."""
