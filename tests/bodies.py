@@ -195,3 +195,16 @@ async def told(text: str, after_s: float = 0.5) -> str:
     print(text, flush=True)
     await trio.sleep(after_s)
     return text
+
+
+async def hold_child() -> None:
+    """A job with one child, until it is ended."""
+    async with fray.current_cluster().open_scope("inner") as scope:
+        resources = fray.ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
+        entrypoint = fray.Entrypoint.from_callable(hang)
+        await scope.launch(fray.JobRequest(name="child", entrypoint=entrypoint, resources=resources))
+
+
+def fail_loudly() -> None:
+    print("about to fail", flush=True)
+    raise RuntimeError("no luck")

@@ -1,0 +1,299 @@
+"""Verbs that look at jobs, wait for them, and end them."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import signal
+import socket
+import time
+from collections.abc import Sequence
+
+import trio
+
+from fray.cli.out import clock, note, say, say_json, width
+from fray.cli.place import find, find_all, namespace_of
+from fray.cli.tables import amount, fields, size, span, table
+from fray.cluster import Cluster
+from fray.errors import DeadlineExceeded, InvalidRequest
+from fray.model.ids import JobId, split_attempt
+from fray.model.specs import AttemptInfo, JobInfo, JobState
+
+LIVING = (JobState.PENDING, JobState.RUNNING)
+
+
+async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray jobs``"""
+    if options.limit < 0:
+        raise InvalidRequest(f"--limit {options.limit} must be 0 (all) or more")
+    namespace = namespace_of(options)
+    found = await cluster.list_jobs(namespace, prefix=options.prefix, states=options.state, limit=options.limit)
+    if options.json:
+        say_json(found)
+        return 0
+    rows = [(depth, info) for depth, info in tree(found)] if options.tree else [(0, info) for info in found]
+    say(job_table(rows, namespace == "*", time.time(), width()))
+    if options.limit and len(found) == options.limit:
+        note(f"the newest {options.limit}; --limit 0 shows all")
+    return 0
+
+
+def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
+    """Each with its depth, children behind their parents. One whose parent is not among them stands at the top."""
+    ids = {info.job_id for info in found}
+    below: dict[str, list[JobInfo]] = {}
+    for info in found:
+        parent = parent_of(info)
+        below.setdefault(parent if parent in ids else "", []).append(info)
+    ordered: list[tuple[int, JobInfo]] = []
+    waiting = [(0, info) for info in reversed(below.get("", []))]
+    while waiting:
+        depth, info = waiting.pop()
+        ordered.append((depth, info))
+        waiting += [(depth + 1, child) for child in reversed(below.get(info.job_id, []))]
+    return ordered
+
+
+def parent_of(info: JobInfo) -> JobId:
+    """The job whose attempt owns it; empty for one that a driver or the cluster owns."""
+    return split_attempt(info.owner)[0] if info.owner.count(":") >= 2 else ""
+
+
+def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: float, room: int | None) -> list[str]:
+    """One line a job."""
+    heads = ["NAME", "STATE", "FOR", "ON", *(["NAMESPACE"] if with_namespace else []), "ID", "WHY"]
+    cells = []
+    for depth, info in rows:
+        name = f"{'  ' * depth}{info.name}"
+        namespace = [info.namespace] if with_namespace else []
+        cells.append([name, info.state.value, lasted(info, now), where(info), *namespace, info.job_id, why(info)])
+    return table(heads, cells, room)
+
+
+def lasted(info: JobInfo, now: float) -> str:
+    """How long it has run, or ran."""
+    if info.start_time is None:
+        return ""
+    return span((now if info.end_time is None else info.end_time) - info.start_time)
+
+
+def where(info: JobInfo) -> str:
+    """The machines of its last attempts."""
+    if not info.attempts:
+        return ""
+    last = split_attempt(info.attempts[-1].attempt_id)[1]
+    nodes = [one.node for one in info.attempts if split_attempt(one.attempt_id)[1] == last]
+    return ",".join(dict.fromkeys(nodes))
+
+
+def why(info: JobInfo) -> str:
+    """Why it waits, how far it is, or what ended it."""
+    if info.state is JobState.PENDING:
+        return info.reason
+    if info.state is JobState.RUNNING:
+        return progress(info)
+    return info.error_message or ""
+
+
+def progress(info: JobInfo) -> str:
+    """``120 of 500 steps (24%)``; empty if it says nothing."""
+    told = info.progress
+    if told is None:
+        return ""
+    unit = f" {told.unit}" if told.unit else ""
+    if not told.total:
+        return f"{amount(told.done)}{unit}"
+    return f"{amount(told.done)} of {amount(told.total)}{unit} ({told.done / told.total:.0%})"
+
+
+# One job -------------------------------------------------------------------------------------------------------------
+
+
+async def show(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray show``"""
+    info = await cluster.poll((await find(cluster, options.job, options)).job_id)
+    if options.json:
+        say_json(info)
+    else:
+        say(described(info, time.time(), width()))
+    return 0
+
+
+def described(info: JobInfo, now: float, room: int | None) -> list[str]:
+    """All of it, for people."""
+    lines = fields(
+        [
+            ("job", info.job_id),
+            ("name", info.name),
+            ("namespace", info.namespace),
+            ("state", state_of(info)),
+            ("why", info.reason if info.state is JobState.PENDING else info.error_message or ""),
+            ("owner", info.owner or "the cluster (detached)"),
+            ("ended by", info.ended_by),
+            ("started", clock(info.start_time)),
+            ("ended", clock(info.end_time)),
+            ("ran for", lasted(info, now)),
+            ("progress", progress(info)),
+            ("ports", ", ".join(f"{name} {address}" for name, address in info.ports.items())),
+        ]
+    )
+    if info.attempts:
+        heads = ["ATTEMPT", "ON", "PID", "STARTED", "FOR", "ENDED AS", "PEAK", "CPU", "WHY"]
+        rows = [_attempt_row(one, now) for one in info.attempts]
+        lines += ["", *table(heads, rows, room)]
+    for one in info.attempts:
+        if one.captured:
+            lines += ["", f"stacks of {one.attempt_id}:", *one.captured.splitlines()]
+    return lines
+
+
+def state_of(info: JobInfo) -> str:
+    """``failed (out_of_memory)``."""
+    if info.cause is None or info.cause.value == info.state.value:
+        return info.state.value
+    return f"{info.state.value} ({info.cause.value})"
+
+
+def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
+    _, generation, member = split_attempt(one.attempt_id)
+    began, end = one.start_time, now if one.end_time is None else one.end_time
+    return [
+        f"{generation}.{member}",
+        one.node,
+        str(one.pid or ""),
+        clock(began),
+        "" if began is None else span(end - began),
+        ended_as(one),
+        size(one.peak_memory_bytes) if one.peak_memory_bytes else "",
+        span(one.cpu_s) if one.cpu_s else "",
+        one.message,
+    ]
+
+
+def ended_as(one: AttemptInfo) -> str:
+    """``killed by SIGKILL``, ``failure 3``, ``succeeded``; empty while it lives."""
+    if one.cause is None:
+        return ""
+    if one.signal is not None:
+        return f"{one.cause.value} ({signal_name(one.signal)})"
+    return f"{one.cause.value} {one.exit_code}" if one.exit_code else one.cause.value
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+async def story(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray story``"""
+    events = await cluster.story((await find(cluster, options.job, options)).job_id)
+    if options.json:
+        say_json(events)
+        return 0
+    room = max((len(event.what) for event in events), default=0)
+    for event in events:
+        when = clock(event.time)
+        first, *more = event.text.splitlines() or [""]
+        say([f"{when}  {event.what.ljust(room)}  {first}".rstrip()])
+        say(f"{' ' * (len(when) + room + 4)}{line}" for line in more)
+    return 0
+
+
+async def explain(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray explain``"""
+    info = await find(cluster, options.job, options)
+    text = await cluster.explain(info.job_id)
+    if options.json:
+        say_json({"job_id": info.job_id, "state": info.state, "text": text})
+    else:
+        say([text])
+    return 0
+
+
+async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray stacks``"""
+    info = await find(cluster, options.job, options)
+    if info.state is not JobState.RUNNING:
+        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: only one that runs has stacks")
+    found = await cluster.stacks(info.job_id)
+    if options.json:
+        say_json(found)
+        return 0
+    for attempt_id, text in found.items():
+        say([f"== {attempt_id}", text, ""])
+    return 0
+
+
+# Waiting and ending --------------------------------------------------------------------------------------------------
+
+
+async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray wait``"""
+    if not options.jobs:
+        raise InvalidRequest("which job? Say its id, its name, or the beginning of either")
+    ids = await find_all(cluster, options.jobs, options)
+    infos = await _ended(cluster, ids, options.timeout)
+    if options.json:
+        say_json(infos)
+    else:
+        say(f"{info.job_id}: {state_of(info)}{_because(info)}" for info in infos)
+    return next((code for info in infos if (code := exit_code(info))), 0)
+
+
+def _because(info: JobInfo) -> str:
+    return f": {info.error_message}" if info.error_message else ""
+
+
+def exit_code(info: JobInfo) -> int:
+    """What a shell makes of a job's end: its exit code, 128 and the signal, 0 for success, else 1."""
+    if info.state is JobState.SUCCEEDED:
+        return 0
+    if info.signal is not None:
+        return 128 + info.signal
+    return info.exit_code or 1
+
+
+async def _ended(cluster: Cluster, ids: Sequence[JobId], timeout_s: float | None) -> list[JobInfo]:
+    with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+        return await cluster.wait(list(ids))
+    left = [info for job_id in ids if not (info := await cluster.poll(job_id)).state.finished]
+    names = ", ".join(info.job_id for info in left[:5])
+    raise DeadlineExceeded(f"{len(left)} of {len(ids)} jobs have not ended after {timeout_s:g} s: {names}")
+
+
+async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray stop``"""
+    if bool(options.jobs) == (options.prefix is not None):
+        raise InvalidRequest("say which jobs, or --prefix P for all that begin so")
+    ids = await find_all(cluster, options.jobs, options)
+    if options.prefix is not None:
+        if not options.prefix:
+            raise InvalidRequest("--prefix needs some letters: an empty one would end everything")
+        living = await cluster.list_jobs(namespace_of(options), prefix=options.prefix, states=LIVING)
+        ids = [info.job_id for info in living]
+        if not ids:
+            note(f"no living job begins with {options.prefix!r}")
+            return 0
+    await cluster.terminate(ids, asked_by(options.reason))
+    if options.no_wait:
+        if options.json:
+            say_json([{"job_id": job_id} for job_id in ids])
+        return 0
+    infos = await _ended(cluster, ids, options.timeout)
+    if options.json:
+        say_json(infos)
+    else:
+        say(f"{info.job_id}: {state_of(info)}" for info in infos)
+    return 0
+
+
+def asked_by(reason: str) -> str:
+    """``fray stop by alice@laptop: wrong learning rate``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no such user in this container
+        user = "somebody"
+    who = f"`fray stop` by {user}@{socket.gethostname()}"
+    return f"{who}: {reason}" if reason else who

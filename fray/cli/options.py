@@ -1,0 +1,230 @@
+"""The words of the command line: every verb with its options and examples. Only argparse here."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn, TypeAlias
+
+STATES = ("pending", "running", "succeeded", "failed", "stopped")
+ABOUT = """\
+Look at, start and end what runs on a Fray cluster."""
+EPILOG = """\
+which cluster: --cluster fray://host:port, else FRAY_CLUSTER_SPEC. The token: --token-file FILE, else FRAY_TOKEN.
+which job: its id, its exact name, or the beginning of either if only one living job fits.
+
+exit codes: 0 done, 1 failed or unreachable, 2 wrong usage, 124 out of time, 130 Ctrl-C, 141 nobody reads the output;
+of `fray run` and `fray wait`, that of the job.
+
+examples:
+  fray jobs --state running --tree
+  fray run --name train --gpu h100:8 --workspace . -- python train.py --lr 3e-4
+  fray logs -f train
+  fray stop --prefix alice/rl/
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser_of() -> Parser:
+    """The parser of the whole command."""
+    parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    for add in (
+        _jobs,
+        _show,
+        _story,
+        _explain,
+        _stop,
+        _wait,
+        _run,
+        _stacks,
+        _nodes,
+        _node,
+        _actors,
+    ):
+        add(verbs)
+    return parser
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def _verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: str = "tool") -> Parser:
+    parser = verbs.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"examples:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(verb=runs, opens=opens)
+    where = parser.add_argument_group("cluster")
+    where.add_argument("--cluster", metavar="SPEC", help="fray://host:port (default: FRAY_CLUSTER_SPEC)")
+    where.add_argument("--token-file", metavar="FILE", help="file with the cluster's token (default: FRAY_TOKEN)")
+    where.add_argument(
+        "--namespace", metavar="NS", help="where names are looked for (default: FRAY_NAMESPACE, else in all)"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON with stable keys, for programs")
+    return parser
+
+
+def _one_job(parser: Parser, many: bool = False) -> None:
+    if many:
+        parser.add_argument("jobs", nargs="*", metavar="JOB", help="id, name, or the beginning of one")
+    else:
+        parser.add_argument("job", metavar="JOB", help="id, name, or the beginning of one")
+
+
+def _jobs(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "jobs",
+        "jobs:jobs",
+        "list jobs, newest last",
+        "  fray jobs\n  fray jobs --tree --state running\n  fray jobs --prefix alice/ --json | jq '.[].job_id'",
+    )
+    parser.add_argument("--all-namespaces", "-A", action="store_true", help="also where FRAY_NAMESPACE says otherwise")
+    parser.add_argument(
+        "--state", action="append", choices=STATES, default=[], help="only those; may be given several times"
+    )
+    parser.add_argument("--prefix", default="", help="only those whose names (or ids) begin so")
+    parser.add_argument("--tree", action="store_true", help="children below their parents")
+    parser.add_argument("--limit", type=int, default=200, metavar="N", help="the newest N (default: 200; 0: all)")
+
+
+def _show(verbs: Verbs) -> None:
+    _one_job(
+        _verb(
+            verbs,
+            "show",
+            "jobs:show",
+            "everything on record of a job: attempts, causes, costs, ports, progress",
+            "  fray show train\n  fray show train-k3x9 --json",
+        )
+    )
+
+
+def _story(verbs: Verbs) -> None:
+    _one_job(_verb(verbs, "story", "jobs:story", "what happened to a job, in order", "  fray story train"))
+
+
+def _explain(verbs: Verbs) -> None:
+    text = "why a job is in its state: what it waits for, or what ended it"
+    _one_job(_verb(verbs, "explain", "jobs:explain", text, "  fray explain train"))
+
+
+def _logs(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "logs",
+        "logs:logs",
+        "what a job has printed",
+        "  fray logs train --tail 100\n  fray logs -f --tree train\n  fray logs --since 10m train | grep loss",
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what it prints, until it has ended")
+    parser.add_argument("--tree", action="store_true", help="also of all jobs below it, each line behind a name")
+    parser.add_argument("--tail", type=int, metavar="N", help="only the last N lines there are now")
+    parser.add_argument("--since", metavar="SPAN", help="only those of the last 30s, 10m, 2h, 1d")
+    parser.add_argument("--attempt", type=int, metavar="N", help="only of this attempt: 0 is the first, -1 the last")
+    parser.add_argument("--stream", choices=("out", "err", "sys"), help="only this one (sys: what Fray says of it)")
+    parser.add_argument("--grep", default="", metavar="TEXT", help="only lines with this in them")
+    parser.add_argument("--times", action="store_true", help="each line behind its time")
+    _one_job(parser)
+
+
+def _stop(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "stop",
+        "jobs:stop",
+        "end jobs and everything below them, and wait until they have ended",
+        "  fray stop train\n  fray stop --prefix alice/rl/ --reason 'wrong learning rate'",
+    )
+    _one_job(parser, many=True)
+    parser.add_argument("--prefix", help="all living jobs whose names begin so")
+    parser.add_argument("--reason", default="", help="goes into the record, behind who asked")
+    parser.add_argument("--no-wait", action="store_true", help="return when the cluster has noted it")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="longest wait (default: 60)")
+
+
+def _wait(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "wait",
+        "jobs:wait",
+        "wait for the end of jobs; the exit code is that of the first that failed",
+        "  fray wait train && fray run --name evaluate -- python evaluate.py",
+    )
+    _one_job(parser, many=True)
+    parser.add_argument("--timeout", type=float, metavar="S", help="give up after so long with exit code 124")
+
+
+def _run(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "run",
+        "run:run",
+        "launch a program as a job, show what it prints, and end it on Ctrl-C",
+        "  fray run -- python train.py\n"
+        "  fray run --name train --cpu 4 --memory 16GB --gpu h100:8 --env LR=3e-4 --workspace . -- python train.py\n"
+        "  fray run --detach --name serve --port http -- python -m http.server",
+        opens="itself",
+    )
+    parser.add_argument("--name", help="of the job (default: the program's name and a token)")
+    parser.add_argument("--cpu", type=float, default=1.0, help="CPUs of each replica (default: 1)")
+    parser.add_argument("--memory", default="2GB", help="of each replica (default: 2GB)")
+    parser.add_argument("--disk", default="0", help="scratch disk of each replica (default: none)")
+    device = parser.add_mutually_exclusive_group()
+    device.add_argument("--gpu", metavar="[TYPE:]N", help="GPUs of each replica: 1, h100:8")
+    device.add_argument("--tpu", metavar="TYPE", help="TPU slice of each replica: v5litepod-16")
+    parser.add_argument("--replicas", type=int, default=1, help="a gang of so many: all or none (default: 1)")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a variable of its process; K alone: the value it has here. May be given several times",
+    )
+    parser.add_argument(
+        "--secret", action="append", default=[], metavar="K[=NAME]", help="a variable whose value is a secret's"
+    )
+    parser.add_argument("--port", action="append", default=[], metavar="NAME", help="a port it wants, by name")
+    parser.add_argument("--workspace", metavar="DIR", help="directory whose files travel along: .")
+    parser.add_argument("--pip", action="append", default=[], metavar="REQ", help="a package it needs: 'polars>=1'")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME", help="an extra of the project there")
+    parser.add_argument("--image", metavar="IMAGE", help="run in a container of this image")
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="restarts after a failure (default: 0)")
+    parser.add_argument(
+        "--detach", action="store_true", help="return when it is accepted; it is the cluster's, and ends by itself"
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program and its arguments, behind --")
+
+
+def _stacks(verbs: Verbs) -> None:
+    text = "the stacks of all threads of a running job, now"
+    _one_job(_verb(verbs, "stacks", "jobs:stacks", text, "  fray stacks train"))
+
+
+def _nodes(verbs: Verbs) -> None:
+    _verb(verbs, "nodes", "nodes:nodes", "list the machines: what they have, and what is free", "  fray nodes")
+
+
+def _node(verbs: Verbs) -> None:
+    group = verbs.add_parser("node", help="one machine: `fray node show NAME`")
+    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    text = "everything that is known of a machine: devices, isolation in force, what runs there"
+    parser = _verb(below, "show", "nodes:show", text, "  fray node show alpha")
+    parser.add_argument("node", metavar="NAME")
+
+
+def _actors(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs, "actors", "nodes:actors", "list living actors", "  fray actors\n  fray actors --prefix policy/"
+    )
+    parser.add_argument("--prefix", default="", help="only those whose names begin so")
+    parser.add_argument("--all-namespaces", "-A", action="store_true", help="also where FRAY_NAMESPACE says otherwise")

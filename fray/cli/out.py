@@ -1,0 +1,66 @@
+"""What verbs say: lines and JSON on standard output, words to people on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+import attrs
+
+
+def say(lines: Iterable[str]) -> None:
+    """Lines on standard output."""
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+
+
+def say_json(value: object) -> None:
+    """One JSON document: words of `fray.model` as objects whose keys are their fields."""
+    sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
+
+
+def note(text: str) -> None:
+    """Something about what the command does, not its result."""
+    sys.stdout.flush()
+    sys.stderr.write(f"fray: {text}\n")
+    sys.stderr.flush()
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it. Every field is there, also one that is empty: programs can rely on the keys."""
+    if attrs.has(type(value)):
+        return {
+            field.name: plain(getattr(value, field.name))
+            for field in attrs.fields(type(value))
+            if field.repr is not False
+        }
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def width() -> int | None:
+    """Of the terminal; None where nobody looks, so that nothing is cut for programs and files."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def clock(seconds: float | None) -> str:
+    """A time in this machine's zone: ``14:03:05`` today, else with its date; empty for None."""
+    if seconds is None:
+        return ""
+    local = time.localtime(seconds)
+    today = time.localtime()
+    same_day = local[:3] == today[:3]
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", local)

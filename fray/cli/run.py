@@ -1,0 +1,168 @@
+"""``fray run``: a program as a job, from this terminal.
+
+It is a driver, and owns the job: Ctrl-C, a closed terminal or the end of this process ends the job too. With
+``--detach`` it is a tool: the job is the cluster's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import trio
+
+from fray.cli.jobs import exit_code, state_of
+from fray.cli.main import INTERRUPTED
+from fray.cli.out import note, say, say_json
+from fray.cli.place import open_place
+from fray.cluster import Cluster
+from fray.errors import InvalidRequest
+from fray.jobs import Job
+from fray.model.environment import EnvironmentConfig, Secret
+from fray.model.ids import check_name, mint
+from fray.model.messages.client import LogLines, Role
+from fray.model.requests import Entrypoint, JobRequest
+from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
+from fray.model.specs import JobInfo, JobState
+
+
+async def run(options: argparse.Namespace) -> int:
+    """``fray run``"""
+    request = request_of(options)
+    if options.detach:
+        async with open_place(options) as cluster:
+            return await _detach(cluster, request, options)
+    lines = Lines(request.name)
+    async with open_place(options, role=Role.DRIVER, on_log=lines) as cluster:
+        job = await cluster.launch(request)
+        info = await _followed(job)
+    if options.json:
+        say_json(info)
+    if info.state is not JobState.SUCCEEDED:
+        note(f"{job.id} {state_of(info)}: {_in_short(info)}")
+    return exit_code(info)
+
+
+def _in_short(info: JobInfo) -> str:
+    """Its last words on standard error have been seen already."""
+    text = info.error_message or str(info.cause)
+    return text.splitlines()[0].partition("; its last words")[0]
+
+
+async def _detach(cluster: Cluster, request: JobRequest, options: argparse.Namespace) -> int:
+    job = await cluster.launch(request)
+    if options.json:
+        say_json(job.info)
+    else:
+        say([job.id])
+    return 0
+
+
+async def _followed(job: Job) -> JobInfo:
+    """Wait for its end; a first Ctrl-C asks for it, a second leaves at once."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_on_signals, job)
+        info = await job.wait_ended()
+        nursery.cancel_scope.cancel()
+    return info
+
+
+async def _on_signals(job: Job) -> None:
+    asked = False
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for number in signals:
+            if asked:
+                _leave_now(job)
+            asked = True
+            note(f"ending {job.id}; once more: without waiting for it")
+            await job.terminate(f"{signal.Signals(number).name} at `fray run`")
+
+
+def _leave_now(job: Job) -> None:
+    """Its end has been asked for, and the end of this process is one more reason: the cluster sees to it."""
+    note(f"left; the cluster ends {job.id}")
+    sys.stdout.flush()
+    os._exit(INTERRUPTED)
+
+
+class Lines:
+    """What the job prints, as it is, on the stream it was printed on; what its children print, behind their names."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, log: LogLines) -> None:
+        before = "" if log.name == self.name else f"({log.name}) "
+        for stream, _, text in log.lines:
+            (sys.stderr if stream == "err" else sys.stdout).write(f"{before}{text}\n")
+        sys.stdout.flush()
+
+
+# From the options to a request ---------------------------------------------------------------------------------------
+
+
+def request_of(options: argparse.Namespace) -> JobRequest:
+    """Raises InvalidRequest: something in it cannot be."""
+    program, *arguments = options.command
+    return JobRequest(
+        name=options.name or made_up_name(program),
+        entrypoint=Entrypoint.from_binary(program, arguments),
+        resources=resources_of(options),
+        environment=EnvironmentConfig.create(
+            extras=options.extra,
+            pip_packages=options.pip,
+            env_vars={**variables(options.env), **secrets(options.secret)},
+            workspace=options.workspace,
+            docker_image=options.image,
+        ),
+        ports=tuple(options.port),
+        max_retries_failure=options.retries,
+        detached=options.detach,
+    )
+
+
+def made_up_name(program: str) -> str:
+    """``python-k3x9ab``."""
+    plain = "".join(letter for letter in Path(program).stem if letter.isalnum() or letter in "_-") or "job"
+    return check_name(f"{plain.lstrip('-')}-{mint(random.SystemRandom(), 6)}", "a job")
+
+
+def resources_of(options: argparse.Namespace) -> ResourceConfig:
+    device: CpuConfig | GpuConfig | TpuConfig = CpuConfig()
+    if options.gpu:
+        kind, _, count = options.gpu.rpartition(":")
+        if not count.isdigit():
+            raise InvalidRequest(f"--gpu {options.gpu!r}: write a number, or a type and a number: 1, h100:8")
+        device = GpuConfig(variant=kind or "auto", count=int(count))
+    elif options.tpu:
+        device = TpuConfig(variant=options.tpu)
+    return ResourceConfig(
+        device=device, cpu=options.cpu, memory=options.memory, disk=options.disk, replicas=options.replicas
+    )
+
+
+def variables(given: list[str]) -> dict[str, str]:
+    """``K=V``, or ``K`` for what it is here."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals and key not in os.environ:
+            raise InvalidRequest(f"--env {key}: it is not set here; write --env {key}=VALUE")
+        found[_variable(key, "--env")] = value if equals else os.environ[key]
+    return found
+
+
+def secrets(given: list[str]) -> dict[str, Secret]:
+    """``K=NAME``, or ``K`` for the secret of the same name."""
+    pairs = [text.partition("=") for text in given]
+    return {_variable(key, "--secret"): Secret(name or key) for key, _, name in pairs}
+
+
+def _variable(key: str, option: str) -> str:
+    if not key.isidentifier() or not key.isascii():
+        raise InvalidRequest(f"{option} {key!r} is no name of a variable: write {option} NAME=VALUE")
+    return key

@@ -1,0 +1,98 @@
+"""What people read: tables that fit the terminal, and times, spans and sizes in few letters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+CUT = "…"
+GAP = "  "
+LEAST = 6
+"""No column is cut to less."""
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Lines of a table, its columns as wide as what is in them. If that is more than ``width`` (None: no limit), the
+    widest columns are cut.
+    """
+    cells = [list(heads), *([_clean(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    if width is not None:
+        widths = fitted(widths, width - len(GAP) * (len(widths) - 1))
+    return [GAP.join(_cell(text, room) for text, room in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def fitted(widths: Sequence[int], room: int) -> list[int]:
+    """The widths, the widest made smaller until they fit, but none smaller than `LEAST`."""
+    found = list(widths)
+    while sum(found) > room and max(found) > LEAST:
+        widest = found.index(max(found))
+        second = max((width for index, width in enumerate(found) if index != widest), default=LEAST)
+        over = sum(found) - room
+        found[widest] = max(LEAST, min(found[widest] - 1, max(found[widest] - over, second)))
+    return found
+
+
+def _clean(text: str) -> str:
+    """In one line; what it is indented by stays."""
+    return " " * (len(text) - len(text.lstrip(" "))) + " ".join(text.split())
+
+
+def _cell(text: str, room: int) -> str:
+    return text.ljust(room) if len(text) <= room else text[: room - 1] + CUT
+
+
+def fields(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """``name  value`` lines; those without a value are left out, further lines of a value stand below it."""
+    told = [(name, value) for name, value in pairs if value]
+    room = max((len(name) for name, _ in told), default=0)
+    lines = []
+    for name, value in told:
+        first, *more = value.splitlines()
+        lines.append(f"{name.ljust(room)}{GAP}{first}")
+        lines += [" " * (room + len(GAP)) + line for line in more]
+    return lines
+
+
+def span(seconds: float | None) -> str:
+    """``0.3s``, ``12s``, ``3m05s``, ``2h10m``, ``4d03h``; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f}s"
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
+
+
+def parse_span(text: str) -> float:
+    """Seconds of ``90``, ``30s``, ``10m``, ``2h``, ``1d``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
+    seconds = float(number) * unit
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+def size(count: int) -> str:
+    """``0``, ``512B``, ``1.5GB``: powers of 1024, as `ResourceConfig` reads them."""
+    if count < 1024:
+        return f"{count}B" if count else "0"
+    amount, units = float(count), ["KB", "MB", "GB", "TB", "PB"]
+    unit = ""
+    while amount >= 1024 and units:
+        amount, unit = amount / 1024, units.pop(0)
+    return f"{amount:.1f}".removesuffix(".0") + unit
+
+
+def amount(number: float) -> str:
+    """``4``, ``0.5``."""
+    return f"{number:g}"

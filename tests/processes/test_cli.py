@@ -1,0 +1,370 @@
+"""The ``fray`` command against a running cluster: in this process, but for what only a process can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import frozen
+
+import fray
+from fray import Entrypoint, JobRequest, ResourceConfig
+from fray.cli.main import main
+from tests import bodies
+
+sys.path.insert(0, str(Path(__file__).parent))
+from labs import TOKEN, Lab, open_lab
+
+SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
+
+
+@frozen
+class Said:
+    """What came of one command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Fray = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with open_lab(tmp_path_factory.mktemp("lab"), "alpha") as lab:
+        yield lab
+
+
+@pytest.fixture
+def run(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Fray:
+    """Run the command as a user would who has said where the cluster is."""
+    monkeypatch.setenv("FRAY_CLUSTER_SPEC", lab.spec)
+    monkeypatch.setenv("FRAY_TOKEN", TOKEN)
+
+    def run(*words: str) -> Said:
+        capfd.readouterr()
+        code = main(words)
+        captured = capfd.readouterr()
+        assert "Traceback" not in captured.err, captured.err
+        return Said(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def jobs(lab: Lab) -> dict[str, str]:
+    """Ids of detached jobs by name: one that runs with a child, one that failed, one that waits for room."""
+
+    async def launch() -> dict[str, str]:
+        async with fray.open_cluster(lab.spec, token=TOKEN, namespace="lab", logs=False) as cluster:
+            await cluster.wait_for_nodes(1)
+            made = {}
+            for name, fn, resources in (
+                ("lab/parent", bodies.hold_child, SMALL),
+                ("lab/broken", bodies.fail_loudly, SMALL),
+                ("lab/huge", bodies.hang, ResourceConfig.with_cpu(cpu=10_000)),
+            ):
+                request = JobRequest(
+                    name=name, entrypoint=Entrypoint.from_callable(fn), resources=resources, detached=True
+                )
+                made[name] = await cluster.launch(request)
+            await made["lab/broken"].wait_ended()
+            while "child" not in [info.name for info in await cluster.list_jobs(states=["running"])]:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+            return {name: job.id for name, job in made.items()}
+
+    return trio.run(launch)
+
+
+# Looking -------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_with_their_states_and_reasons(run: Fray, jobs: dict[str, str]) -> None:
+    said = run("jobs", "--namespace", "lab")
+    assert said.code == 0
+    head, *lines = said.out.splitlines()
+    assert head.split() == ["NAME", "STATE", "FOR", "ON", "ID", "WHY"]
+    by_name = {line.split()[0]: line for line in lines}
+    assert by_name.keys() == {"lab/parent", "lab/broken", "lab/huge", "child"}
+    assert "running" in by_name["lab/parent"]
+    assert "alpha" in by_name["lab/parent"]
+    assert jobs["lab/parent"] in by_name["lab/parent"]
+    assert "no luck" in by_name["lab/broken"]
+    assert "10000" in by_name["lab/huge"]
+
+
+def test_jobs_are_chosen_by_state_and_prefix_and_shown_as_a_tree(run: Fray, jobs: dict[str, str]) -> None:
+    assert [info["name"] for info in run("jobs", "--state", "failed", "--prefix", "lab/", "--json").json] == [
+        "lab/broken"
+    ]
+    lines = run("jobs", "--tree", "--state", "running").out.splitlines()
+    parent = next(number for number, line in enumerate(lines) if line.startswith("lab/parent"))
+    assert lines[parent + 1].startswith("  child ")
+    assert [info["name"] for info in run("jobs", "--limit", "1", "--json").json] == ["child"]
+
+
+def test_a_namespace_of_the_environment_is_where_one_looks_unless_told_otherwise(
+    run: Fray, jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAY_NAMESPACE", "elsewhere")
+    assert run("jobs", "--json").json == []
+    assert len(run("jobs", "--json", "-A").json) >= 4
+    assert run("show", "lab/parent").code == 1
+    assert run("show", "--namespace", "lab", "lab/parent").code == 0
+
+
+def test_json_has_every_key_also_of_what_is_empty(run: Fray, jobs: dict[str, str]) -> None:
+    info = run("show", "--json", jobs["lab/broken"]).json
+    assert info["job_id"] == jobs["lab/broken"]
+    assert (info["state"], info["cause"], info["exit_code"]) == ("failed", "failure", 1)
+    assert {"error_message", "start_time", "end_time", "owner", "reason", "progress", "ended_by"} <= info.keys()
+    (attempt,) = info["attempts"]
+    assert attempt["node"] == "alpha"
+    assert {"attempt_id", "pid", "signal", "peak_memory_bytes", "cpu_s", "captured", "ports"} <= attempt.keys()
+
+
+def test_show_tells_all_of_a_job(run: Fray, jobs: dict[str, str]) -> None:
+    said = run("show", "lab/broken")
+    words = dict(line.split(None, 1) for line in said.out.split("\n\n")[0].splitlines() if " " in line)
+    assert words["job"] == jobs["lab/broken"]
+    assert words["state"] == "failed (failure)"
+    assert "no luck" in words["why"]
+    assert words["owner"] == "the cluster (detached)"
+    assert "ATTEMPT" in said.out
+    assert "0.0" in said.out
+
+
+def test_story_and_explain_tell_what_happened_and_why(run: Fray, jobs: dict[str, str]) -> None:
+    whats = [event["what"] for event in run("story", "lab/broken", "--json").json]
+    assert whats[0] == "launched"
+    assert "running" in whats
+    assert run("story", "lab/broken").out.splitlines()[0].split()[1] == "launched"
+    assert "10000" in run("explain", "lab/huge").out
+    assert run("explain", "lab/huge", "--json").json["state"] == "pending"
+
+
+def test_machines_and_actors_are_listed(run: Fray, lab: Lab, jobs: dict[str, str]) -> None:
+    assert "alpha" in run("nodes").out
+    (node,) = run("nodes", "--json").json
+    assert (node["name"], node["alive"]) == ("alpha", True)
+    shown = run("node", "show", "alpha").out
+    assert "lab/parent" in shown
+    assert "memory free" in shown
+    assert run("node", "show", "omega").err == "fray: no machine is called 'omega'; there are: alpha\n"
+
+    async def within() -> None:
+        async with fray.open_cluster(lab.spec, token=TOKEN, namespace="acting", logs=False) as cluster:
+            counter = await cluster.create_actor(bodies.Counter, 1, name="counter")
+            await counter.add(1)
+            done.append(await trio.to_thread.run_sync(run, "actors", "--namespace", "acting"))
+
+    done: list[Said] = []
+    trio.run(within)
+    lines = done[0].out.splitlines()
+    assert lines[1].split()[:3] == ["counter", "ready", "alpha"]
+
+
+def test_stacks_of_a_running_job_are_shown_and_of_others_refused(run: Fray, jobs: dict[str, str]) -> None:
+    said = run("stacks", "lab/parent")
+    assert said.code == 0
+    assert f"== {jobs['lab/parent']}:0:0" in said.out
+    refused = run("stacks", "lab/broken")
+    assert (refused.code, refused.out) == (2, "")
+    assert "only one that runs has stacks" in refused.err
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_found_by_id_name_and_unique_beginning_and_several_are_listed(run: Fray, jobs: dict[str, str]) -> None:
+    for word in (jobs["lab/parent"], "lab/parent", "lab/par", jobs["lab/parent"][:-3]):
+        assert run("explain", word, "--json").json["job_id"] == jobs["lab/parent"], word
+    several = run("explain", "lab/")
+    assert several.code == 2
+    assert several.err.startswith("fray: 'lab/' can be one of 2 jobs: write more of it, or the id\n")
+    assert jobs["lab/parent"] in several.err
+    assert jobs["lab/broken"] not in several.err, "it has ended"
+    none = run("explain", "nothing-of-that-name")
+    assert (none.code, none.out) == (1, "")
+    assert none.err == "fray: no job is called 'nothing-of-that-name', or begins so; `fray jobs` lists them\n"
+
+
+# Launching, waiting, ending ------------------------------------------------------------------------------------------
+
+
+def test_run_shows_what_the_program_prints_on_its_streams_and_returns_its_exit_code(run: Fray) -> None:
+    script = "echo hello $WHO; echo trouble >&2; exit 3"
+    said = run(
+        "run", "--name", "sh", "--cpu", "0.1", "--memory", "50MB", "--env", "WHO=world", "--", "sh", "-c", script
+    )
+    assert said.code == 3
+    assert said.out == "hello world\n"
+    trouble, told = said.err.splitlines()
+    assert trouble == "trouble"
+    assert told.startswith("fray: sh-")
+    assert told.endswith(" failed (failure): ended with exit code 3")
+    assert run("run", "--cpu", "0.1", "--memory", "50MB", "--", "true") == Said(0, "", "")
+
+
+def test_a_detached_program_is_waited_for_and_stopped_by_other_commands(run: Fray) -> None:
+    detached = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
+    (job_id,) = run(*detached, "night/one", "--", "sleep", "1000").out.split()
+    run(*detached, "night/two", "--", "sleep", "1000")
+    late = run("wait", "night/one", "--timeout", "0.2")
+    assert late.code == 124
+    assert "1 of 1 jobs have not ended after 0.2 s" in late.err
+    info = run("show", "--json", "night/one").json
+    assert (info["namespace"], info["owner"]) == ("night/one", "")
+    stopped = run("stop", "--prefix", "night/", "--reason", "morning")
+    assert stopped.code == 0
+    assert sorted(line.split(": ")[1] for line in stopped.out.splitlines()) == ["stopped", "stopped"]
+    assert "`fray stop` by" in (why := run("show", "--json", job_id).json["error_message"])
+    assert why.endswith(": morning")
+    assert run("wait", job_id).code == 1
+    assert run("stop", "--prefix", "night/").err == "fray: no living job begins with 'night/'\n"
+    assert run("stop").code == 2
+    assert run("stop", "--prefix", "").code == 2
+
+
+def test_wait_returns_the_exit_code_of_the_first_that_failed(run: Fray) -> None:
+    detached = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
+    run(*detached, "good", "--", "true")
+    run(*detached, "bad", "--", "sh", "-c", "exit 7")
+    said = run("wait", "good", "bad")
+    assert said.code == 7
+    assert [line.partition(": ")[2][:9] for line in said.out.splitlines()] == ["succeeded", "failed (f"]
+
+
+# What is wrong -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ([], 2, "the following arguments are required: VERB"),
+        (["jobs", "--state", "odd"], 2, "invalid choice: 'odd'"),
+        (["jobs", "--cluster", "local"], 2, "a 'local' cluster lives in its driver alone"),
+        (["jobs", "--cluster", "ray://x"], 2, "'ray://x' is no cluster"),
+        (["jobs", "--cluster", "fray://127.0.0.1:1"], 1, "no controller listens at 127.0.0.1:1"),
+        (["jobs", "--token-file", "/nonexistent/token"], 2, "the token file /nonexistent/token cannot be read"),
+        (["run", "--gpu", "many", "--", "true"], 2, "--gpu 'many': write a number, or a type and a number"),
+        (["run", "--env", "NOT_SET_HERE", "--", "true"], 2, "write --env NOT_SET_HERE=VALUE"),
+        (["run", "--env", "a-b=1", "--", "true"], 2, "no name of a variable"),
+        (["run", "--name", "no blanks", "--", "true"], 2, "cannot be the name of a job"),
+        (["run", "--memory", "much", "--", "true"], 2, "much"),
+        (["wait"], 2, "which job?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(run: Fray, words: list[str], code: int, told: str) -> None:
+    said = run(*words)
+    assert (said.code, said.out) == (code, "")
+    assert said.err.startswith("fray")
+    assert told in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_wrong_token_gets_nothing(run: Fray, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FRAY_TOKEN", "wrong")
+    assert run("jobs").code == 1
+    monkeypatch.delenv("FRAY_TOKEN")
+    assert "FRAY_TOKEN" in run("jobs").err
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    assert run("jobs", "--token-file", str(tmp_path / "token")).code == 0
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_example_of_the_page_does_what_it_says(run: Fray) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    examples = [line for block in blocks for line in block.splitlines()]
+    assert len(examples) > 10
+    for line in examples:
+        program, *words = shlex.split(line, comments=True)
+        assert program == "fray"
+        said = run(*words)
+        assert said.code == 0, f"{line}: {said}"
+    assert run("show", "train").out.count("wrong learning rate") >= 1
+
+
+def test_the_command_is_installed_and_every_verb_has_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 'fray = "fray.cli.main:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert main(["--help"]) == 0
+    verbs = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert {"jobs", "show", "story", "explain", "stop", "wait", "run", "stacks", "nodes", "actors"} <= set(verbs)
+    for verb in set(verbs) - {"node"}:
+        assert main([verb, "--help"]) == 0
+        assert "examples:\n  fray " in capsys.readouterr().out, verb
+
+
+# As a process --------------------------------------------------------------------------------------------------------
+
+
+def command(lab: Lab, *words: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fray.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=lab.environ(PYTHONUNBUFFERED="1"),
+        **options,
+    )
+
+
+def test_ctrl_c_ends_the_job_with_one_message(lab: Lab, run: Fray) -> None:
+    words = ("run", "--name", "interrupted", "--cpu", "0.1", "--memory", "50MB", "--")
+    process = command(lab, *words, "sh", "-c", "echo begun; sleep 1000")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    ending, ended = err.splitlines()
+    assert ending.startswith("fray: ending interrupted-")
+    assert "stopped" in ended
+    assert out == ""
+    assert process.returncode in (1, 128 + signal.SIGTERM)
+    assert run("show", "--json", "interrupted").json["state"] == "stopped"
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_the_cluster_ends_the_job(lab: Lab, run: Fray) -> None:
+    words = ("run", "--name", "stubborn", "--cpu", "0.1", "--memory", "50MB", "--")
+    process = command(lab, *words, "sh", "-c", "trap '' TERM INT; echo begun; while :; do sleep 1; done")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("fray: ending stubborn-")
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert process.wait(5) == 130
+    assert time.monotonic() - began < 2
+    process.communicate()
+    assert run("wait", "stubborn", "--timeout", "15").code == 1
+    assert run("show", "--json", "stubborn").json["state"] == "stopped"
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(lab: Lab, jobs: dict[str, str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        process = subprocess.run(
+            [sys.executable, "-m", "fray.cli", "jobs"], stdout=closed, stderr=subprocess.PIPE, env=lab.environ()
+        )
+    assert (process.returncode, process.stderr) == (141, b"")
