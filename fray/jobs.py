@@ -17,7 +17,7 @@ from fray.model.ids import ANONYMOUS, JobId, Namespace, mint_job_id
 from fray.model.messages.client import AskStacks, Stacks, Terminate
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
-from fray.runtime import payload
+from fray.runtime import payload, results
 from fray.runtime.attempt import check_blob
 from fray.runtime.checkpoints import AT_END_S, check_class
 from fray.runtime.context import Runtime, current
@@ -219,9 +219,12 @@ class Job:
         Raises:
             BaseException: the callable's own exception, with the remote traceback as its cause.
             JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
+            FrayError: its value is in ``result_storage`` and cannot be read here.
             ConnectionFailed: the conversation with the controller has ended.
         """
         await self.wait_ended()
+        if self._record.info.stored is not None:
+            await results.fetch(self._record)
         return self.result()
 
     def done(self) -> bool:
@@ -252,6 +255,8 @@ class Job:
     def result(self) -> Any:
         """What `wait` returns or raises, of a job that is `done`; for any thread.
 
+        One that is in ``result_storage`` is read here and now, unless the job was awaited before.
+
         Raises:
             FrayError: it has not ended: await it.
         """
@@ -259,7 +264,8 @@ class Job:
             raise FrayError(f"{self!r} has not ended: await it")
         if self._record.lost is not None or self.info.state is not JobState.SUCCEEDED:
             raise error_of(self._record)
-        return None if self._record.value is None else payload.loads(self._record.value)
+        value = results.read_now(self._record)
+        return None if value is None else payload.loads(value)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self.wait().__await__()

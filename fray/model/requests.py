@@ -120,7 +120,8 @@ class JobRequest:
         stall_s: seconds without `fray.progress` after which it counts as stalled. Default None: never.
         on_stall: ``"capture"`` (default): its stacks go into its record; ``"restart"``: that, and it has failed.
         ladder: how it is ended: cancelled, then SIGTERM after ``cancel_s`` (3), then SIGKILL after ``term_s`` (2) more.
-        result_storage: fsspec address of a directory for a result over 8 MiB. Default None: that is an error.
+        result_storage: fsspec address of a directory (``file:///shared/results``, ``gs://bucket/results``) for a
+            result or an error over 8 MiB; the files are yours, Fray deletes none. Default None: that is an error.
         detached: owned by the cluster, not by the scope or driver that launched it. Default False.
     """
 
@@ -146,6 +147,12 @@ class JobRequest:
 
     def __attrs_post_init__(self) -> None:
         check_name(self.name, "a job")
+        where = self.result_storage
+        if where is not None and not (isinstance(where, str) and ("://" in where or where.startswith("/"))):
+            raise InvalidRequest(
+                f"job {self.name!r}: result_storage={where!r} must be an address that means the same on every machine: "
+                "'file:///shared/results', 'gs://bucket/results'"
+            )
         for name in ("max_retries_machine_loss", "max_retries_out_of_memory"):
             amount = getattr(self, name)
             if amount is not None and amount < 0:

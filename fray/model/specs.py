@@ -235,6 +235,16 @@ class Cause(StrEnum):
 
 
 @frozen(kw_only=True)
+class Stored:
+    """Where a value is that is too large to travel, and how to know that it is the one."""
+
+    location: str
+    """As fsspec writes it."""
+    sha256: BlobId
+    size_bytes: int
+
+
+@frozen(kw_only=True)
 class Outcome:
     """How one attempt (or, committed, one job) ended.
 
@@ -247,6 +257,8 @@ class Outcome:
     exit_code: int | None = None
     signal: int | None = None
     value: BlobId | None = None
+    stored: Stored | None = None
+    """In place of ``value``: it is in the job's ``result_storage``."""
     raised: bool = False
     """An exception left the code (not `SystemExit`): exit code 1 is Python's word then, and no rule is about it."""
     constructing: bool = False
@@ -312,6 +324,8 @@ class JobInfo:
     exit_code: int | None = None
     signal: int | None = None
     value: BlobId | None = None
+    stored: Stored | None = None
+    """Where the value is, if it was too large to travel (``JobRequest.result_storage``)."""
     reason: str = ""
     """Why it waits, while it waits."""
     attempts: tuple[AttemptInfo, ...] = ()

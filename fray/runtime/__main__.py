@@ -45,7 +45,7 @@ def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
         from fray.runtime import jax_gang  # only gangs need it
 
         jax_gang.install()
-    ended = _run(ticket, control_fd, outcome_fd)
+    ended = attempt.settled(ticket, _run(ticket, control_fd, outcome_fd))
     _flush()
     _write_record(outcome_fd, ended)
 
@@ -281,7 +281,7 @@ def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int, outcome
         ended = loop.result
         if ended is not None and ended.ignores_cancel and not interrupter.asked and not left.wait(KILLED_WITHIN_S):
             _flush()
-            _write_record(outcome_fd, ended)
+            _write_record(outcome_fd, attempt.settled(ticket, ended))
             os._exit(1)
 
     loop.task, loop.at_end = serve, end_of_loop

@@ -81,11 +81,14 @@ Work: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """The opened payload: callable or class, arguments, keyword arguments."""
 
 
+MESSAGE_LIMIT_CHARS = 64_000
+"""Of the text of an outcome; a longer one is cut in the middle."""
+
+
 def succeeded(value: Any, what: str) -> Ended:
     """The outcome of a callable that returned. A result that cannot travel is a failure that says why."""
     try:
         data = payload.dumps(value, f"the result of {what}")
-        check_blob(len(data), f"the result of {what}", "write it to storage and return its path")
     except FrayError as error:
         return failed(error)
     return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), data)
@@ -105,11 +108,32 @@ def failed(error: BaseException, *, constructing: bool = False) -> Ended:
     """The outcome of a callable, or of an actor's constructor, that raised."""
     code = _exit_code(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = _within(message, MESSAGE_LIMIT_CHARS)
     if code == 0:
         return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), payload.dumps(None, "None"))
     raised = not isinstance(error, SystemExit)
     outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, raised=raised, constructing=constructing)
     return Ended(outcome, payload.dump_error(error))
+
+
+def _within(text: str, limit_chars: int) -> str:
+    half = limit_chars // 2
+    return text if len(text) <= limit_chars else f"{text[:half]} [... {len(text):,} characters ...] {text[-half:]}"
+
+
+def settled(ticket: Ticket, ended: Ended) -> Ended:
+    """With a value that travels: a larger one is in the job's storage from now on, which may take a while."""
+    if not is_too_large(ended.value):
+        return ended
+    from fray.runtime.results import placed  # most values travel
+
+    outcome, value = placed(ticket, ended.outcome, ended.value or b"")
+    return evolve(ended, outcome=outcome, value=value)
+
+
+def is_too_large(value: bytes | None) -> bool:
+    """Whether it does not travel as it is."""
+    return value is not None and len(value) > BLOB_LIMIT_BYTES
 
 
 def stopped(message: str = "ended on request") -> Ended:
@@ -327,4 +351,6 @@ async def run_attempt(
         result = await run_in_place(ticket, network, rng, cancel, work)
     except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
         result = result or failed(error)
+    if result is not None and is_too_large(result.value):
+        return await trio.to_thread.run_sync(settled, ticket, result)
     return result or stopped()

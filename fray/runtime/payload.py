@@ -357,6 +357,16 @@ def dump_error(error: BaseException) -> bytes:
     return pickle.dumps((_node(error, 0), text), PICKLE_PROTOCOL)
 
 
+def dump_error_in_short(data: bytes, limit_chars: int, why: str) -> bytes:
+    """What travels of a dumped error that is too large: a `RemoteError` with its type and the ends of its text."""
+    (*_, name, said), text = pickle.loads(data)
+    half = limit_chars // 2
+    cut = text if len(text) <= limit_chars else f"{text[:half]}\n[...]\n{text[-half:]}"
+    error = RemoteError(f"the callee raised {name}: {said[:half]} ({why})", type=name, traceback=cut)
+    error.__cause__ = RemoteTraceback(cut)
+    return dump_error(error)
+
+
 def load_error(data: Bytes) -> BaseException:
     """Inverse of `dump_error`: the same type where it can be built here, else `RemoteError`; never SystemExit and kin.
 

@@ -7,7 +7,7 @@ cancelled watcher ends its child and waits, bounded, for the acknowledgement.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 import trio
@@ -120,6 +120,7 @@ class ChildScope:
             self._is_told = True
             raise record.lost
         if owes_error(child, record.info.cause or Cause.FAILURE, asked_to_end.cancel_called or record.asked_to_end):
+            await _fetched(record)
             error = error_of(record)
             if decide(record, error) is Supervision.ESCALATE:
                 raise error
@@ -156,6 +157,15 @@ class ChildScope:
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a task that lives as long as this scope."""
         self._nursery.start_soon(task, *args)
+
+
+async def _fetched(record: JobRecord) -> None:
+    """Its error, if that is so large that it lies in a storage; if it cannot be read, its text must do."""
+    if record.info.stored is not None:
+        from fray.runtime.results import fetch
+
+        with suppress(FrayError):
+            await fetch(record)
 
 
 async def _with_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:

@@ -16,12 +16,12 @@ from fray.errors import InvalidRequest
 
 async def write(location: str, data: bytes) -> None:
     """Write ``data`` there, making directories; raises whatever the storage raises."""
-    await trio.to_thread.run_sync(partial(_write, location, data))
+    await trio.to_thread.run_sync(partial(write_now, location, data))
 
 
 async def read(location: str) -> bytes:
     """What is there; raises whatever the storage raises."""
-    return await trio.to_thread.run_sync(partial(_read, location))
+    return await trio.to_thread.run_sync(partial(read_now, location))
 
 
 async def delete(location: str) -> None:
@@ -40,14 +40,16 @@ def _filesystem(location: str) -> tuple[Any, str]:
     return filesystem, path
 
 
-def _write(location: str, data: bytes) -> None:
+def write_now(location: str, data: bytes) -> None:
+    """`write`, in this thread."""
     filesystem, path = _filesystem(location)
     filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
     with filesystem.open(path, "wb") as file:
         file.write(data)
 
 
-def _read(location: str) -> bytes:
+def read_now(location: str) -> bytes:
+    """`read`, in this thread."""
     filesystem, path = _filesystem(location)
     with filesystem.open(path, "rb") as file:
         data: bytes = file.read()

@@ -213,7 +213,7 @@ def final_outcome(state: Tables, job: Job, first: Outcome, members: list[Attempt
         return first
     again = f"it would have been retried after: {first.message or first.cause.value}"
     text = job.stop_reason if first.cause is Cause.SIBLING else f"{job.stop_reason}; {again}"
-    return evolve(first, cause=job.stop_cause, message=text, value=None)
+    return evolve(first, cause=job.stop_cause, message=text, value=None, stored=None)
 
 
 def _with_history(state: Tables, job: Job, last: Outcome) -> Outcome:

@@ -63,6 +63,7 @@ class State(Tables):
             exit_code=outcome.exit_code,
             signal=outcome.signal,
             value=outcome.value,
+            stored=outcome.stored,
             reason=reason(self, job),
             attempts=tuple(map(_attempt_info, self.records(job))),
             ended_by=job.ended_by,
