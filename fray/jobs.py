@@ -134,6 +134,8 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         backoff_s=request.backoff_s,
         backoff_max_s=request.backoff_max_s,
         result_storage=request.result_storage or "",
+        memory_limit_bytes=request.resources.memory_limit_bytes(),
+        pin_cpus=request.resources.pin_cpus,
     )
     return evolve(spec, demand=evolve(demand, ports=len(port_names(spec))))
 

@@ -24,7 +24,7 @@ from fray.model.ids import Namespace
 from fray.model.messages.client import LogLines
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
-from fray.node.config import NodeConfig
+from fray.node.config import Mode, NodeConfig
 from fray.node.entry import node_environ
 from fray.node.inventory import read_capacity
 from fray.node.ports import OFFERED_EMBEDDED, find_ports
@@ -106,7 +106,7 @@ async def _open_among(
             capacity=evolve(share_devices(capacity, index, len(children)), ports=claims[index].ports),
             state_dir=child.state_dir,
             parent_pid=os.getpid(),
-            pid_namespace=pid_namespace,
+            pid_namespace=Mode(pid_namespace),
         )
         for index, child in enumerate(children)
     ]

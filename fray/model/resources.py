@@ -17,6 +17,8 @@ from fray.model.topology import tpu_topology
 from fray.model.word import frozen
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
+MEMORY, GPU_MEMORY = "2GB", "16GB"
+"""What is reserved for one member, without and with GPUs, unless it says something else."""
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -32,6 +34,16 @@ def parse_bytes(size: str | int, what: str = "size") -> int:
     if match is None:
         raise InvalidRequest(f"{what}={size!r} is no size: write a number of bytes or for example '512MB', '2GB'")
     return int(float(match[1]) * 1024 ** _POWER[match[2].lower()])
+
+
+def show_bytes(amount: int) -> str:
+    """In the largest unit that leaves a number of 1 or more, as `parse_bytes` reads it: ``1.5GB``."""
+    value = float(amount)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1024:
+            return f"{value:.4g}{unit}"
+        value /= 1024
+    return f"{value:.4g}TB"
 
 
 @frozen
@@ -91,7 +103,11 @@ class ResourceConfig:
     Attributes:
         device: accelerator of each replica; default none.
         cpu: CPUs, fractions allowed (0.5). Default 1.
-        memory: size such as ``"2GB"``; units are powers of 1024. Default 2 GB.
+        memory: size such as ``"2GB"``; units are powers of 1024. What is written here is also the limit: a process tree
+            that takes more is ended as ``out_of_memory``. Default: 2 GB are reserved (16 GB with GPUs), and there is
+            no limit; 0: nothing is reserved, and there is none either.
+        pin_cpus: its processes run on CPUs of their own among the pinned jobs of the machine: ``cpu`` must be a whole
+            number then, and OMP_NUM_THREADS and the like are set to it. Default False.
         disk: scratch disk. Default 0.
         replicas: whole gang, all or none. For a TPU type of several hosts each replica is one slice.
         preemptible: may run on machines that can be taken away. Default True.
@@ -100,21 +116,22 @@ class ResourceConfig:
 
     device: DeviceConfig = Factory(CpuConfig)
     cpu: float = 1
-    memory: str | int = "2GB"
+    memory: str | int | None = None
     disk: str | int = 0
     replicas: int = 1
     preemptible: bool = True
     regions: tuple[str, ...] = field(default=(), converter=_names)
     zones: tuple[str, ...] = field(default=(), converter=_names)
+    pin_cpus: bool = False
 
     @classmethod
-    def with_cpu(cls, cpu: float = 1, memory: str | int = "2GB", **more: Any) -> ResourceConfig:
+    def with_cpu(cls, cpu: float = 1, memory: str | int | None = None, **more: Any) -> ResourceConfig:
         """CPU only."""
         return cls(device=CpuConfig(), cpu=cpu, memory=memory, **more)
 
     @classmethod
     def with_gpu(
-        cls, gpu_type: str = "auto", count: int = 1, cpu: float = 4, memory: str | int = "16GB", **more: Any
+        cls, gpu_type: str = "auto", count: int = 1, cpu: float = 4, memory: str | int | None = None, **more: Any
     ) -> ResourceConfig:
         """``count`` GPUs of one type on one machine."""
         return cls(device=GpuConfig(variant=gpu_type, count=count), cpu=cpu, memory=memory, **more)
@@ -128,16 +145,18 @@ class ResourceConfig:
         """The same in integers.
 
         Raises:
-            InvalidRequest: a negative or unreadable amount, an unknown TPU type.
+            InvalidRequest: a negative or unreadable amount, an unknown TPU type, part of a CPU to pin.
         """
         if not isinstance(self.cpu, int | float) or self.cpu < 0:
             raise InvalidRequest(f"cpu={self.cpu!r} must be a number of CPUs, 0 or more")
         if not isinstance(self.replicas, int) or self.replicas < 1:
             raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more")
+        if self.pin_cpus and (self.cpu < 1 or self.cpu != int(self.cpu)):
+            raise InvalidRequest(f"pin_cpus=True needs whole CPUs, 1 or more, not cpu={self.cpu:g}: write cpu=1")
         kind, count = self._device()
         return Demand(
             cpu_milli=round(self.cpu * 1000),
-            memory_bytes=parse_bytes(self.memory, "memory"),
+            memory_bytes=self._reserved_bytes(),
             disk_bytes=parse_bytes(self.disk, "disk"),
             device_kind=kind,
             device_variant=self.device.variant if kind else "auto",
@@ -146,6 +165,18 @@ class ResourceConfig:
             regions=self.regions,
             zones=self.zones,
         )
+
+    def memory_limit_bytes(self) -> int:
+        """What one member may take; 0: no limit, as nothing was written.
+
+        Raises:
+            InvalidRequest: an unreadable amount.
+        """
+        return 0 if self.memory is None else parse_bytes(self.memory, "memory")
+
+    def _reserved_bytes(self) -> int:
+        default = GPU_MEMORY if isinstance(self.device, GpuConfig) else MEMORY
+        return parse_bytes(default if self.memory is None else self.memory, "memory")
 
     def hosts_per_replica(self) -> int:
         """Machines one replica spans: the hosts of its TPU slice type, else 1."""

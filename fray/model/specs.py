@@ -193,6 +193,10 @@ class JobSpec:
     backoff_max_s: float = 30.0
     result_storage: str = ""
     """Where a result over `BLOB_LIMIT_BYTES` goes; empty: it is an error."""
+    memory_limit_bytes: int = 0
+    """More than this of one member's process tree is its end; 0: no limit."""
+    pin_cpus: bool = False
+    """Run on CPUs of its own: the demand is of whole ones."""
 
 
 class JobState(StrEnum):
@@ -268,6 +272,8 @@ class Outcome:
     """Of the whole tree of processes, as far as it was watched. 0: not known."""
     cpu_s: float = 0.0
     """Of the whole tree, user and system."""
+    swept: int = 0
+    """Processes that it left behind, and that its keeper ended."""
     captured: str = ""
     """Stacks of all threads, taken before it was ended because it stalled or was not healthy."""
 

@@ -23,6 +23,8 @@ from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
 from fray.net.codec import to_json
 from fray.node.control import Control
 from fray.node.ear import said_of
+from fray.node.given import Given
+from fray.node.holdings import Holdings
 from fray.node.launcher import OnLog, OnObserved, OnSaid, Room
 from fray.node.ports import ports_taken, strangers
 from fray.node.preparing import NotPrepared, Prepared, Preparer
@@ -60,6 +62,8 @@ class Attempt:
     forget_asked: bool = False
     captured: trio.Event = field(factory=trio.Event)
     """Set when a capture is there, and replaced."""
+    left: int = 0
+    """Processes of it that its keeper could not end yet."""
     ended: trio.Event = field(factory=trio.Event)
 
     @property
@@ -83,7 +87,8 @@ class Place(Protocol):
     """Where attempts are: what one needs of its launcher."""
 
     entry: str
-    kinds: list[str]
+    offered: dict[str, int]
+    holdings: Holdings
     preparer: Preparer
     zygotes: Zygotes
     on_observed: OnObserved
@@ -117,6 +122,7 @@ class Course:
         """Its outcome, and the value that this names."""
         try:
             prepared = await self._prepare()
+            given = await self._take()
         except NotPrepared as error:
             return Outcome(cause=error.cause, message=str(error)), None
         ticket = self.attempt.ticket
@@ -126,7 +132,7 @@ class Course:
         for _ in range(START_TRIES):
             if prepared is None or self.attempt.unwanted:
                 return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
-            control = await self._have_keeper(prepared)
+            control = await self._have_keeper(prepared, given)
             if control is not None:
                 with contextlib.closing(control):
                     return await self._converse(control)
@@ -147,7 +153,12 @@ class Course:
     def _say(self, line: str) -> None:
         self.place.on_log(self.attempt.attempt_id, (("err", time.time(), line),))
 
-    async def _have_keeper(self, prepared: Prepared) -> Control | None:
+    async def _take(self) -> Given:
+        attempt, place = self.attempt, self.place
+        fenced = place.gets_namespace(attempt.ticket)
+        return await place.holdings.take(attempt.ticket, lambda: attempt.keeper, fenced=fenced)
+
+    async def _have_keeper(self, prepared: Prepared, given: Given) -> Control | None:
         """The control socket of a new keeper; None if it could not be forked (the zygote died, no process left)."""
         ours, theirs = socket.socketpair()
         control, greeted = Control(ours), False
@@ -155,7 +166,7 @@ class Course:
             with trio.move_on_after(START_S) as patience, theirs:
                 self.attempt.zygote = await self._ask_for_keeper(theirs)
                 theirs.close()
-                greeted = await self._greet(control, prepared)
+                greeted = await self._greet(control, prepared, given)
             if patience.cancelled_caught:
                 self.place.zygotes.replace(self.attempt.zygote)
         finally:
@@ -170,11 +181,11 @@ class Course:
         namespace = self.place.gets_namespace(self.attempt.ticket)
         return await self.place.zygotes.keep(theirs, namespace=namespace)
 
-    async def _greet(self, control: Control, prepared: Prepared) -> bool:
+    async def _greet(self, control: Control, prepared: Prepared, given: Given) -> bool:
         attempt = self.attempt
-        start = {"ticket": to_json(attempt.ticket), "entry": self.place.entry, "kinds": self.place.kinds}
+        start = {"ticket": to_json(attempt.ticket), "entry": self.place.entry, "offered": self.place.offered}
         try:
-            await control.send({**start, "prepared": asdict(prepared)})
+            await control.send({**start, "prepared": asdict(prepared), "given": asdict(given)})
         except OSError as error:
             log.debug("%s: no keeper: %s", attempt.attempt_id, error)
             return False
@@ -222,7 +233,10 @@ class Course:
 
     async def _ended(self, message: dict[str, int]) -> tuple[Outcome, bytes | None]:
         await self._pass_on(message["ended"])
-        log.debug("%s: swept %d, left %d", self.attempt.attempt_id, message["swept"], message["left"])
+        self.attempt.left = message["left"]
+        if message["swept"] or message["left"]:
+            words = self.attempt.attempt_id, message["swept"], message["left"]
+            log.info("%s: ended %d processes that it left behind; %d are left", *words)
         return load(self.attempt.directory) or (unstarted("the keeper left no outcome"), None)
 
     async def _keeper_lost(self) -> tuple[Outcome, bytes | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from attrs import field, frozen
 
 from fray.model.ids import NodeName
@@ -12,6 +14,26 @@ LEASE_LEAST_S = 240.0
 """A shorter lease leaves a node no time to end what it runs before it is placed elsewhere."""
 NOTICE_MARGIN_S = 120.0
 """Both ends notice a loss at different times (up to 80 s apart, by heartbeats), and ending attempts takes time too."""
+
+
+class Mode(StrEnum):
+    """Which attempts have a PID namespace of their own."""
+
+    AUTO = "auto"
+    """Programs, where the system allows it; Python code keeps the machine's numbers."""
+    ON = "on"
+    """Every attempt; a node that cannot give them does not start."""
+    OFF = "off"
+
+
+class Limiter(StrEnum):
+    """How attempts are held to the memory they asked for."""
+
+    AUTO = "auto"
+    """By control groups, which the kernel enforces, where the node may make them; else as WATCH."""
+    WATCH = "watch"
+    """By looking at what their processes have."""
+    OFF = "off"
 
 
 @frozen(kw_only=True)
@@ -35,8 +57,10 @@ class NodeConfig:
     """Shared by all nodes of this machine and user: what can be had again. Default: ``~/.cache/fray``."""
     lease_s: float = 600.0
     """After this much silence the controller places the node's attempts elsewhere."""
-    pid_namespace: str = "auto"
-    """Which attempts have a PID namespace: `fray.node.namespace.Mode`."""
+    pid_namespace: Mode = Mode.AUTO
+    """Which attempts have a PID namespace."""
+    memory_limit: Limiter = Limiter.AUTO
+    """How attempts are held to the memory they asked for."""
     boot_id: str = ""
     process: ProcessMark | None = None
 

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+from collections import Counter
 from pathlib import Path
 
 import trio
@@ -14,11 +15,12 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.model.specs import Ticket
 from fray.net.websocket import WebSocketNetwork
-from fray.node.config import NodeConfig
+from fray.node.cgroups import find
+from fray.node.config import Limiter, NodeConfig
 from fray.node.entry import WARM, WARM_AMONG_MACHINES
+from fray.node.holdings import Holdings
 from fray.node.inventory import process_mark
 from fray.node.launcher import Ask
-from fray.node.namespace import Mode
 from fray.node.preparing import Prepared, Preparer, Say
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import run_node
@@ -38,15 +40,16 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
     """
     mark = process_mark()
     config = evolve(config, boot_id=mark.boot_id, process=mark)
-    kinds = {device.kind for device in config.capacity.devices}
+    offered = Counter(device.kind for device in config.capacity.devices)
     warm = (*WARM, *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith("tcp:") else ()))
     launcher = ProcessLauncher(
         config.state_dir,
         warm=warm,
         subreaper=True,
-        kinds=kinds,
+        offered=offered,
         zygote=zygote,
-        pid_namespace=Mode(config.pid_namespace),
+        pid_namespace=config.pid_namespace,
+        holdings=_holdings(config),
     )
     store = cache_directory(config) / "workspaces"
     launcher.preparer = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)
@@ -86,6 +89,13 @@ def cache_directory(config: NodeConfig) -> Path:
         return Path(config.cache_dir).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home if os.path.isabs(home) else config.state_dir, "fray")
+
+
+def _holdings(config: NodeConfig) -> Holdings:
+    """Control groups are for daemons: an embedded node is a guest in its driver's."""
+    embedded = config.parent_pid is not None
+    groups = None if embedded or config.memory_limit is not Limiter.AUTO else find(config.state_dir)
+    return Holdings(groups, enforce=config.memory_limit is not Limiter.OFF)
 
 
 async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:

@@ -25,6 +25,8 @@ from attrs import frozen
 from fray.model.said import PIPE, VARIABLE
 from fray.model.specs import Cause, Outcome, Ticket
 from fray.net.codec import from_json, to_json
+from fray.node.cpus import thread_variables
+from fray.node.devices import device_variables
 from fray.node.preparing import Prepared
 from fray.node.proctree import set_title
 from fray.node.variables import framework_variables, own_variables
@@ -70,14 +72,19 @@ def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
     return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
 
 
-def job_variables(ticket: Ticket, kinds: Iterable[str] = (), prepared: Prepared | None = None) -> dict[str, str]:
-    """What the environment of an attempt has beside the node's. The later goes before the earlier: granted devices,
-    what was prepared for it, the job's own variables, what is firm (ports, secrets), Fray's own.
+def job_variables(
+    ticket: Ticket, offered: Mapping[str, int] | None = None, prepared: Prepared | None = None, cpus: Iterable[int] = ()
+) -> dict[str, str]:
+    """What the environment of an attempt has beside the node's. The later goes before the earlier: granted CPUs and
+    devices, what was prepared for it, the job's own variables, what is firm (ports, secrets), Fray's own.
 
-    ``kinds``: kinds of accelerators the node has; a job sees only those it was granted.
+    Args:
+        offered: how many accelerators of each kind the node has; a job sees only those it was granted.
+        cpus: those it is pinned to.
     """
     ready = prepared or Prepared()
-    suggested = {**_visible_devices(ticket.devices, set(kinds)), **framework_variables(ticket), **ready.variables}
+    granted = {**thread_variables(cpus, os.environ), **device_variables(ticket.devices, offered or {})}
+    suggested = {**granted, **framework_variables(ticket), **ready.variables}
     return {**suggested, **ticket.spec.env_vars, **ready.firm, **_fray_variables(ticket)}
 
 
@@ -100,17 +107,6 @@ def _fray_variables(ticket: Ticket) -> dict[str, str]:
         **own_variables(ticket),
         VARIABLE: f"{ticket.directory}/{PIPE}",
     }
-
-
-def _visible_devices(devices: Iterable[str], kinds: set[str]) -> dict[str, str]:
-    granted = [device.partition("-") for device in devices]
-    numbers = {kind: ",".join(number for have, _, number in granted if have == kind) for kind in ("gpu", "tpu")}
-    found = {}
-    if "gpu" in kinds:
-        found["CUDA_VISIBLE_DEVICES"] = numbers["gpu"]
-    if "tpu" in kinds:
-        found["TPU_VISIBLE_CHIPS"] = numbers["tpu"]
-    return found
 
 
 def needs_cold_start(base: Mapping[str, str], env_vars: Mapping[str, str]) -> bool:

@@ -28,11 +28,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from fray.model.specs import Cause, EntryKind, Outcome, Ticket
 from fray.net.codec import from_json
+from fray.node.accounting import Account
 from fray.node.capture import LAG_LIMIT_BYTES, LineCutter, Spool
+from fray.node.cgroups import Group
 from fray.node.ear import Ear, open_pipe
 from fray.node.entry import Body
+from fray.node.given import Given
+from fray.node.limits import Fence
 from fray.node.namespace import settle
 from fray.node.preparing import Prepared
 from fray.node.proctree import become_subreaper, end_descendants, set_title
@@ -45,6 +51,8 @@ from fray.node.watcher import Watcher
 READ_BYTES = 64 * 1024
 DRAIN_S = 1.0
 """After everything below has ended, its pipes are read to their end, but no longer than this."""
+SWEEP_S = 5.0
+"""What has been killed and does not end within this time is held by the kernel: said so, and tried on."""
 LAST_LINES = 20
 LAST_LINES_LIMIT_CHARS = 4000
 
@@ -76,6 +84,7 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     lines.tell(running=outside.pid_of(child.pidfd, child.pid))
     watch = Watch(ticket, child, lines, node_pidfd)
     _attend(watch, pipe)
+    _guard(watch, Given(**first["given"]))
     os._exit(_watch(watch))
 
 
@@ -93,9 +102,23 @@ def _attend(watch: Watch, pipe: int) -> None:
         watch.add(ear)
 
 
+def _guard(watch: Watch, given: Given) -> None:
+    """Keep account of what its tree takes, and hold it to what it was given."""
+    end_it = partial(watch.condemn, now=True)
+    watch.add(Account(given.limit_bytes, end_it))
+    if given.group:
+        watch.add(Fence(Group(given.group, given.group_version), given.limit_bytes, end_it))
+
+
 def _start(ticket: Ticket, first: dict[str, Any]) -> Start:
     prepared = Prepared(**first["prepared"])
-    return Start(ticket=ticket, entry=first["entry"], kinds=tuple(first["kinds"]), prepared=prepared)
+    return Start(
+        ticket=ticket,
+        entry=first["entry"],
+        offered=first["offered"],
+        prepared=prepared,
+        cpus=tuple(first["given"]["cpus"]),
+    )
 
 
 def _watch(watch: Watch) -> int:
@@ -214,9 +237,11 @@ class Watch:
             self._ask(lambda watcher: watcher.due(time.monotonic()))
             self._descend(time.monotonic())
         self._ask(lambda watcher: watcher.closing())
-        swept, left = end_descendants()
+        swept, left = end_descendants(limit_s=SWEEP_S)
         if not self.node_gone:
             self._finish(swept, left)
+        while left:
+            left = end_descendants(limit_s=SWEEP_S, longest_nap_s=0.5)[1]
 
     def _turn(self, timeout_s: float | None) -> bool:
         """Wait, and handle what is ready once; False if nothing was."""
@@ -345,7 +370,7 @@ class Watch:
         for name, cutter in self.streams.values():
             self._put(name, cutter.flush())
         self.spool.close()
-        save(self.directory, self._outcome())
+        save(self.directory, evolve(self._outcome(), swept=swept))
         self.lines.tell(ended=self.spool.written, swept=swept, left=left)
 
     def _outcome(self) -> Outcome:

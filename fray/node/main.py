@@ -22,16 +22,16 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import journal
-from fray.node.config import LEASE_LEAST_S, NodeConfig
+from fray.node.config import LEASE_LEAST_S, Limiter, Mode, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
-from fray.node.namespace import Mode
 from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
 from fray.node.serve import run_node
 
 __all__ = ["NodeConfig", "main", "run_node"]
 
 DEFAULT_PORT = 7421
+_WORDS: dict[str, type[StrEnum]] = {"pid_namespace": Mode, "memory_limit": Limiter}
 _FILE_KEYS = {
     "controller": str,
     "name": str,
@@ -42,6 +42,7 @@ _FILE_KEYS = {
     "insecure": bool,
     "lease_s": (int, float),
     "pid_namespace": str,
+    "memory_limit": str,
     "cpu": (int, float),
     "memory": (int, str),
     "disk": (int, str),
@@ -54,7 +55,7 @@ _FILE_KEYS = {
 
 _OPTIONS = (
     *("controller", "name", "state_dir", "cache_dir", "token_file", "advertise", "insecure", "lease_s"),
-    *("pid_namespace", "ports"),
+    *("pid_namespace", "memory_limit", "ports"),
 )
 """What the command line may say too; it wins."""
 
@@ -110,6 +111,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--ports", metavar="FIRST-LAST", help=f"which jobs may be given, or none (default: {OFFERED} that are found)"
     )
+    parser.add_argument(
+        "--memory-limit",
+        choices=[str(limiter) for limiter in Limiter],
+        help="auto (default): control groups where the node may make them, else as watch: it looks at what jobs have; "
+        "off: jobs may take more than they asked for",
+    )
     parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
     parser.add_argument(
         "--insecure",
@@ -159,14 +166,15 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         advertise=told.get("advertise") or _local_address(controller),
         networked=networked,
         lease_s=lease_s,
-        pid_namespace=_one_of(Mode, told.get("pid_namespace", Mode.AUTO), "pid_namespace"),
+        **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
 
 
-def _one_of(words: type[StrEnum], told: str, name: str) -> str:
-    if told not in list(words):
-        raise InvalidRequest(f"{name} = {told!r} must be one of {', '.join(words)}")
-    return str(told)
+def _one_of(words: type[StrEnum], told: str, name: str) -> Any:
+    try:
+        return words(told)
+    except ValueError:
+        raise InvalidRequest(f"{name} = {told!r} must be one of {', '.join(words)}") from None
 
 
 def _read_file(path: Path) -> dict[str, Any]:

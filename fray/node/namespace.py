@@ -15,11 +15,11 @@ import contextlib
 import ctypes
 import os
 import re
-from enum import StrEnum
 
 from attrs import frozen
 
 from fray.model.specs import EntryKind
+from fray.node.config import Mode
 
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_REC, _MS_SLAVE = 1 << 14, 1 << 19
@@ -27,16 +27,6 @@ _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _CAP_SYS_ADMIN = 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Mode(StrEnum):
-    """What the operator wants."""
-
-    AUTO = "auto"
-    """Programs have one where the system allows it; Python code keeps the machine's numbers."""
-    ON = "on"
-    """Every attempt has one; a node that cannot give them does not start."""
-    OFF = "off"
 
 
 def applies(mode: Mode, entry: EntryKind, error: str) -> bool:

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from fray.errors import ChannelClosed, LaunchFailed
 from fray.model.specs import Observed, Outcome, Phase, Ticket
 from fray.net import segments
 from fray.node.attempts import Attempt, Course, close_keeper, unstarted
+from fray.node.config import Mode
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
+from fray.node.holdings import Holdings
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid, Room
-from fray.node.namespace import Mode, applies, isolation
+from fray.node.namespace import applies, isolation
 from fray.node.preparing import NothingToPrepare, Preparer
-from fray.node.proctree import become_subreaper, children, end_descendants, end_marked
+from fray.node.proctree import become_subreaper, children, end_all, end_descendants, environ_of, has_terminal, works_in
 from fray.node.stacks import CAPTURED
 from fray.node.tails import Tail
 from fray.node.zygote import Hatched
@@ -59,10 +61,11 @@ class ProcessLauncher:
         warm: modules the zygote imports once for all jobs.
         subreaper: adopt the zygote's orphans if it dies, and end every unknown child of this process. Only for a
             process that starts nothing of its own: never in a driver.
-        kinds: kinds of accelerators of this node, to hide those a job was not granted.
+        offered: how many accelerators of each kind this node has, to hide those a job was not granted.
         zygote: the first one, if it is there already: then the state directory is new, and nobody has lived in it.
         pid_namespace: which attempts have a PID namespace of their own.
         preparer: makes ready what attempts need. Default: they need nothing but what is there.
+        holdings: what else is given to attempts. Default: CPUs, no control groups, memory watched.
     """
 
     def __init__(
@@ -72,14 +75,16 @@ class ProcessLauncher:
         entry: str = ENTRY,
         warm: Sequence[str] = WARM,
         subreaper: bool = False,
-        kinds: Iterable[str] = (),
+        offered: Mapping[str, int] | None = None,
         zygote: Hatched | None = None,
         pid_namespace: Mode = Mode.AUTO,
         preparer: Preparer | None = None,
+        holdings: Holdings | None = None,
     ) -> None:
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
-        self.entry, self.subreaper, self.kinds = entry, subreaper, sorted(set(kinds))
+        self.entry, self.subreaper, self.offered = entry, subreaper, dict(offered or {})
+        self.holdings = holdings or Holdings(None)
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt_id, lines: None
         self.log_room: Room = _always_room
@@ -92,6 +97,8 @@ class ProcessLauncher:
         self._attempts: dict[str, Attempt] = {}
         self._nursery: trio.Nursery | None = None
         self._hatched = trio.Event()
+        self._lasting: dict[int, int | None] = {}
+        """Keepers that cannot end yet although their attempts have: descriptor and pid."""
 
     def statistics(self) -> dict[str, Any]:
         """A window for people: the zygote's pid, and phase and pids of each attempt."""
@@ -100,7 +107,8 @@ class ProcessLauncher:
 
     def attributes(self) -> dict[str, str]:
         """See `fray.node.launcher.Furnished`."""
-        return {"isolation": isolation(self.pid_namespace, self.zygotes.no_namespace)}
+        held = isolation(self.pid_namespace, self.zygotes.no_namespace)
+        return {"isolation": held, "memory_limit": self.holdings.limiter}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See `Launcher.run`.
@@ -135,6 +143,7 @@ class ProcessLauncher:
                 return error
             if self.subreaper:
                 self._nursery.start_soon(self._reap_adopted)
+            self._look_on(list(self.holdings.busy))
             task_status.started()
         return None
 
@@ -209,11 +218,43 @@ class ProcessLauncher:
     async def _attend(self, attempt: Attempt) -> None:
         try:
             outcome, value = await Course(attempt, self).run()
+            if attempt.left:
+                outcome = self._hold_left(attempt, outcome)
+            else:
+                await self.holdings.give_back(attempt.ticket)
+                self._look_on(attempt.ticket.devices)
         finally:
             close_keeper(attempt)
+            self.holdings.drop(attempt.ticket)
         self._end(attempt, outcome, value)
         segments.sweep()
         self.sweep_adopted()
+
+    def _hold_left(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+        """The kernel holds some of its processes: its keeper goes on trying, and nobody gets its devices meanwhile."""
+        assert self._nursery is not None
+        pidfd = os.dup(attempt.keeper_pidfd)
+        self._lasting[pidfd] = attempt.keeper
+        why = f"{attempt.left} processes of {attempt.attempt_id} cannot be ended (below pid {attempt.keeper})"
+        log.error("%s; its keeper goes on trying", why)
+        self.holdings.hold(dict.fromkeys(attempt.ticket.devices, why))
+        self._nursery.start_soon(self._outlast, pidfd, attempt.ticket.devices)
+        note = f"{attempt.left} of its processes could not be ended yet: the kernel holds them"
+        return evolve(outcome, message="; ".join(filter(None, (outcome.message, note))))
+
+    async def _outlast(self, keeper_pidfd: int, devices: tuple[str, ...]) -> None:
+        try:
+            await trio.lowlevel.wait_readable(keeper_pidfd)
+            log.warning("the keeper %s has ended what it could not end before", self._lasting.get(keeper_pidfd))
+            self.holdings.free(devices)
+        finally:
+            del self._lasting[keeper_pidfd]
+            os.close(keeper_pidfd)
+
+    def _look_on(self, devices: Iterable[str]) -> None:
+        busy = [device for device in devices if device in self.holdings.busy]
+        if busy and self._nursery is not None:
+            self._nursery.start_soon(self.holdings.wait_let_go, busy)
 
     def _end(self, attempt: Attempt, outcome: Outcome, value: bytes | None) -> None:
         attempt.phase = Phase.ENDED
@@ -247,9 +288,13 @@ class ProcessLauncher:
         """End what an earlier node on this state directory left behind, and clear its directories."""
         if not self._is_new:
             mark = str(self.state_dir)
-            ended, left = end_marked(lambda environ: mark in environ.get(STATE_MARK, "").split(":"))
+            ended, left = end_all(lambda pid: _is_ours(pid, mark))
+            for group in self.holdings.old_groups():
+                ended, left = ended + len(group.pids()), left + group.end()
             if ended:
                 log.warning("ended %d processes of an earlier life of this node (%d are left)", ended, left)
+            if left:
+                self.holdings.hold_survivors(lambda pid: _is_ours(pid, mark))
             shutil.rmtree(self._root, ignore_errors=True)
         self._root.mkdir(mode=0o700, parents=True)
 
@@ -272,7 +317,7 @@ class ProcessLauncher:
         living = [a for a in self._attempts.values() if not a.ended.is_set()]
         if any(a.zygote not in (None, self.zygotes.pid) for a in living):
             return False
-        keepers = [a.keeper for a in living if a.keeper != dead]
+        keepers = [*(a.keeper for a in living if a.keeper != dead), *self._lasting.values()]
         spare = {pid for pid in (*keepers, self.zygotes.pid) if pid is not None}
         if any(pid not in spare for pid in children(os.getpid())):
             end_descendants(spare)
@@ -292,6 +337,14 @@ class ProcessLauncher:
     @property
     def _root(self) -> Path:
         return self.state_dir / "attempts"
+
+
+def _is_ours(pid: int, mark: str) -> bool:
+    """A process below a node on this state directory: it has the node's mark in its environment; or it works in the
+    directory of an attempt and has no terminal, as somebody who only looks around there would."""
+    if mark in environ_of(pid).get(STATE_MARK, "").split(":"):
+        return True
+    return works_in(pid, f"{mark}/attempts/") and not has_terminal(pid)
 
 
 @contextlib.contextmanager

@@ -109,26 +109,28 @@ def descendants(pid: int) -> list[int]:
 # Ending --------------------------------------------------------------------------------------------------------------
 
 
-def end_descendants(spare: Container[int] = (), *, limit_s: float = 5.0) -> tuple[int, int]:
+def end_descendants(
+    spare: Container[int] = (), *, limit_s: float = 5.0, longest_nap_s: float = _LONGEST_NAP_S
+) -> tuple[int, int]:
     """Kill and reap everything below this process, except the direct children in ``spare`` and what is below those.
 
     Returns:
-        (how many direct children were reaped, how many still live after ``limit_s``: 0 unless the kernel holds them).
+        (how many were killed, how many still live after ``limit_s``: 0 unless the kernel holds them).
     """
-    deadline, nap_s, ended = time.monotonic() + limit_s, _FIRST_NAP_S, 0
+    deadline, nap_s, struck = time.monotonic() + limit_s, _FIRST_NAP_S, set[int]()
     while True:
         doomed = _orphans(spare)
         if not doomed or time.monotonic() > deadline:
-            return ended, len(doomed)
-        for pid in doomed:
-            kill_tree(pid)
-        reaped = sum(map(_reap, doomed))
-        ended += reaped
+            return len(struck), len(doomed)
+        living = [pid for pid in doomed if not _reap(pid)]
+        for pid in living:
+            struck.update(kill_tree(pid))
+        reaped = len(living) < len(doomed) or sum(map(_reap, living)) > 0
         if reaped:  # a storm of forks is outrun only by not sleeping while there is progress
             nap_s = _FIRST_NAP_S
             continue
         time.sleep(nap_s)
-        nap_s = min(nap_s * 2, _LONGEST_NAP_S)
+        nap_s = min(nap_s * 2, longest_nap_s)
 
 
 def _orphans(spare: Container[int]) -> list[int]:
@@ -154,15 +156,19 @@ def _reap(pid: int) -> bool:
         return False
 
 
-def kill_tree(root: int) -> None:
+def kill_tree(root: int) -> list[int]:
     """SIGKILL to a child of this process that is not reaped yet, and to all below it, from the top down (so that no
     parent makes a replacement). What is missed has become, or will become, a child of this process.
+
+    Returns who was sent it.
     """
-    me = os.getpid()
+    me, struck = os.getpid(), [root]
     todo = [(child, root) for child in _strike(root, lambda: True)]
     while todo:
         pid, parent = todo.pop()
+        struck.append(pid)
         todo += [(child, pid) for child in _strike(pid, lambda: _parent(pid) in (parent, me))]  # noqa: B023
+    return struck
 
 
 def _strike(pid: int, is_it: Callable[[], bool]) -> list[int]:
@@ -210,31 +216,52 @@ def environ_of(pid: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+def works_in(pid: int, directory: str) -> bool:
+    """Its working directory is below ``directory`` (which ends with a slash), be it removed or not."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd").startswith(directory)
+    except OSError:
+        return False
+
+
+def has_terminal(pid: int) -> bool:
+    """It was started from one, as what a person starts is."""
+    try:
+        return _stat(pid)[4] != b"0"
+    except (OSError, IndexError):
+        return False
+
+
 def end_marked(has_mark: Callable[[dict[str, str]], bool], *, limit_s: float = 10.0) -> tuple[int, int]:
-    """Kill every process but this one whose environment at its last exec satisfies ``has_mark``.
+    """`end_all` of those whose environment at their last exec satisfies ``has_mark``."""
+    return end_all(lambda pid: has_mark(environ_of(pid)), limit_s=limit_s)
+
+
+def end_all(is_meant: Callable[[int], bool], *, limit_s: float = 10.0) -> tuple[int, int]:
+    """Kill every process but this one that is meant.
 
     Returns:
         (how many were killed, how many were still found when ``limit_s`` had passed).
     """
     deadline, ended = time.monotonic() + limit_s, set[int]()
     while True:
-        struck = _strike_marked(has_mark, deadline)
+        struck = _strike_meant(is_meant, deadline)
         if not struck or time.monotonic() > deadline:
             return len(ended), len(struck)
         ended |= struck
         time.sleep(_FIRST_NAP_S)
 
 
-def _strike_marked(has_mark: Callable[[dict[str, str]], bool], deadline: float) -> set[int]:
+def _strike_meant(is_meant: Callable[[int], bool], deadline: float) -> set[int]:
     """One look at all processes, until a list of them has none that was not looked at: a process that lives for a
     millisecond and leaves another one behind is not overlooked.
     """
     seen, struck = {os.getpid()}, set[int]()
     while fresh := [pid for pid in _pids() if pid not in seen]:
         for pid in sorted(fresh, reverse=True):
-            if has_mark(environ_of(pid)):
+            if is_meant(pid):
                 struck.add(pid)
-                _strike(pid, lambda: has_mark(environ_of(pid)))  # noqa: B023
+                _strike(pid, lambda: is_meant(pid))  # noqa: B023
         seen.update(fresh)
         if time.monotonic() > deadline:
             break

@@ -32,9 +32,11 @@ class Start:
 
     ticket: Ticket
     entry: str
-    kinds: tuple[str, ...] = ()
-    """Kinds of accelerators the node has."""
+    offered: dict[str, int] = Factory(dict)
+    """How many accelerators of each kind the node has."""
     prepared: Prepared = Factory(Prepared)
+    cpus: tuple[int, ...] = ()
+    """The only ones it may run on; empty: any."""
 
 
 @frozen(kw_only=True)
@@ -77,13 +79,15 @@ def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: i
         body = Body(
             ticket=start.ticket,
             entry=start.entry,
-            variables=job_variables(start.ticket, start.kinds, start.prepared),
+            variables=job_variables(start.ticket, start.offered, start.prepared, start.cpus),
             cwd=start.prepared.cwd,
             sys_path=start.prepared.sys_path,
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )
         name_process(start.ticket.spec.name)
+        if start.cpus:
+            os.sched_setaffinity(0, start.cpus)
         if start.ticket.spec.entry is EntryKind.BINARY:
             _run_program(body, start.prepared.argv)
         if needs_cold_start(os.environ, body.variables):

@@ -137,8 +137,23 @@ def scatter(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     _child(wait_forever)
     _child(lambda: (os.setsid(), _child(wait_forever), wait_forever()))
     _daemon()
-    subprocess.Popen(["sleep", "1000"], start_new_session=True, env={})
+    sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True, env={})
+    if "FREEZER" in os.environ:
+        _freeze(sleeper.pid, os.environ["FREEZER"])
     succeed(outcome_fd)
+
+
+def _freeze(pid: int, group: str) -> None:
+    for file, text in (("cgroup.procs", str(pid)), ("freezer.state", "FROZEN")):
+        with open(f"{group}/{file}", "w") as control:
+            control.write(text)
+
+
+def sweep_shortly() -> None:
+    """Run in the zygote: keepers are impatient."""
+    from fray.node import keeper
+
+    keeper.SWEEP_S = 0.3
 
 
 def _child(body: object) -> int:
@@ -221,3 +236,48 @@ def refuse_namespaces() -> None:
     from fray.node import zygote
 
     zygote.refusal = lambda: "not on this machine"  # type: ignore[assignment]
+
+
+def hog(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Takes memory in a child, 8 MB at a time, and holds it."""
+    pid = _child(_take_memory)
+    os.waitpid(pid, 0)
+    os._exit(3)
+
+
+def _take_memory() -> None:
+    held = []
+    while len(held) < int(os.environ.get("PIECES", "200")):
+        held.append(bytearray(os.urandom(1024) * 8 * 1024))
+        time.sleep(0.005)
+    wait_forever()
+
+
+def share(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Many processes that share what one has written."""
+    held = bytearray(os.urandom(1024) * 60 * 1024)
+    for _ in range(6):
+        _child(wait_forever)
+    time.sleep(0.4)
+    succeed(outcome_fd, str(len(held)).encode())
+
+
+def burn(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Uses CPU time in a grandchild that its parent does not wait for."""
+    read, write = os.pipe()
+    os.waitpid(_child(lambda: _child(_spin)), 0)
+    os.close(write)
+    os.read(read, 1)
+    succeed(outcome_fd)
+
+
+def _spin() -> None:
+    deadline = time.process_time() + 0.2
+    while time.process_time() < deadline:
+        pass
+
+
+def pinned(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    child = subprocess.run(["nproc"], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
+    seen = {"cpus": sorted(os.sched_getaffinity(0)), "child": int(child.stdout), "environ": dict(os.environ)}
+    succeed(outcome_fd, json.dumps(seen).encode())

@@ -16,7 +16,8 @@ import trio
 import fray
 from fray.errors import LaunchFailed
 from fray.model.specs import Cause, EntryKind, Ladder, Phase
-from fray.node.namespace import Mode, applies, isolation, refusal
+from fray.node.config import Mode
+from fray.node.namespace import applies, isolation, refusal
 from tests.processes.test_launcher import Bench, open_bench
 from tests.processes.test_process_tree import lives, open_tree, seconds_until_gone
 
@@ -54,7 +55,7 @@ async def test_in_a_namespace_the_job_sees_its_own_tree_and_the_node_sees_the_ma
         assert seen["ns"] != os.readlink("/proc/self/ns/pid")
         assert (seen["ppid"], seen["others"]) == (1, [1, seen["pid"]])
         assert bench.launcher.statistics()["attempts"][attempt][1:] == (seen["pid"], pid)  # no two have the same number
-        assert bench.launcher.attributes() == {"isolation": "pid_namespace"}
+        assert bench.launcher.attributes()["isolation"] == "pid_namespace"
         bench.launcher.stop(attempt)
         assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
         assert not lives(pid)
@@ -66,7 +67,7 @@ async def test_a_machine_that_refuses_namespaces_says_so_and_works_without(
     monkeypatch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")
     refusing = {"warm": ("job_bodies:refuse_namespaces",)}
     async with open_bench(tmp_path / "a", pid_namespace=Mode.AUTO, **refusing) as bench:
-        assert bench.launcher.attributes() == {"isolation": "subreaper"}
+        assert bench.launcher.attributes()["isolation"] == "subreaper"
         program = bench.start("program", entry=EntryKind.BINARY, argv=("readlink", "/proc/self/ns/pid"))
         assert (await bench.outcome(program)).cause is Cause.SUCCEEDED
         await bench.until_line(program, os.readlink("/proc/self/ns/pid"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
-from fray.node.namespace import Mode
+from fray.node.config import Mode
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import wait_process_end
 

@@ -1,0 +1,61 @@
+"""Which attempt has which CPUs of this machine for itself. Pure.
+
+Law: a CPU is given to one holder at a time, and whole; what is given back was given. Attempts that asked for none run
+on all CPUs, beside those that are pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attrs import define, field
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+"""Variables by which libraries are told how many threads to start."""
+
+
+def _sorted(cpus: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(cpus))
+
+
+@define
+class CpuTable:
+    """The CPUs of one node.
+
+    Attributes:
+        cpus: numbers of those it may use, as `os.sched_getaffinity` has them.
+    """
+
+    cpus: tuple[int, ...] = field(converter=_sorted)
+    given: dict[str, tuple[int, ...]] = field(factory=dict)
+    """By holder."""
+
+    def free(self) -> list[int]:
+        taken = {cpu for cpus in self.given.values() for cpu in cpus}
+        return [cpu for cpu in self.cpus if cpu not in taken]
+
+    def grant(self, holder: str, count: int) -> tuple[int, ...] | None:
+        """So many CPUs for ``holder``, neighbours where there are; None: there are too few. A holder asks once."""
+        free = self.free()
+        if holder in self.given or count < 1 or count > len(free):
+            return self.given.get(holder)
+        self.given[holder] = _neighbours(free, count)
+        return self.given[holder]
+
+    def release(self, holder: str) -> None:
+        """Give back what it has, if it has any."""
+        self.given.pop(holder, None)
+
+
+def _neighbours(free: list[int], count: int) -> tuple[int, ...]:
+    """The first row of ``count`` numbers without a gap; else the lowest numbers. Neighbours share caches."""
+    for at in range(len(free) - count + 1):
+        if free[at + count - 1] - free[at] == count - 1:
+            return tuple(free[at : at + count])
+    return tuple(free[:count])
+
+
+def thread_variables(cpus: Iterable[int], environ: Mapping[str, str]) -> dict[str, str]:
+    """For a process pinned to ``cpus``; what ``environ`` says already is not said again."""
+    count = str(len(tuple(cpus)))
+    return {name: count for name in THREADS if name not in environ} if count != "0" else {}

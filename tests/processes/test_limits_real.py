@@ -1,0 +1,186 @@
+"""What attempts take of a machine, and what is done about those that take more than they said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import fray.node.holdings
+from fray.model.resources import Demand
+from fray.model.specs import Cause, Phase
+from fray.node.cgroups import Groups, find
+from fray.node.holdings import Holdings
+from fray.node.processes import ProcessLauncher
+from tests.processes.test_launcher import open_bench
+from tests.processes.test_process_tree import lives
+
+MB = 1024**2
+
+
+async def start_and_stop(state_dir: str, held: Holdings | None = None) -> None:
+    """The next life of a node."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ProcessLauncher(state_dir, warm=(), holdings=held).run)
+        nursery.cancel_scope.cancel()
+
+
+HERE_GROUPS = find("probe")
+needs_groups = pytest.mark.skipif(HERE_GROUPS is None, reason="this machine lets nobody make control groups here")
+
+
+def holdings(state_dir: Path, limiter: str) -> Holdings:
+    groups: Groups | None = find(str(state_dir)) if limiter == "group" else None
+    return Holdings(groups, enforce=limiter != "off")
+
+
+@pytest.mark.parametrize("limiter", ["watch", pytest.param("group", marks=needs_groups)])
+async def test_a_tree_that_takes_more_than_it_asked_for_is_ended_and_told_what_to_write(
+    tmp_path: Path, limiter: str
+) -> None:
+    async with open_bench(tmp_path, holdings=holdings(tmp_path, limiter)) as bench:
+        attempt = bench.start("hog", memory_limit_bytes=128 * MB)
+        outcome = await bench.outcome(attempt)
+        assert outcome.cause is Cause.OUT_OF_MEMORY
+        assert "which is the limit" in outcome.message
+        assert "Write ResourceConfig(memory='" in outcome.message
+        assert 100 * MB < outcome.peak_memory_bytes < 256 * MB
+        if bench.launcher.holdings.groups is not None:
+            assert list(bench.launcher.holdings.groups.old()) == []
+
+
+async def test_what_asked_for_nothing_has_no_limit_and_its_peak_is_on_record(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, holdings=holdings(tmp_path, "watch")) as bench:
+        attempt = bench.start("hog", env_vars={"PIECES": "20"})
+        await bench.until_phase(attempt, Phase.RUNNING)
+        pid = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
+        while resident(pid) < 150 * MB:  # noqa: ASYNC110 - nobody tells
+            await trio.sleep(0.01)
+        bench.launcher.kill(attempt)
+        assert (await bench.outcome(attempt)).peak_memory_bytes > 150 * MB
+
+
+def resident(pid: int | None) -> int:
+    """Of the children of a process."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(int(Path(f"/proc/{child}/statm").read_text().split()[1]) * 4096 for child in children)
+
+
+async def test_pages_that_many_processes_share_count_once(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, holdings=holdings(tmp_path, "watch")) as bench:
+        attempt = bench.start("share", memory_limit_bytes=200 * MB)  # 7 resident sets of 60 MB and more
+        outcome = await bench.outcome(attempt)
+        assert outcome.cause is Cause.SUCCEEDED, outcome.message
+
+
+async def test_cpu_seconds_are_of_the_whole_tree_strays_included(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        outcome = await bench.outcome(bench.start("burn"))
+        assert outcome.cause is Cause.SUCCEEDED
+        assert 0.2 <= outcome.cpu_s < 5
+
+
+async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_path: Path) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    async with open_bench(tmp_path, holdings=Holdings(None)) as bench:
+        whole = {"pin_cpus": True, "demand": Demand(cpu_milli=1000)}
+        for number in range(2):
+            value = await bench.value(bench.start(f"pinned-{number}", env_vars={"MKL_NUM_THREADS": "7"}, **whole))
+            seen = json.loads(value or b"")
+            assert (seen["cpus"], seen["child"]) == (mine[:1], 1)
+            assert (seen["environ"]["OMP_NUM_THREADS"], seen["environ"]["MKL_NUM_THREADS"]) == ("1", "7")
+        more = bench.start("pinned-more", pin_cpus=True, demand=Demand(cpu_milli=(len(mine) + 1) * 1000))
+        outcome = await bench.outcome(more)
+        assert outcome.cause is Cause.ENVIRONMENT
+        assert "it offers more than there are" in outcome.message
+
+
+@needs_groups
+def test_a_daemon_without_environment_is_found_by_its_group_when_keeper_and_all_are_gone(tmp_path: Path) -> None:
+    """The worst without a namespace: what is left has no mark, no parent of ours, and works elsewhere."""
+    left = find(str(tmp_path))
+    assert left is not None
+    group = left.make("attempt")
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}, setsid=True)
+    group.enter(pid)
+    trio.run(start_and_stop, str(tmp_path), holdings(tmp_path, "group"))
+    assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
+    assert not os.path.exists(group.path)
+
+
+def test_a_daemon_without_environment_is_found_by_where_it_works(tmp_path: Path) -> None:
+    home = tmp_path / "attempts" / "one"
+    home.mkdir(parents=True)
+    program = 'import os, sys; os.chdir(sys.argv[1]); os.execve("/bin/sleep", ["sleep", "1000"], {})'
+    ours = subprocess.Popen([sys.executable, "-c", program, str(home)], start_new_session=True)
+    other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], start_new_session=True)
+    while not all(b"sleep\0" in Path(f"/proc/{one.pid}/cmdline").read_bytes()[:6] for one in (ours, other)):
+        pass
+    trio.run(start_and_stop, str(tmp_path))
+    assert ours.wait() == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stranger came while the attempt ran; whoever held the device before it is none of its doing."""
+    monkeypatch.setattr(fray.node.holdings, "FREE_S", 0.1)
+    device = tmp_path / "nvidia0"
+    device.touch()
+    held, told = heard(Holdings(None))
+    held.files = {"gpu-0": str(device)}
+    async with open_bench(tmp_path / "node", holdings=held, offered={"gpu": 1}) as bench:
+        with open(device):  # noqa: ASYNC230 - as a driver's daemon has it
+            attempt = bench.start("obey", devices=("gpu-0",))
+            await bench.until_line(attempt, "ready")
+            async with trio.open_nursery() as nursery:
+                start = partial(trio.run_process, ["sleep", "1000"], stdin=device.open("rb"), check=False)
+                stranger = await nursery.start(start)
+                bench.launcher.stop(attempt)
+                await bench.outcome(attempt)
+                assert told.receive_nowait() == {"gpu-0": f"held by pid {stranger.pid} (sleep)"}
+                stranger.kill()
+        assert await told.receive() == {}
+
+
+def heard(holdings: Holdings) -> tuple[Holdings, trio.MemoryReceiveChannel[dict[str, str]]]:
+    send, receive = trio.open_memory_channel[dict[str, str]](10)
+    holdings.on_busy = send.send_nowait
+    return holdings, receive
+
+
+@pytest.mark.skipif(not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="nobody can be held here")
+async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen process hears no signal, as one that waits for a dead disk."""
+    here = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{here}")
+    freezer = Path("/sys/fs/cgroup/freezer") / f"fray-test-{os.getpid()}"
+    freezer.mkdir()
+    held, told = heard(Holdings(None))
+    try:
+        async with open_bench(tmp_path, holdings=held, subreaper=True, warm=("job_bodies:sweep_shortly",)) as bench:
+            attempt = bench.start("scatter", devices=("gpu-0",), env_vars={"FREEZER": str(freezer)})
+            outcome = await bench.outcome(attempt)
+            assert (outcome.cause, outcome.message[:30]) == (Cause.SUCCEEDED, "1 of its processes could not b")
+            why = told.receive_nowait()["gpu-0"]
+            assert why.startswith("1 processes of scatter:0:0 cannot be ended (below pid ")
+            pid = int((freezer / "cgroup.procs").read_text())
+            assert lives(pid)
+            (freezer / "freezer.state").write_text("THAWED")
+            assert await told.receive() == {}
+            assert not lives(pid)
+    finally:
+        (freezer / "freezer.state").write_text("THAWED")
+        freezer.rmdir()
