@@ -46,6 +46,7 @@ from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.health import HealthCheck, OnStall, Progress
+from fray.model.lines import LineKind, LogLine
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.requests import Entrypoint, JobRequest
@@ -119,8 +120,10 @@ __all__ = [
     "JobState",
     "JobStopped",
     "Ladder",
+    "LineKind",
     "Link",
     "LinkedActorDied",
+    "LogLine",
     "MachineLost",
     "MessageTooLarge",
     "Monitor",

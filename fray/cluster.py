@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, overload
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, overload
 
 import trio
 
@@ -15,7 +15,8 @@ from fray.groups import ActorGroup
 from fray.hosts import ActorHost
 from fray.jobs import Job, error_of, job_id_of
 from fray.model.actors import ActorInfo, ActorStatus
-from fray.model.ids import JobId, Namespace, check_name
+from fray.model.ids import AttemptId, JobId, Namespace, check_name
+from fray.model.lines import LogLine
 from fray.model.messages.client import (
     Actors,
     AskStacks,
@@ -42,6 +43,9 @@ from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope
 from fray.scopes import Scope, open_scope
 from fray.supervision import OnFailure
+
+if TYPE_CHECKING:
+    from fray.runtime.log_reader import LogReader
 
 
 class Cluster:
@@ -140,15 +144,79 @@ class Cluster:
         infos = [record.info for record in records]
         return infos[0] if single else infos
 
-    async def monitor(self, job: Job | JobId) -> JobInfo:
-        """Print what the job writes, as it writes it, until it ends; returns its final state."""
-        job_id = job_id_of(job)
+    def logs(
+        self,
+        job: Job | JobId,
+        *,
+        tail: int | None = None,
+        since_s: float | None = None,
+        follow: bool = False,
+        attempt: AttemptId | int | None = None,
+        stream: str = "",
+        contains: str = "",
+        tree: bool = False,
+    ) -> LogReader:
+        """What the job has printed, also after its end: ``async for line in cluster.logs(job)``, each a `LogLine`.
+
+        What is lost or cannot be had now is told as a line of the kind `LineKind.GAP`. Several attempts or jobs are
+        merged by time. A reader that follows and is left before its end: use ``async with`` or ``aclose()``.
+
+        Args:
+            tail: only the last so many lines there are now (at most 100,000). Default: all that are kept.
+            since_s: only those of the last so many seconds.
+            follow: go on with what it prints, until it has ended. Default: end with what there is now.
+            attempt: only of this attempt, by its id or number: 0 is the first, -1 the last so far. Default: of all.
+            stream: only ``"out"``, ``"err"``, or ``"sys"`` (what Fray says). Default: all.
+            contains: only lines with this in them; looked for on the job's machine.
+            tree: also of all jobs below it.
+
+        Raises:
+            InvalidRequest: at once, for a stream or an amount that cannot be.
+            NoSuchJob, ConnectionFailed: while iterating.
+        """
+        from fray.runtime.log_reader import LogQuery, LogReader  # not every process reads logs
+
+        query = LogQuery(
+            job_id=job_id_of(job),
+            tail=tail,
+            since_s=since_s,
+            follow=follow,
+            attempt=attempt,
+            stream=stream,
+            contains=contains,
+            tree=tree,
+        )
+        return LogReader(self._runtime.link, query)
+
+    async def monitor(
+        self,
+        job: Job | JobId,
+        on_line: Callable[[LogLine], object] | None = None,
+        *,
+        tail: int | None = None,
+        tree: bool = False,
+    ) -> JobInfo:
+        """Follow what the job writes, from its first line to its end; returns its final state.
+
+        Args:
+            on_line: called in the loop with each line. Default: lines are printed, those of a job that prints to this
+                terminal already as they come, and no second time.
+            tail: begin with the last so many lines.
+            tree: also of all jobs below it.
+
+        Raises:
+            NoSuchJob, ConnectionFailed.
+        """
+        from fray.runtime.log_lines import print_line
+
+        job_id, link = job_id_of(job), self._runtime.link
         (record,) = await self._records([job])
-        self._runtime.link.follow_logs(job_id)
-        try:
-            await record.ended.wait()
-        finally:
-            self._runtime.link.follow_logs(job_id, on=False)
+        if on_line is not None or tree or not link.prints(record.info):
+            with link.not_printing(job_id) if on_line is None else nullcontext():
+                async with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
+                    async for line in lines:
+                        (on_line or print_line)(line)
+        await record.ended.wait()
         if record.lost is not None:
             raise record.lost
         return record.info

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import groupby
 from urllib.parse import parse_qsl, urlsplit
 
 from attrs import frozen
 
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.model.ids import Namespace
-from fray.model.messages.client import LogLines, Role
+from fray.model.lines import LogLine
+from fray.model.messages.client import Role
 from fray.net.transport import Credential
 from fray.runtime.context import Place, Runtime, open_runtime
 
@@ -110,7 +112,7 @@ async def open_remote(
     *,
     namespace: Namespace | None,
     token: str | None,
-    on_log: Callable[[LogLines], None] | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
     grace_s: float | None = None,
     role: Role = Role.DRIVER,
 ) -> AsyncIterator[Runtime]:
@@ -149,6 +151,7 @@ async def open_remote(
 class LogPrinter:
     """Prints what jobs write: ``(name) line``, to standard output or standard error as the job did."""
 
-    def __call__(self, log: LogLines) -> None:
-        for stream, _, text in log.lines:
-            print(f"({log.name}) {text}", file=sys.stderr if stream == "err" else sys.stdout, flush=True)
+    def __call__(self, lines: Sequence[LogLine]) -> None:
+        for stream, run in groupby(lines, lambda line: line.stream):
+            text = "".join(f"({line.name}) {line.text}\n" for line in run)
+            print(text, end="", file=sys.stdout if stream == "out" else sys.stderr, flush=True)

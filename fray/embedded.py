@@ -13,7 +13,8 @@ import trio
 from fray.controller.main import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.ids import Namespace
-from fray.model.messages.client import LogLines, Role
+from fray.model.lines import LogLine
+from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello
 from fray.net.memory import MemoryNetwork, is_memory
 from fray.net.mixed import MixedNetwork
@@ -65,7 +66,7 @@ def open_driver(
     rng: random.Random,
     *,
     namespace: Namespace | None,
-    on_log: Callable[[LogLines], None] | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
 ) -> AbstractAsyncContextManager[Runtime]:
     """The driver's place beside that controller."""
     place = Place(role=Role.DRIVER, namespace=namespace)

@@ -6,14 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model.environment import UNSENT, EnvironmentSpec, Secret
 from fray.model.gangs import port_names
-from fray.model.ids import ANONYMOUS, JobId, Namespace, mint_job_id
+from fray.model.ids import ANONYMOUS, AttemptId, JobId, Namespace, mint_job_id
 from fray.model.messages.client import AskStacks, Stacks, Terminate
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
@@ -24,6 +24,9 @@ from fray.runtime.context import Runtime, current
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
 from fray.runtime.methods import check_concurrency, check_kill
+
+if TYPE_CHECKING:
+    from fray.runtime.log_reader import LogReader
 
 CLEANUP_MARGIN_S = 1.0
 """How long an actor with a cleanup hook has, beyond the hook's own time, before it gets SIGTERM."""
@@ -322,6 +325,32 @@ class Job:
         reply = await self._runtime.link.request(AskStacks(job=self.id))
         assert isinstance(reply, Stacks)
         return dict(reply.stacks)
+
+    def logs(
+        self,
+        *,
+        tail: int | None = None,
+        since_s: float | None = None,
+        follow: bool = False,
+        attempt: AttemptId | int | None = None,
+        stream: str = "",
+        contains: str = "",
+        tree: bool = False,
+    ) -> LogReader:
+        """What it has printed, each line a `LogLine`: ``async for line in job.logs()``. As `Cluster.logs`."""
+        from fray.runtime.log_reader import LogQuery, LogReader  # not every process reads logs
+
+        query = LogQuery(
+            job_id=self.id,
+            tail=tail,
+            since_s=since_s,
+            follow=follow,
+            attempt=attempt,
+            stream=stream,
+            contains=contains,
+            tree=tree,
+        )
+        return LogReader(self._runtime.link, query)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self._known.info.state.value if self._known else 'elsewhere'}>"

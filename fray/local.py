@@ -11,7 +11,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -22,16 +22,18 @@ from attrs import define, evolve, field
 from fray.embedded import CONTROLLER, embedded_network, open_driver, serve_controller
 from fray.model.health import Progress
 from fray.model.ids import AttemptId, Namespace
-from fray.model.messages.client import LogLines
+from fray.model.lines import LogLine
 from fray.model.resources import Capacity, PortRange, parse_bytes
 from fray.model.said import Said
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.transport import Network
+from fray.node.capture import LineCutter, said
 from fray.node.config import NodeConfig
 from fray.node.ear import Remarks
 from fray.node.entry import job_variables
 from fray.node.launcher import OnLog, OnObserved
+from fray.node.logs import MemoryLogs
 from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_taken, strangers
 from fray.node.serve import run_node
 from fray.runtime import stacks
@@ -69,7 +71,8 @@ class TaskLauncher:
 
     def __init__(self, network: Network, stage: Callable[[Ticket], Stage], rng: random.Random) -> None:
         self.on_observed: OnObserved = lambda observed, value: None
-        self.on_log: OnLog = lambda attempt, lines: None
+        self.on_log: OnLog = lambda attempt, chunk: None
+        self.logs = MemoryLogs(time.time)
         self.on_said: Callable[[AttemptId, Said], None] = lambda attempt, said: None
         self._network, self._stage, self._rng = network, stage, rng
         self._held: dict[AttemptId, _Held] = {}
@@ -115,7 +118,7 @@ class TaskLauncher:
 
     def _remark(self, attempt_id: AttemptId, line: str | None) -> None:
         if line is not None:
-            self.on_log(attempt_id, (("err", time.time(), line),))
+            self._tell(attempt_id, "sys", said(line))
 
     async def _run(self, held: _Held, content: bytes | None) -> None:
         ticket, began = held.ticket, trio.current_time()
@@ -162,15 +165,14 @@ class TaskLauncher:
         return Ended(Outcome(cause=Cause.STOPPED, message="ended on request"))
 
     async def _relay(self, attempt_id: AttemptId, stream: Any, name: str) -> None:
-        rest = b""
+        cutter = LineCutter()
         async for chunk in stream:
-            *lines, rest = (rest + chunk).split(b"\n")
-            self._tell(attempt_id, name, lines)
-        self._tell(attempt_id, name, [rest] if rest else [])
+            self._tell(attempt_id, name, cutter.feed(chunk))
+        self._tell(attempt_id, name, cutter.flush())
 
-    def _tell(self, attempt_id: AttemptId, name: str, lines: list[bytes]) -> None:
+    def _tell(self, attempt_id: AttemptId, name: str, lines: bytes) -> None:
         if lines:
-            self.on_log(attempt_id, tuple((name, time.time(), line.decode(errors="replace")) for line in lines))
+            self.on_log(attempt_id, self.logs.add(attempt_id, name, lines))
 
 
 async def _start_program(
@@ -210,7 +212,7 @@ def local_capacity(ports: PortRange = PortRange()) -> Capacity:  # noqa: B008 - 
 
 @asynccontextmanager
 async def open_local(
-    *, namespace: Namespace | None, on_log: Callable[[LogLines], None] | None
+    *, namespace: Namespace | None, on_log: Callable[[Sequence[LogLine]], None] | None
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit."""
     rng = random.SystemRandom()

@@ -21,7 +21,7 @@ from attrs import evolve
 
 from fray.errors import LaunchFailed
 from fray.model.ids import Namespace
-from fray.model.messages.client import LogLines
+from fray.model.lines import LogLine
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
 from fray.node.config import Mode, NodeConfig
@@ -63,7 +63,7 @@ async def open_machine(
     pid_namespace: str = "auto",
     *,
     namespace: Namespace | None,
-    on_log: Callable[[LogLines], None] | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of real processes on this machine; all of it ends on exit.
 
@@ -88,7 +88,7 @@ async def _open_among(
     memory: str | None,
     pid_namespace: str,
     namespace: Namespace | None,
-    on_log: Callable[[LogLines], None] | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
 ) -> AsyncIterator[Runtime]:
     """Be the controller of nodes that are starting, and a driver beside it."""
     from fray.embedded import embedded_network, open_driver, serve_controller  # the nodes start while this is imported

@@ -13,8 +13,9 @@ from fray.controller.main import RunningController, run_controller
 from fray.controller.store import Store
 from fray.errors import FrayError
 from fray.model.ids import mint
+from fray.model.lines import record, records
 from fray.model.messages.client import ClientHello, ControllerHello, JobChanged, Jobs, Launch, ProcessMark, Role
-from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
+from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, ReadLog, Report, Wanted
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, Observed, Outcome, Phase, Wish
 from fray.net.channel import Channel, RedialPolicy, run_dialled
@@ -22,6 +23,7 @@ from fray.net.codec import Bytes, Kind, blob_id, decode_message, encode_message
 from fray.net.memory import MemoryNetwork
 from fray.net.requests import Requests
 from fray.net.transport import Credential
+from fray.node.pages import read_page
 from fray.scheduler.rows import Rules
 
 T = TypeVar("T")
@@ -73,6 +75,9 @@ class Peer:
         assert self.requests is not None
         if self.requests.on_frame(kind, flags, target, ref, body):
             return
+        if kind == Kind.REQUEST:
+            self.asked(ref, decode_message(body)[0])
+            return
         assert kind == Kind.NOTICE
         message, blobs = decode_message(body)
         self.notices.append((message, [bytes(blob) for blob in blobs]))
@@ -80,6 +85,9 @@ class Peer:
         self._poke()
 
     def heard(self, message: Any, blobs: list[bytes]) -> None:
+        pass
+
+    def asked(self, ref: int, message: Any) -> None:
         pass
 
     def on_batch(self) -> None:
@@ -169,6 +177,9 @@ class Node(Peer):
         self.held: dict[str, Observed] = {}
         self.values: dict[str, bytes] = {}
         self.payloads: dict[str, bytes] = {}
+        self.logs: dict[str, list[tuple[int, bytes]]] = {}
+        """What is on its disk: records by the number of their first line. Not what `print_lines` has only pushed."""
+        self.answers = True
 
     def on_reset(self, greeting: bytes) -> None:
         super().on_reset(greeting)
@@ -216,7 +227,24 @@ class Node(Peer):
 
     def print_lines(self, attempt: str, *texts: str) -> None:
         assert self.channel is not None
-        self.channel.notice(AttemptLog(attempt_id=attempt, lines=tuple(("out", 1.0, text) for text in texts)))
+        first, end, data = self.write_lines(attempt, *texts)
+        self.channel.notice(AttemptLog(attempt_id=attempt, first=first, end=end), [data])
+
+    def write_lines(self, attempt: str, *texts: str) -> tuple[int, int, bytes]:
+        """To its disk alone."""
+        kept = self.logs.setdefault(attempt, [])
+        first = next((found[2] + found[3] for found, _, _ in records(kept[-1][1])), 0) if kept else 0
+        data = record("out", first, 1.0 + first, "".join(f"{text}\n" for text in texts).encode())
+        kept.append((first, data))
+        return first, first + len(texts), data
+
+    def asked(self, ref: int, message: Any) -> None:
+        assert isinstance(message, ReadLog)
+        assert self.channel is not None
+        if self.answers:
+            kept = self.logs.get(message.attempt_id, [])
+            page, data = read_page([(first, lambda data=data: data) for first, data in kept], message, 1000.0)  # type: ignore[misc]
+            self.channel.reply(ref, page, [data])
 
     def say_goodbye(self) -> None:
         assert self.channel is not None

@@ -79,7 +79,7 @@ def take_apart(message: bytes, got: list[tuple[int, int, int, int]]) -> None:
     [
         Launch(jobs=(SPEC,)),
         JobChanged(job=INFO),
-        LogLines(job_id="j", name="n", attempt_id="a", lines=(("out", 1.5, "ä\u2028\x00"), ("err", 2.0, ""))),
+        LogLines(job_id="j", name="ä\u2028\x00", attempt_id="a", first=3, end=5),
         Names(key="k", endpoints=(), ended=Outcome(cause=Cause.KILLED, signal=9)),
     ],
 )

@@ -41,7 +41,7 @@ ALONE_OPENS = {
     "cloudpickle": "runtime/payload.py",
     "pickle": "runtime/payload.py",
     "sqlite3": "controller/store.py",
-    "fsspec": "runtime/storage.py",
+    "fsspec": "net/storage.py",
 }
 PUT_TOGETHER = ("testing", "local", "cli")
 

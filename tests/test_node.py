@@ -13,6 +13,7 @@ import trio
 from attrs import define, field
 
 from fray.errors import FrayError, LaunchFailed, NodeNameTaken, Unauthorized
+from fray.model.lines import Chunk
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
 from fray.model.resources import Capacity
@@ -22,6 +23,7 @@ from fray.net.codec import blob_id, decode_message, encode_message
 from fray.net.memory import MemoryNetwork
 from fray.net.transport import Bytes, Claim
 from fray.node.config import NodeConfig
+from fray.node.logs import MemoryLogs
 from fray.node.member import REPORT_CHUNK_BYTES
 from fray.node.serve import is_final, run_node, wait_process_end
 
@@ -49,6 +51,7 @@ class FakeLauncher:
     fails: bool = False
     on_observed: Any = None
     on_log: Any = None
+    logs: MemoryLogs = field(factory=lambda: MemoryLogs(lambda: 1.0))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         if self.fails:
@@ -82,10 +85,6 @@ class FakeLauncher:
 
     def end(self, attempt_id: str, outcome: Outcome, value: bytes | None = None) -> None:
         self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome), value)
-
-
-class PacedLauncher(FakeLauncher):
-    log_room: Any = None
 
 
 @define(eq=False)
@@ -379,42 +378,40 @@ async def test_large_values_are_spread_over_several_reports(autojump_clock: Any)
 
 
 async def test_lines_reach_the_controller_before_the_end_does(autojump_clock: Any) -> None:
-    async with open_house(PacedLauncher()) as house:
+    async with open_house() as house:
         house.controller.want(wish("a"))
         await house.controller.until_phases(a="running")
-        house.launcher.on_log("a", (("out", 1.0, "last words"),))
-        await house.launcher.log_room()  # type: ignore[attr-defined]
+        house.launcher.on_log("a", house.launcher.logs.add("a", "out", b"last words\n"))
         house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
         await house.controller.until_phases(a="ended")
         kinds = [type(message) for message in house.controller.heard]
         assert kinds.index(AttemptLog) < len(kinds) - 1
-        assert house.controller.heard[kinds.index(AttemptLog)].lines == (("out", 1.0, "last words"),)
+        assert house.controller.heard[kinds.index(AttemptLog)] == AttemptLog(attempt_id="a", first=0, end=1)
 
 
 async def test_lines_nobody_follows_stay_here(autojump_clock: Any) -> None:
     async with open_house() as house:
         house.controller.want(wish("a", followed=False))
         await house.controller.until_phases(a="running")
-        house.launcher.on_log("a", (("out", 1.0, "unheard"),))
+        house.launcher.on_log("a", Chunk(0, 1, b"unheard"))
         house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
         await house.controller.until_phases(a="ended")
         assert not any(isinstance(message, AttemptLog) for message in house.controller.heard)
 
 
-async def test_lines_that_do_not_fit_while_the_controller_is_away_are_counted(
+async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_house() as house:
         house.controller.want(wish("a"))
         await house.controller.until_phases(a="running")
         with monkeypatch.context() as patch:
-            patch.setattr("fray.node.member.LOG_LIMIT_BYTES", -1)
-            house.launcher.on_log("a", (("out", 1.0, "lost"), ("out", 1.0, "lost too")))
-        house.launcher.on_log("a", (("out", 2.0, "kept"),))
-        await house.controller.until(lambda: any(isinstance(message, AttemptLog) for message in house.controller.heard))
-        lines = next(message.lines for message in house.controller.heard if isinstance(message, AttemptLog))
-        assert lines[0][2] == "[fray] 2 lines were dropped while the controller could not be reached"
-        assert lines[1] == ("out", 2.0, "kept")
+            patch.setattr("fray.node.member.LIVE_LIMIT_BYTES", -1)
+            house.launcher.on_log("a", Chunk(0, 7, b"too much"))
+        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+        await house.controller.until_phases(a="ended")
+        told = [message for message in house.controller.heard if isinstance(message, AttemptLog)]
+        assert told == [AttemptLog(attempt_id="a", first=7, end=7)]
 
 
 # Losing the controller -----------------------------------------------------------------------------------------------

@@ -1,22 +1,29 @@
-"""Lines of an attempt, from its pipes through the spool to the node."""
+"""Lines of an attempt, from its pipes to the node's disk, and from there to who asks."""
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fray.model.lines import Chunk, head, unpack
+from fray.model.lines import texts as lines_of
+from fray.model.messages.node import LogPage, ReadLog
 from fray.node import capture
-from fray.node.capture import LINE_LIMIT_BYTES, LineCutter, Spool
-from fray.node.tails import Tail
+from fray.node.capture import LINE_LIMIT_BYTES, LineCutter, Spool, segment
+from fray.node.config import LogRules
+from fray.node.logs import LogStore, finish, open_spool, unfinished
+from fray.node.tails import BATCH_LIMIT_BYTES, Tail
 
 
 def cut(*pieces: bytes) -> list[str]:
     cutter = LineCutter()
-    return [line for piece in pieces for line in cutter.feed(piece)] + cutter.flush()
+    return lines_of(b"".join([*map(cutter.feed, pieces), cutter.flush()]))
 
 
 def test_lines_are_cut_at_newlines_wherever_the_reads_end() -> None:
@@ -57,79 +64,177 @@ def test_how_the_bytes_arrive_makes_no_difference(data: bytes, cuts: list[int]) 
 # The spool -----------------------------------------------------------------------------------------------------------
 
 
-def texts(lines: tuple[tuple[str, float, str], ...]) -> list[str]:
-    return [text for _, _, text in lines]
+def texts(chunk: Chunk | None) -> list[str]:
+    return [text for _, _, _, texts in unpack(chunk.data) for text in texts] if chunk is not None else []
 
 
-def read_all(tail: Tail, until: int, limit_bytes: int = 1000) -> list[str]:
+def read_all(tail: Tail, limit_bytes: int = BATCH_LIMIT_BYTES) -> list[str]:
     found: list[str] = []
-    while lines := tail.read(until, limit_bytes):
-        found += texts(lines)
+    while (chunk := tail.read(limit_bytes)) is not None:
+        found += texts(chunk)
     return found
 
 
-def test_the_node_reads_what_the_keeper_wrote(tmp_path: Path) -> None:
+def test_the_node_reads_what_the_keeper_wrote_with_its_numbers(tmp_path: Path) -> None:
     spool, tail = Spool(tmp_path), Tail(tmp_path)
-    spool.write("out", 1.5, ["a", "b\N{EURO SIGN}"])
-    spool.write("err", 2.5, ["c"])
-    assert tail.read(spool.written) == (("out", 1.5, "a"), ("out", 1.5, "b\N{EURO SIGN}"), ("err", 2.5, "c"))
-    assert tail.read(spool.written) == ()
-    assert tail.offset == spool.written
+    spool.write("out", 1.5, "a\nb\N{EURO SIGN}\n".encode())
+    spool.write("err", 2.5, b"c\r\n")
+    chunk = tail.read()
+    assert chunk is not None
+    assert (chunk.first, chunk.end) == (0, 3)
+    assert list(unpack(chunk.data)) == [(0, "out", 1.5, ["a", "b\N{EURO SIGN}"]), (2, "err", 2.5, ["c"])]
+    assert tail.read() is None
+    spool.write("out", 3.0, b"d\n")
+    assert texts(tail.read()) == ["d"]
 
 
-def test_the_node_reads_no_further_than_it_was_told(tmp_path: Path) -> None:
+def test_what_is_not_a_whole_line_yet_is_on_the_disk_and_no_line(tmp_path: Path) -> None:
     spool, tail = Spool(tmp_path), Tail(tmp_path)
-    spool.write("out", 0.0, ["told"])
-    told = spool.written
-    spool.write("out", 0.0, ["not yet"])
-    assert read_all(tail, told) == ["told"]
-    assert read_all(tail, spool.written) == ["not yet"]
+    spool.write("out", 1.0, b"whole\n", b"ha")
+    spool.write("out", 1.0, b"", b"half")
+    spool.write("err", 1.0, b"", b"other")
+    assert read_all(tail) == ["whole"]
+    assert unfinished(tmp_path) == {"out": b"half", "err": b"other"}
+    spool.write("out", 2.0, b"half and end\n")
+    assert read_all(tail) == ["half and end"]
+    assert unfinished(tmp_path) == {"err": b"other"}
+    finish(tmp_path)
+    assert read_all(tail) == ["other"]
+    finish(tmp_path)
+    assert read_all(tail) == []
 
 
 def test_batches_are_bounded_and_lose_nothing(tmp_path: Path) -> None:
-    spool, tail = Spool(tmp_path), Tail(tmp_path)
+    spool = Spool(tmp_path)
     lines = [f"line {number}" for number in range(1000)]
-    spool.write("out", 0.0, lines)
-    assert len(tail.read(spool.written, 500)) == 21
-    assert texts(Tail(tmp_path).read(spool.written)) == lines
-    assert read_all(Tail(tmp_path), spool.written, limit_bytes=1) == lines
-
-
-def test_a_line_longer_than_a_batch_is_read_whole(tmp_path: Path) -> None:
-    spool, tail = Spool(tmp_path), Tail(tmp_path)
-    spool.write("out", 0.0, ["x" * 5000, "y"])
-    assert texts(tail.read(spool.written, 100)) == ["x" * 5000]
-    assert texts(tail.read(spool.written, 100)) == ["y"]
-
-
-def test_what_was_read_is_dropped_segment_by_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "SEGMENT_LIMIT_BYTES", 100)
-    spool, tail = Spool(tmp_path), Tail(tmp_path)
-    lines = [f"line {number}" for number in range(50)]
     for line in lines:
-        spool.write("out", 0.0, [line])
-    assert len(list(tmp_path.iterdir())) == 10
-    assert read_all(tail, spool.written) == lines
-    assert len(list(tmp_path.iterdir())) == 1
+        spool.write("out", 0.0, f"{line}\n".encode())
+    assert len(texts(Tail(tmp_path).read(1000))) == 16
+    assert read_all(Tail(tmp_path), 100) == read_all(Tail(tmp_path)) == lines
 
 
-def test_a_spool_that_is_gone_is_skipped(tmp_path: Path) -> None:
-    tail = Tail(tmp_path)
-    assert tail.read(1000) == ()
-    assert tail.offset == 1000
+def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "SEGMENT_LIMIT_BYTES", 600)
+    spool, tail = Spool(tmp_path, limit_bytes=2000), Tail(tmp_path)
+    heard = []
+    for number in range(50):
+        spool.write("out", 0.0, f"line {number}\n".encode())
+        heard += read_all(tail)
+    assert heard == [f"line {number}" for number in range(50)]
+    kept = read_all(Tail(tmp_path))
+    assert kept == [f"line {number}" for number in range(50)][-len(kept) :]
+    assert 10 < len(kept) < 40
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2700
 
 
-def test_a_keeper_that_died_in_the_middle_of_a_line_leaves_the_whole_ones(tmp_path: Path) -> None:
+def test_a_keeper_that_died_within_a_record_leaves_the_whole_ones_and_a_place_to_go_on(
+    tmp_path: Path,
+) -> None:
     spool = Spool(tmp_path)
-    spool.write("out", 0.0, ["whole"])
-    with capture.segment(tmp_path, 0).open("ab") as file:
-        file.write(b'["out", 0.0, "ha')
-    assert read_all(Tail(tmp_path), 1 << 62) == ["whole"]
+    spool.write("out", 0.0, b"whole\n")
+    with segment(tmp_path, 0).open("ab") as file:
+        file.write(head("out", 1, 1, 0.0, 500) + b"ha")
+    assert read_all(Tail(tmp_path)) == ["whole"]
+    again = open_spool(tmp_path)
+    again.write("sys", 1.0, b"said later\n")
+    assert read_all(Tail(tmp_path)) == ["whole", "said later"]
 
 
-def test_how_far_the_node_is_behind_is_what_it_has_not_acknowledged(tmp_path: Path) -> None:
+def test_a_full_disk_costs_lines_and_the_numbers_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = Spool(tmp_path)
-    spool.write("out", 0.0, ["a" * 100])
-    assert spool.behind_bytes == spool.written > 100
-    spool.read = spool.written
-    assert spool.behind_bytes == 0
+    spool.write("out", 0.0, b"one\n")
+    really = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, parts: really(file, [bytes(parts[0])[:9]]))
+    spool.write("out", 1.0, b"two\nthree\n")
+    monkeypatch.setattr(os, "writev", really)
+    spool.write("out", 2.0, b"four\n")
+    chunk = Tail(tmp_path).read()
+    assert chunk is not None
+    assert [(first, lines) for first, _, _, lines in unpack(chunk.data)] == [(0, ["one"]), (3, ["four"])]
+
+
+# Pages ---------------------------------------------------------------------------------------------------------------
+
+
+def page_of(store: LogStore, **ask: Any) -> tuple[LogPage, list[str]]:
+    page, data = store.read(ReadLog(attempt_id="a:0:0", **ask), 1000.0)
+    return page, texts(Chunk(0, 0, data))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    """An attempt that printed 100 lines, each in a record of its own, one a second, every tenth to stderr."""
+    store = LogStore(tmp_path, LogRules())
+    spool = open_spool(store.open("a:0:0", lambda chunk: None).directory)
+    for number in range(100):
+        spool.write("err" if number % 10 == 9 else "out", 900.0 + number, f"line {number}\n".encode())
+    return store
+
+
+def test_pages_go_on_where_the_one_before_stopped(store: LogStore) -> None:
+    found, place = [], 0
+    while True:
+        page, lines = page_of(store, first=place, limit_bytes=500)
+        assert page.start == page.first == place
+        found += lines
+        place = page.next
+        if page.caught_up:
+            break
+    assert found == [f"line {number}" for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "wanted"),
+    [
+        ({"tail": 2}, [98, 99]),
+        ({"tail": 0}, []),
+        ({"tail": 2, "stream": "err"}, [89, 99]),
+        ({"tail": 1000, "contains": "7"}, [7, 17, 27, 37, 47, 57, 67, *range(70, 80), 87, 97]),
+        ({"since_s": 3.5}, [97, 98, 99]),
+        ({"since_s": 3.5, "tail": 1}, [99]),
+        ({"since_s": 0.0}, []),
+        ({"first": 97}, [97, 98, 99]),
+        ({"first": 500}, []),
+    ],
+)
+def test_a_page_begins_where_it_is_asked_to(store: LogStore, ask: dict[str, Any], wanted: list[int]) -> None:
+    assert page_of(store, **ask)[1] == [f"line {number}" for number in wanted]
+
+
+def test_a_page_says_what_is_lost_and_what_never_was(store: LogStore, tmp_path: Path) -> None:
+    segment(store.directory("a:0:0"), 0).rename(segment(store.directory("a:0:0"), 0).with_name("gone"))
+    spool = Spool(store.directory("a:0:0"), lines=100)
+    spool.write("out", 1000.0, b"line 100\n")
+    page, lines = page_of(store, first=40)
+    assert (page.start, page.first, page.next, lines) == (40, 100, 101, ["line 100"])
+    nothing, _ = store.read(ReadLog(attempt_id="unknown:0:0"), 0.0)
+    assert "keeps no log" in nothing.missing
+
+
+def test_old_logs_go_first_by_age_then_by_size_and_living_ones_are_only_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "SEGMENT_LIMIT_BYTES", 1000)
+    store = LogStore(tmp_path, LogRules(total_bytes=10_000, age_s=100.0))
+
+    def printed(attempt: str, ago_s: float, ended: bool) -> Path:
+        log = store.open(attempt, lambda chunk: None)
+        spool = open_spool(log.directory)
+        for _ in range(8):
+            spool.write("out", 0.0, b"x" * 500 + b"\n")
+        if ended:
+            log.close()
+        for path in log.directory.iterdir():
+            os.utime(path, (1000.0 - ago_s, 1000.0 - ago_s))
+        return log.directory
+
+    ancient, old, new = printed("a:0:0", 200.0, True), printed("b:0:0", 50.0, True), printed("c:0:0", 10.0, True)
+    living = printed("d:0:0", 500.0, False)
+    assert store.sweep(1000.0) <= 10_000
+    assert [path.exists() for path in (ancient, old, new, living)] == [False, False, True, True]
+    store.rules = LogRules(total_bytes=2000, age_s=100.0)
+    store.sweep(1000.0)
+    assert [path.exists() for path in (new, living)] == [False, True]
+    assert 0 < len(list(living.glob("log.*"))) < 4

@@ -12,7 +12,8 @@ from fray.cluster import Cluster, cluster_of
 from fray.connect import Spec, open_remote, parse_spec
 from fray.errors import InvalidRequest, NoSuchJob
 from fray.model.ids import JobId
-from fray.model.messages.client import LogLines, Role
+from fray.model.lines import LogLine
+from fray.model.messages.client import Role
 from fray.model.specs import JobInfo
 
 NAMED_LIMIT = 10
@@ -24,7 +25,7 @@ async def open_place(
     options: argparse.Namespace,
     *,
     role: Role = Role.TOOL,
-    on_log: Callable[[LogLines], None] | None = None,
+    on_log: Callable[[Sequence[LogLine]], None] | None = None,
 ) -> AsyncIterator[Cluster]:
     """The cluster that the options mean.
 

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import trio
@@ -24,7 +25,8 @@ from fray.errors import InvalidRequest
 from fray.jobs import Job
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import check_name, mint
-from fray.model.messages.client import LogLines, Role
+from fray.model.lines import LogLine
+from fray.model.messages.client import Role
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import JobInfo, JobState
@@ -95,10 +97,10 @@ class Lines:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, log: LogLines) -> None:
-        before = "" if log.name == self.name else f"({log.name}) "
-        for stream, _, text in log.lines:
-            (sys.stderr if stream == "err" else sys.stdout).write(f"{before}{text}\n")
+    def __call__(self, lines: Sequence[LogLine]) -> None:
+        for line in lines:
+            before = "" if line.name == self.name else f"({line.name}) "
+            (sys.stdout if line.stream == "out" else sys.stderr).write(f"{before}{line.text}\n")
         sys.stdout.flush()
 
 

@@ -23,7 +23,7 @@ from fray.controller.admission import (
     is_goodbye,
 )
 from fray.controller.house import House
-from fray.controller.logs import Follower
+from fray.controller.log_desk import LogDesk, Nodes
 from fray.controller.mortality import Witness
 from fray.controller.partings import session_ended
 from fray.controller.relay import open_relay, open_way_to_port
@@ -38,10 +38,11 @@ from fray.errors import (
     SessionEnded,
     StoreError,
 )
-from fray.model.ids import AttemptId, JobId, Namespace, NodeName, check_name, split_attempt
+from fray.model.ids import AttemptId, JobId, Namespace, NodeName, check_name
 from fray.model.messages import client as words
 from fray.model.messages.bundles import OfferBundle, PutPiece
 from fray.model.messages.client import ClientHello, Role
+from fray.model.messages.node import ReadLog
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
 from fray.net.carrier import Carrier, End, Lane
@@ -61,8 +62,8 @@ from fray.scheduler.effects import (
 )
 from fray.scheduler.explain import explain
 
-LOG_CHUNK_BYTES = 64 * 1024
-"""Log lines of one notice, about."""
+LOGS_WAITING_BYTES = 256 * 1024
+"""Lines are sent only while less than this waits for the client: so nothing else waits behind many of them."""
 REPLY_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 """Attachments of one reply; the rest of a message is for the words around them."""
 
@@ -72,7 +73,7 @@ Answer = tuple[object, Sequence[Bytes]] | None
 """A reply with attachments; None: the law answers."""
 
 
-class Front(Protocol):
+class Front(Nodes, Protocol):
     """What a link tells those who made it."""
 
     def client_gone(self, link: ClientLink) -> None:
@@ -119,7 +120,7 @@ class ClientLink:
         self._house = house
         self._audience = audience
         self._front = front
-        self._follower = Follower(house.book)
+        self._logs = LogDesk(house, front, hello.session)
         self._jobs: dict[JobId, JobInfo] = {}
         self._measured: dict[JobId, dict[AttemptId, None]] = {}
         self._names: dict[str, None] = {}
@@ -406,10 +407,32 @@ class ClientLink:
             self._audience.of_log.add(key, self)
         else:
             self._audience.of_log.drop(key, self)
-        jobs = self._house.state.owned(self.session) if message.job is None else [message.job]
-        for attempt in self._house.book.attempts_of(jobs):
-            (self.log_moved if message.on else self._follower.leave)(attempt)
+        self._logs.follow(message)
+        self._wake.set()
         return words.Done(), ()
+
+    def _watch_logs(self, ref: int, message: words.WatchLogs, blobs: Sequence[Bytes]) -> Answer:
+        sources = self._logs.watch(message)
+        who = self._audience.of_tree if message.tree else self._audience.of_news
+        (who.add if message.follow else who.drop)(message.job, self)
+        return sources, ()
+
+    def _read_log(self, ref: int, message: ReadLog, blobs: Sequence[Bytes]) -> Answer:
+        found = self._logs.read_here(message)
+        if found is not None:
+            return found[0], [found[1]]
+        self._logs.reading += 1
+        self._front.start_soon(self._read_there, ref, message)
+        return None
+
+    async def _read_there(self, ref: int, message: ReadLog) -> None:
+        try:
+            page, data = await self._logs.read_there(message)
+            self.reply(ref, page, [data])
+        except FrayError as error:
+            self.refuse(ref, error)
+        finally:
+            self._logs.reading -= 1
 
     # The cluster
 
@@ -438,8 +461,12 @@ class ClientLink:
         self._wake.set()
 
     def log_moved(self, attempt: AttemptId) -> None:
-        self._follower.poke(attempt)
+        self._logs.printed(attempt)
         self._wake.set()
+
+    def log_watched(self, attempt: AttemptId) -> None:
+        if self._logs.hint(attempt):
+            self._wake.set()
 
     def finish(self, reason: str) -> None:
         """Send the news that wait, then close the channel. A driver that did not ask for it is told what has ended, and
@@ -464,7 +491,7 @@ class ClientLink:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 while self._news_waiting():
-                    await self.channel.wait_room()
+                    await self.channel.wait_room(*(() if self._more_than_lines() else (LOGS_WAITING_BYTES,)))
                     self._send(self._send_one)
                 if self._finish is not None:
                     await self.channel.close(self._finish, self._parting())
@@ -472,8 +499,10 @@ class ClientLink:
             pass  # `on_end` has been told
 
     def _news_waiting(self) -> bool:
-        waiting = self._names or self._measured or self._jobs or self._follower.behind()
-        return self.channel.error is None and bool(waiting)
+        return self.channel.error is None and (self._more_than_lines() or self._logs.behind() is not None)
+
+    def _more_than_lines(self) -> bool:
+        return bool(self._names or self._measured or self._jobs or self._logs.has_hints)
 
     def _send_one(self) -> None:
         """Names first, then measurements, jobs, each after the lines it has printed so far, the lines of the others."""
@@ -481,29 +510,28 @@ class ClientLink:
             key = next(iter(self._names))
             del self._names[key]
             self.channel.notice(*self._names_now(key))
-            return
-        if self._measured:
+        elif self._measured:
             job_id, attempts = self._measured.popitem()
             self.channel.notice(words.JobMeasured(job_id=job_id, vitals=self._house.vitals.of(attempts)))
-            return
-        if not self._jobs:
-            self._send_lines(self._follower.behind()[0])
-            return
-        job_id = next(iter(self._jobs))
-        lines = [attempt for attempt in self._follower.behind() if split_attempt(attempt)[0] == job_id]
-        if lines:
-            self._send_lines(lines[0])
+        elif self._jobs:
+            self._send_job(next(iter(self._jobs)))
+        elif (hint := self._logs.take_hint()) is not None:
+            self.channel.notice(hint)
+        else:
+            self._send_lines(self._logs.behind())
+
+    def _send_job(self, job_id: JobId) -> None:
+        attempt = self._logs.behind(job_id)
+        if attempt is not None:
+            self._send_lines(attempt)
             return
         info, value = self._house.with_value(self._house.vitals.complete(self._jobs.pop(job_id)))
         self.channel.notice(words.JobChanged(job=info), value)
 
-    def _send_lines(self, attempt: AttemptId) -> None:
-        lines = self._follower.read(attempt, LOG_CHUNK_BYTES)
-        job_id = split_attempt(attempt)[0]
-        job = self._house.state.jobs.get(job_id)
-        if lines:
-            name = job.spec.name if job else job_id
-            self.channel.notice(words.LogLines(job_id=job_id, name=name, attempt_id=attempt, lines=lines))
+    def _send_lines(self, attempt: AttemptId | None) -> None:
+        found = self._logs.take_lines(attempt) if attempt is not None else None
+        if found is not None:
+            self.channel.notice(found[0], [found[1]])
 
 
 _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] = {
@@ -517,6 +545,8 @@ _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] 
     words.Explain: ClientLink._explain,
     words.Story: ClientLink._story,
     words.FollowLogs: ClientLink._follow_logs,
+    words.WatchLogs: ClientLink._watch_logs,
+    ReadLog: ClientLink._read_log,
     words.Register: ClientLink._register,
     words.Unregister: ClientLink._unregister,
     words.Watch: ClientLink._watch,

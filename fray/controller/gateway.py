@@ -16,6 +16,7 @@ from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, de
 from fray.controller.captures import Captures
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
+from fray.controller.log_desk import above
 from fray.controller.mortality import Witness, wait_gone
 from fray.controller.nodes import NodeLink
 from fray.controller.partings import session_ended, session_unknown
@@ -229,6 +230,9 @@ class Gateway:
         link = self._clients.get(incarnation)
         return link.carrier if link is not None else None
 
+    def node_link(self, node: NodeName) -> NodeLink | None:
+        return self._nodes.get(node)
+
     def carrier_to_node(self, node: NodeName) -> Carrier | None:
         link = self._nodes.get(node)
         return link.carrier if link is not None else None
@@ -330,3 +334,12 @@ class Gateway:
             links |= dict.fromkeys(self._audience.of_log.of(job.root))
         for link in links:
             link.log_moved(attempt)
+        self._tell_readers(attempt, job_id)
+
+    def _tell_readers(self, attempt: AttemptId, job_id: JobId) -> None:
+        for link in list(self._audience.of_news.of(job_id)):
+            link.log_watched(attempt)
+        if self._audience.of_tree:
+            for ancestor in above(self._house.state, job_id):
+                for link in list(self._audience.of_tree.of(ancestor)):
+                    link.log_watched(attempt)

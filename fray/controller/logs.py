@@ -1,90 +1,78 @@
-"""What attempts print: a bounded ring each, and readers that follow at their own pace.
+"""What attempts have printed lately: a cache for those who follow, so that many readers cost a node one.
 
-Law: a reader that is slower than the ring loses the oldest lines and is told how many. Logs are no decisions: they
-live in RAM, and a controller that starts again starts with empty rings.
+Law: the truth is on the nodes' disks. What is here came by as it was printed, and may have holes where a node was
+behind; each chunk knows its numbers, so a reader sees a hole as it sees an end. Nothing is stored: a controller that
+starts again starts with an empty book, and readers are sent to the nodes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from attrs import define, field
 
 from fray.model.ids import AttemptId, JobId, split_attempt
-
-Line: TypeAlias = tuple[str, float, str]
-"""Stream ``out`` or ``err``, seconds since the epoch, text without its newline."""
+from fray.model.lines import Chunk
 
 RING_LIMIT_BYTES = 1024 * 1024
 """Kept of one attempt."""
-ENDS_LIMIT = 10_000
-"""Attempts of which only the number of lines is still known."""
 BOOK_LIMIT_BYTES = 128 * 1024 * 1024
 """Kept of all attempts together; those that have been quiet longest go first."""
-LINE_LIMIT_CHARS = 64 * 1024
-"""A longer line is cut, and says so."""
-_LINE_COST_BYTES = 96
+_CHUNK_COST_BYTES = 300
 
 
-def _cost_bytes(line: Line) -> int:
-    return _LINE_COST_BYTES + len(line[2])
-
-
-def _cut(line: Line) -> Line:
-    stream, time, text = line
-    if len(text) <= LINE_LIMIT_CHARS:
-        return line
-    return stream, time, f"{text[:LINE_LIMIT_CHARS]} … ({len(text) - LINE_LIMIT_CHARS} more characters cut)"
+def _cost_bytes(chunk: Chunk) -> int:
+    return _CHUNK_COST_BYTES + len(chunk.data)
 
 
 @define
 class Ring:
-    """The last lines of one attempt. Line numbers grow for ever: ``first`` is the oldest kept, ``end`` the next."""
+    """The last chunks of one attempt."""
 
     limit_bytes: int = RING_LIMIT_BYTES
-    lines: deque[Line] = field(factory=deque)
-    first: int = 0
+    chunks: deque[Chunk] = field(factory=deque)
+    end: int = 0
+    """The number of the line that comes next, as far as is known here."""
     size_bytes: int = 0
 
     @property
-    def end(self) -> int:
-        return self.first + len(self.lines)
+    def first(self) -> int:
+        """The oldest line that is kept."""
+        return self.chunks[0].first if self.chunks else self.end
 
-    def add(self, lines: Iterable[Line]) -> None:
-        for line in map(_cut, lines):
-            self.lines.append(line)
-            self.size_bytes += _cost_bytes(line)
-        while self.size_bytes > self.limit_bytes and self.lines:
-            self.drop_oldest()
+    def add(self, chunk: Chunk) -> None:
+        """What is known already is left out (a node says again what it is not sure we have)."""
+        if chunk.end <= self.end and self.end:
+            return
+        self.end = max(self.end, chunk.end)
+        if chunk.data:
+            self.chunks.append(chunk)
+            self.size_bytes += _cost_bytes(chunk)
+        while self.size_bytes > self.limit_bytes and len(self.chunks) > 1:
+            self.size_bytes -= _cost_bytes(self.chunks.popleft())
 
-    def drop_oldest(self) -> None:
-        self.size_bytes -= _cost_bytes(self.lines.popleft())
-        self.first += 1
+    def read(self, line: int, most_bytes: int) -> Chunk | None:
+        """Chunks from that line on up to the next hole, at least one and about ``most_bytes``.
 
-    def read(self, start: int, most_bytes: int) -> tuple[tuple[Line, ...], int]:
-        """Lines from number ``start`` on, at least one and about ``most_bytes``, and the number to go on from.
-
-        Lines that are no longer there are replaced by one that counts them.
+        The first may begin before it; an empty one at the end. None: the line is not here.
         """
-        taken: list[Line] = []
-        if start < self.first:
-            taken.append(_gap(self.first - start, self.lines[0][1] if self.lines else 0.0))
-            start = self.first
-        size_bytes = 0
-        for index in range(start - self.first, len(self.lines)):
-            line = self.lines[index]
-            taken.append(line)
-            start += 1
-            size_bytes += _cost_bytes(line)
-            if size_bytes >= most_bytes:
+        if line >= self.end:
+            return Chunk(line, line)
+        found: list[Chunk] = []
+        size = 0
+        for chunk in self.chunks:
+            if chunk.end <= line:
+                continue
+            if chunk.first > (found[-1].end if found else line) or (found and size >= most_bytes):
                 break
-        return tuple(taken), start
+            found.append(chunk)
+            size += len(chunk.data)
+        return Chunk(found[0].first, found[-1].end, b"".join(one.data for one in found)) if found else None
 
-
-def _gap(count: int, time: float) -> Line:
-    return "err", time, f"… {count} line{'s' if count > 1 else ''} not kept: the job prints faster than this is read …"
+    def next_after(self, line: int) -> int:
+        """Where to go on after a hole: the first line from there on that is here, or the end."""
+        return next((max(line, chunk.first) for chunk in self.chunks if chunk.end > line), max(line, self.end))
 
 
 class LogBook:
@@ -94,7 +82,6 @@ class LogBook:
         self._ring_limit_bytes = ring_limit_bytes
         self._book_limit_bytes = book_limit_bytes
         self._rings: OrderedDict[AttemptId, Ring] = OrderedDict()  # longest quiet first
-        self._ends: OrderedDict[AttemptId, int] = OrderedDict()  # of rings that made room, so that numbers go on
         self._size_bytes = 0
 
     def __repr__(self) -> str:
@@ -103,27 +90,22 @@ class LogBook:
     def statistics(self) -> dict[str, int]:
         return {"attempts": len(self._rings), "size_bytes": self._size_bytes}
 
-    def ring(self, attempt: AttemptId) -> Ring:
-        """Its ring; an empty one, not kept, if it has none."""
-        return self._rings.get(attempt) or Ring(self._ring_limit_bytes, first=self._ends.get(attempt, 0))
+    def ring(self, attempt: AttemptId) -> Ring | None:
+        """None: nothing has come of it, or it was quiet too long."""
+        return self._rings.get(attempt)
 
-    def add(self, attempt: AttemptId, lines: Iterable[Line]) -> None:
-        ring = self.ring(attempt)
-        self._rings[attempt] = ring
+    def add(self, attempt: AttemptId, chunk: Chunk) -> None:
+        ring = self._rings.get(attempt)
+        if ring is None:
+            ring = self._rings[attempt] = Ring(self._ring_limit_bytes)
+            self._size_bytes += _CHUNK_COST_BYTES
         self._rings.move_to_end(attempt)
-        self._ends.pop(attempt, None)
         before_bytes = ring.size_bytes
-        ring.add(lines)
+        ring.add(chunk)
         self._size_bytes += ring.size_bytes - before_bytes
         while self._size_bytes > self._book_limit_bytes and len(self._rings) > 1:
-            self._evict()
-
-    def _evict(self) -> None:
-        attempt, ring = self._rings.popitem(last=False)
-        self._size_bytes -= ring.size_bytes
-        self._ends[attempt] = ring.end
-        if len(self._ends) > ENDS_LIMIT:
-            self._ends.popitem(last=False)
+            _, quiet = self._rings.popitem(last=False)
+            self._size_bytes -= quiet.size_bytes + _CHUNK_COST_BYTES
 
     def attempts_of(self, jobs: Iterable[JobId]) -> list[AttemptId]:
         """Attempts of these jobs that have lines here."""
@@ -132,12 +114,12 @@ class LogBook:
 
 
 class Follower:
-    """One reader's place in each ring it follows; it begins with the first line."""
+    """One reader's place in each ring it follows; it begins with the first line, and skips what is not here."""
 
     def __init__(self, book: LogBook) -> None:
         self._book = book
         self._places: dict[AttemptId, int] = {}
-        self._behind: dict[AttemptId, None] = {}  # in the order in which they got something new
+        self._behind: dict[AttemptId, None] = {}  # those whose turn it is first
 
     def poke(self, attempt: AttemptId) -> None:
         """The attempt has new lines, or is followed from now on."""
@@ -151,11 +133,18 @@ class Follower:
         """Attempts with lines to read."""
         return tuple(self._behind)
 
-    def read(self, attempt: AttemptId, most_bytes: int) -> tuple[Line, ...]:
-        """The next lines of one attempt, about ``most_bytes``; empty when there are none."""
-        ring = self._book.ring(attempt)
-        lines, place = ring.read(self._places.get(attempt, 0), most_bytes)
-        self._places[attempt] = place
-        if place >= ring.end:
-            self._behind.pop(attempt, None)
-        return lines
+    def read(self, attempt: AttemptId, most_bytes: int) -> tuple[Chunk, int]:
+        """The next lines of one attempt, about ``most_bytes``, and how many before them are skipped.
+
+        Who is still behind then gets in line again, behind the others.
+        """
+        self._behind.pop(attempt, None)
+        ring, place = self._book.ring(attempt), self._places.get(attempt, 0)
+        if ring is None:
+            return Chunk(place, place), 0
+        start = ring.next_after(place)
+        chunk = ring.read(start, most_bytes) or Chunk(start, start)
+        self._places[attempt] = chunk.end
+        if chunk.end < ring.end:
+            self._behind[attempt] = None
+        return chunk, start - place

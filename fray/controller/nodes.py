@@ -17,6 +17,7 @@ from fray.controller.house import House
 from fray.controller.mortality import Witness
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
+from fray.model.lines import Chunk
 from fray.model.messages.bundles import FetchBundle, FetchPiece
 from fray.model.messages.node import (
     AttemptLog,
@@ -34,6 +35,7 @@ from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Observed, Outcome, Phase, 
 from fray.net.carrier import Carrier, End, Lane
 from fray.net.channel import Channel
 from fray.net.codec import Kind, decode_message
+from fray.net.requests import Requests
 from fray.net.session import SILENT_PERIODS
 from fray.net.transport import Bytes
 from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeReported, NodeSilent
@@ -78,6 +80,8 @@ class NodeLink:
         self.incarnation = hello.incarnation
         self.channel = channel
         self.witness = witness
+        self.requests = Requests(channel)
+        """What it is asked; it answers as long as it is there, so give each a bound."""
         self.superseded = False
         """A later channel speaks for this node."""
         self._house = house
@@ -103,6 +107,8 @@ class NodeLink:
     # The channel's handler
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if self.requests.on_frame(kind, flags, target, ref, body):
+            return
         if self.carrier.on_frame(kind, flags, target, ref, body) or kind not in (Kind.NOTICE, Kind.REQUEST):
             return
         message, blobs = decode_message(body)
@@ -111,7 +117,7 @@ class NodeLink:
         elif isinstance(message, Report):
             self._reported(message, blobs)
         elif isinstance(message, AttemptLog):
-            self._printed(message)
+            self._printed(message, blobs)
         elif isinstance(message, Measured):
             mine = [vital for vital in message.vitals if self._is_mine(vital.attempt_id)]
             self._house.vitals.hear(mine, self._house.inbox.time())
@@ -142,6 +148,7 @@ class NodeLink:
         pass
 
     def on_reset(self, greeting: bytes) -> None:
+        self.requests.on_reset()
         self._join()
 
     def on_suspended(self, why: str) -> None:
@@ -157,6 +164,7 @@ class NodeLink:
 
     def on_end(self, error: FrayError) -> None:
         self.carrier.on_lost(ConnectionFailed(f"node {self.node} has left the relay: {error}"))
+        self.requests.on_end(error)
         self._front.node_gone(self)
         self._wake.set()
         self._lose(str(error))
@@ -219,9 +227,10 @@ class NodeLink:
             outcome = evolve(outcome, cause=Cause.FAILURE, message=message)
         return evolve(observed, outcome=outcome)
 
-    def _printed(self, message: AttemptLog) -> None:
+    def _printed(self, message: AttemptLog, blobs: Sequence[Bytes]) -> None:
         if self._is_mine(message.attempt_id):
-            self._house.book.add(message.attempt_id, message.lines)
+            data = bytes(blobs[0]) if blobs else b""
+            self._house.book.add(message.attempt_id, Chunk(message.first, message.end, data))
             self._front.log_moved(message.attempt_id)
 
     def _noted(self, message: AttemptNoted) -> None:

@@ -49,6 +49,9 @@ class Subscriptions(Generic[K, L]):
         for key in list(self._keys.get(link, ())):
             self.drop(key, link)
 
+    def __bool__(self) -> bool:
+        return bool(self._links)
+
     def of(self, key: K) -> Collection[L]:
         """Links that follow ``key``, first come first."""
         return self._links.get(key, {}).keys()
@@ -64,10 +67,16 @@ class Audience(Generic[L]):
     of_job: Subscriptions[JobId, L] = field(factory=Subscriptions)
     of_name: Subscriptions[str, L] = field(factory=Subscriptions)
     of_log: Subscriptions[JobId | SessionId, L] = field(factory=Subscriptions)
-    """By job, or by session for all that it owns."""
+    """By job, or by session for all that it owns: who is sent lines."""
+    of_news: Subscriptions[JobId, L] = field(factory=Subscriptions)
+    """By job: who reads its logs."""
+    of_tree: Subscriptions[JobId, L] = field(factory=Subscriptions)
+    """By job: who reads the logs of it and of all below it."""
 
     def leave(self, link: L) -> None:
         """Drop all that this client follows."""
         self.of_job.leave(link)
         self.of_name.leave(link)
         self.of_log.leave(link)
+        self.of_news.leave(link)
+        self.of_tree.leave(link)

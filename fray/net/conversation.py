@@ -200,13 +200,16 @@ class Channel:
         """Answer request ``ref`` with an error. Raises as `send_nowait`."""
         self.send_nowait(Kind.ERROR, ref, codec.encode_error(error))
 
-    async def wait_room(self) -> None:
+    async def wait_room(self, most_bytes: int = HIGH_WATER_BYTES) -> None:
         """Wait until less than 16 MiB are unsent or unacknowledged. Returns at once, without a checkpoint, if so.
+
+        Args:
+            most_bytes: less than that, for what should not stand in front of anything else.
 
         Raises:
             ChannelClosed: the channel has ended.
         """
-        while self.outbox.size_bytes > HIGH_WATER_BYTES:
+        while self.outbox.size_bytes > most_bytes:
             await self._room.park()
         if self._error is not None:
             raise self._closed()

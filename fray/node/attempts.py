@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -25,17 +24,16 @@ from fray.node.control import Control
 from fray.node.ear import said_of
 from fray.node.given import Given
 from fray.node.holdings import Holdings
-from fray.node.launcher import OnLog, OnObserved, OnSaid, Room
+from fray.node.launcher import OnObserved, OnSaid
+from fray.node.logs import AttemptLog
 from fray.node.ports import ports_taken, strangers
 from fray.node.preparing import NotPrepared, Prepared, Preparer
 from fray.node.record import load
-from fray.node.tails import Tail
 from fray.node.zygotes import Zygotes
 
 START_S = 30.0
 """An attempt whose keeper says nothing for so long could not be started."""
 START_TRIES = 3
-_EVERYTHING = 1 << 62
 
 log = logging.getLogger("fray.node")
 
@@ -46,7 +44,8 @@ class Attempt:
 
     ticket: Ticket
     directory: Path
-    tail: Tail
+    log: AttemptLog | None = None
+    """What it prints; None if the disk has no room for it."""
     phase: Phase = Phase.STARTING
     pid: int | None = None
     preparing: trio.CancelScope | None = None
@@ -57,6 +56,8 @@ class Attempt:
     """Pid of the zygote that was asked for the keeper, until the keeper has said its own."""
     keeper: int | None = None
     keeper_pidfd: int = -1
+    pipes: dict[str, int] = field(factory=dict)
+    """The keeper's ends of the job's output, held here too: what is in them outlives a keeper that is killed."""
     stop_asked: bool = False
     kill_asked: bool = False
     forget_asked: bool = False
@@ -73,6 +74,11 @@ class Attempt:
     @property
     def unwanted(self) -> bool:
         return self.stop_asked or self.kill_asked
+
+    def say(self, text: str) -> None:
+        """Write lines of Fray's own (stream ``sys``) into its log, whether it has a process yet or not."""
+        if self.log is not None:
+            self.log.say(text)
 
     def ask(self, what: str) -> bool:
         """Pass ``stop`` or ``kill`` on to whoever works on it; False if its process is not there yet."""
@@ -92,9 +98,7 @@ class Place(Protocol):
     preparer: Preparer
     zygotes: Zygotes
     on_observed: OnObserved
-    on_log: OnLog
     on_said: OnSaid
-    log_room: Room
 
     def sweep_adopted(self, dead: int | None = None) -> bool:
         """See `ProcessLauncher.sweep_adopted`."""
@@ -151,7 +155,7 @@ class Course:
         return None
 
     def _say(self, line: str) -> None:
-        self.place.on_log(self.attempt.attempt_id, (("err", time.time(), line),))
+        self.attempt.say(line)
 
     async def _take(self) -> Given:
         attempt, place = self.attempt, self.place
@@ -184,8 +188,9 @@ class Course:
     async def _greet(self, control: Control, prepared: Prepared, given: Given) -> bool:
         attempt = self.attempt
         start = {"ticket": to_json(attempt.ticket), "entry": self.place.entry, "offered": self.place.offered}
+        log_of = attempt.log.for_keeper() if attempt.log is not None else None
         try:
-            await control.send({**start, "prepared": asdict(prepared), "given": asdict(given)})
+            await control.send({**start, "prepared": asdict(prepared), "given": asdict(given), "log": log_of})
         except OSError as error:
             log.debug("%s: no keeper: %s", attempt.attempt_id, error)
             return False
@@ -198,16 +203,18 @@ class Course:
     async def _converse(self, control: Control) -> tuple[Outcome, bytes | None]:
         attempt = self.attempt
         attempt.control = control
+        if attempt.log is not None:
+            attempt.log.tell_keeper = lambda text: control.tell(say=text)
         if attempt.unwanted:
             control.tell(**{"kill" if attempt.kill_asked else "stop": 1})
         try:
             while (message := await control.receive()) is not None:
                 if "running" in message:
                     attempt.pid = message["running"]
+                    attempt.pipes = control.take_descriptors("out", "err")
                     self.observe(Phase.STOPPING if attempt.stop_asked else Phase.RUNNING)
                 elif "log" in message:
-                    await self._pass_on(message["log"])
-                    control.tell(read=attempt.tail.offset)
+                    self._pass_on()
                 elif "said" in message:
                     control.tell(heard=1)
                     for said in said_of(message["said"]):
@@ -216,9 +223,11 @@ class Course:
                     attempt.captured.set()
                     attempt.captured = trio.Event()
                 elif "ended" in message:
-                    return await self._ended(message)
+                    return self._ended(message)
         finally:
             attempt.control = None
+            if attempt.log is not None:
+                attempt.log.tell_keeper = None
         return await self._keeper_lost()
 
     def observe(self, phase: Phase) -> None:
@@ -226,13 +235,12 @@ class Course:
         attempt.phase = phase
         self.place.on_observed(Observed(attempt_id=attempt.attempt_id, phase=phase, pid=attempt.pid), None)
 
-    async def _pass_on(self, until: int) -> None:
-        while lines := self.attempt.tail.read(until):
-            self.place.on_log(self.attempt.attempt_id, lines)
-            await self.place.log_room()
+    def _pass_on(self) -> None:
+        if self.attempt.log is not None:
+            self.attempt.log.pass_on()
 
-    async def _ended(self, message: dict[str, int]) -> tuple[Outcome, bytes | None]:
-        await self._pass_on(message["ended"])
+    def _ended(self, message: dict[str, int]) -> tuple[Outcome, bytes | None]:
+        self._pass_on()
         self.attempt.left = message["left"]
         if message["swept"] or message["left"]:
             words = self.attempt.attempt_id, message["swept"], message["left"]
@@ -248,7 +256,8 @@ class Course:
         await self.place.zygotes.sweep()
         while not self.place.sweep_adopted(dead=attempt.keeper):
             await self.place.wait_hatched()
-        await self._pass_on(_EVERYTHING)
+        if attempt.log is not None:
+            attempt.log.finish(attempt.pipes)
         lost = Outcome(
             cause=Cause.STOPPED if attempt.unwanted else Cause.KILLED,
             message="its keeper process was killed, and the job with it",
@@ -263,6 +272,10 @@ def unstarted(message: str) -> Outcome:
 
 
 def close_keeper(attempt: Attempt) -> None:
+    """Let go of what was held of its keeper."""
     if attempt.keeper_pidfd >= 0:
         os.close(attempt.keeper_pidfd)
         attempt.keeper_pidfd = -1
+    for pipe in attempt.pipes.values():
+        os.close(pipe)
+    attempt.pipes = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from fray.model.ids import NodeName
 from fray.model.messages.client import ProcessMark
@@ -37,6 +37,20 @@ class Limiter(StrEnum):
 
 
 @frozen(kw_only=True)
+class LogRules:
+    """What a node keeps of what its attempts print."""
+
+    attempt_bytes: int = 256 * 1024 * 1024
+    """Of one attempt; its oldest lines go."""
+    total_bytes: int = 10 * 1024 * 1024 * 1024
+    """Of all attempts; those that ended first go."""
+    age_s: float = 7 * 86_400.0
+    """So long after its last line, the log of an attempt that has ended goes."""
+    archive: str = ""
+    """Address of a directory, as fsspec knows them, where logs are copied to. Empty: nowhere."""
+
+
+@frozen(kw_only=True)
 class NodeConfig:
     """Configuration of one node, as `fray-node` makes it or an embedded cluster hands it over."""
 
@@ -61,6 +75,7 @@ class NodeConfig:
     """Which attempts have a PID namespace."""
     memory_limit: Limiter = Limiter.AUTO
     """How attempts are held to the memory they asked for."""
+    logs: LogRules = Factory(LogRules)
     boot_id: str = ""
     process: ProcessMark | None = None
 

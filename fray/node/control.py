@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 READ_BYTES = 4096
+FDS_LIMIT = 4
 _CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 
@@ -33,7 +34,7 @@ class Control:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._socket)
 
-    def tell(self, **message: int) -> None:
+    def tell(self, **message: int | str) -> None:
         """Send something small: the keeper always reads, and the buffer holds thousands of these."""
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n")
@@ -42,7 +43,7 @@ class Control:
         """The next message; None when the keeper is gone."""
         while not self._lines:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1, _CLOEXEC)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, FDS_LIMIT, _CLOEXEC)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
                 continue
@@ -58,6 +59,12 @@ class Control:
     def take_descriptor(self) -> int:
         """The descriptor that came with a message; the caller closes it. -1: there was none."""
         return self._descriptors.pop(0) if self._descriptors else -1
+
+    def take_descriptors(self, *names: str) -> dict[str, int]:
+        """The descriptors that came with a message, by name; none if they could not all be received."""
+        if len(self._descriptors) < len(names):
+            return {}
+        return {name: self._descriptors.pop(0) for name in names}
 
     def close(self) -> None:
         while (descriptor := self.take_descriptor()) >= 0:

@@ -50,6 +50,7 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
         zygote=zygote,
         pid_namespace=config.pid_namespace,
         holdings=_holdings(config),
+        log_rules=config.logs,
     )
     store = cache_directory(config) / "workspaces"
     launcher.preparer = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)

@@ -5,10 +5,10 @@ init while it lives; if it is killed, the job's main process dies by PDEATHSIG a
 the node. The node's end (its process descriptor, or the end of the control socket) ends the attempt at once.
 
 Conversation with the node, JSON lines on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
-``{"read": offset}``, ``{"heard": 1}``, ``{"capture": 1}``. Up: ``{"keeper": pid}`` with its pidfd,
-``{"running": pid}``, ``{"log": offset}`` (at most one until the node has said how far it read), ``{"said": what}``
+``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": 1}``. Up: ``{"keeper": pid}`` with its pidfd,
+``{"running": pid}`` with the pipes the job prints into, ``{"log": lines}`` now and then, ``{"said": what}``
 (`fray.node.ear`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.stacks`),
-``{"ended": offset, "swept": count, "left": count}`` once the outcome is on disk.
+``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import signal
 import socket
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from attrs import evolve
 from fray.model.specs import Cause, EntryKind, Outcome, Ticket
 from fray.net.codec import from_json
 from fray.node.accounting import Account
-from fray.node.capture import LAG_LIMIT_BYTES, LineCutter, Spool
+from fray.node.capture import Output, Spool
 from fray.node.cgroups import Group
 from fray.node.ear import Ear, open_pipe
 from fray.node.entry import Body
@@ -53,8 +52,6 @@ DRAIN_S = 1.0
 """After everything below has ended, its pipes are read to their end, but no longer than this."""
 SWEEP_S = 5.0
 """What has been killed and does not end within this time is held by the kernel: said so, and tried on."""
-LAST_LINES = 20
-LAST_LINES_LIMIT_CHARS = 4000
 
 
 def keep(control: socket.socket, node_pidfd: int) -> Body:
@@ -81,8 +78,8 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
         return child
     if child is None:
         os._exit(0)
-    lines.tell(running=outside.pid_of(child.pidfd, child.pid))
-    watch = Watch(ticket, child, lines, node_pidfd)
+    lines.tell_with([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
+    watch = Watch(ticket, child, lines, node_pidfd, _spool(directory, first["log"]))
     _attend(watch, pipe)
     _guard(watch, Given(**first["given"]))
     os._exit(_watch(watch))
@@ -119,6 +116,11 @@ def _start(ticket: Ticket, first: dict[str, Any]) -> Start:
         prepared=prepared,
         cpus=tuple(first["given"]["cpus"]),
     )
+
+
+def _spool(directory: Path, log: dict[str, Any] | None) -> Spool:
+    """Where its lines go; without a log (no room on the disk) they go with the attempt's own directory."""
+    return Spool(Path(log["directory"]), lines=log["lines"], limit_bytes=log["limit"]) if log else Spool(directory)
 
 
 def _watch(watch: Watch) -> int:
@@ -165,6 +167,11 @@ class Lines:
             socket.send_fds(self.socket, [json.dumps({"keeper": pid}).encode() + b"\n"], [pidfd])
             os.close(pidfd)
 
+    def tell_with(self, descriptors: list[int], **message: int) -> None:
+        """Say something, and hand descriptors over."""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self.socket, [json.dumps(message).encode() + b"\n"], descriptors)
+
     def tell(self, **message: Any) -> None:
         """Say something to the node; if it is gone the loop will notice by itself."""
         with contextlib.suppress(OSError):
@@ -174,7 +181,7 @@ class Lines:
 class Watch:
     """The keeper's loop: one selector, one handler a descriptor, each bounded, so that a flood starves nobody."""
 
-    def __init__(self, ticket: Ticket, child: Child, lines: Lines, node_pidfd: int) -> None:
+    def __init__(self, ticket: Ticket, child: Child, lines: Lines, node_pidfd: int, spool: Spool) -> None:
         spec = ticket.spec
         self.spec, self.child, self.lines = spec, child, lines
         self.directory = Path(ticket.directory)
@@ -182,17 +189,15 @@ class Watch:
         self.oom_kills = _oom_kills()
         self.descent = Descent(spec.ladder, hears_cancel=spec.entry is not EntryKind.BINARY)
         self.record, self.record_at, self.record_came_first = Record(self.directory), 0.0, False
-        self.spool, self.poked, self.paused = Spool(self.directory), False, False
-        self.streams = {child.out_fd: ("out", LineCutter()), child.err_fd: ("err", LineCutter())}
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.status: int | None = None
         self.condemned: Outcome | None = None
         self.lingered = self.node_gone = False
-        self.watchers: list[Watcher] = []
+        self.output = Output(spool, self.watch, self.unwatch, lambda lines: self.lines.tell(log=lines))
+        self.watchers: list[Watcher] = [self.output]
         self.words: dict[str, Callable[[Any], None]] = {
             "stop": lambda _: self._stop(self.descent.begin),
             "kill": lambda _: self._stop(self.descent.jump),
-            "read": self._on_read,
+            "say": self.output.say,
         }
         """What the node may say, and who hears it."""
         self.selector = selectors.DefaultSelector()
@@ -200,8 +205,8 @@ class Watch:
         self.watch(lines.socket.fileno(), self._on_control)
         self.watch(node_pidfd, self._on_node_gone)
         self.watch(child.outcome_fd, self._on_record)
-        for descriptor in self.streams:
-            self.watch(descriptor, partial(self._on_stream, descriptor))
+        self.output.add(child.out_fd, "out")
+        self.output.add(child.err_fd, "err")
 
     # For watchers
 
@@ -219,9 +224,7 @@ class Watch:
 
     def remark(self, text: str) -> None:
         """A line of Fray's own in the log."""
-        with contextlib.suppress(OSError):
-            self.spool.write("err", time.time(), [text])
-        self._poke()
+        self.output.say(text)
 
     def condemn(self, outcome: Outcome, *, now: bool = False) -> None:
         """End the job, by its ladder or at once, and let this be its outcome, unless its end began before."""
@@ -238,7 +241,10 @@ class Watch:
             self._descend(time.monotonic())
         self._ask(lambda watcher: watcher.closing())
         swept, left = end_descendants(limit_s=SWEEP_S)
-        if not self.node_gone:
+        if self.node_gone:
+            self._drain()
+            self.output.finish_lines()  # for the node's next life
+        else:
             self._finish(swept, left)
         while left:
             left = end_descendants(limit_s=SWEEP_S, longest_nap_s=0.5)[1]
@@ -291,44 +297,6 @@ class Watch:
         self.record.feed(data)
         self.record_at = time.monotonic()
 
-    def _on_stream(self, descriptor: int) -> None:
-        name, cutter = self.streams[descriptor]
-        data = os.read(descriptor, READ_BYTES)
-        self._put(name, cutter.feed(data) if data else cutter.flush())
-        if not data:
-            self.unwatch(descriptor)
-            del self.streams[descriptor]
-
-    def _put(self, name: str, lines: list[str]) -> None:
-        if name == "err":
-            self.last_lines.extend(lines[-LAST_LINES:])
-        with contextlib.suppress(OSError):  # a full disk costs log lines, not the job
-            self.spool.write(name, time.time(), lines)
-        self._poke()
-        self._pace()
-
-    def _on_read(self, offset: int) -> None:
-        self.spool.read, self.poked = offset, False
-        self._poke()
-        self._pace()
-
-    def _poke(self) -> None:
-        if self.spool.behind_bytes and not self.poked:
-            self.poked = True
-            self.lines.tell(log=self.spool.written)
-
-    def _pace(self) -> None:
-        """Stop reading the job's pipes while the node is too far behind: the job waits in its ``print``."""
-        pause = self.spool.behind_bytes > LAG_LIMIT_BYTES and self.status is None
-        if pause == self.paused:
-            return
-        self.paused = pause
-        for descriptor in self.streams:
-            if pause:
-                self.unwatch(descriptor)
-            else:
-                self.watch(descriptor, partial(self._on_stream, descriptor))
-
     # Ending it
 
     def _timeout_s(self) -> float | None:
@@ -367,11 +335,9 @@ class Watch:
 
     def _finish(self, swept: int, left: int) -> None:
         self._drain()
-        for name, cutter in self.streams.values():
-            self._put(name, cutter.flush())
-        self.spool.close()
+        lines = self.output.finish_lines()
         save(self.directory, evolve(self._outcome(), swept=swept))
-        self.lines.tell(ended=self.spool.written, swept=swept, left=left)
+        self.lines.tell(ended=lines, swept=swept, left=left)
 
     def _outcome(self) -> Outcome:
         found = [judge(self._ending())]
@@ -381,9 +347,9 @@ class Watch:
     def _drain(self) -> None:
         """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to a stranger."""
         self.unwatch(self.lines.socket.fileno())
-        self._pace()
+        self.output.hurry()
         deadline = time.monotonic() + DRAIN_S
-        while (self.streams or self._record_open()) and not self.node_gone:
+        while self.output.is_open or self._record_open():
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not self._turn(left_s):
                 return
@@ -402,7 +368,7 @@ class Watch:
             condemned=self.condemned,
             reached=self.descent.reached,
             out_of_memory=_oom_kills() > self.oom_kills,
-            last_lines="\n".join(self.last_lines)[-LAST_LINES_LIMIT_CHARS:],
+            last_lines=self.output.last_words(),
             ladder=self.spec.ladder,
             duration_s=time.monotonic() - self.begun,
         )

@@ -7,17 +7,17 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import trio
 
+from fray.model.lines import Chunk
 from fray.model.said import Said
 from fray.model.specs import Observed, Ticket
 from fray.net.transport import Bytes
+from fray.node.logs import Logs
 
 OnObserved: TypeAlias = Callable[[Observed, bytes | None], None]
 """Told of every change of phase; the bytes are the outcome's value, with the phase ENDED."""
-OnLog: TypeAlias = Callable[[str, tuple[tuple[str, float, str], ...]], None]
-"""Told of lines: attempt id, then (stream ``out`` or ``err``, seconds since the epoch, text without newline)."""
+OnLog: TypeAlias = Callable[[str, Chunk], None]
+"""Told of lines as they come: attempt id, then records in the order of their numbers."""
 
-Room: TypeAlias = Callable[[], Awaitable[None]]
-"""Returns when more lines may be told."""
 Ask: TypeAlias = Callable[[object], Awaitable[tuple[Any, Sequence[Bytes]]]]
 """A request to the controller, and its answer with what is attached. Raises FrayError."""
 
@@ -36,6 +36,11 @@ class Launcher(Protocol):
     """Set by the node before `run`."""
     on_log: OnLog
     """Set by the node before `run`."""
+
+    @property
+    def logs(self) -> Logs:
+        """What it keeps of what its attempts printed."""
+        ...
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own whatever is needed; started when attempts may be started. Cancelled: every attempt ends, unreported."""
@@ -56,14 +61,6 @@ class Launcher(Protocol):
     def forget(self, attempt_id: str) -> None:
         """Drop all that is kept of it; waits until it has ended if it has not."""
         ...
-
-
-@runtime_checkable
-class Paced(Protocol):
-    """A launcher that holds log lines back while the way to the controller is full."""
-
-    log_room: Room
-    """Set by the node before `Launcher.run`."""
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from attrs import evolve
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
+from fray.model.lines import Chunk
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import AttemptLog, AttemptNoted, CaptureAsked, Captured, NodeHello, Report, Wanted
 from fray.model.resources import Capacity
@@ -26,6 +27,7 @@ from fray.net.channel import Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.requests import Requests
 from fray.net.transport import Bytes
+from fray.node.answers import Answers
 from fray.node.config import NodeConfig
 from fray.node.forwards import Forwards
 from fray.node.launcher import Furnished, Launcher
@@ -35,8 +37,10 @@ from fray.node.wards import Wards
 
 REPORT_CHUNK_BYTES = 8 * 1024 * 1024
 """Values in one `Report`, about; the rest follows when there is room."""
-LOG_LIMIT_BYTES = 32 * 1024 * 1024
-"""Log lines are dropped, and counted, while more than this waits for the controller."""
+LIVE_LIMIT_BYTES = 1024 * 1024
+"""Lines are not pushed while more than this waits for the controller: they are on the disk, and can be asked for."""
+PUSHED_LIMIT_BYTES = 64 * 1024
+"""So much waits at most when lines that were not pushed are spoken of again."""
 
 log = logging.getLogger("fray.node")
 
@@ -56,13 +60,16 @@ class Member:
         self._requests: Requests | None = None
         self._launcher = launcher
         self._condemned: dict[AttemptId, str] = {}
+        self.answers = Answers(launcher.logs)
         self._values: dict[AttemptId, bytes] = {}
         self._payloads: dict[BlobId, bytes] = {}
         self._newest = (0, 0)
         self._moved: dict[AttemptId, None] = {}
         self._gone: dict[AttemptId, None] = {}
         self._whole = True
-        self._dropped_lines: dict[AttemptId, int] = {}
+        self._unpushed: dict[AttemptId, int] = {}
+        """How far the logs go of which the controller has not been told the end."""
+        self._wake_log = trio.Event()
         self._wake = trio.Event()
         self._moving = trio.lowlevel.ParkingLot()
         self.forwards = Forwards(lambda: self.wanted, config.advertise)
@@ -81,6 +88,7 @@ class Member:
             process=config.process,
             holds=tuple(self.held),
             lease_s=config.lease_s,
+            log_archive=config.logs.archive,
         )
         return encode_message(hello)
 
@@ -103,7 +111,9 @@ class Member:
             return
         if self.forwards.on_frame(kind, flags, target, ref, body):
             return
-        if kind == Kind.NOTICE:
+        if kind == Kind.REQUEST:
+            self.answers.on_request(ref, body)
+        elif kind == Kind.NOTICE:
             message, blobs = decode_message(body)
             if isinstance(message, Wanted):
                 self._on_wanted(message, blobs)
@@ -201,7 +211,7 @@ class Member:
         self._launcher.forget(attempt_id)
         del self.held[attempt_id]
         self._values.pop(attempt_id, None)
-        self._dropped_lines.pop(attempt_id, None)
+        self._unpushed.pop(attempt_id, None)
         self._moved.pop(attempt_id, None)
         self._condemned.pop(attempt_id, None)
         self.vitals.forget(attempt_id)
@@ -240,23 +250,40 @@ class Member:
         self._wake.set()
         self._moving.unpark_all()
 
-    def on_log(self, attempt_id: AttemptId, lines: tuple[tuple[str, float, str], ...]) -> None:
-        """Pass lines on, unless nobody follows or too much waits for the controller already."""
+    def on_log(self, attempt_id: AttemptId, chunk: Chunk) -> None:
+        """Push lines to the controller as they come, unless nobody follows or too much waits there already."""
         wish, channel = self.wanted.get(attempt_id), self.channel
         if wish is None or not wish.followed:
             return
-        dropped = self._dropped_lines.get(attempt_id, 0)
-        if channel is None or channel.outbox.size_bytes > LOG_LIMIT_BYTES:
-            self._dropped_lines[attempt_id] = dropped + len(lines)
+        if channel is None or not channel.connected or channel.outbox.size_bytes > LIVE_LIMIT_BYTES:
+            self._unpushed[attempt_id] = chunk.end
+            self._wake_log.set()
             return
-        if dropped:
-            del self._dropped_lines[attempt_id]
-            text = f"[fray] {dropped} lines were dropped while the controller could not be reached"
-            lines = (("err", lines[0][1], text), *lines)
+        self._unpushed.pop(attempt_id, None)
+        self._push(channel, attempt_id, chunk)
+
+    def _push(self, channel: Channel, attempt_id: AttemptId, chunk: Chunk) -> None:
         try:
-            channel.notice(AttemptLog(attempt_id=attempt_id, lines=lines))
+            channel.notice(AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end), [chunk.data])
         except (ChannelClosed, ChannelFull):
-            self._dropped_lines[attempt_id] = dropped + len(lines)
+            self._unpushed[attempt_id] = chunk.end
+
+    async def push_ends(self, channel: Channel) -> None:
+        """Say how far the logs go whose last lines were not pushed, when there is room."""
+        try:
+            while channel.error is None:
+                await self._wake_log.wait()
+                self._wake_log = trio.Event()
+                while self._unpushed:
+                    await channel.wait_room(PUSHED_LIMIT_BYTES)
+                    self._push_end(channel, next(iter(self._unpushed)))
+        except ChannelClosed:
+            pass
+
+    def _push_end(self, channel: Channel, attempt_id: AttemptId) -> None:
+        end = self._unpushed.pop(attempt_id, None)
+        if end is not None:
+            self._push(channel, attempt_id, Chunk(end, end))
 
     # Watching over them
 
@@ -306,16 +333,6 @@ class Member:
             except (ChannelClosed, ChannelFull):
                 pass
 
-    async def log_room(self) -> None:
-        """Back-pressure while there is a connection; without one, lines wait in the channel and then are dropped."""
-        channel = self.channel
-        if channel is not None and channel.connected and self.leaving is None:
-            try:
-                await channel.wait_room()
-            except ChannelClosed:
-                pass
-        await trio.lowlevel.checkpoint()
-
     async def ask(self, message: object) -> tuple[Any, Sequence[Bytes]]:
         """A request to the controller; it waits while there is no connection, and ends with this membership.
 
@@ -346,6 +363,8 @@ class Member:
         if full:
             self._moved, self._gone = dict.fromkeys(self.held), {}
         chunk = self._take_chunk()
+        for one in chunk:
+            self._push_end(channel, one.attempt_id)  # its lines before its end
         later = [self._without_end(self.held[attempt_id]) for attempt_id in self._moved] if full else []
         gone, self._gone = tuple(self._gone), {}
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]

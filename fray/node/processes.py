@@ -1,7 +1,7 @@
 """Attempts as real processes: zygote, one keeper an attempt, the job below it.
 
-Each attempt has a directory (its Unix sockets, log spool, payload and outcome) and one task here, which takes its
-course (`fray.node.attempts`) and tells every phase.
+Each attempt has a directory (its Unix sockets, payload and outcome), a log that outlives it (`fray.node.logs`), and one
+task here, which takes its course (`fray.node.attempts`) and tells every phase.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ import trio
 from attrs import evolve
 
 from fray.errors import ChannelClosed, LaunchFailed
+from fray.model.lines import Chunk
 from fray.model.specs import Observed, Outcome, Phase, Ticket
 from fray.net import segments
 from fray.node.attempts import Attempt, Course, close_keeper, unstarted
-from fray.node.config import Mode
+from fray.node.config import LogRules, Mode
+from fray.node.disk_logs import DiskLogs
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
 from fray.node.holdings import Holdings
-from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid, Room
+from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
+from fray.node.logs import LogStore
 from fray.node.namespace import applies, isolation
 from fray.node.preparing import NothingToPrepare, Preparer
 from fray.node.proctree import become_subreaper, children, end_all, end_descendants, environ_of, has_terminal, works_in
 from fray.node.stacks import CAPTURED
-from fray.node.tails import Tail
 from fray.node.zygote import Hatched
 from fray.node.zygotes import Zygotes
 
@@ -45,10 +47,6 @@ log = logging.getLogger("fray.node")
 
 async def _no_member(message: object) -> Any:
     raise ChannelClosed("this node is no member of a cluster", reason="closed")
-
-
-async def _always_room() -> None:
-    await trio.lowlevel.checkpoint()
 
 
 class ProcessLauncher:
@@ -66,6 +64,7 @@ class ProcessLauncher:
         pid_namespace: which attempts have a PID namespace of their own.
         preparer: makes ready what attempts need. Default: they need nothing but what is there.
         holdings: what else is given to attempts. Default: CPUs, no control groups, memory watched.
+        log_rules: what is kept of what they print.
     """
 
     def __init__(
@@ -80,14 +79,15 @@ class ProcessLauncher:
         pid_namespace: Mode = Mode.AUTO,
         preparer: Preparer | None = None,
         holdings: Holdings | None = None,
+        log_rules: LogRules | None = None,
     ) -> None:
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.offered = entry, subreaper, dict(offered or {})
         self.holdings = holdings or Holdings(None)
         self.on_observed: OnObserved = lambda observed, value: None
-        self.on_log: OnLog = lambda attempt_id, lines: None
-        self.log_room: Room = _always_room
+        self.on_log: OnLog = lambda attempt_id, chunk: None
+        self.logs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
         self.on_said: OnSaid = lambda attempt_id, said: None
         self.ask: Ask = _no_member
         self.preparer = preparer or NothingToPrepare()
@@ -144,6 +144,7 @@ class ProcessLauncher:
             if self.subreaper:
                 self._nursery.start_soon(self._reap_adopted)
             self._look_on(list(self.holdings.busy))
+            self._nursery.start_soon(self.logs.run)
             task_status.started()
         return None
 
@@ -158,10 +159,11 @@ class ProcessLauncher:
         assert self._nursery is not None, "start needs a launcher that runs"
         directory = self._root / hashlib.sha256(ticket.attempt_id.encode()).hexdigest()[:12]
         ticket = evolve(ticket, directory=str(directory))
-        attempt = Attempt(ticket=ticket, directory=directory, tail=Tail(directory))
+        attempt = Attempt(ticket=ticket, directory=directory)
         self._attempts[ticket.attempt_id] = attempt
         try:
             directory.mkdir(mode=0o700)
+            attempt.log = self.logs.store.open(ticket.attempt_id, partial(self._printed, ticket.attempt_id))
             (directory / "attempt").write_text(ticket.attempt_id)
             if payload is not None:
                 attempt.ticket = evolve(ticket, payload_path=str(directory / "payload"))
@@ -260,11 +262,22 @@ class ProcessLauncher:
         attempt.phase = Phase.ENDED
         attempt.ended.set()
         attempt.captured.set()
-        attempt.tail.close()
+        if attempt.log is not None:
+            attempt.log.close()
+            self.logs.ended(attempt.attempt_id)
         told = Observed(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
         self.on_observed(told, value)
         if attempt.forget_asked:
             self._delete(attempt)
+
+    def _printed(self, attempt_id: str, chunk: Chunk) -> None:
+        self.on_log(attempt_id, chunk)
+
+    def say(self, attempt_id: str, text: str) -> None:
+        """Write lines of Fray's own (stream ``sys``) into the log of an attempt that has not ended."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None and not attempt.ended.is_set():
+            attempt.say(text)
 
     async def _enforce(self, attempt: Attempt, overdue_s: float) -> None:
         with trio.move_on_after(overdue_s):
@@ -296,6 +309,7 @@ class ProcessLauncher:
             if left:
                 self.holdings.hold_survivors(lambda pid: _is_ours(pid, mark))
             shutil.rmtree(self._root, ignore_errors=True)
+            self.logs.store.recover()
         self._root.mkdir(mode=0o700, parents=True)
 
     async def _reap_adopted(self) -> None:

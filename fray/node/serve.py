@@ -14,7 +14,7 @@ from fray.model.messages.node import NodeGoodbye
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
-from fray.node.launcher import Asking, Launcher, Paced
+from fray.node.launcher import Asking, Launcher
 from fray.node.member import Member
 from fray.node.wards import Attentive
 
@@ -33,11 +33,9 @@ class _Desk:
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
         self.member = Member(config, launcher, "")
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
-        launcher.on_log = lambda attempt_id, lines: self.member.on_log(attempt_id, lines)
+        launcher.on_log = lambda attempt_id, chunk: self.member.on_log(attempt_id, chunk)
         if isinstance(launcher, Attentive):
             launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
-        if isinstance(launcher, Paced):
-            launcher.log_room = lambda: self.member.log_room()
         if isinstance(launcher, Asking):
             launcher.ask = lambda message: self.member.ask(message)
 
@@ -135,6 +133,8 @@ async def _be_member(
         nursery.start_soon(member.report, channel)
         nursery.start_soon(member.vitals.run, channel)
         nursery.start_soon(member.forwards.run)
+        nursery.start_soon(member.push_ends, channel)
+        nursery.start_soon(member.answers.run, channel)
         over = await channel.wait_over()
         nursery.cancel_scope.cancel()
         return over

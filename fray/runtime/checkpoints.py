@@ -19,7 +19,8 @@ import trio
 from fray.errors import FrayError, InvalidRequest, MessageTooLarge
 from fray.model.messages.client import Checkpoint, FetchCheckpoint, SaveCheckpoint
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig
-from fray.runtime import payload, storage
+from fray.net import storage
+from fray.runtime import payload
 from fray.runtime.context import Runtime
 from fray.runtime.executor import Runner
 from fray.runtime.life import Life, life_var

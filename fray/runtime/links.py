@@ -8,15 +8,18 @@ again by `fray.net.requests`. So a controller restart is a pause, nothing more.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakSet, WeakValueDictionary
 
 import trio
 from attrs import evolve
 
 from fray.errors import ChannelClosed, FrayError, NoSuchJob, Unreachable
 from fray.model.ids import JobId, Namespace
+from fray.model.lines import LogLine
 from fray.model.messages.client import (
     ClientHello,
     ControllerHello,
@@ -29,12 +32,14 @@ from fray.model.messages.client import (
     Jobs,
     Launch,
     LogLines,
+    LogMoved,
     Names,
     Register,
     Terminate,
     Unwatch,
     Watch,
     WatchJobs,
+    WatchLogs,
 )
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.model.vitals import Vital, complete
@@ -45,7 +50,8 @@ from fray.net.transport import Credential, Network
 from fray.net.tunnel import Tunnels
 
 OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
-OnLog: TypeAlias = Callable[[LogLines], None]
+OnLog: TypeAlias = Callable[[Sequence[LogLine]], None]
+"""Told of lines of one attempt."""
 
 
 class JobRecord:
@@ -95,6 +101,16 @@ class JobRecord:
             callback()
 
 
+class ReadsLogs(Protocol):
+    """One who reads logs and follows."""
+
+    watched: tuple[JobId, bool]
+    """The job, and whether also all below it."""
+
+    def on_moved(self, moved: LogMoved | None) -> None:
+        """Told of an attempt that has printed; None: of any, as hints may have been lost."""
+
+
 class _NamesWatch:
     def __init__(self) -> None:
         self.latest: tuple[Names, Sequence[Bytes]] | None = None
@@ -118,6 +134,8 @@ class ControllerLink:
         self._jobs: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
         self._names: dict[str, _NamesWatch] = {}
         self._follow: dict[JobId | None, bool] = {}
+        self._not_printed: Counter[JobId] = Counter()
+        self._log_readers: WeakSet[ReadsLogs] = WeakSet()
         self._owed = trio.Event()
         self._resets = 0
         self._settled = False
@@ -150,6 +168,7 @@ class ControllerLink:
         if self.tunnels is not None:
             self.tunnels.on_reset()
         self._resets += 1
+        self._tell_readers(None)
         self._owed.set()
         self.ready.set()
 
@@ -179,8 +198,16 @@ class ControllerLink:
                 record.measure(message.vitals)
         elif isinstance(message, Names):
             self._learn_names(message, blobs)
-        elif isinstance(message, LogLines) and self.on_log is not None:
-            self.on_log(message)
+        elif isinstance(message, LogMoved):
+            self._tell_readers(message)
+        elif isinstance(message, LogLines) and self.on_log is not None and message.job_id not in self._not_printed:
+            from fray.runtime.log_lines import told  # not every process prints logs
+
+            self.on_log(told(message, blobs[0] if blobs else b""))
+
+    def _tell_readers(self, moved: LogMoved | None) -> None:
+        for reader in list(self._log_readers):
+            reader.on_moved(moved)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -425,6 +452,36 @@ class ControllerLink:
         """Have `on_log` called with lines of one job, or (None) of all this session owns."""
         self._follow[job] = on
         self._owed.set()
+
+    def prints(self, job: JobInfo) -> bool:
+        """Whether what this job writes is told to `on_log` without being asked for."""
+        return self.on_log is not None and job.owner == self.hello.session
+
+    @contextmanager
+    def not_printing(self, job: JobId) -> Iterator[None]:
+        """Somebody else prints the lines of this job meanwhile."""
+        self._not_printed[job] += 1
+        try:
+            yield
+        finally:
+            self._not_printed[job] -= 1
+            self._not_printed += Counter()  # without those that are 0
+
+    def join_readers(self, reader: ReadsLogs) -> None:
+        """Have its `on_moved` called with every `LogMoved` of whatever is watched, as long as it is there."""
+        self._log_readers.add(reader)
+
+    async def leave_readers(self, reader: ReadsLogs) -> None:
+        """No more; the last one to watch a job says so to the controller. Takes at most a second."""
+        self._log_readers.discard(reader)
+        if any(other.watched == reader.watched for other in self._log_readers) or self.ended is not None:
+            return
+        job_id, tree = reader.watched
+        with trio.move_on_after(1, shield=True):
+            try:
+                await self.request(WatchLogs(job=job_id, tree=tree, follow=False))
+            except FrayError:
+                pass  # it has ended, or the job is forgotten: nobody is told of it then
 
     # Subscribing again -----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from attrs import evolve
 from fray.errors import FrayError, MessageTooLarge
 from fray.model.ids import split_attempt
 from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Outcome, Stored, Ticket
-from fray.runtime import payload, storage
+from fray.net import storage
+from fray.runtime import payload
 from fray.runtime.links import JobRecord
 
 TEXT_LIMIT_CHARS = 32_000

@@ -43,6 +43,7 @@ def _new(hello: NodeHello) -> Node:
         host=hello.host,
         process=hello.process,
         settled=not hello.holds,
+        log_archive=hello.log_archive,
     )
 
 

@@ -188,6 +188,8 @@ class Node:
     """Highest `Report.serial` seen of this incarnation."""
     taken: tuple[TakenPort, ...] = ()
     """Ports that strangers held when they were last tried."""
+    log_archive: str = ""
+    """Where it copies its logs to, for those who look for them when it is gone."""
 
 
 @define(kw_only=True)

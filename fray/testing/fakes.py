@@ -19,6 +19,7 @@ from fray.net.codec import blob_id
 from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.net.transport import Authorize, Credential, Transport
 from fray.node.launcher import OnLog, OnObserved
+from fray.node.logs import MemoryLogs
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.executor import InlineExecutor
@@ -177,9 +178,10 @@ class SimLauncher:
     reaches nobody.
     """
 
-    def __init__(self, machine: str, network: SimNetwork, truth: Truth, rng: random.Random) -> None:
+    def __init__(self, machine: str, network: SimNetwork, truth: Truth, rng: random.Random, logs: MemoryLogs) -> None:
         self.on_observed: OnObserved = lambda observed, value: None
-        self.on_log: OnLog = lambda attempt, lines: None
+        self.on_log: OnLog = lambda attempt, chunk: None
+        self.logs = logs
         self.held: dict[AttemptId, _Process] = {}
         self._machine, self._network, self._truth, self._rng = machine, network, truth, rng
         self._nursery: trio.Nursery | None = None

@@ -28,6 +28,7 @@ from fray.model.messages.node import NodeHello
 from fray.model.resources import Capacity
 from fray.net.transport import Credential
 from fray.node.config import NodeConfig
+from fray.node.logs import MemoryLogs
 from fray.node.serve import run_node
 from fray.runtime.context import Place, open_runtime
 from fray.runtime.executor import InlineExecutor
@@ -238,6 +239,8 @@ class Machine:
         self.lives = 0
         self.launcher: SimLauncher | None = None
         self.down_since: float | None = None
+        self.disk = MemoryLogs(lambda: EPOCH_S + trio.current_time())
+        """Outlives its nodes."""
         self._house = house
         self._host = ""
         self._scope = trio.CancelScope()
@@ -253,7 +256,7 @@ class Machine:
         self._host = f"{self.name}.node{self.lives}"
         self._house.network.light(self.name)
         rng = self._house.seed.stream(f"launcher/{self._host}")
-        self.launcher = SimLauncher(self.name, self._house.network, self._house.truth, rng)
+        self.launcher = SimLauncher(self.name, self._house.network, self._house.truth, rng, self.disk)
         self.down_since = None
         self._scope = trio.CancelScope()
         self._house.nursery.start_soon(self._live, self._host, self.launcher, self._scope)

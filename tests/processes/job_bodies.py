@@ -79,6 +79,19 @@ def flood(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     succeed(outcome_fd)
 
 
+def murmur(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Ten lines and a piece; then, if told by a file, the rest of it and two more, the last without its newline."""
+    for number in range(10):
+        print(f"line {number}", flush=True)
+    os.write(1, b"unfinished")
+    if "AFTER" in os.environ:
+        while not os.path.exists(os.environ["AFTER"]):
+            time.sleep(0.01)
+        os.write(1, b" and ended\nlate\nlast")
+        open(os.environ["SAID"], "w").close()
+    wait_forever()
+
+
 def leave(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     print("oh no", file=sys.stderr, flush=True)
     os._exit(int(os.environ["CODE"]))

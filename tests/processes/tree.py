@@ -16,6 +16,7 @@ from pathlib import Path
 
 import trio
 
+from fray.model.lines import Chunk
 from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
 from fray.node.config import Mode
 from fray.node.processes import ProcessLauncher
@@ -57,7 +58,7 @@ async def serve(state_dir: str, ready_fd: int, mode: str, driver: int, unrelated
         if observed.phase is Phase.RUNNING and observed.pid is not None:
             pids[observed.attempt_id.partition(":")[0]] = observed.pid
 
-    def on_log(attempt_id: str, lines: tuple[tuple[str, float, str], ...]) -> None:
+    def on_log(attempt_id: str, chunk: Chunk) -> None:
         before = len(ready)
         ready.add(attempt_id)
         if before < len(ready) == len(STORMS):

@@ -229,7 +229,10 @@ class Done:
 
 @frozen(kw_only=True)
 class FollowLogs:
-    """Send `LogLines` of this job (``job=None``: of every job this session owns, direct or below). Reply: `Done`."""
+    """Send `LogLines` of this job (``job=None``: of every job this session owns, direct or below). Reply: `Done`.
+
+    As they come by, for a terminal: a reader that is behind skips some. For all of them use `ReadLog`.
+    """
 
     job: JobId | None = None
     on: bool = True
@@ -237,13 +240,54 @@ class FollowLogs:
 
 @frozen(kw_only=True)
 class LogLines:
-    """Notice: lines that an attempt wrote, in order."""
+    """Notice: lines that an attempt wrote, in order. Attached: records (`fray.model.lines`) from ``first`` on."""
 
     job_id: JobId
     name: str
     attempt_id: AttemptId
-    lines: tuple[tuple[str, float, str], ...]
-    """(stream ``out`` or ``err``, seconds since the epoch, text without its newline)"""
+    first: int
+    """Lines before this in the records are known already."""
+    end: int
+    skipped: int = 0
+    """Lines before ``first`` that are not told here."""
+
+
+@frozen(kw_only=True)
+class WatchLogs:
+    """Which attempts have logs. Reply: `LogSources`, as they are now. Error: NoSuchJob.
+
+    With ``follow``, `LogMoved` tells of what is new, until the same is sent with ``follow=False``.
+    """
+
+    job: JobId
+    tree: bool = False
+    """Also of all jobs below it, whether they live or not."""
+    follow: bool = False
+
+
+@frozen(kw_only=True)
+class LogSource:
+    """One attempt whose log can be asked for (`fray.model.messages.node.ReadLog`)."""
+
+    attempt_id: AttemptId
+    job_id: JobId
+    name: str
+    over: bool = False
+
+
+@frozen(kw_only=True)
+class LogSources:
+    sources: tuple[LogSource, ...] = ()
+    """In the order in which their jobs were launched; attempts of one job in theirs."""
+    over: bool = False
+    """The job has ended, and so have all attempts."""
+
+
+@frozen(kw_only=True)
+class LogMoved:
+    """Notice to who watches: this attempt has printed. Not told again before its log was asked for."""
+
+    source: LogSource
 
 
 # Names

@@ -29,6 +29,8 @@ class NodeHello:
     """Host or IP under which peers reach what listens on this machine."""
     lease_s: float = 600.0
     """It ends its attempts itself before it has heard nothing for so long."""
+    log_archive: str = ""
+    """Where it copies the logs of its attempts to; empty: nowhere."""
 
 
 @frozen(kw_only=True)
@@ -60,10 +62,57 @@ class Report:
 
 @frozen(kw_only=True)
 class AttemptLog:
-    """Notice up: lines of an attempt, in order; sent before the report of its end."""
+    """Notice up: lines of an attempt as they come, in order; sent before the report of its end. Attached: the records
+    (`fray.model.lines`) of lines ``first`` to before ``end``.
+
+    A node that is behind skips some, or says only ``end``: all of them are on its disk (`ReadLog`).
+    """
 
     attempt_id: AttemptId
-    lines: tuple[tuple[str, float, str], ...]
+    first: int
+    end: int
+
+
+@frozen(kw_only=True)
+class ReadLog:
+    """Request down, and of a client to the controller: a page of an attempt's log. Reply: `LogPage`.
+
+    It begins with line ``first``; else with the last ``tail`` lines that are wanted, with those of the last ``since_s``
+    seconds (the later of both), or with the oldest.
+    """
+
+    attempt_id: AttemptId
+    first: int | None = None
+    tail: int | None = None
+    since_s: float | None = None
+    stream: str = ""
+    """Only ``out``, ``err`` or ``sys``; empty: all."""
+    contains: str = ""
+    """Only lines with this in them. Whoever answers may also send others."""
+    limit_bytes: int = 256 * 1024
+
+
+@frozen(kw_only=True)
+class LogPage:
+    """Attached: records of lines, in order; those that were not wanted may be missing among them, or be there."""
+
+    attempt_id: AttemptId
+    start: int
+    """The number of the line that was asked for."""
+    first: int
+    """Lines from ``start`` to before this are lost, or (if ``retry``) cannot be had now."""
+    next: int
+    """Where to go on. Whatever else is missing between ``first`` and this was not wanted, if only some were."""
+    caught_up: bool = True
+    """There is nothing from ``next`` on at this moment."""
+    over: bool = False
+    """The attempt has ended: once caught up, nothing follows."""
+    missing: str = ""
+    """Why lines are missing, in words; empty when none are, or when retention has dropped them."""
+    retry: bool = False
+    """They may be had later: the machine is silent."""
+    archive: str = ""
+    """Where the machine has copied its logs to, if it is gone and had an archive."""
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,129 @@
+"""Copies what attempts of this node have printed to an archive, which outlives the node (`--log-archive`).
+
+Law. Whole segments only: those of a living attempt that are written no more, all of one that has ended. Each becomes
+one object, compressed; an index beside them says which lines are where, written anew after each object, so what it
+names is there. What was copied is noted on the disk, so a node that starts again goes on. A storage that fails is tried
+again, later and later, and the journal says so, once when it begins and once when it is over. Nobody waits for this.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from fray.model.lines import INDEX, archived_at
+from fray.net import storage
+from fray.node.logs import LogStore
+from fray.node.tails import end_of, segments
+
+LOOK_EVERY_S = 30.0
+"""For segments of long logs; the end of an attempt is seen at once."""
+RETRY_FIRST_S, RETRY_MOST_S = 1.0, 300.0
+ARCHIVED = "archived"
+"""The file in an attempt's directory that notes what is in the archive."""
+
+log = logging.getLogger("fray.node.logs")
+
+
+@frozen
+class _Due:
+    """A segment that is to be copied."""
+
+    directory: Path
+    first: int
+    path: Path
+
+
+class Archiver:
+    """The one task that copies."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store, self._archive = store, store.rules.archive
+        self._wake = trio.Event()
+        self._failures = 0
+
+    def wake(self) -> None:
+        """An attempt has ended."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Copy until cancelled."""
+        while True:
+            self._wake = trio.Event()
+            due = await trio.to_thread.run_sync(self._find_due)
+            for one in due:
+                if not await self._try(one):
+                    break
+            with trio.move_on_after(self._pause_s()):
+                await self._wake.wait()
+                if self._failures:
+                    await trio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        return min(RETRY_FIRST_S * 2 ** (self._failures - 1), RETRY_MOST_S) if self._failures else LOOK_EVERY_S
+
+    async def _try(self, due: _Due) -> bool:
+        try:
+            await self._copy(due)
+        except Exception as error:  # noqa: BLE001 - storages raise anything
+            self._failures += 1
+            if self._failures == 1:
+                log.error("logs cannot be archived, trying again: %s", error, extra={"archive": self._archive})
+            return False
+        if self._failures:
+            log.info("logs are archived again", extra={"archive": self._archive, "failures": self._failures})
+        self._failures = 0
+        return True
+
+    async def _copy(self, due: _Due) -> None:
+        data = await trio.to_thread.run_sync(_read, due.path)
+        if data is None:
+            return  # retention was faster
+        attempt_id = (due.directory / "attempt").read_text()
+        place, name = archived_at(self._archive, attempt_id), f"{due.first:012d}.log.gz"
+        packed = await trio.to_thread.run_sync(gzip.compress, data, 6)
+        await storage.write(f"{place}/{name}", packed)
+        noted = _noted(due.directory)
+        noted["attempt"] = attempt_id
+        end = end_of(data, due.first)[0]
+        kept = [one for one in noted["objects"] if one["first"] != due.first]
+        noted["objects"] = [*kept, {"object": name, "first": due.first, "end": end, "bytes": len(data)}]
+        await storage.write(f"{place}/{INDEX}", json.dumps(noted).encode())
+        _note(due.directory, noted)
+
+    def _find_due(self) -> list[_Due]:
+        return [due for directory in self._store.directories() for due in _due(directory)]
+
+
+def _due(directory: Path) -> list[_Due]:
+    is_over = (directory / "ended").exists()
+    archived = {one["first"] for one in _noted(directory)["objects"]}
+    found = segments(directory)
+    return [_Due(directory, first, path) for first, path in (found if is_over else found[:-1]) if first not in archived]
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _noted(directory: Path) -> dict[str, Any]:
+    try:
+        noted: dict[str, Any] = json.loads((directory / ARCHIVED).read_text())
+    except (FileNotFoundError, ValueError):
+        return {"attempt": "", "objects": []}
+    return noted
+
+
+def _note(directory: Path, noted: dict[str, Any]) -> None:
+    part = directory / f"{ARCHIVED}.part"
+    part.write_text(json.dumps(noted))
+    part.rename(directory / ARCHIVED)

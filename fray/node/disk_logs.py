@@ -1,0 +1,57 @@
+"""What a node does with its logs besides writing them: answers who reads, drops what is too old or too much, archives.
+
+Law: all of it is work for threads and for a task of its own; no attempt's start or end waits for any of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import trio
+
+from fray.model.ids import AttemptId
+from fray.model.lines import Bytes
+from fray.model.messages.node import LogPage, ReadLog
+from fray.node.archive import Archiver
+from fray.node.logs import LogStore
+
+SWEEP_EVERY_S = 60.0
+READERS = 2
+"""Threads that look for pages at a time."""
+
+log = logging.getLogger("fray.node.logs")
+
+
+class DiskLogs:
+    """`fray.node.logs.Logs` of a node with a disk."""
+
+    def __init__(self, store: LogStore) -> None:
+        self.store = store
+        self.archiver = Archiver(store) if store.rules.archive else None
+        self._readers = trio.CapacityLimiter(READERS)
+
+    async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
+        look = partial(self.store.read, ask, time.time())
+        return await trio.to_thread.run_sync(look, limiter=self._readers, abandon_on_cancel=True)
+
+    def ended(self, attempt_id: AttemptId) -> None:
+        """Nothing more is written to its log."""
+        if self.archiver is not None:
+            self.archiver.wake()
+
+    async def run(self) -> None:
+        """Sweep and archive until cancelled."""
+        async with trio.open_nursery() as nursery:
+            if self.archiver is not None:
+                nursery.start_soon(self.archiver.run)
+            while True:
+                await trio.sleep(SWEEP_EVERY_S)
+                await trio.to_thread.run_sync(self._sweep, abandon_on_cancel=True)
+
+    def _sweep(self) -> None:
+        try:
+            self.store.sweep(time.time())
+        except OSError as error:
+            log.warning("logs cannot be tidied up: %s", error)

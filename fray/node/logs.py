@@ -1,0 +1,272 @@
+"""The logs a node keeps: one directory an attempt, written by its keeper, read by whoever asks, dropped by rule.
+
+Law. What is here is the truth about what attempts of this machine printed; it outlives them, their keepers and this
+node. Only retention removes it: an attempt's own oldest lines by its keeper, whole attempts by age and by the size of
+all together, those that ended first go first. The text of a killed keeper's unfinished lines is written out as lines
+when it is found dead: by the node that lives, or by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import define, field, frozen
+
+from fray.model.ids import AttemptId
+from fray.model.lines import HEAD_BYTES, Bytes, Chunk, record, records
+from fray.model.messages.node import LogPage, ReadLog
+from fray.node.capture import READ_BYTES, LineCutter, Spool, said
+from fray.node.config import LogRules
+from fray.node.pages import Segment, read_page
+from fray.node.tails import Tail, end_of, segments
+
+PIPE_LIMIT_BYTES = 1024 * 1024
+_NAME, _ENDED = "attempt", "ended"
+
+log = logging.getLogger("fray.node.logs")
+
+
+class Logs(Protocol):
+    """What a node must know of the logs of what its launcher runs."""
+
+    async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
+        """The page that is asked for, with its records; an empty one that says so if nothing is kept of the attempt."""
+        ...
+
+
+@define(eq=False)
+class AttemptLog:
+    """The log of one attempt, while its node holds it."""
+
+    directory: Path
+    tell: Callable[[Chunk], None]
+    """Told of its lines as they come."""
+    limit_bytes: int
+    tell_keeper: Callable[[str], None] | None = None
+    """Set while its keeper writes: then nobody else does."""
+    _tail: Tail = field(init=False)
+    _spool: Spool | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._tail = Tail(self.directory)
+
+    def say(self, text: str) -> None:
+        """Write lines of Fray's own (stream ``sys``), also before it has a process. A full disk costs them."""
+        if self.tell_keeper is not None:
+            self.tell_keeper(text)
+            return
+        with contextlib.suppress(OSError):
+            if self._spool is None:
+                self._spool = open_spool(self.directory)
+            self._spool.write("sys", time.time(), said(text))
+        self.pass_on()
+
+    def for_keeper(self) -> dict[str, Any]:
+        """What its keeper must know of it; it writes from now on."""
+        self._close_spool()
+        return {"directory": str(self.directory), "lines": last_number(self.directory), "limit": self.limit_bytes}
+
+    def pass_on(self) -> None:
+        """Tell what is new."""
+        while (chunk := self._tail.read()) is not None:
+            self.tell(chunk)
+
+    def finish(self, pipes: dict[str, int] | None = None) -> None:
+        """Its keeper was killed: see `finish`."""
+        with contextlib.suppress(OSError):
+            finish(self.directory, pipes)
+        self.pass_on()
+
+    def close(self) -> None:
+        """It has ended."""
+        self._tail.close()
+        self._close_spool()
+        with contextlib.suppress(OSError):
+            (self.directory / _ENDED).touch()
+
+    def _close_spool(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+
+class LogStore:
+    """All logs below one directory."""
+
+    def __init__(self, root: Path, rules: LogRules) -> None:
+        self.root, self.rules = root, rules
+
+    def open(self, attempt_id: AttemptId, tell: Callable[[Chunk], None]) -> AttemptLog:
+        """Begin one; ``tell`` hears of its lines. Raises OSError."""
+        directory = self.directory(attempt_id)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / _NAME).write_text(attempt_id)
+        return AttemptLog(directory, tell, self.rules.attempt_bytes)
+
+    def directory(self, attempt_id: AttemptId) -> Path:
+        return self.root / hashlib.sha256(attempt_id.encode()).hexdigest()[:16]
+
+    def read(self, ask: ReadLog, now: float) -> tuple[LogPage, Bytes]:
+        """See `Logs.read`; looks at the disk."""
+        directory = self.directory(ask.attempt_id)
+        if not (directory / _NAME).exists():
+            missing = "its machine keeps no log of it (any more)"
+            start = ask.first or 0
+            return LogPage(attempt_id=ask.attempt_id, start=start, first=start, next=start, missing=missing), b""
+        return read_page(_files(directory), ask, now)
+
+    def recover(self) -> None:
+        """Of attempts that an earlier node left behind: their unfinished lines are lines now."""
+        for directory in self.directories():
+            if not (directory / _ENDED).exists():
+                try:
+                    finish(directory)
+                    (directory / _ENDED).touch()
+                except OSError as error:
+                    log.warning("the end of a log cannot be written: %s", error, extra={"directory": str(directory)})
+
+    def directories(self) -> Iterator[Path]:
+        """Of all attempts that are kept."""
+        if self.root.exists():
+            yield from (entry for entry in self.root.iterdir() if (entry / _NAME).exists())
+
+    # Retention
+
+    def sweep(self, now: float) -> int:
+        """Drop what is too old or too much; returns the bytes that are left."""
+        kept = sorted((_measured(directory) for directory in self.directories()), key=lambda one: one.changed_at)
+        left = sum(one.size_bytes for one in kept)
+        for one in kept:
+            too_much, too_old = left > self.rules.total_bytes, now - one.changed_at > self.rules.age_s
+            if one.ended and (too_much or too_old):
+                shutil.rmtree(one.directory, ignore_errors=True)
+                left -= one.size_bytes
+        for one in kept:
+            if not one.ended and left > self.rules.total_bytes:
+                left -= _shorten(one.directory, left - self.rules.total_bytes)
+        return left
+
+
+@frozen
+class _Measured:
+    directory: Path
+    size_bytes: int
+    changed_at: float
+    ended: bool
+
+
+def _measured(directory: Path) -> _Measured:
+    size_bytes, changed_at = 0, 0.0
+    for entry in os.scandir(directory):
+        try:
+            found = entry.stat()
+        except OSError:
+            continue
+        size_bytes += found.st_size
+        changed_at = max(changed_at, found.st_mtime)
+    return _Measured(directory, size_bytes, changed_at, (directory / _ENDED).exists())
+
+
+def _shorten(directory: Path, by_bytes: int) -> int:
+    """Drop the oldest segments of one that lives; never the one that is written."""
+    dropped = 0
+    for _, path in segments(directory)[:-1]:
+        if dropped >= by_bytes:
+            break
+        dropped += path.stat().st_size
+        path.unlink(missing_ok=True)
+    return dropped
+
+
+def _files(directory: Path) -> list[Segment]:
+    return [(first, path.read_bytes) for first, path in segments(directory)]
+
+
+def last_number(directory: Path) -> int:
+    """The number of the line that would come next."""
+    found = segments(directory)
+    return end_of(found[-1][1].read_bytes(), found[-1][0])[0] if found else 0
+
+
+def open_spool(directory: Path) -> Spool:
+    """To write behind all there is; only while no keeper does. Raises OSError."""
+    found = segments(directory)
+    if not found:
+        return Spool(directory)
+    first, path = found[-1]
+    lines, size = end_of(path.read_bytes(), first)
+    return Spool.reopen(directory, first, lines, size)
+
+
+def finish(directory: Path, pipes: dict[str, int] | None = None) -> None:
+    """Write out what a dead keeper had read of unfinished lines, and what it had not read of the job's pipes."""
+    rests = {**dict.fromkeys(pipes or {}, b""), **unfinished(directory)}
+    with contextlib.closing(open_spool(directory)) as spool:
+        for stream, rest in rests.items():
+            cutter = LineCutter(rest)
+            for data in _left_in(pipes.get(stream) if pipes is not None else None):
+                spool.write(stream, time.time(), cutter.feed(data))
+            spool.write(stream, time.time(), cutter.flush())
+
+
+def _left_in(pipe: int | None) -> Iterator[bytes]:
+    """As much as a pipe can hold: whoever still writes is no part of the job any more."""
+    if pipe is None:
+        return
+    os.set_blocking(pipe, False)
+    for _ in range(PIPE_LIMIT_BYTES // READ_BYTES):
+        try:
+            data = os.read(pipe, READ_BYTES)
+        except OSError:
+            return
+        if not data:
+            return
+        yield data
+
+
+def unfinished(directory: Path) -> dict[str, bytes]:
+    """By stream, the bytes of the line that its keeper had not read to its end."""
+    pending: dict[str, bytes] = {}
+    for _, path in segments(directory)[-2:]:
+        data = path.read_bytes()
+        for (stream, is_pending, _, _, _, _), at, end in records(data):
+            pending[stream] = pending.get(stream, b"") + data[at + HEAD_BYTES : end] if is_pending else b""
+    return {stream: rest for stream, rest in pending.items() if rest}
+
+
+class MemoryLogs:
+    """`Logs` of a launcher without a disk: the last lines of each attempt, while the launcher's owner keeps this."""
+
+    LIMIT_BYTES = 4 * 1024 * 1024
+    """Of one attempt."""
+    ATTEMPTS_LIMIT = 1_000
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kept: dict[AttemptId, list[tuple[int, bytes]]] = {}
+        self._next: dict[AttemptId, int] = {}
+
+    def add(self, attempt_id: AttemptId, stream: str, lines: bytes) -> Chunk:
+        """Keep whole lines; returns them as they are told on."""
+        first = self._next.get(attempt_id, 0)
+        data = record(stream, first, self._clock(), lines)
+        end = self._next[attempt_id] = first + lines.count(b"\n")
+        kept = self._kept.setdefault(attempt_id, [])
+        kept.append((first, data))
+        while sum(len(one) for _, one in kept) > self.LIMIT_BYTES and len(kept) > 1:
+            kept.pop(0)
+        if len(self._kept) > self.ATTEMPTS_LIMIT:
+            del self._kept[next(iter(self._kept))]
+        return Chunk(first, end, data)
+
+    async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
+        kept = self._kept.get(ask.attempt_id, [])
+        return read_page([(first, lambda data=data: data) for first, data in kept], ask, self._clock())  # type: ignore[misc]

@@ -1,0 +1,121 @@
+"""From a log's segments to the page somebody asks for. The segments may be files or memory; nothing here waits else.
+
+A page says from where to where it looked, so that whoever reads on knows what is missing, also where lines were left
+out because nobody asked for them (another stream, another word).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from fray.model.lines import HEAD_BYTES, Bytes, Head, head, records
+from fray.model.messages.node import LogPage, ReadLog
+
+Segment: TypeAlias = tuple[int, Callable[[], bytes]]
+"""Number of its first line, and how to have its bytes (OSError: it is gone)."""
+
+LOOK_LIMIT_BYTES = 8 * 1024 * 1024
+"""A page looks at no more than this, even if nothing of it is wanted."""
+PAGE_LIMIT_BYTES = 1024 * 1024
+
+
+def read_page(segments: Sequence[Segment], ask: ReadLog, now: float) -> tuple[LogPage, bytes]:
+    """The page, and its records. ``now``: seconds since the epoch, by the clock of the records."""
+    start = first_line(segments, ask, now) if ask.first is None else ask.first
+    parts: list[Bytes] = []
+    kept_from = segments[0][0] if segments else start
+    at, size, looked = max(start, kept_from), 0, 0
+    limit = min(ask.limit_bytes, PAGE_LIMIT_BYTES)
+    for found, lines in _from(segments, at):
+        if size >= limit or looked >= LOOK_LIMIT_BYTES:
+            return _page(ask, start, kept_from, at, parts, caught_up=False)
+        looked += len(lines)
+        for part in _wanted(found, lines, ask):
+            parts.append(part)
+            size += len(part)
+        at = found[2] + found[3]
+    return _page(ask, start, kept_from, at, parts, caught_up=True)
+
+
+def _page(
+    ask: ReadLog, start: int, kept_from: int, at: int, parts: Sequence[Bytes], *, caught_up: bool
+) -> tuple[LogPage, bytes]:
+    first = max(start, min(kept_from, at))
+    return LogPage(attempt_id=ask.attempt_id, start=start, first=first, next=at, caught_up=caught_up), b"".join(parts)
+
+
+def first_line(segments: Sequence[Segment], ask: ReadLog, now: float) -> int:
+    """With which line to begin: the last so many that are wanted, those of the last seconds, or all there ever was."""
+    starts = [0]
+    if ask.tail is not None:
+        starts.append(_last(segments, ask, ask.tail))
+    if ask.since_s is not None:
+        starts.append(_since(segments, now - ask.since_s))
+    return max(starts)
+
+
+def _last(segments: Sequence[Segment], ask: ReadLog, count: int) -> int:
+    end = first = None
+    for found, lines in _backwards(segments):
+        end = found[2] + found[3] if end is None else end
+        if count <= 0:
+            break
+        numbers = [number for part in _wanted(found, lines, ask) for number in _numbers(part)]
+        if len(numbers) >= count:
+            return numbers[len(numbers) - count]
+        count -= len(numbers)
+        first = found[2]
+    return (end if count <= 0 else first) or 0
+
+
+def _numbers(part: Bytes) -> Iterator[int]:
+    for (_, _, first, count, _, _), _, _ in records(part):
+        yield from range(first, first + count)
+
+
+def _since(segments: Sequence[Segment], time: float) -> int:
+    first = 0
+    for found, _ in _backwards(segments):
+        if found[4] < time:
+            return max(first, found[2] + found[3])
+        first = found[2]
+    return first
+
+
+def _from(segments: Sequence[Segment], line: int) -> Iterator[tuple[Head, bytes]]:
+    """Every record of whole lines from that line on; the first may begin before it."""
+    later = [index for index, (first, _) in enumerate(segments) if first <= line]
+    for _, load in segments[later[-1] if later else 0 :]:
+        for found, lines in _load(load):
+            if found[2] + found[3] > line:
+                yield found, lines
+
+
+def _backwards(segments: Sequence[Segment]) -> Iterator[tuple[Head, bytes]]:
+    for _, load in reversed(segments):
+        yield from reversed(list(_load(load)))
+
+
+def _load(load: Callable[[], bytes]) -> Iterator[tuple[Head, bytes]]:
+    try:
+        data = load()
+    except OSError:
+        return  # dropped meanwhile; the numbers tell
+    for found, at, end in records(data):
+        if not found[1]:
+            yield found, data[at + HEAD_BYTES : end]
+
+
+def _wanted(found: Head, lines: bytes, ask: ReadLog) -> Iterator[bytes]:
+    """The record, or records of those of its lines that are wanted."""
+    stream, _, first, count, time, size = found
+    if ask.stream and stream != ask.stream:
+        return
+    word = ask.contains.encode()
+    if not word:
+        yield head(stream, first, count, time, size) + lines
+    elif word in lines:
+        for number, line in enumerate(lines[:-1].split(b"\n"), first):
+            if word in line:
+                yield head(stream, number, 1, time, len(line) + 1) + line + b"\n"
