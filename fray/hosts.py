@@ -144,6 +144,10 @@ class ActorHost:
             raise InvalidRequest(f"host {self.name} has {len(self._handles)} actors; {GROUP_LIMIT:,} fit: make another")
         for name in names[:1] + names[-1:]:
             check_name(name, "an actor")
+        if config.health is not None:
+            raise InvalidRequest(
+                "a light actor shares its process, which nobody ends for its sake: health= is for actors of their own"
+            )
         check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
         arguments = payload.dumps((args, kwargs), f"the arguments of actor {names[0]!r}")
         check_blob(

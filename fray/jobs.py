@@ -23,7 +23,7 @@ from fray.runtime.checkpoints import AT_END_S, check_class
 from fray.runtime.context import Runtime, current
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
-from fray.runtime.methods import check_concurrency, check_kill
+from fray.runtime.methods import check_concurrency, check_health, check_kill
 
 if TYPE_CHECKING:
     from fray.runtime.log_reader import LogReader
@@ -50,6 +50,11 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
         raise InvalidRequest(
             f"job {request.name!r}: pip_packages and extras cannot be installed by this version; "
             "install them where fray-node runs, or leave them out"
+        )
+    if request.health is not None and request.health.actor is not None:
+        raise InvalidRequest(
+            f"job {request.name!r} is no actor: its health is asked for by HealthCheck(path='/healthz'); for an actor "
+            f"write create_actor(..., actor_config=ActorConfig(health=HealthCheck(actor={request.health.actor!r})))"
         )
     content = None
     if entry.callable is not None:
@@ -89,6 +94,7 @@ def build_actor_spec(
     config = config or ActorConfig()
     check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
     check_kill(cls, config.kill_after_s)
+    check_health(cls, config.health)
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
     spec = _spec(request, runtime, EntryKind.ACTOR, content)
     ladder = spec.ladder
@@ -96,7 +102,9 @@ def build_actor_spec(
     last_words_s += AT_END_S if check_class(cls, config) else 0.0
     if last_words_s:
         ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, last_words_s + CLEANUP_MARGIN_S))
-    return evolve(spec, actor=config, namespace=_namespace_of(request, runtime), ladder=ladder), content
+    return evolve(
+        spec, actor=config, namespace=_namespace_of(request, runtime), ladder=ladder, health=config.health
+    ), content
 
 
 def _closed(work: object, what: str) -> bytes:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import http.server
 import multiprocessing
+import os
 import threading
 import time
+from collections.abc import Iterator
 
 import trio
 
@@ -65,3 +68,49 @@ def stall_the_first_time(path: str) -> str:
         return "well"
     time.sleep(60)
     return "never"
+
+
+class Patient:
+    """All-sync: its calls share one thread."""
+
+    def __init__(self, path: str = "") -> None:
+        self.asked = 0
+        self.path = path
+
+    def ping(self) -> None:
+        self.asked += 1
+        if self.path and os.path.exists(self.path):
+            raise ValueError("it hurts")
+
+    def count(self) -> int:
+        return self.asked
+
+    def block(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def stream(self) -> Iterator[int]:
+        yield 1
+
+
+class AsyncPatient:
+    """Lives in the loop."""
+
+    async def ping(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def block(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - so that the loop does not turn
+
+
+def serve_http(path: str) -> None:
+    """Answers 200 while there is no file at ``path``, and 503 afterwards."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503 if os.path.exists(path) else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http.server.HTTPServer(("127.0.0.1", int(os.environ["FRAY_PORT_HTTP"])), Handler).serve_forever()

@@ -44,6 +44,8 @@ class ActorConfig:
             proven dead or its lease (600 s) is over: for a while the old one may still run somewhere. Default False.
         checkpoint_every_s: how often its ``__fray_checkpoint__`` is asked for the state. Default None: only on demand
             and when it is ended in order.
+        health: ``HealthCheck(actor="ping")``: this method of it is called every so often, in its turn among the others;
+            an actor that does not answer well fails. Default None: it is well while its process runs.
         checkpoint_storage: where checkpoints over 8 MiB go, as fsspec writes it: ``file:///shared/ckpt``,
             ``gs://bucket/ckpt``. Default None: they are refused.
 
@@ -63,6 +65,7 @@ class ActorConfig:
     may_overlap: bool = False
     checkpoint_every_s: float | None = None
     checkpoint_storage: str | None = None
+    health: HealthCheck | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.max_restarts is not None and self.max_restarts < -1:

@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 
 from fray.errors import CancelIgnored, FrayError, MessageTooLarge
 from fray.model.environment import WORKSPACE_NAME
+from fray.model.health import HealthCheck
 from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.said import Said
@@ -31,7 +32,7 @@ from fray.runtime.life import Ending, Life, construct, life_var, one_of_this_pro
 from fray.runtime.methods import has_async_methods
 from fray.runtime.services import open_services
 from fray.runtime.serving import serve_to_end
-from fray.runtime.voice import LoopVoice
+from fray.runtime.voice import LoopVoice, voice_of
 
 
 class Stage(Protocol):
@@ -246,6 +247,8 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
         )
         async with open_services() as nursery:
             nursery.start_soon(_announce, runtime, spec.name, number)
+            if ticket.spec.health is not None and ticket.spec.health.actor is not None:
+                nursery.start_soon(_keep_asking, runtime, number, ticket.spec.health)
             if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
                 nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
             ending = await serve_to_end(runtime.host, number, life, config)
@@ -269,6 +272,14 @@ def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: Stage) 
         yield thread
     finally:
         thread.stop()
+
+
+async def _keep_asking(runtime: Runtime, number: int, check: HealthCheck) -> None:
+    from fray.runtime.probe import keep_asking  # few actors are asked
+
+    voice = voice_of(runtime)
+    if voice is not None:
+        await keep_asking(runtime.host.actors[number], check, voice)
 
 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fray.runtime.life import Life
     from fray.runtime.loop_actor import Lane
 
+NOBODYS = -1
+"""The number of a call that counts for nobody: a question of the process itself."""
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 
 

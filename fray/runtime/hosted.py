@@ -18,7 +18,7 @@ from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
 from fray.net.codec import Kind
 from fray.runtime.calls import CANCELLED_ANSWER, STREAM, TWO_WAY, Answer
 from fray.runtime.cycles import comes_back, is_stuck, marks_of, story
-from fray.runtime.host_call import HostCall
+from fray.runtime.host_call import NOBODYS, HostCall
 from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.host_stream import HostStream
 from fray.runtime.life import Ending, Life
@@ -81,7 +81,7 @@ class Hosted:
     def take(self, call: HostCall) -> None:
         """A call has come: start it in its turn."""
         call.actor = self
-        if self.touched_s is not None:
+        if self.touched_s is not None and call.number != NOBODYS:
             self.touched_s = trio.current_time()
         call.arrived = self._clock()
         if self._closed is not None:
@@ -177,7 +177,7 @@ class Hosted:
         elif answer[0] == _FAULT:
             counters.errors += 1
         call.finish(answer)
-        if self.touched_s is not None:
+        if self.touched_s is not None and call.number != NOBODYS:
             self.touched_s = trio.current_time()
         if call.fatal is not None and self.life is not None:
             self.life.ask(ending_of(call.fatal))

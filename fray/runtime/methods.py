@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from attrs import frozen
 
 from fray.errors import InvalidRequest, NoSuchMethod
+from fray.model.health import HealthCheck
 from fray.runtime.host_input import BlockingStream, Stream
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,6 +70,25 @@ def check_kill(cls: type, kill_after_s: float | None) -> None:
             f"{cls.__name__} has async methods, so all of its methods run in the loop, where a cancelled one is "
             "interrupted as it awaits: kill_after_s is for classes with sync methods only"
         )
+
+
+def check_health(cls: type, check: HealthCheck | None) -> None:
+    """Raises: InvalidRequest, when there is no such method, or the check asks for a path."""
+    if check is None:
+        return
+    if check.actor is None:
+        raise InvalidRequest(f"{cls.__name__}: an actor is asked by a method of its own: HealthCheck(actor='ping')")
+    if hasattr(cls, "__getattr__"):
+        return
+    names = public_names(cls)
+    if check.actor not in names:
+        near = difflib.get_close_matches(check.actor, names) or names
+        raise InvalidRequest(
+            f"{cls.__name__} has no public method {check.actor!r} to ask for its health"
+            + (f"; it has {', '.join(near[:5])}" if near else "")
+        )
+    if _style(_unwrap(_static(cls, check.actor))) in (Style.GENERATOR, Style.ASYNC_GENERATOR):
+        raise InvalidRequest(f"{cls.__name__}.{check.actor}() is a generator: its health needs a method that returns")
 
 
 def group_of(function: Any) -> str:

@@ -82,6 +82,24 @@ async def linger(token: str, cleanup_s: float) -> None:
                 await trio.sleep(cleanup_s)
 
 
+async def dawdle(token: str, pauses_s: Sequence[float], for_ever: bool) -> None:
+    """Say progress after each pause; then stay, if it is for ever."""
+    with running(token):
+        for done, pause_s in enumerate(pauses_s, 1):
+            await trio.sleep(pause_s)
+            fray.progress(done, len(pauses_s), "pauses")
+        if for_ever:
+            await trio.sleep_forever()
+
+
+async def fall_ill(token: str, after_s: float) -> None:
+    """Answer well for a while, and badly from then on."""
+    with running(token):
+        await trio.sleep(after_s)
+        _books[-1].sick.add(current().session)
+        await trio.sleep_forever()
+
+
 @frozen
 class Child:
     """A child job of `family`: what it does, and its own children."""

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
 from attrs import define, evolve, field
 
 from fray.errors import Unreachable
+from fray.model.health import Progress
 from fray.model.ids import AttemptId
+from fray.model.said import Said
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.net.transport import Authorize, Credential, Transport
-from fray.node.launcher import OnLog, OnObserved
+from fray.node.asking import BadAnswer
+from fray.node.launcher import OnLog, OnObserved, OnSaid
 from fray.node.logs import MemoryLogs
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
@@ -30,6 +34,7 @@ NEAR_S = (0.00002, 0.0001)
 """One trip between two processes of one machine."""
 FAR_S = (0.0003, 0.003)
 """One trip between two machines."""
+CAPTURE_S = 0.1
 START_S = (0.005, 0.05)
 """From the node's wish to a process that runs."""
 
@@ -182,6 +187,7 @@ class SimLauncher:
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt, chunk: None
         self.logs = logs
+        self.on_said: OnSaid = lambda attempt, said: None
         self.held: dict[AttemptId, _Process] = {}
         self._machine, self._network, self._truth, self._rng = machine, network, truth, rng
         self._nursery: trio.Nursery | None = None
@@ -224,6 +230,27 @@ class SimLauncher:
         process = self.held.get(attempt_id)
         if process is not None and self._nursery is not None:
             self._nursery.start_soon(self._forget, process)
+
+    async def capture(self, attempt_id: AttemptId) -> str:
+        """See `fray.node.wards.Attentive`; looking takes a while."""
+        await trio.sleep(CAPTURE_S)
+        return f"the stacks of {attempt_id}"
+
+    async def ask_path(self, attempt_id: AttemptId, port: int, path: str) -> None:
+        """In place of HTTP: the book says who is sick."""
+        await trio.sleep(NEAR_S[0])
+        if attempt_id not in self._truth.living:
+            raise BadAnswer(f"nobody listens at port {port}")
+        if attempt_id in self._truth.sick:
+            raise BadAnswer("status 503 Service Unavailable")
+
+    def _hear(self, process: _Process, said: Said) -> None:
+        if process.gone:
+            return
+        self.on_said(process.attempt_id, said)
+        life = self._truth.living.get(process.attempt_id)
+        if life is not None and isinstance(said, Progress):
+            life.beaten = trio.current_time()
 
     # What a simulation does to it
 
@@ -274,7 +301,8 @@ class SimLauncher:
         network = self._network.process(ticket.attempt_id, self._machine)
         rng = random.Random(f"{ticket.attempt_id}/{self._rng.random()}")
         try:
-            return await run_attempt(ticket, content, network, InlineStage(), rng=rng, cancel=process.cancel)
+            hear = partial(self._hear, process)
+            return await run_attempt(ticket, content, network, InlineStage(), rng=rng, cancel=process.cancel, hear=hear)
         except Exception as error:  # noqa: BLE001  # nothing may come out of there: written down as a breach
             if not process.gone:
                 self._truth.breach("house", f"the runtime of {ticket.attempt_id} failed: {error!r}")

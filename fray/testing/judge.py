@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from fray.model.health import OnStall
 from fray.model.ids import JobId
 from fray.model.specs import Cause
 from fray.scheduler import invariants
@@ -57,6 +58,9 @@ def _reasons_to_end(story: Story, life: Life) -> Iterable[tuple[float, str, str]
     doom = story.doomed.get(life.spec.name)
     if doom is not None and doom[0] >= life.began:
         yield doom[0], doom[1], f"{life.spec.name} was ended"
+    if life.spec.stall_s is not None and life.spec.on_stall is OnStall.RESTART:
+        beaten = life.began if life.beaten is None else life.beaten
+        yield beaten + life.spec.stall_s, life.machine, f"{life.spec.name} stalled"
     owner = story.owners.get(life.job_id)
     if owner is None:
         return

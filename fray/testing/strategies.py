@@ -58,6 +58,9 @@ ACTS: Mapping[str, int] = {
     "replaced actor": 4,
     "shared actor": 6,
     "actors seen": 3,
+    "recovering job": 2,
+    "stalled job": 2,
+    "sick job": 2,
 }
 """How often each act is tried, as weights."""
 

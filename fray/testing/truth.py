@@ -40,6 +40,8 @@ class Life:
     devices: tuple[str, ...]
     began: float
     ended: float | None = None
+    beaten: float | None = None
+    """When it last said how far it is."""
     how: str = ""
     """``by itself``, ``asked``, ``crashed`` (the process alone) or ``with its machine``."""
 
@@ -91,6 +93,8 @@ class Truth:
     runs: dict[str, list[Run]] = Factory(dict)
     open_runs: dict[int, Run] = Factory(dict)
     breaches: list[Breach] = Factory(list)
+    sick: set[AttemptId] = Factory(set)
+    """Attempts that answer badly when they are asked for their health."""
     ghosts: int = 0
     """Steps of code whose process had been killed; they count for nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,19 @@ import pytest
 import trio
 
 import fray
-from fray import Cluster, Entrypoint, InvalidRequest, Job, JobRequest, JobState, Ladder
+from fray import (
+    ActorConfig,
+    ActorDied,
+    Cause,
+    Cluster,
+    Entrypoint,
+    HealthCheck,
+    InvalidRequest,
+    Job,
+    JobRequest,
+    JobState,
+    Ladder,
+)
 from fray.model.said import STACKS_SIGNAL
 from fray.node.stacks import capture, find_py_spy
 from tests import watched
@@ -196,3 +209,106 @@ async def test_a_process_that_does_not_catch_the_signal_is_not_sent_it() -> None
             assert STACKS_SIGNAL == 40
             await job.terminate()
             assert (await job.wait_ended()).signal != STACKS_SIGNAL
+
+
+# Health --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew(tmp_path: Path) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            sick = tmp_path / "sick"
+            check = HealthCheck(path="/healthz", period_s=0.2, failures=2)
+            options: dict[str, Any] = {"health": check, "ports": ["http"], "max_retries_failure": 1, "replicas": 2}
+            async with launched(cluster, watched.serve_http, str(sick), **options) as job:
+                await until(job, lambda info: [one.health for one in info.attempts] == ["well", "well"])
+                assert not job.done(), job.info
+                sick.touch()
+                await until(job, lambda info: any(attempt.cause is Cause.FAILURE for attempt in info.attempts))
+                sick.unlink()
+                info = await until(job, lambda info: [one.health for one in info.attempts[2:]] == ["well", "well"])
+                assert not job.done(), info
+                (failed,) = [one for one in info.attempts if one.cause is Cause.FAILURE]
+                wanted = "not healthy: GET /healthz on port 'http' failed 2 times in a row; the last time: status 503"
+                assert failed.message.startswith(wanted)
+                assert "serve_forever" in failed.captured
+
+
+async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Path) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            sick = tmp_path / "sick"
+            config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.1, failures=2), max_restarts=1)
+            patient = await cluster.create_actor(watched.Patient, str(sick), name="patient", actor_config=config)
+            while await patient.count() < 3:  # noqa: ASYNC110 - the actor has no event for us
+                await trio.sleep(0.02)
+            sick.touch()
+            info = (await cluster.list_jobs(prefix="patient"))[0]
+            while not info.attempts[0].cause:
+                info = (await cluster.list_jobs(prefix="patient"))[0]
+                await trio.sleep(0.02)
+            sick.unlink()
+            message = "not healthy: the method ping() failed 2 times in a row; the last time: ValueError: it hurts"
+            assert (info.attempts[0].cause, info.attempts[0].message) == (Cause.FAILURE, message)
+            assert await patient.count() >= 0
+
+
+@pytest.mark.parametrize("cls", [watched.Patient, watched.AsyncPatient])
+async def test_an_actor_that_is_stuck_fails_whether_on_its_thread_or_in_its_loop(cls: type) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.15, failures=2))
+            patient = await cluster.create_actor(cls, name="patient", actor_config=config)
+            await patient.ping()
+            while (await cluster.list_jobs(prefix="patient"))[0].attempts[0].health != "well":  # noqa: ASYNC110
+                await trio.sleep(0.02)
+            with contextlib.suppress(ActorDied):
+                await patient.block(1.5)  # stuck for longer than it is given
+            (listed,) = await cluster.list_jobs(prefix="patient")
+            info = await cluster.wait(listed.job_id)
+            assert info.cause is Cause.FAILURE
+            assert "no answer within 0.15 s" in (info.error_message or "")
+            assert "block" in info.attempts[0].captured
+
+
+async def test_what_nobody_could_ask_is_refused_at_the_door() -> None:
+    async with fray.open_cluster("local", logs=False) as cluster:
+        plain = Entrypoint.from_callable(watched.count_to, (1,))
+        with pytest.raises(InvalidRequest, match=r"no actor.*create_actor"):
+            await cluster.launch(JobRequest(name="plain", entrypoint=plain, health=HealthCheck(actor="ping")))
+        bad = {
+            "pong": "no public method 'pong'.*ping",
+            "stream": "is a generator",
+        }
+        for method, why in bad.items():
+            config = ActorConfig(health=HealthCheck(actor=method))
+            with pytest.raises(InvalidRequest, match=why):
+                await cluster.create_actor(watched.Patient, actor_config=config)
+        with pytest.raises(InvalidRequest, match="by a method of its own"):
+            await cluster.create_actor(watched.Patient, actor_config=ActorConfig(health=HealthCheck(path="/")))
+        host = await cluster.create_host()
+        with pytest.raises(InvalidRequest, match="light"):
+            await host.create_actor(watched.Patient, actor_config=ActorConfig(health=HealthCheck(actor="ping")))
+
+
+async def test_questions_for_its_health_keep_no_idle_actor_alive() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("local", logs=False) as cluster:
+            config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.05), idle_s=0.3)
+            await cluster.create_actor(watched.AsyncPatient, name="patient", actor_config=config)
+            (info,) = await cluster.list_jobs(prefix="patient")
+            assert (await cluster.wait(info.job_id)).state is JobState.SUCCEEDED
+
+
+async def test_jobs_of_the_local_cluster_are_watched_too() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("local", logs=False) as cluster:
+            async with launched(cluster, watched.count_to, 30, 0.02) as job:
+                await until(job, lambda info: info.progress is not None)
+                assert await job.wait() == 30
+                assert job.info.progress is not None
+                assert job.info.progress.done == 30
+            async with launched(cluster, watched.wait_in_a_task, 60, stall_s=0.1, on_stall="restart") as job:
+                ended = await job.wait_ended()
+                assert "stalled: no progress" in (ended.error_message or "")
+                assert "patient_child" in ended.attempts[0].captured

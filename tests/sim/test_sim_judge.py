@@ -14,6 +14,7 @@ from fray.controller.store import Store
 from fray.model.specs import Cause, Ticket
 from fray.node.config import NodeConfig
 from fray.node.member import Member
+from fray.node.vitals import Vitals
 from fray.runtime.calls import Fate
 from fray.scheduler import jobs
 from fray.testing.errands import Boom
@@ -56,6 +57,29 @@ def test_a_law_that_forgets_the_children_of_the_dead_breaks_p1(monkeypatch: Patc
     plan = direct_plan(["family"] * 12, [(4.0, "kill process", 1.0), (6.0, "kill process", 1.0)], every_s=0.7)
     told = run_story(1, plan=plan, gone_within_s=CALM_S)
     assert breaches(told, "law") or breaches(told, "P1")
+
+
+WATCHED = ("recovering job", "stalled job", "sick job") * 2
+
+
+def test_jobs_that_stall_and_fall_ill_come_to_the_ends_they_should() -> None:
+    told = run_story(3, plan=calm(*WATCHED), gone_within_s=CALM_S)
+    assert told.breaches == ()
+    said = "\n".join(told.lines)
+    assert "succeeded, stalled: True" in said
+    assert "failure after 2 attempts" in said
+
+
+def test_a_node_that_lets_stalled_jobs_live_breaks_p1(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Member, "condemn", lambda *arguments: None)
+    told = run_story(1, plan=calm("stalled job"), gone_within_s=CALM_S)
+    assert any("stalled at" in text for text in breaches(told, "P1"))
+
+
+def test_a_node_that_loses_the_stacks_breaks_p10(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Vitals, "capture", lambda *arguments: None)
+    told = run_story(1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S)
+    assert len(breaches(told, "P10")) >= 3
 
 
 def test_a_scope_that_raises_something_else_breaks_p2(monkeypatch: Patch) -> None:

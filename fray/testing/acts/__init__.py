@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fray.testing.acts import asking, calls, jobs, keeping, names, scopes
+from fray.testing.acts import asking, calls, jobs, keeping, names, scopes, watching
 from fray.testing.acts.bench import Act, Bench, Desk, KnownActor, KnownJob, leaves
 
 __all__ = ["ACTS", "Act", "Bench", "Desk", "KnownActor", "KnownJob", "leaves"]
 
-ACTS: Mapping[str, Act] = {**jobs.ACTS, **scopes.ACTS, **calls.ACTS, **names.ACTS, **keeping.ACTS, **asking.ACTS}
+ACTS: Mapping[str, Act] = {
+    **jobs.ACTS,
+    **scopes.ACTS,
+    **calls.ACTS,
+    **names.ACTS,
+    **keeping.ACTS,
+    **asking.ACTS,
+    **watching.ACTS,
+}
