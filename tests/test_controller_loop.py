@@ -10,6 +10,7 @@ import pytest
 import trio
 from controlling import spec, stage
 
+from fray.controller.bundles import Bundles
 from fray.controller.house import House
 from fray.controller.loop import BATCH_LIMIT_EVENTS, Loop, anchored_clock
 from fray.controller.store import Store
@@ -83,7 +84,8 @@ class Desk:
 
     def __init__(self, store: Witnessed, clock: Clock | None = None, **options: Any) -> None:
         self.clock = clock or Clock()
-        self.house = House(State(now=self.clock()), store, cluster_id="c", epoch=1, secret=b"s")
+        bundles = Bundles(store.pieces, lambda: set(), None)
+        self.house = House(State(now=self.clock()), store, cluster_id="c", epoch=1, secret=b"s", bundles=bundles)
         self.loop = Loop(self.house, self.clock, **options)
         self.batches: list[int] = []
         self.effects: list[Effect] = []
