@@ -271,12 +271,14 @@ class Job:
         One that is in ``result_storage`` is read here and now, unless the job was awaited before.
 
         Raises:
-            FrayError: it has not ended: await it.
+            FrayError: it has not ended: await it; or it ended so long ago that its result is no longer kept.
         """
         if not self.done():
             raise FrayError(f"{self!r} has not ended: await it")
         if self._record.lost is not None or self.info.state is not JobState.SUCCEEDED:
             raise error_of(self._record)
+        if self._record.value is None and self.info.error_message is not None:
+            raise FrayError(f"job {self.id}: {self.info.error_message}")
         value = results.read_now(self._record)
         return None if value is None else payload.loads(value)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from law import Cluster, demand, ended, job
 
-from fray.model.specs import Cause, EntryKind, JobState, Phase
+from fray.errors import InvalidRequest
+from fray.model.specs import RESULT_GONE, Cause, EntryKind, JobState, Phase
 from fray.scheduler.effects import Forget, Happened, JobMoved, NamesMoved, WishesMoved
+from fray.scheduler.explain import explain
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     BUDGETS,
@@ -357,7 +359,52 @@ def test_ended_jobs_are_kept_up_to_a_limit_and_the_oldest_are_forgotten() -> Non
         effects = law.see(f"{name}:0:0", ended(value=f"v{name}"))
     assert effects[-1] == Forget(blobs=("pc", "va"))
     assert [info.job_id for info in law.state.list_jobs()] == ["b", "c"]
-    assert not [key for key in law.store if key[1].startswith("a")]
+    assert [key for key in law.store if key[1].startswith("a")] == [("past", "a")]
+
+
+def test_of_a_forgotten_job_a_line_is_kept_so_that_it_never_runs_again() -> None:
+    law = Cluster(Rules(finished_limit=1, history_limit=2))
+    law.driver()
+    law.node()
+    for name in "abcd":
+        law.launch(job(name))
+        law.see(f"{name}:0:0", ended(Cause.FAILURE, f"no {name}") if name == "b" else ended(value=f"v{name}"))
+    law.restart()
+    law.driver()
+    law.node()
+    assert list(law.state.past) == ["b", "c"]
+    assert [info.state for info in (*law.launch(job("b")), *law.launch(job("c")))] == ["failed", "succeeded"]
+    assert (law.info("b").error_message, law.info("c").error_message) == ("no b", RESULT_GONE)
+    assert explain(law.state, "b", law.now) == "b ended long ago (failure): no b; this is all that is remembered"
+    with pytest.raises(InvalidRequest, match="differs in name"):
+        law.launch(job("other", job_id="b"))
+    assert law.launch(job("a"))[0].state is JobState.PENDING  # beyond the bound
+
+
+def test_ended_jobs_are_kept_no_longer_than_their_time() -> None:
+    law = Cluster(Rules(finished_keep_s=100.0))
+    law.driver()
+    law.node()
+    law.launch(job("a"), job("b"))
+    law.see("a:0:0", ended())
+    law.now = 50.0
+    law.see("b:0:0", ended())
+    law.now = 120.0
+    law.driver("e")
+    assert (list(law.state.jobs), list(law.state.past)) == (["b"], ["a"])
+
+
+def test_what_attempts_say_of_their_ends_has_a_length() -> None:
+    law = Cluster()
+    law.driver()
+    law.node()
+    law.launch(job("a", max_retries_failure=5, backoff_max_s=0))
+    for generation in range(3):
+        law.see(f"a:{generation}:0", ended(Cause.FAILURE, f"first {'x' * 10**6} last", captured="s" * 10**6))
+    first, second, third, _ = law.info("a").attempts
+    assert third.message[:7] + third.message[-6:] == "first xx last"
+    assert len(third.message) < 8_100
+    assert (first.captured, second.captured, len(third.captured) < 256_100) == ("", "", True)
 
 
 def test_a_payload_is_kept_as_long_as_any_job_needs_it(law: Cluster) -> None:

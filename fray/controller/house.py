@@ -16,7 +16,7 @@ from fray.controller.logs import LogBook
 from fray.controller.store import Store
 from fray.controller.vitals import VitalsBook
 from fray.model.ids import AttemptId, BlobId
-from fray.model.specs import JobInfo, Outcome
+from fray.model.specs import RESULT_GONE, JobInfo, Outcome
 from fray.net.transport import Bytes
 from fray.scheduler.effects import Event
 from fray.scheduler.state import State
@@ -117,7 +117,7 @@ class House:
             return info, [data]
         if info.value is None:
             return info, []
-        return evolve(info, value=None, error_message=info.error_message or "its result is no longer kept"), []
+        return evolve(info, value=None, error_message=info.error_message or RESULT_GONE), []
 
     def with_error(self, outcome: Outcome | None) -> tuple[Outcome | None, list[Bytes]]:
         """The same for an actor's end."""

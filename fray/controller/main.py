@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from fray.controller.admission import GRACE_LIMIT_S
 from fray.controller.bundles import Bundles, Keeping
@@ -37,6 +37,9 @@ DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
 
 LEASE_LEAST_S = 240.0
 """A node must notice our silence, and end what it runs, within its lease."""
+
+KEEP_LIMIT_JOBS = 1_000_000
+KEEP_LEAST_S = 60.0
 
 _log = logging.getLogger("fray.controller")
 
@@ -258,13 +261,40 @@ def parse(argv: Sequence[str] | None) -> Options:
         help="so long may a driver that is lost without a goodbye stay away before all it owns ends, unless it asks "
         "for another time with open_cluster(grace_s=...) (default: %(default)g)",
     )
+    parser.add_argument(
+        "--keep-finished",
+        type=int,
+        default=rules.finished_limit,
+        metavar="N",
+        help="so many ended jobs are kept with their attempts and results; of 50,000 before them only how they ended "
+        "(default: %(default)d)",
+    )
+    parser.add_argument(
+        "--keep-finished-s",
+        type=float,
+        default=rules.finished_keep_s,
+        metavar="S",
+        help="and none of them longer than this (default: %(default)g, a week)",
+    )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
     found = parser.parse_args(argv)
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
     rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
+    rules = keeping(rules, found.keep_finished, found.keep_finished_s)
     return Options(listen, found.store.expanduser(), found.token_file, found.insecure, rules, found.json_lines)
+
+
+def keeping(rules: Rules, finished: int, finished_s: float) -> Rules:
+    """Raises InvalidRequest: fewer jobs or less time than those who wait for a result need."""
+    if not 1 <= finished <= KEEP_LIMIT_JOBS:
+        raise InvalidRequest(f"--keep-finished {finished} must be 1 to {KEEP_LIMIT_JOBS}")
+    if not finished_s >= KEEP_LEAST_S:
+        raise InvalidRequest(
+            f"--keep-finished-s {finished_s:g} must be {KEEP_LEAST_S:g} or more: drivers that were away ask for results"
+        )
+    return evolve(rules, finished_limit=finished, finished_keep_s=finished_s)
 
 
 def make_rules(suspect_s: float, lease_s: float, driver_grace_s: float = Rules().driver_grace_s) -> Rules:

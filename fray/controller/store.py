@@ -37,6 +37,11 @@ Row: TypeAlias = tuple[str, str, str]
 _APPLICATION = 0x46726179  # "Fray"
 _HEADER_BYTES = 100
 _TRIM = 1_000
+_FREE_PAGES = 2_000
+"""Pages (of 4 KiB) that may lie free in the file."""
+_PAGES_AT_ONCE = 500
+_LOG_BYTES = 16 * 1024 * 1024
+"""What the write-ahead log keeps of a large transaction."""
 
 _MIGRATIONS: tuple[str, ...] = (
     """
@@ -182,6 +187,12 @@ class Store:
             ).lastrowid
             if last is not None and last % _TRIM == 0:
                 self._db.execute("DELETE FROM events WHERE id <= ?", (last - EVENTS_LIMIT,))
+                self._shrink()
+
+    def _shrink(self) -> None:
+        """Give some of the free pages back, if there are many: most are written again soon."""
+        if self._db.execute("PRAGMA freelist_count").fetchone()[0] > _FREE_PAGES:
+            self._db.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
 
     def story(self, job: JobId, limit: int = 1_000) -> tuple[LogEvent, ...]:
         """The last ``limit`` events of a job, oldest first."""
@@ -253,6 +264,7 @@ def _open(file: Path, synchronous: str) -> sqlite3.Connection:
     db = _connect(str(file))
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(f"PRAGMA synchronous = {synchronous}")
+    db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
     return _migrate(db, version)
 
 
@@ -300,6 +312,8 @@ def _quoted(file: Path) -> str:
 
 
 def _migrate(db: sqlite3.Connection, version: int) -> sqlite3.Connection:
+    if version == 0:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
     for number in range(version, VERSION):
         db.executescript(
             f"BEGIN; {_MIGRATIONS[number]} PRAGMA application_id = {_APPLICATION}; "

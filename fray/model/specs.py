@@ -79,6 +79,8 @@ class ActorConfig:
                 raise InvalidRequest(f"{name}={getattr(self, name)} must be 0 or more seconds")
 
 
+RESULT_GONE = "it succeeded, and its result is no longer kept"
+"""In place of an error: whoever wants the result is told."""
 BLOB_LIMIT_BYTES = 8 * 1024 * 1024
 """One pickled payload or result; bigger things belong into storage, with their path in its place."""
 

@@ -54,8 +54,10 @@ def living_actor(state: State, session: SessionId) -> Attempt:
         ActorDied: it has ended for this cluster.
     """
     speaker = state.sessions.get(session)
-    attempt = state.attempts.get(speaker.attempt_id or "") if speaker is not None else None
-    if speaker is None or attempt is None or state.jobs[attempt.job_id].spec.entry is not EntryKind.ACTOR:
+    if speaker is None:  # sessions of attempts are forgotten with their end
+        raise ActorDied(f"the checkpoint was not kept: session {session} has ended for this cluster")
+    attempt = state.attempts.get(speaker.attempt_id or "")
+    if attempt is None or state.jobs[attempt.job_id].spec.entry is not EntryKind.ACTOR:
         raise InvalidRequest("checkpoints are of actors with a process of their own, and this is none")
     if speaker.over or not state.attempt_living(attempt.attempt_id):
         raise ActorDied(f"the checkpoint was not kept: {attempt.attempt_id} has ended for this cluster")

@@ -291,6 +291,10 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
         NoSuchJob: the cluster knows no such job.
     """
     job = state.jobs.get(job_id)
+    if job is None and job_id in state.past:
+        past = state.past[job_id]
+        told = f": {past.message}" if past.message else ""
+        return f"{job_id} ended long ago ({past.cause.value.replace('_', ' ')}){told}; this is all that is remembered"
     if job is None:
         raise NoSuchJob(f"the cluster knows no job {job_id!r}", job_id=job_id)
     lines = [f"{job_id} is {job_state(job).value}{_why(state, job)}"]

@@ -264,7 +264,7 @@ def _indexes(state: State) -> Iterator[str]:
         yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
 
 
-_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave")
+_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave", "past")
 _INDEXES = (
     "tally",
     "on_node",
@@ -319,6 +319,9 @@ def _bounds(state: State) -> Iterator[str]:
     for what, count in (("jobs", len(idle)), ("sessions", len(state.over)), ("actors", len(state.graves))):
         if count > most:
             yield f"{count} ended {what} on record, the limit is {most}"
+    if len(state.past) > state.rules.history_limit:
+        yield f"{len(state.past)} lines of old jobs, the limit is {state.rules.history_limit}"
+    yield from (f"{job_id} is on record and in the past" for job_id in state.past if job_id in state.jobs)
 
 
 RULES: tuple[Rule, ...] = (

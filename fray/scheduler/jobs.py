@@ -24,6 +24,7 @@ from fray.scheduler.lifecycle import (
 from fray.scheduler.match import Grant
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.ports import AVOID_S
+from fray.scheduler.records import bounded, forget_generations, slim, strip_value
 from fray.scheduler.registry import drop_incarnation
 from fray.scheduler.restarts import (
     FREE,
@@ -180,7 +181,8 @@ def end_attempt(
     state: State, out: Outbox, attempt: Attempt, sight: Sight, outcome: Outcome, at: float | None = None
 ) -> None:
     """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
-    outcome = as_ruled(state.jobs[attempt.job_id].spec, outcome)
+    spec = state.jobs[attempt.job_id].spec
+    outcome = bounded(as_ruled(spec, outcome), spec.members)
     if outcome.cause is Cause.SUCCEEDED:
         _ran(state, out, attempt, state.now - outcome.duration_s)
     elif attempt.started_at is None and outcome.duration_s:
@@ -224,9 +226,10 @@ def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outc
 
 def _leftover(state: State, out: Outbox, job: Job, attempt: Attempt) -> None:
     """An attempt on a silent machine that its job did not wait for (see `reconsider`)."""
-    _strip_value(state, out, attempt)
+    strip_value(state, out, attempt)
     if not state.tally[job.job_id].living:
         out.release(job.spec.payload)
+        slim(state, job)
 
 
 def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause, member: int | None = None) -> None:
@@ -319,7 +322,7 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
     pay(state, job, budget, first, members)
     job.places = places_again(job, members)
     for attempt in members:
-        _strip_value(state, out, attempt)
+        strip_value(state, out, attempt)
     turn(state, out, job, JobTurn.RETRIED)
     _tell_retry(state, out, job, budget, first)
     if crash_loop(job) and not crashed:
@@ -327,7 +330,7 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
     job.generation += 1
     job.queued_at = state.now
     job.first = job.first_member = None
-    _forget_old_records(state, job)
+    forget_generations(state, job)
     if job.held_until is not None or budget is Budget.SIBLING:
         turn(state, out, job, JobTurn.HELD_BACK)
         state.hold(job)
@@ -355,14 +358,6 @@ def _account(state: State, job: Job, budget: Budget) -> str:
     return f"{budget.value} {used}" + (f" of {most}{within}" if most >= 0 else "")
 
 
-def _forget_old_records(state: State, job: Job) -> None:
-    generations = max(1, state.rules.records_limit // job.spec.members)
-    while job.oldest < job.generation - generations:
-        for member in range(job.spec.members):
-            state.drop_attempt(state.attempts[attempt_id(job.job_id, job.oldest, member)])
-        job.oldest += 1
-
-
 def _succeed(state: State, out: Outbox, job: Job) -> None:
     """All members have succeeded; the first one's value is the job's."""
     own = state.members(job)[0].outcome
@@ -380,33 +375,14 @@ def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
         job.checkpoint = None
     state.bury_job(job)
     for attempt in state.members(job):
-        _strip_value(state, out, attempt)
+        strip_value(state, out, attempt)
         if attempt.living:
             _sever(state, out, attempt, outcome)
     if not state.tally[job.job_id].living:
         out.release(job.spec.payload)
+        slim(state, job)
     if job.spec.entry is EntryKind.ACTOR:
         out.actor(job.job_id)
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
         out.setbacks.append(job.job_id)
     out.happened(job.job_id, "ended", told(outcome))
-
-
-def _strip_value(state: State, out: Outbox, attempt: Attempt) -> None:
-    """Keep the attempt's outcome for the record, without its pickled value."""
-    if attempt.outcome is not None and attempt.outcome.value is not None:
-        out.release(attempt.outcome.value)
-        attempt.outcome = evolve(attempt.outcome, value=None)
-        state.touch("attempt", attempt.attempt_id)
-
-
-def forget_finished(state: State, out: Outbox) -> None:
-    """Keep no more than ``finished_limit`` ended jobs on record."""
-    surplus = len(state.finished) - state.rules.finished_limit
-    if surplus <= 0:
-        return
-    idle = (job_id for job_id in state.finished if not state.tally[job_id].living)
-    for job_id in [job_id for job_id, _ in zip(idle, range(surplus), strict=False)]:
-        job = state.jobs[job_id]
-        out.release(job.outcome.value if job.outcome else None)
-        state.drop_job(job)

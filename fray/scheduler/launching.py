@@ -48,17 +48,23 @@ def _at_home(state: State, event: LaunchAsked) -> list[JobSpec]:
 
 def _repeated(state: State, specs: list[JobSpec]) -> bool:
     """All of it is known already."""
-    known = [spec for spec in specs if spec.job_id in state.jobs]
+    known = [spec for spec in specs if _is_known(state, spec)]
     for spec in known:
-        if differing := differences(state.jobs[spec.job_id].spec, spec):
+        if differing := _differs(state, spec):
             raise InvalidRequest(
                 f"job id {spec.job_id!r} belongs to a different request: it differs in {', '.join(differing)}; "
                 "launch this one under another id"
             )
-    others = [spec for spec in specs if spec.job_id not in state.jobs and not spec.adopt_existing]
-    if known and others:
+    if known and not all(spec.adopt_existing or _is_known(state, spec) for spec in specs):
         raise InvalidRequest(f"a repeated launch must name the same jobs; only {known[0].job_id!r}… is known")
     return bool(known) and len(known) == len(specs)
+
+
+def _differs(state: State, spec: JobSpec) -> list[str]:
+    """In what it differs from the request of its id; of one that ended long ago only the name is known."""
+    if spec.job_id in state.jobs:
+        return differences(state.jobs[spec.job_id].spec, spec)
+    return ["name"] if state.past[spec.job_id].name != spec.name else []
 
 
 def _accept_all(state: State, event: LaunchAsked, specs: list[JobSpec], out: Outbox) -> tuple[JobId, ...]:
@@ -68,7 +74,7 @@ def _accept_all(state: State, event: LaunchAsked, specs: list[JobSpec], out: Out
     if there is not None:
         return (there,)
     adopted = {spec.job_id: found for spec in specs if (found := _adopted(state, spec)) is not None}
-    fresh = [spec for spec in specs if spec.job_id not in adopted and spec.job_id not in state.jobs]
+    fresh = [spec for spec in specs if spec.job_id not in adopted and not _is_known(state, spec)]
     owner = session.owner if session.role is not Role.TOOL else ""
     if fresh:
         _check(state, fresh, owner)
@@ -81,13 +87,17 @@ def _accept_all(state: State, event: LaunchAsked, specs: list[JobSpec], out: Out
     return tuple(adopted.get(spec.job_id, spec.job_id) for spec in specs)
 
 
+def _is_known(state: State, spec: JobSpec) -> bool:
+    return spec.job_id in state.jobs or spec.job_id in state.past
+
+
 def _adopted(state: State, spec: JobSpec) -> JobId | None:
     """The living job that a launch with ``adopt_existing`` means; None: launch it.
 
     Raises:
         NameTaken: the living one is of another request.
     """
-    if not spec.adopt_existing or spec.job_id in state.jobs:
+    if not spec.adopt_existing or _is_known(state, spec):
         return None  # or it is here since the request was first made
     staying = _staying(state, spec)
     if staying is None:

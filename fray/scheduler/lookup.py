@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from attrs import evolve
+
+from fray.model.environment import EnvironmentSpec
 from fray.model.ids import JobId, Namespace, SessionId
 from fray.model.messages.client import Role
 from fray.model.specs import JobSpec
@@ -94,19 +97,25 @@ _COMPARED = {
     "members": "replicas",
     "env_vars": "environment.env_vars",
     "secrets": "environment.env_vars",
-    "environment": "environment",
     **{name: name for name in ("max_retries_failure", "max_retries_preemption", "max_retries_machine_loss")},
     **{name: name for name in ("max_retries_out_of_memory", "exit_codes", "backoff_s", "backoff_max_s", "detached")},
     **{name: name for name in ("ladder", "ports", "health", "stall_s", "on_stall", "result_storage")},
     "actor": "actor_config",
 }
 """Fields of a spec that make it another request, and how its author calls them. Where it was asked from, as whom, and
-by which id is no difference."""
+by which id is no difference; nor is the code, only what is called, with which arguments."""
+
+
+def _without_code(environment: EnvironmentSpec) -> EnvironmentSpec:
+    """What was asked for: not the files that happen to be in the workspace, nor whose interpreter asked."""
+    return evolve(environment, bundle=None, python="")
 
 
 def differences(first: JobSpec, second: JobSpec) -> list[str]:
     """In what two requests differ, in their authors' words; empty: they are the same."""
     words = [word for field, word in _COMPARED.items() if getattr(first, field) != getattr(second, field)]
+    if _without_code(first.environment) != _without_code(second.environment):
+        words.append("environment")
     if first.signature and second.signature:
         if first.signature != second.signature:
             words.append("entrypoint or its arguments")

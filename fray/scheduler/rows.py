@@ -244,6 +244,21 @@ class Grave:
 
 
 @define(kw_only=True)
+class Past:
+    """What is kept of a job that ended long ago: enough to know its id again."""
+
+    job_id: JobId
+    name: str
+    namespace: Namespace
+    cause: Cause
+    ended_at: float
+    order: int
+    message: str = ""
+    exit_code: int | None = None
+    had_value: bool = False
+
+
+@define(kw_only=True)
 class Law:
     """The one row of table ``law``."""
 
@@ -264,7 +279,11 @@ class Rules:
     driver_grace_s: float = 30.0
     """How long a driver that is lost without a goodbye may stay away, unless it asked for another time."""
     finished_limit: int = 10_000
-    """Ended jobs, sessions and actors on record; the oldest are forgotten (repeating their launch runs them anew)."""
+    """Ended jobs, sessions and actors on record; of older jobs only a line is kept."""
+    finished_keep_s: float = 7 * 86_400.0
+    """How long an ended job is on record, at most."""
+    history_limit: int = 50_000
+    """Lines of jobs that ended before: whoever repeats their launch is told so. One older still would run anew."""
     living_limit: int = 100_000
     """Jobs that have not ended; more are refused."""
     records_limit: int = 100
@@ -281,5 +300,6 @@ TABLES: dict[str, type] = {
     "attempt": Attempt,
     "name": Binding,
     "grave": Grave,
+    "past": Past,
 }
 """In the order in which `State.restore` can be given the rows (any order will do)."""

@@ -120,6 +120,7 @@ def settle(state: State, out: Outbox) -> None:
             session = state.sessions[name]
             if session.phase is not SessionPhase.ENDED:
                 _end(state, out, session, f"attempt {attempt_id} has ended")
+            state.drop_session(session)  # its attempt is dead, and that is all that needs to be remembered
     for name in list(state.closing):
         session = state.sessions[name]
         if not _owns_any(state, session):

@@ -12,9 +12,9 @@ from fray.model.gangs import is_gang
 from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
-from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState, Outcome, Peer, Wish
+from fray.model.specs import RESULT_GONE, AttemptInfo, Cause, JobInfo, JobState, Outcome, Peer, Wish
 from fray.scheduler.explain import reason
-from fray.scheduler.lifecycle import job_state
+from fray.scheduler.lifecycle import FINAL, job_state
 from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
 from fray.scheduler.tables import Tables
 
@@ -48,7 +48,7 @@ class State(Tables):
         """Raises: NoSuchJob."""
         job = self.jobs.get(job_id)
         if job is None:
-            raise NoSuchJob(f"the cluster knows no job {job_id!r} (it may be long over)", job_id=job_id)
+            return self._past_info(job_id)
         outcome = job.outcome or Outcome(cause=Cause.SUCCEEDED)
         return JobInfo(
             job_id=job_id,
@@ -72,6 +72,22 @@ class State(Tables):
             user=job.spec.user,
             retries={cause.value: count for cause, count in job.retried.items()},
             first_member=job.first_member if job.spec.members > 1 else None,
+        )
+
+    def _past_info(self, job_id: JobId) -> JobInfo:
+        past = self.past.get(job_id)
+        if past is None:
+            raise NoSuchJob(f"the cluster knows no job {job_id!r} (it may be long over)", job_id=job_id)
+        message = error_message(Outcome(cause=past.cause, message=past.message))
+        return JobInfo(
+            job_id=job_id,
+            name=past.name,
+            state=FINAL[past.cause],
+            error_message=message or (RESULT_GONE if past.had_value else None),
+            end_time=past.ended_at,
+            namespace=past.namespace,
+            cause=past.cause,
+            exit_code=past.exit_code,
         )
 
     def list_jobs(

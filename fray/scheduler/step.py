@@ -30,9 +30,9 @@ from fray.scheduler.effects import (
     TerminateAsked,
     Tick,
 )
-from fray.scheduler.jobs import forget_finished
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.placement import place_waiting
+from fray.scheduler.records import forget_finished
 from fray.scheduler.state import State
 
 

@@ -25,6 +25,7 @@ from fray.scheduler.rows import (
     Law,
     Node,
     NodePhase,
+    Past,
     Rules,
     Session,
     SessionPhase,
@@ -64,6 +65,8 @@ class Tables:
         self.sessions: dict[SessionId, Session] = {}
         self.bindings: dict[ActorId, Binding] = {}
         self.graves: dict[ActorId, Grave] = {}
+        self.past: dict[JobId, Past] = {}
+        """Jobs of which only a line is kept, oldest end first."""
         self._dirty: dict[tuple[str, str], None] = {}
         self._make_indexes()
 
@@ -126,6 +129,7 @@ class Tables:
             "session": self.sessions,
             "name": self.bindings,
             "grave": self.graves,
+            "past": self.past,
             "law": {"law": self.law},
         }
         return tables[table]
@@ -166,6 +170,7 @@ class Tables:
         self.sessions = dict(sorted(self.sessions.items()))
         self.bindings = dict(sorted(self.bindings.items(), key=lambda item: item[1].order))
         self.graves = dict(sorted(self.graves.items(), key=lambda item: item[1].order))
+        self.past = dict(sorted(self.past.items(), key=lambda item: (item[1].ended_at, item[1].order)))
 
     def _attempt_order(self, attempt: Attempt) -> tuple[int, int, int]:
         job = self.jobs.get(attempt.job_id)
@@ -404,6 +409,14 @@ class Tables:
     def drop_grave(self, actor_id: ActorId) -> None:
         if self.graves.pop(actor_id, None) is not None:
             self.touch("grave", actor_id)
+
+    def put_past(self, past: Past) -> None:
+        self.past[past.job_id] = past
+        self.touch("past", past.job_id)
+
+    def drop_past(self, job_id: JobId) -> None:
+        del self.past[job_id]
+        self.touch("past", job_id)
 
     # Payloads and values
 
