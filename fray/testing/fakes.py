@@ -13,7 +13,7 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
-from fray.errors import Unreachable
+from fray.errors import FrayError, Unreachable
 from fray.model.health import Progress
 from fray.model.ids import AttemptId
 from fray.model.said import Said
@@ -22,13 +22,15 @@ from fray.net.codec import blob_id
 from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.net.transport import Authorize, Credential, Transport
 from fray.node.asking import BadAnswer
-from fray.node.launcher import OnLog, OnObserved, OnSaid
+from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
 from fray.node.logs import MemoryLogs
+from fray.node.workspaces import fetch
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.executor import InlineExecutor
 from fray.testing.seed import Trace
 from fray.testing.truth import Truth
+from fray.testing.workspaces import SimShelf
 
 NEAR_S = (0.00002, 0.0001)
 """One trip between two processes of one machine."""
@@ -183,11 +185,21 @@ class SimLauncher:
     reaches nobody.
     """
 
-    def __init__(self, machine: str, network: SimNetwork, truth: Truth, rng: random.Random, logs: MemoryLogs) -> None:
+    def __init__(
+        self,
+        machine: str,
+        network: SimNetwork,
+        truth: Truth,
+        rng: random.Random,
+        logs: MemoryLogs,
+        shelf: SimShelf,
+    ) -> None:
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt, chunk: None
         self.logs = logs
         self.on_said: OnSaid = lambda attempt, said: None
+        self.ask: Ask = _no_member
+        self.shelf = shelf
         self.held: dict[AttemptId, _Process] = {}
         self._machine, self._network, self._truth, self._rng = machine, network, truth, rng
         self._nursery: trio.Nursery | None = None
@@ -277,6 +289,9 @@ class SimLauncher:
         self._tell(process, Phase.STARTING)
         with process.starting:
             await trio.sleep(self._rng.uniform(*START_S))
+            problem = await self._fetch(ticket)
+            if problem:
+                self._end(process, Outcome(cause=Cause.ENVIRONMENT, message=problem), None, "by itself")
         if process.gone:
             return
         if process.asked:
@@ -293,6 +308,20 @@ class SimLauncher:
             duration_s=round(trio.current_time() - began, 6),
         )
         self._end(process, outcome, ended.value, "asked" if process.asked else "by itself")
+
+    async def _fetch(self, ticket: Ticket) -> str:
+        """Have its workspace here; says why not. It must be the one that its spec names, to the last byte."""
+        bundle = ticket.spec.environment.bundle
+        if bundle is None:
+            return ""
+        try:
+            manifest, _ = await fetch(bundle, self.ask, self.shelf, lambda line: None)
+        except FrayError as error:
+            return f"the workspace cannot be fetched: {error}"
+        damage = self.shelf.damage(bundle, manifest)
+        if damage:
+            self._truth.breach("P4", f"{ticket.attempt_id} would start in another workspace than {bundle}: {damage}")
+        return ""
 
     async def _work(self, process: _Process, content: bytes) -> Ended:
         ticket = process.ticket
@@ -341,6 +370,10 @@ class SimLauncher:
     def _tell(self, process: _Process, phase: Phase, pid: int | None = None) -> None:
         if not process.gone:
             self.on_observed(Observed(attempt_id=process.attempt_id, phase=phase, pid=pid), None)
+
+
+async def _no_member(message: object) -> Any:
+    raise Unreachable("no member of a cluster")
 
 
 async def _program(argv: tuple[str, ...], cancel: trio.CancelScope) -> Ended:

@@ -40,6 +40,7 @@ from fray.scheduler.step import step
 from fray.testing.fakes import SimLauncher, SimNetwork
 from fray.testing.seed import Seed
 from fray.testing.truth import Truth
+from fray.testing.workspaces import SimShelf, find
 
 CONTROLLER = "controller"
 ADDRESS = f"memory:{CONTROLLER}"
@@ -243,6 +244,7 @@ class Machine:
         """Outlives its nodes."""
         self._house = house
         self._host = ""
+        self._shelf = SimShelf()
         self._scope = trio.CancelScope()
 
     @property
@@ -256,7 +258,8 @@ class Machine:
         self._host = f"{self.name}.node{self.lives}"
         self._house.network.light(self.name)
         rng = self._house.seed.stream(f"launcher/{self._host}")
-        self.launcher = SimLauncher(self.name, self._house.network, self._house.truth, rng, self.disk)
+        network, truth = self._house.network, self._house.truth
+        self.launcher = SimLauncher(self.name, network, truth, rng, self.disk, self._shelf)
         self.down_since = None
         self._scope = trio.CancelScope()
         self._house.nursery.start_soon(self._live, self._host, self.launcher, self._scope)
@@ -341,6 +344,7 @@ class DriverProcess:
             rng=house.seed.stream(self.name),
         ) as runtime:
             self.session = runtime.session
+            runtime.find_workspace = find
             house.truth.driver_began(runtime.session, self.name, grace_s)
             cluster = cluster_of(runtime)
             yield cluster

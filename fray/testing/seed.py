@@ -81,7 +81,7 @@ def steady(seed: Seed) -> Iterator[None]:
 @contextmanager
 def _author() -> Iterator[None]:
     """What a job says about the process that launched it."""
-    words = SimpleNamespace(path=[DIRECTORY]), SimpleNamespace(getcwd=lambda: DIRECTORY)
+    words = SimpleNamespace(path=[DIRECTORY]), SimpleNamespace(getcwd=lambda: DIRECTORY, path=os.path)
     with (
         mock.patch.object(fray.jobs, "sys", words[0]),
         mock.patch.object(fray.jobs, "os", words[1]),

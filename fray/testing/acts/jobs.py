@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import trio
+from attrs import evolve
 
 from fray import (
     Cause,
     Entrypoint,
+    EnvironmentConfig,
     JobRequest,
     JobStopped,
     NeverSchedulable,
@@ -19,6 +21,7 @@ from fray import (
 from fray.testing import errands
 from fray.testing.acts.bench import Act, Bench, KnownJob, booms, launch, value_of
 from fray.testing.errands import SMALL, Boom, request
+from fray.testing.workspaces import ROOT
 
 
 async def value_job(b: Bench) -> str:
@@ -28,6 +31,19 @@ async def value_job(b: Bench) -> str:
         wanted = request(b.token, errands.give, b.token, value, b.rng.uniform(0, 5))
         job = await launch(b, scope, wanted)
         return await value_of(b, job, value, b.token)
+
+
+async def workspace_job(b: Bench) -> str:
+    """Two jobs of one project, edited in between: each has the version that was there when it was launched."""
+    number = b.rng.randrange(100)
+    async with b.cluster.open_scope(b.token) as scope:
+        for step in range(2):
+            token = f"{b.token}.{step}"
+            environment = EnvironmentConfig(workspace=f"{ROOT}{number + step}")
+            wanted = evolve(request(token, errands.give, token, step, b.rng.uniform(0, 3)), environment=environment)
+            job = await launch(b, scope, wanted)
+            text = await value_of(b, job, step, token)
+    return text
 
 
 async def sync_job(b: Bench) -> str:
@@ -188,6 +204,7 @@ async def worker_pool(b: Bench) -> str:
 ACTS: Mapping[str, Act] = {
     "value job": value_job,
     "sync job": sync_job,
+    "workspace job": workspace_job,
     "program": program,
     "background job": background_job,
     "wait for a job": wait_for_job,
