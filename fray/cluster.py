@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
@@ -15,6 +15,7 @@ from fray.groups import ActorGroup
 from fray.hosts import ActorHost
 from fray.jobs import Job, error_of, job_id_of
 from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.lines import LogLine
 from fray.model.messages.client import (
@@ -68,9 +69,15 @@ class Cluster:
         """Where the controller is."""
         return self._runtime.address
 
-    def open_scope(self, name: str = "scope") -> AbstractAsyncContextManager[Scope]:
-        """A nursery whose children are jobs and actors: ``async with cluster.open_scope("run") as scope``."""
-        return open_scope(self._runtime, name)
+    def open_scope(
+        self, name: str = "scope", *, env_vars: Mapping[str, str | Secret] | None = None
+    ) -> AbstractAsyncContextManager[Scope]:
+        """A nursery whose children are jobs and actors: ``async with cluster.open_scope("run") as scope``.
+
+        Args:
+            env_vars: variables of all its children; what a child's own environment says goes before them.
+        """
+        return open_scope(self._runtime, name, env_vars)
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
@@ -494,6 +501,7 @@ async def open_cluster(
     token: str | None = None,
     logs: bool = True,
     grace_s: float | None = None,
+    env_vars: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Connect to a cluster, or make one that lives as long as the ``async with``.
 
@@ -506,6 +514,7 @@ async def open_cluster(
         logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
         grace_s: for ``fray://``: how many seconds this driver may be lost without a goodbye (no network, asleep) before
             all it owns ends, up to a week. Default: as the controller says (``fray-controller --driver-grace-s``, 30).
+        env_vars: variables of every job of a cluster that is made here; a running one has ``fray-controller --env``.
 
     Raises:
         UnknownClusterSpec: the spec names nothing.
@@ -522,7 +531,10 @@ async def open_cluster(
         return
     chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
     with deferred_in_our_code():
-        async with connect.open_by_spec(chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s) as opened:
+        place = connect.open_by_spec(
+            chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
+        )
+        async with place as opened:
             cluster = cluster_of(opened)
             yield cluster
             await cluster._root.wait_jobs_then_end_actors()

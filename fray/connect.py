@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import groupby
 from urllib.parse import parse_qsl, urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from attrs import frozen
 
 from fray.errors import InvalidRequest, UnknownClusterSpec
+from fray.model.environment import EnvironmentConfig, plain
 from fray.model.ids import Namespace
 from fray.model.lines import LogLine
 from fray.model.messages.client import Role
@@ -91,18 +92,31 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
 
 
 def open_by_spec(
-    spec: Spec, *, namespace: Namespace | None, token: str | None, logs: bool, grace_s: float | None = None
+    spec: Spec,
+    *,
+    namespace: Namespace | None,
+    token: str | None,
+    logs: bool,
+    grace_s: float | None = None,
+    env_vars: Mapping[str, str] | None = None,
 ) -> AbstractAsyncContextManager[Runtime]:
     """The driver's place in the cluster that the spec names."""
     on_log = LogPrinter() if logs else None
+    variables = plain(EnvironmentConfig.create(env_vars=env_vars).env_vars)
     if spec.kind == "local":
         from fray.local import open_local
 
-        return open_local(namespace=namespace, on_log=on_log)
+        return open_local(namespace=namespace, on_log=on_log, env_vars=variables)
     if spec.kind == "machine":
         from fray.machine import open_machine
 
-        return open_machine(spec.nodes, spec.cpu, spec.memory, spec.pid_namespace, namespace=namespace, on_log=on_log)
+        size = spec.nodes, spec.cpu, spec.memory, spec.pid_namespace
+        return open_machine(*size, namespace=namespace, on_log=on_log, env_vars=variables)
+    if variables:
+        raise InvalidRequest(
+            "env_vars= of open_cluster are for clusters made here; a running one has its own: start its controller "
+            "with fray-controller --env KEY=VALUE, or use open_scope(env_vars=...)"
+        )
     return open_remote(spec.address, namespace=namespace, token=token, on_log=on_log, grace_s=grace_s)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -39,6 +39,7 @@ async def serve_controller(
     rng: random.Random,
     nodes: Sequence[NodeConfig],
     workspaces: Path | None = None,
+    env_vars: Mapping[str, str] | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled.
@@ -56,6 +57,7 @@ async def serve_controller(
         declared=declared,
         declares_all_nodes=True,
         in_place=workspaces is None,
+        env_vars=env_vars,
         task_status=task_status,
     )
 

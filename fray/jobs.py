@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
-from fray.model.environment import UNSENT, EnvironmentSpec, Secret
+from fray.model.environment import UNSENT, EnvironmentSpec, plain, secret_names
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, AttemptId, JobId, Namespace, mint_job_id
 from fray.model.messages.client import AskStacks, Stacks, Terminate
@@ -126,8 +126,8 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         demand=demand,
         members=members,
         gang=request.replicas is not None or demand.device_kind == "tpu",
-        env_vars={key: value for key, value in variables.items() if isinstance(value, str)},
-        secrets={key: value.name for key, value in variables.items() if isinstance(value, Secret)},
+        env_vars=plain(variables),
+        secrets=secret_names(variables),
         sys_path=tuple(path or os.getcwd() for path in sys.path),
         cwd=os.getcwd(),
         environment=EnvironmentSpec(bundle=_unsent(request.environment.workspace)),

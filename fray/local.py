@@ -11,7 +11,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -212,7 +212,10 @@ def local_capacity(ports: PortRange = PortRange()) -> Capacity:  # noqa: B008 - 
 
 @asynccontextmanager
 async def open_local(
-    *, namespace: Namespace | None, on_log: Callable[[Sequence[LogLine]], None] | None
+    *,
+    namespace: Namespace | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
+    env_vars: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit."""
     rng = random.SystemRandom()
@@ -223,7 +226,7 @@ async def open_local(
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
     with claim:
         async with open_services() as nursery:
-            await nursery.start(serve_controller, network, (), token, rng, [config])
+            await nursery.start(serve_controller, network, (), token, rng, [config], None, env_vars)
             await nursery.start(_node, config, network, rng)
             async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
                 yield runtime

@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -64,6 +64,7 @@ async def open_machine(
     *,
     namespace: Namespace | None,
     on_log: Callable[[Sequence[LogLine]], None] | None,
+    env_vars: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of real processes on this machine; all of it ends on exit.
 
@@ -73,7 +74,9 @@ async def open_machine(
     with open_run_directory() as directory:
         children = [NodeProcess(f"node-{index}", directory) for index in range(nodes)]
         try:
-            async with _open_among(children, directory, cpu, memory, pid_namespace, namespace, on_log) as runtime:
+            async with _open_among(
+                children, directory, cpu, memory, pid_namespace, namespace, on_log, env_vars
+            ) as runtime:
                 yield runtime
         finally:
             for child in children:
@@ -89,6 +92,7 @@ async def _open_among(
     pid_namespace: str,
     namespace: Namespace | None,
     on_log: Callable[[Sequence[LogLine]], None] | None,
+    env_vars: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Runtime]:
     """Be the controller of nodes that are starting, and a driver beside it."""
     from fray.embedded import embedded_network, open_driver, serve_controller  # the nodes start while this is imported
@@ -114,7 +118,7 @@ async def _open_among(
     async with open_services() as nursery:
         try:
             await nursery.start(
-                serve_controller, network, [socket], token, rng, configs, Path(directory.path, "workspaces")
+                serve_controller, network, [socket], token, rng, configs, Path(directory.path, "workspaces"), env_vars
             )
             for child, config in zip(children, configs, strict=True):
                 child.tell(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args, overload
 
@@ -13,7 +13,7 @@ from fray.errors import InvalidRequest, NameTaken
 from fray.groups import ActorGroup, build_members, check_count
 from fray.hosts import ActorHost
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
-from fray.model.environment import EnvironmentConfig
+from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import ResourceConfig
@@ -153,6 +153,7 @@ class Scope:
             entrypoint=Entrypoint.from_callable(fn, args, kwargs),
         )
         async with open_service_scope(self._runtime, label) as inner:
+            inner.variables = self._children.variables
             job = await Scope(inner).launch(request, on_failure="absorb")
             await job.wait_ended()
         return await job.wait()
@@ -371,6 +372,10 @@ def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> Non
 
 
 @asynccontextmanager
-async def open_scope(runtime: Runtime, name: str) -> AsyncIterator[Scope]:
+async def open_scope(
+    runtime: Runtime, name: str, env_vars: Mapping[str, str | Secret] | None = None
+) -> AsyncIterator[Scope]:
+    variables = EnvironmentConfig.create(env_vars=env_vars).env_vars
     async with open_child_scope(runtime, name) as children:
+        children.variables = variables
         yield Scope(children)

@@ -27,7 +27,7 @@ def test_a_node_needs_little_more_than_the_controller() -> None:
 
 
 def test_the_token_never_shows() -> None:
-    assert "secret" not in repr(config(*HERE))
+    assert "'secret'" not in repr(config(*HERE))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from fray.controller.log_desk import LogDesk, Nodes
 from fray.controller.mortality import Witness
 from fray.controller.partings import session_ended
 from fray.controller.relay import open_relay, open_way_to_port
+from fray.controller.secrets import check_secrets
 from fray.controller.subscriptions import Audience
 from fray.errors import (
     ChannelClosed,
@@ -84,6 +85,12 @@ class Front(Nodes, Protocol):
 
     def carrier_of(self, incarnation: str) -> Carrier | None:
         """What carries tunnels to this process; None without a conversation."""
+
+    def declared_secrets(self) -> set[str] | None:
+        """Names of the secrets that any node knows; None while there is no node."""
+
+    def secrets_moved(self) -> None:
+        """A driver has brought some of its secrets again."""
 
     def carrier_to_node(self, node: NodeName) -> Carrier | None:
         """What carries tunnels to ports of jobs on this node; None without a conversation."""
@@ -258,9 +265,21 @@ class ClientLink:
         with self._house.holding(blobs) as attached:
             needed = check_launch(message, attached, self._house.store.has_blob)
             check_bundles(message, self._house.state.jobs, self._house.bundles.has)
-            event = LaunchAsked(session=self.session, ref=ref, launch=message)
+            declared = self._front.declared_secrets()
+            if declared is not None:
+                check_secrets(message.jobs, message.secrets, declared)
+            event = LaunchAsked(session=self.session, ref=ref, launch=evolve(message, secrets={}))
+            self._house.secrets.bring([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
             self._house.ask_with(event, needed)
         return None
+
+    def _bring_secrets(self, ref: int, message: words.BringSecrets, blobs: Sequence[Bytes]) -> Answer:
+        jobs = self._house.state.jobs
+        for job_id, values in message.secrets.items():
+            if job_id in jobs and not jobs[job_id].ended and jobs[job_id].launched_by == self.session:
+                self._house.secrets.bring([job_id], values)
+        self._front.secrets_moved()
+        return words.Done(), ()
 
     def _terminate(self, ref: int, message: words.Terminate, blobs: Sequence[Bytes]) -> Answer:
         what = {field: getattr(message, field) for field in ("jobs", "reason", "name", "prefix", "tree", "own")}
@@ -536,6 +555,7 @@ class ClientLink:
 
 _ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] = {
     words.Launch: ClientLink._launch,
+    words.BringSecrets: ClientLink._bring_secrets,
     words.Terminate: ClientLink._terminate,
     words.WatchJobs: ClientLink._watch_jobs,
     words.FindJob: ClientLink._find_job,

@@ -43,6 +43,7 @@ from fray.scheduler.effects import (
     Event,
     Forget,
     JobMoved,
+    LaunchAsked,
     NamesMoved,
     NodeDied,
     NodeJoined,
@@ -146,7 +147,8 @@ class Gateway:
         there = self._nodes.get(hello.node)
         if there is not None and there.incarnation != hello.incarnation:
             self._make_way(there, hello, claim)
-        answer = ControllerHello(cluster_id=self._house.cluster_id, epoch=self._house.epoch)
+        house = self._house
+        answer = ControllerHello(cluster_id=house.cluster_id, epoch=house.epoch, env_vars=house.env_vars)
         return encode_message(answer), lambda channel: self._add_node(hello, channel)
 
     def _make_way(self, there: NodeLink, hello: NodeHello, claim: Claim) -> None:
@@ -233,6 +235,16 @@ class Gateway:
     def node_link(self, node: NodeName) -> NodeLink | None:
         return self._nodes.get(node)
 
+    def declared_secrets(self) -> set[str] | None:
+        """What any node knows; None while there is no node."""
+        links = [link for link in self._nodes.values() if link.channel.connected]
+        return {name for link in links for name in link.hello.secrets} if links else None
+
+    def secrets_moved(self) -> None:
+        """A driver has brought some again."""
+        for link in self._nodes.values():
+            link.secrets_moved()
+
     def carrier_to_node(self, node: NodeName) -> Carrier | None:
         link = self._nodes.get(node)
         return link.carrier if link is not None else None
@@ -263,7 +275,15 @@ class Gateway:
                 self._node_joined(event.hello)
         for effect in effects:
             self._carry_out(effect)
+        self._forget_secrets(events, effects)
         self._house.unpin(events)
+
+    def _forget_secrets(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
+        """Of jobs that were refused, and of those that have ended."""
+        refused = [spec.job_id for event in events if isinstance(event, LaunchAsked) for spec in event.launch.jobs]
+        moved = [effect.job_id for effect in effects if isinstance(effect, JobMoved)]
+        state = self._house.state
+        self._house.secrets.forget_all_but([*refused, *moved], lambda job_id: not state.job_ended(job_id))
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

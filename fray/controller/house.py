@@ -13,6 +13,7 @@ from attrs import define, evolve, field
 
 from fray.controller.bundles import Bundles
 from fray.controller.logs import LogBook
+from fray.controller.secrets import SecretBook
 from fray.controller.store import Store
 from fray.controller.vitals import VitalsBook
 from fray.model.ids import AttemptId, BlobId
@@ -51,6 +52,9 @@ class House:
     """The controller before this one saw the same processes under the same numbers."""
     book: LogBook = field(factory=LogBook)
     vitals: VitalsBook = field(factory=VitalsBook)
+    secrets: SecretBook = field(factory=SecretBook)
+    env_vars: dict[str, str] = field(factory=dict)
+    """Variables of every job."""
     in_place: bool = False
     """Jobs run where their authors do: no workspace travels."""
     inbox: Inbox = field(init=False)

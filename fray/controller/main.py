@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from fray.controller.loop import Loop, anchored_clock
 from fray.controller.mortality import world
 from fray.controller.store import Loaded, Store
 from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError
+from fray.model.environment import check_variable
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
 from fray.net import journal
@@ -70,6 +71,7 @@ async def run_controller(
     rules: Rules | None = None,
     keeping: Keeping | None = None,
     in_place: bool = False,
+    env_vars: Mapping[str, str] | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be the controller of the cluster in ``store`` until cancelled.
@@ -81,6 +83,7 @@ async def run_controller(
         rules: times and limits of the law.
         keeping: how many workspaces are kept, and for how long.
         in_place: jobs run in the processes of their authors, so workspaces need not travel.
+        env_vars: variables of every job, over those of its node.
 
     Raises:
         StoreError: the store is damaged, or a save has failed.
@@ -90,6 +93,7 @@ async def run_controller(
     clock = clock or anchored_clock()
     house = _open_house(store, clock(), rng, rules, keeping)
     house.in_place = in_place
+    house.env_vars = dict(env_vars or {})
     loop = Loop(house, clock)
     with _one_error():
         async with trio.open_nursery() as nursery:
@@ -188,6 +192,7 @@ class Options:
     insecure: bool
     rules: Rules
     json_lines: bool | None
+    env_vars: dict[str, str] = field(factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -276,6 +281,12 @@ def parse(argv: Sequence[str] | None) -> Options:
         metavar="S",
         help="and none of them longer than this (default: %(default)g, a week)",
     )
+    parser.add_argument(
+        "--env",
+        action="append",
+        metavar="KEY=VALUE",
+        help="a variable of every job, over that of its node; may be given several times",
+    )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
@@ -283,7 +294,27 @@ def parse(argv: Sequence[str] | None) -> Options:
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
     rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
     rules = keeping(rules, found.keep_finished, found.keep_finished_s)
-    return Options(listen, found.store.expanduser(), found.token_file, found.insecure, rules, found.json_lines)
+    return Options(
+        listen,
+        found.store.expanduser(),
+        found.token_file,
+        found.insecure,
+        rules,
+        found.json_lines,
+        make_variables(found.env or ()),
+    )
+
+
+def make_variables(given: Sequence[str]) -> dict[str, str]:
+    """Raises InvalidRequest: one of them is not written as KEY=VALUE, or is Fray's own."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidRequest(f"--env {text!r}: write KEY=VALUE")
+        check_variable(name, value)
+        found[name] = value
+    return found
 
 
 def keeping(rules: Rules, finished: int, finished_s: float) -> Rules:
@@ -387,7 +418,9 @@ async def _serve(options: Options) -> None:
         with _one_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_leave_on_signal, nursery.cancel_scope)
-                await run_controller(store, WebSocketNetwork(), options.listen, token, rules=options.rules)
+                await run_controller(
+                    store, WebSocketNetwork(), options.listen, token, rules=options.rules, env_vars=options.env_vars
+                )
     finally:
         store.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Protocol
 
 import trio
@@ -15,6 +16,7 @@ from attrs import evolve
 
 from fray.controller.house import House
 from fray.controller.mortality import Witness
+from fray.controller.secrets import WAIT_S
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
 from fray.model.lines import Chunk
@@ -94,6 +96,8 @@ class NodeLink:
         self._joined = False
         self._whole = False
         self._moved: dict[AttemptId, None] = {}
+        self._waiting: dict[AttemptId, float] = {}
+        """Until when attempts wait for secrets that only their drivers know."""
         self._told: dict[AttemptId, Observed] | None = None
         """What it has reported on this channel; None before it has told everything."""
         self._lost = False
@@ -270,8 +274,10 @@ class NodeLink:
         """Send wishes as there is room, until the channel has ended."""
         try:
             while self.channel.error is None:
-                await self._wake.wait()
+                with trio.move_on_at(min(self._waiting.values(), default=inf)):
+                    await self._wake.wait()
                 self._wake = trio.Event()
+                self._give_up_waiting()
                 while self.channel.error is None and self._joined and (self._whole or self._moved):
                     await self.channel.wait_room()
                     self._send(self._send_whole if self._whole else self._send_delta)
@@ -290,9 +296,9 @@ class NodeLink:
     def _send_whole(self) -> None:
         """All it shall hold and holds already; what it lacks waits its turn, as deltas."""
         wishes = self._house.state.wanted(self.node)
-        held = [wish for wish in wishes if self._payload_of(wish) is None]
-        self._whole = False
-        self._moved = {wish.attempt_id: None for wish in wishes if self._payload_of(wish) is not None}
+        later = {wish.attempt_id: None for wish in wishes if self._payload_of(wish) is not None or self._lacks(wish)}
+        held = [wish for wish in wishes if wish.attempt_id not in later]
+        self._whole, self._moved = False, later
         chunk, payloads = self._take_chunk()
         self._notice(True, [*held, *chunk], (), payloads)
 
@@ -321,23 +327,60 @@ class NodeLink:
             wish = self._wish(attempt_id)
             del self._moved[attempt_id]
             if wish is None:
+                self._waiting.pop(attempt_id, None)
                 continue
+            if self._lacks(wish):
+                self._waiting.setdefault(attempt_id, trio.current_time() + WAIT_S)
+                continue
+            self._waiting.pop(attempt_id, None)
             blob = self._payload_of(wish)
             if blob is not None and blob not in payloads:
                 data = self._house.store.blob(blob)
                 if data is None:
-                    self._cannot_start(wish)
+                    self._cannot_start(wish, "its payload is damaged in the controller's store")
                     continue
                 payloads[blob] = data
                 size_bytes += len(data)
             wishes.append(wish)
         return wishes, payloads
 
-    def _cannot_start(self, wish: Wish) -> None:
-        """Its payload is lost; the node has not heard of it and never will."""
-        outcome = Outcome(cause=Cause.ENVIRONMENT, message="its payload is damaged in the controller's store")
+    # Secrets
+
+    def secrets_moved(self) -> None:
+        """Some are known again."""
+        self._moved.update(dict.fromkeys(self._waiting))
+        self._wake.set()
+
+    def _lacks(self, wish: Wish) -> bool:
+        """It shall start, and a secret of its is known neither here nor to the node."""
+        if wish.stop or not wish.spec.secrets or wish.attempt_id in self._held:
+            return False
+        return bool(self._house.secrets.missing(wish.spec, self.hello.secrets))
+
+    def _give_up_waiting(self) -> None:
+        now = trio.current_time()
+        for attempt_id in [attempt_id for attempt_id, until in self._waiting.items() if until <= now]:
+            del self._waiting[attempt_id]
+            wish = self._wish(attempt_id)
+            if wish is not None and self._lacks(wish):
+                names = ", ".join(self._house.secrets.missing(wish.spec, self.hello.secrets))
+                self._cannot_start(
+                    wish,
+                    f"nobody knows its secret {names} any more: the controller was restarted, its driver has not come "
+                    f"back within {WAIT_S:g} s, and node {self.node} has none of this name",
+                )
+
+    def _cannot_start(self, wish: Wish, why: str) -> None:
+        """The node has not heard of it and never will."""
+        outcome = Outcome(cause=Cause.ENVIRONMENT, message=why)
         ended = Observed(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome)
         self._tell_report(Report(full=False, observed=(ended,)))
+
+    def _keyed(self, wish: Wish) -> Wish:
+        """With what no state has: its key, and what its author has entrusted us with for its start."""
+        starts = wish.attempt_id not in self._held and not wish.stop
+        secrets = self._house.secrets.of(wish.spec) if starts and wish.spec.secrets else {}
+        return evolve(wish, key=self._house.attempt_key(wish.attempt_id), secrets=secrets)
 
     def _payload_of(self, wish: Wish) -> BlobId | None:
         """What must be attached for this wish."""
@@ -346,7 +389,7 @@ class NodeLink:
     def _notice(
         self, full: bool, wishes: Sequence[Wish], gone: tuple[AttemptId, ...], payloads: dict[BlobId, bytes]
     ) -> None:
-        keyed = tuple(evolve(wish, key=self._house.attempt_key(wish.attempt_id)) for wish in wishes)
+        keyed = tuple(map(self._keyed, wishes))
         wanted = Wanted(
             epoch=self._house.epoch, revision=self._front.next_revision(), full=full, wishes=keyed, gone=gone
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from attrs import Factory, field
+from attrs import field
 
+from fray.errors import InvalidRequest
 from fray.model.ids import BlobId
 from fray.model.word import frozen
 
@@ -26,6 +28,45 @@ class Secret:
 
     name: str
 
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _SECRET.match(self.name):
+            raise InvalidRequest(f"Secret({self.name!r}): a secret's name has 1 to 100 letters, digits and _ . -")
+
+
+_SECRET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")
+OURS = "FRAY_"
+"""How the variables begin that Fray sets, and nobody else."""
+
+
+def check_variable(name: str, value: object) -> None:
+    """Raises InvalidRequest: it cannot be a variable of a process, or is one of Fray's own."""
+    if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        raise InvalidRequest(f"{name!r} cannot be the name of a variable")
+    if name.startswith(OURS):
+        raise InvalidRequest(f"{name}: variables that begin with {OURS} are Fray's own: choose another name")
+    if isinstance(value, Secret):
+        return
+    if not isinstance(value, str):
+        raise InvalidRequest(f"variable {name}={value!r} must be a text: write {str(value)!r}")
+    if "\0" in value:
+        raise InvalidRequest(f"the value of variable {name} has a NUL, which no process can be given")
+
+
+def _variables(given: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
+    for name, value in given.items():
+        check_variable(name, value)
+    return dict(given)
+
+
+def plain(variables: Mapping[str, str | Secret]) -> dict[str, str]:
+    """Those that are no secrets."""
+    return {name: value for name, value in variables.items() if isinstance(value, str)}
+
+
+def secret_names(variables: Mapping[str, str | Secret]) -> dict[str, str]:
+    """Those that are secrets, and of which name."""
+    return {name: value.name for name, value in variables.items() if isinstance(value, Secret)}
+
 
 def _words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
@@ -38,7 +79,7 @@ class EnvironmentConfig:
     Attributes:
         extras: of the workspace's project (its ``pyproject.toml``).
         pip_packages: requirements as pip writes them: ``"polars>=1"``.
-        env_vars: values, or `Secret` in their place.
+        env_vars: values, or `Secret` in their place; names that begin with ``FRAY_`` are Fray's own.
         workspace: directory whose files (tracked by git, or untracked and not ignored) travel to where the job runs and
             are its working directory there. Default None: nothing travels.
         docker_image: run in a container of this image. Default None.
@@ -46,7 +87,7 @@ class EnvironmentConfig:
 
     extras: tuple[str, ...] = field(default=(), converter=_words)
     pip_packages: tuple[str, ...] = field(default=(), converter=_words)
-    env_vars: dict[str, str | Secret] = Factory(dict)
+    env_vars: dict[str, str | Secret] = field(factory=dict, converter=_variables)
     workspace: str | None = None
     docker_image: str | None = None
 

@@ -414,6 +414,8 @@ class Wish:
     stop_cause: Cause = Cause.STOPPED
     key: str = field(default="", repr=False)
     """Credential with which the attempt's process dials the controller; never stored, filled in by the gateway."""
+    secrets: dict[str, str] = field(factory=dict, repr=False)
+    """Values that its author brought, by name of the secret; never stored, and filled in likewise."""
     followed: bool = True
     """Send its log lines."""
 
@@ -452,3 +454,12 @@ class Ticket:
     """Given to it on this machine, by name."""
     peers: tuple[Peer, ...] = ()
     """All members of its gang, in order of rank; see `Wish`."""
+    cluster_vars: dict[str, str] = Factory(dict)
+    """Variables of every job of the cluster."""
+    secrets: dict[str, str] = field(factory=dict, repr=False)
+    """Values by name of the secret. A ticket with some is written to no disk."""
+
+    def secret_vars(self) -> dict[str, str]:
+        """Variables that hold secrets, with their values."""
+        named = self.spec.secrets.items()
+        return {variable: self.secrets[name] for variable, name in named if name in self.secrets}

@@ -29,6 +29,7 @@ from fray.node.logs import AttemptLog
 from fray.node.ports import ports_taken, strangers
 from fray.node.preparing import NotPrepared, Prepared, Preparer
 from fray.node.record import load
+from fray.node.redact import Redactor
 from fray.node.zygotes import Zygotes
 
 START_S = 30.0
@@ -257,7 +258,7 @@ class Course:
         while not self.place.sweep_adopted(dead=attempt.keeper):
             await self.place.wait_hatched()
         if attempt.log is not None:
-            attempt.log.finish(attempt.pipes)
+            attempt.log.finish(attempt.pipes, Redactor(attempt.ticket.secrets).hide)
         lost = Outcome(
             cause=Cause.STOPPED if attempt.unwanted else Cause.KILLED,
             message="its keeper process was killed, and the job with it",

@@ -19,6 +19,7 @@ from pathlib import Path
 from attrs import define, field
 
 from fray.model.lines import Bytes, head
+from fray.node.redact import Hide
 from fray.node.watcher import Watcher
 
 LINE_LIMIT_BYTES = 64 * 1024
@@ -102,6 +103,8 @@ class Spool:
     """The number the next line gets."""
     limit_bytes: int = 1 << 62
     """Of all segments together; the oldest are removed, the last one never."""
+    hide: Hide | None = None
+    """Takes secrets out of whole lines; what is there of an unfinished one is not written then."""
     _file: int = field(default=-1, alias="_file")
     _size: int = 0
     _segments: deque[tuple[Path, int]] = field(factory=deque)
@@ -110,6 +113,8 @@ class Spool:
 
     def write(self, stream: str, time_s: float, lines: bytes, rest: bytes = b"") -> None:
         """Append whole lines, and what is there of the next one of this stream."""
+        if self.hide is not None:
+            lines, rest = self.hide(lines), b""
         count = lines.count(b"\n")
         parts: list[Bytes] = [head(stream, self.lines, count, time_s, len(lines)), lines] if count else []
         self.lines += count
@@ -204,6 +209,7 @@ class Output(Watcher):
         lines = cutter.feed(data) if data else cutter.flush()
         self.spool.write(name, time.time(), lines, cutter.rest)
         if name == "err" and lines:
+            lines = self.spool.hide(lines) if self.spool.hide is not None else lines
             self._last.extend(lines[-LAST_LINES_LIMIT_BYTES:].splitlines()[-LAST_LINES:])
         if not data:
             del self._streams[descriptor]

@@ -71,6 +71,8 @@ class NodeConfig:
     """Shared by all nodes of this machine and user: what can be had again. Default: ``~/.cache/fray``."""
     lease_s: float = 600.0
     """After this much silence the controller places the node's attempts elsewhere."""
+    secrets_dir: str = ""
+    """See `fray.node.secrets`; empty: this node knows none."""
     pid_namespace: Mode = Mode.AUTO
     """Which attempts have a PID namespace."""
     memory_limit: Limiter = Limiter.AUTO

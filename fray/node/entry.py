@@ -75,17 +75,19 @@ def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
 def job_variables(
     ticket: Ticket, offered: Mapping[str, int] | None = None, prepared: Prepared | None = None, cpus: Iterable[int] = ()
 ) -> dict[str, str]:
-    """What the environment of an attempt has beside the node's. The later goes before the earlier: granted CPUs and
-    devices, what was prepared for it, the job's own variables, what is firm (ports, secrets), Fray's own.
+    """What the environment of an attempt has beside the node's. The later goes before the earlier: variables of the
+    cluster, granted CPUs and devices and the gang in frameworks' words, what was prepared for it, the job's own
+    variables and secrets, what is firm, Fray's own.
 
     Args:
         offered: how many accelerators of each kind the node has; a job sees only those it was granted.
         cpus: those it is pinned to.
     """
     ready = prepared or Prepared()
-    granted = {**thread_variables(cpus, os.environ), **device_variables(ticket.devices, offered or {})}
-    suggested = {**granted, **framework_variables(ticket), **ready.variables}
-    return {**suggested, **ticket.spec.env_vars, **ready.firm, **_fray_variables(ticket)}
+    inherited = {**os.environ, **ticket.cluster_vars}
+    granted = {**thread_variables(cpus, inherited), **device_variables(ticket.devices, offered or {})}
+    suggested = {**ticket.cluster_vars, **granted, **framework_variables(ticket), **ready.variables}
+    return {**suggested, **ticket.spec.env_vars, **ticket.secret_vars(), **ready.firm, **_fray_variables(ticket)}
 
 
 def working_directory(body: Body) -> str:

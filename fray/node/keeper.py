@@ -42,6 +42,7 @@ from fray.node.namespace import settle
 from fray.node.preparing import Prepared
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.record import Record, save
+from fray.node.redact import Redactor
 from fray.node.spawn import Child, Start, spawn
 from fray.node.stacks import Scribes
 from fray.node.verdict import Descent, Ending, Rung, judge
@@ -192,6 +193,8 @@ class Watch:
         self.status: int | None = None
         self.condemned: Outcome | None = None
         self.lingered = self.node_gone = False
+        self.redact = Redactor(ticket.secrets)
+        spool.hide = self.redact.hide
         self.output = Output(spool, self.watch, self.unwatch, lambda lines: self.lines.tell(log=lines))
         self.watchers: list[Watcher] = [self.output]
         self.words: dict[str, Callable[[Any], None]] = {
@@ -342,7 +345,8 @@ class Watch:
     def _outcome(self) -> Outcome:
         found = [judge(self._ending())]
         self._ask(lambda watcher: found.append(watcher.finish(found[-1])))
-        return found[-1]
+        shown = self.redact.text
+        return evolve(found[-1], message=shown(found[-1].message), captured=shown(found[-1].captured))
 
     def _drain(self) -> None:
         """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to a stranger."""

@@ -26,6 +26,7 @@ from fray.model.messages.node import LogPage, ReadLog
 from fray.node.capture import READ_BYTES, LineCutter, Spool, said
 from fray.node.config import LogRules
 from fray.node.pages import Segment, read_page
+from fray.node.redact import Hide
 from fray.node.tails import Tail, end_of, segments
 
 PIPE_LIMIT_BYTES = 1024 * 1024
@@ -79,10 +80,10 @@ class AttemptLog:
         while (chunk := self._tail.read()) is not None:
             self.tell(chunk)
 
-    def finish(self, pipes: dict[str, int] | None = None) -> None:
+    def finish(self, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
         """Its keeper was killed: see `finish`."""
         with contextlib.suppress(OSError):
-            finish(self.directory, pipes)
+            finish(self.directory, pipes, hide)
         self.pass_on()
 
     def close(self) -> None:
@@ -206,10 +207,11 @@ def open_spool(directory: Path) -> Spool:
     return Spool.reopen(directory, first, lines, size)
 
 
-def finish(directory: Path, pipes: dict[str, int] | None = None) -> None:
+def finish(directory: Path, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
     """Write out what a dead keeper had read of unfinished lines, and what it had not read of the job's pipes."""
     rests = {**dict.fromkeys(pipes or {}, b""), **unfinished(directory)}
     with contextlib.closing(open_spool(directory)) as spool:
+        spool.hide = hide
         for stream, rest in rests.items():
             cutter = LineCutter(rest)
             for data in _left_in(pipes.get(stream) if pipes is not None else None):

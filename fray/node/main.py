@@ -26,6 +26,7 @@ from fray.node.config import LEASE_LEAST_S, Limiter, Mode, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
 from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
+from fray.node.secrets import check_directory
 from fray.node.serve import run_node
 
 __all__ = ["NodeConfig", "main", "run_node"]
@@ -50,12 +51,13 @@ _FILE_KEYS = {
     "tpus": (int, list),
     "attributes": dict,
     "ports": str,
+    "secrets": str,
 }
 
 
 _OPTIONS = (
     *("controller", "name", "state_dir", "cache_dir", "token_file", "advertise", "insecure", "lease_s"),
-    *("pid_namespace", "memory_limit", "ports"),
+    *("pid_namespace", "memory_limit", "ports", "secrets"),
 )
 """What the command line may say too; it wins."""
 
@@ -117,6 +119,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="auto (default): control groups where the node may make them, else as watch: it looks at what jobs have; "
         "off: jobs may take more than they asked for",
     )
+    parser.add_argument(
+        "--secrets",
+        metavar="DIR",
+        help="a file for each secret that jobs may ask for (mode 600), by its name",
+    )
     parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
     parser.add_argument(
         "--insecure",
@@ -166,6 +173,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         advertise=told.get("advertise") or _local_address(controller),
         networked=networked,
         lease_s=lease_s,
+        secrets_dir=check_directory(told["secrets"]) if "secrets" in told else "",
         **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
 

@@ -27,6 +27,7 @@ from fray.net.channel import Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.requests import Requests
 from fray.net.transport import Bytes
+from fray.node import secrets
 from fray.node.answers import Answers
 from fray.node.config import NodeConfig
 from fray.node.forwards import Forwards
@@ -63,6 +64,7 @@ class Member:
         self.answers = Answers(launcher.logs)
         self._values: dict[AttemptId, bytes] = {}
         self._payloads: dict[BlobId, bytes] = {}
+        self._cluster_vars: dict[str, str] = {}
         self._newest = (0, 0)
         self._moved: dict[AttemptId, None] = {}
         self._gone: dict[AttemptId, None] = {}
@@ -87,6 +89,7 @@ class Member:
             host=config.advertise,
             process=config.process,
             holds=tuple(self.held),
+            secrets=secrets.names(config.secrets_dir),
             lease_s=config.lease_s,
             log_archive=config.logs.archive,
         )
@@ -126,6 +129,7 @@ class Member:
     def on_reset(self, greeting: bytes) -> None:
         hello, _ = decode_message(greeting)
         epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
+        self._cluster_vars = hello.env_vars if isinstance(hello, ControllerHello) else {}
         log.info("joined the cluster", extra={"controller": self.config.controller, "epoch": epoch})
         self.forwards.on_lost("the controller was restarted")
         self._newest = max(self._newest, (epoch, 0))
@@ -186,10 +190,21 @@ class Member:
             lost = f"node {self.config.name} has not been sent its payload"
             self._settle(wish, Outcome(cause=Cause.MACHINE_LOST, message=lost))
             return
+        known = self._secrets(wish)
+        unknown = sorted(set(wish.spec.secrets.values()) - set(known))
+        if unknown:
+            text = f"node {self.config.name} does not know the secret {', '.join(unknown)}; its author did not bring it"
+            self._settle(wish, Outcome(cause=Cause.ENVIRONMENT, message=text))
+            return
         self.held[wish.attempt_id] = Observed(attempt_id=wish.attempt_id, phase=Phase.STARTING)
-        self._launcher.start(self._ticket(wish), payload)
+        self._launcher.start(self._ticket(wish, known), payload)
 
-    def _ticket(self, wish: Wish) -> Ticket:
+    def _secrets(self, wish: Wish) -> dict[str, str]:
+        """By name: as this node's operator says, else as the author does."""
+        found = {name: secrets.read(self.config.secrets_dir, name) for name in wish.spec.secrets.values()}
+        return {**wish.secrets, **{name: value for name, value in found.items() if value is not None}}
+
+    def _ticket(self, wish: Wish, known: dict[str, str]) -> Ticket:
         return Ticket(
             attempt_id=wish.attempt_id,
             spec=wish.spec,
@@ -201,6 +216,8 @@ class Member:
             devices=wish.devices,
             ports=wish.ports,
             peers=wish.peers,
+            cluster_vars=self._cluster_vars,
+            secrets=known,
         )
 
     def _settle(self, wish: Wish, outcome: Outcome) -> None:

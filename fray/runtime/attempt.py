@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import random
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -16,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import trio
 from attrs import evolve, frozen
 
-from fray.errors import CancelIgnored, FrayError, MessageTooLarge
+from fray.errors import CancelIgnored, FrayError, MessageTooLarge, RemoteError
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.health import HealthCheck
 from fray.model.ids import split_attempt
@@ -113,8 +114,13 @@ def failed(error: BaseException, *, constructing: bool = False) -> Ended:
     if code == 0:
         return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), payload.dumps(None, "None"))
     raised = not isinstance(error, SystemExit)
+    data, redacted = payload.dump_error(error), own_job.redactor()
+    if own_job.shows_secret(data):  # its type is lost, but the value of the secret goes nowhere
+        text = redacted("".join(traceback.format_exception(error)))
+        data = payload.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
+    message = redacted(message)
     outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, raised=raised, constructing=constructing)
-    return Ended(outcome, payload.dump_error(error))
+    return Ended(outcome, data)
 
 
 def _within(text: str, limit_chars: int) -> str:

@@ -7,6 +7,7 @@ again by `fray.net.requests`. So a controller restart is a pause, nothing more.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from fray.errors import ChannelClosed, FrayError, NoSuchJob, Unreachable
 from fray.model.ids import JobId, Namespace
 from fray.model.lines import LogLine
 from fray.model.messages.client import (
+    BringSecrets,
     ClientHello,
     ControllerHello,
     Ended,
@@ -132,6 +134,10 @@ class ControllerLink:
         self._channel: Channel | None = None
         self._requests: Requests | None = None
         self._jobs: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
+        self.secret_of: Callable[[str], str | None] = os.environ.get
+        """What this process knows of secrets."""
+        self._secrets: dict[JobId, dict[str, str]] = {}
+        """Values brought for living jobs."""
         self._names: dict[str, _NamesWatch] = {}
         self._follow: dict[JobId | None, bool] = {}
         self._not_printed: Counter[JobId] = Counter()
@@ -324,8 +330,29 @@ class ControllerLink:
                 record.accepted = True
             records[:] = self._learn_all(reply, blobs, keep=True)
 
-        await self.request_blobs(Launch(jobs=tuple(specs)), payloads, on_answer=accepted)
+        secrets = self._known_secrets(specs)
+        self._secrets.update((spec.job_id, secrets) for spec in specs if spec.secrets)
+        try:
+            await self.request_blobs(Launch(jobs=tuple(specs), secrets=secrets), payloads, on_answer=accepted)
+        except FrayError:
+            for spec in specs:
+                self._secrets.pop(spec.job_id, None)
+            raise
         return records
+
+    def _known_secrets(self, specs: Sequence[JobSpec]) -> dict[str, str]:
+        """Of those the jobs ask for, what this process's own environment has under their names."""
+        names = {name for spec in specs for name in spec.secrets.values()}
+        values = {name: self.secret_of(name) for name in sorted(names)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    async def _bring_secrets(self) -> None:
+        """The controller may be another one, which never knew them."""
+        if self._secrets:
+            try:
+                await self.request(BringSecrets(secrets=dict(self._secrets)))
+            except FrayError:
+                pass  # the conversation has ended (`on_end` tells everybody)
 
     async def terminate(self, message: Terminate) -> tuple[JobId, ...]:
         """Ask for the end of jobs; those that end by this are no error of their scopes here."""
@@ -393,6 +420,8 @@ class ControllerLink:
         return record
 
     def _learn(self, info: JobInfo, value: Bytes | None) -> None:
+        if info.state.finished:
+            self._secrets.pop(info.job_id, None)
         record = self._jobs.get(info.job_id)
         if record is not None:
             record.update(info, None if value is None else bytes(value))
@@ -495,6 +524,7 @@ class ControllerLink:
             self._owed = trio.Event()
             if resets != self._resets:
                 if resets:
+                    await self._bring_secrets()
                     await self._rewatch_jobs()
                 resets, told, told_follow = self._resets, {}, {}
             told = {key: watch for key, watch in told.items() if self._names.get(key) is watch}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from attrs import Factory
@@ -11,6 +12,9 @@ from fray.model.gangs import coordinator_of, local_ranks, rank_of
 from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.specs import Peer, Ticket
 from fray.model.word import frozen
+
+LEAST_CHARS = 8
+"""Shorter secrets are not looked for."""
 
 
 @frozen(kw_only=True)
@@ -56,6 +60,26 @@ def enter_process(ticket: Ticket) -> None:
     """All code of this process belongs to this attempt."""
     global _of_process
     _of_process = ticket
+
+
+def redactor() -> Callable[[str], str]:
+    """Takes the values of this attempt's secrets out of a text."""
+    ticket = _ticket.get() or _of_process
+    known = ticket.secrets if ticket is not None else {}
+
+    def redacted(text: str) -> str:
+        for name, value in known.items():
+            text = text.replace(value, f"[secret {name}]") if len(value) >= LEAST_CHARS else text
+        return text
+
+    return redacted
+
+
+def shows_secret(data: bytes) -> bool:
+    """Whether the value of a secret of this attempt stands in it as it is."""
+    ticket = _ticket.get() or _of_process
+    known = ticket.secrets.values() if ticket is not None else ()
+    return any(len(value) >= LEAST_CHARS and value.encode() in data for value in known)
 
 
 def current_job() -> CurrentJob:

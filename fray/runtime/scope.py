@@ -6,13 +6,15 @@ cancelled watcher ends its child and waits, bounded, for the acknowledgement.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 import trio
+from attrs import evolve
 
 from fray.errors import FrayError
+from fray.model.environment import Secret, plain, secret_names
 from fray.model.messages.client import Terminate
 from fray.model.specs import Cause, JobSpec
 from fray.runtime.context import Runtime
@@ -34,6 +36,8 @@ class ChildScope:
     def __init__(self, runtime: Runtime, name: str, nursery: trio.Nursery) -> None:
         self.runtime = runtime
         self.name = name
+        self.variables: Mapping[str, str | Secret] = {}
+        """Of all its children; their own go before them."""
         self.family = Family()
         self._nursery = nursery
         self._actors: dict[str, trio.CancelScope] = {}
@@ -55,6 +59,7 @@ class ChildScope:
         Args:
             attaches: a job of such an id may be there already, made by anybody.
         """
+        specs = [_in_group(spec, self.variables) for spec in specs] if self.variables else specs
         decide = (lambda record, error: supervision) if isinstance(supervision, Supervision) else supervision
         if self.family.ending:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
@@ -175,6 +180,12 @@ async def _with_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequen
     from fray.runtime.bundling import bundled  # reads files and asks git: of no use to most
 
     return await bundled(runtime, specs)
+
+
+def _in_group(spec: JobSpec, variables: Mapping[str, str | Secret]) -> JobSpec:
+    secrets = {name: Secret(secret) for name, secret in spec.secrets.items()}
+    merged: dict[str, str | Secret] = {**variables, **spec.env_vars, **secrets}
+    return evolve(spec, env_vars=plain(merged), secrets=secret_names(merged))
 
 
 async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str, own: bool = False) -> None:

@@ -65,6 +65,8 @@ class ControllerHello:
     """The session existed before this connection."""
     in_place: bool = False
     """Jobs run in the process of their author, where its files are: no workspace needs to travel."""
+    env_vars: dict[str, str] = Factory(dict)
+    """To nodes: variables of every job of the cluster."""
 
 
 # Jobs
@@ -82,6 +84,15 @@ class Launch:
     """
 
     jobs: tuple[JobSpec, ...]
+    secrets: dict[str, str] = field(factory=dict, repr=False)
+    """Values that the author knows, by name of the secret. They are in no spec; the controller keeps them in memory."""
+
+
+@frozen(kw_only=True)
+class BringSecrets:
+    """The same again, after the controller was restarted: by job, and by name. Reply: `Done`."""
+
+    secrets: dict[JobId, dict[str, str]] = field(repr=False)
 
 
 @frozen(kw_only=True)

@@ -27,6 +27,8 @@ class NodeHello:
     """Attempts whose payload this node need not be sent again."""
     host: str = ""
     """Host or IP under which peers reach what listens on this machine."""
+    secrets: tuple[str, ...] = ()
+    """Names of those that its operator has given it."""
     lease_s: float = 600.0
     """It ends its attempts itself before it has heard nothing for so long."""
     log_archive: str = ""

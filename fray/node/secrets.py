@@ -1,0 +1,47 @@
+"""Secrets that an operator gives a node: a directory with one file each, named as the secret is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fray.errors import InvalidRequest
+
+LIMIT_BYTES = 64 * 1024
+
+
+def check_directory(path: str) -> str:
+    """The absolute path.
+
+    Raises:
+        InvalidRequest: it is no directory, or others can look into it or into a file of it.
+    """
+    directory = Path(path).expanduser().absolute()
+    if not directory.is_dir():
+        raise InvalidRequest(f"--secrets {path}: there is no such directory")
+    for one in (directory, *_files(directory)):
+        if one.stat().st_mode & 0o077:
+            raise InvalidRequest(f"{one} can be read by others: chmod {'700' if one.is_dir() else '600'} {one}")
+    return str(directory)
+
+
+def names(directory: str) -> tuple[str, ...]:
+    """What is there now."""
+    return tuple(sorted(file.name for file in _files(Path(directory)))) if directory else ()
+
+
+def read(directory: str, name: str) -> str | None:
+    """The secret of this name as it is now, without a newline at its end; None if there is none that may be read."""
+    if not directory or os.sep in name or name.startswith("."):
+        return None
+    try:
+        return (Path(directory) / name).read_bytes()[:LIMIT_BYTES].decode().removesuffix("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        return [file for file in directory.iterdir() if file.is_file() and not file.name.startswith(".")]
+    except OSError:
+        return []

@@ -1,0 +1,166 @@
+"""Variables of a job: whose go before whose; and secrets, which reach the process and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fray
+from fray import EnvironmentConfig, InvalidRequest, Secret
+from fray.controller.main import parse
+from fray.controller.secrets import SECRET_LIMIT_CHARS, SecretBook, check_secrets
+from fray.model.specs import EntryKind, JobSpec, Ticket
+from fray.net.codec import to_json
+from fray.node import secrets
+from fray.node.capture import Spool
+from fray.node.entry import job_variables
+from fray.node.preparing import Prepared
+from fray.node.redact import Redactor
+from fray.runtime import attempt, own_job, payload
+
+VALUE = "hunter2-and-more"
+
+
+def spec(**more: object) -> JobSpec:
+    return JobSpec(job_id="j-1", name="j", namespace="n", entry=EntryKind.BINARY, argv=("x",), **more)  # type: ignore[arg-type]
+
+
+def ticket(of: JobSpec, **more: object) -> Ticket:
+    return Ticket(attempt_id="j-1:0:0", spec=of, controller="c", key="", **more)  # type: ignore[arg-type]
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_its_secrets_and_all_to_fray() -> None:
+    who = ["cluster", "prepared", "job", "secret", "firm"]
+
+    def from_(name: str) -> dict[str, str]:
+        return {f"V{place}": name for place in range(who.index(name), len(who))}
+
+    told = job_variables(
+        ticket(
+            spec(env_vars={**from_("job"), "FRAY_JOB_NAME": "forged"}, secrets={"V3": "s", "V4": "s"}),
+            cluster_vars={**{f"V{place}": "cluster" for place in range(5)}, "FRAY_JOB_ID": "forged"},
+            secrets={"s": "secret"},
+        ),
+        prepared=Prepared(variables={f"V{place}": "prepared" for place in range(1, 5)}, firm={"V4": "firm"}),
+    )
+    assert [told[f"V{place}"] for place in range(5)] == who
+    assert (told["FRAY_JOB_NAME"], told["FRAY_JOB_ID"]) == ("j", "j-1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "match"),
+    [
+        ({"FRAY_RANK": "7"}, "variables that begin with FRAY_ are Fray's own: choose another name"),
+        ({"A=B": "x"}, "cannot be the name of a variable"),
+        ({"": "x"}, "cannot be the name of a variable"),
+        ({"N": 4}, "must be a text: write '4'"),
+        ({"N": "a\0b"}, "has a NUL"),
+    ],
+)
+def test_what_cannot_be_a_variable_is_refused_at_the_door(variables: dict[str, str], match: str) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        EnvironmentConfig(env_vars=variables)
+    with pytest.raises(InvalidRequest, match=match):
+        EnvironmentConfig.create(env_vars=variables)
+
+
+def test_a_controllers_variables_are_written_as_key_and_value() -> None:
+    assert parse(["--env", "A=1", "--env", "B=x=y"]).env_vars == {"A": "1", "B": "x=y"}
+    for wrong, match in (("A", "write KEY=VALUE"), ("FRAY_A=1", "are Fray's own")):
+        with pytest.raises(InvalidRequest, match=match):
+            parse(["--env", wrong])
+
+
+async def test_a_running_cluster_has_its_variables_from_its_controller() -> None:
+    with pytest.raises(InvalidRequest, match="fray-controller --env KEY=VALUE"):
+        async with fray.open_cluster("fray://127.0.0.1:1", env_vars={"A": "1"}, token="t"):
+            pass
+
+
+# Secrets --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_secrets_name_is_a_plain_word() -> None:
+    assert repr(Secret("HF_TOKEN")) == "Secret(name='HF_TOKEN')"
+    for wrong in ("", "../etc/passwd", "a b", ".hidden", 7):
+        with pytest.raises(InvalidRequest, match="a secret's name has"):
+            Secret(wrong)  # type: ignore[arg-type]
+
+
+def test_values_are_in_no_repr_and_no_text_of_a_spec() -> None:
+    of = spec(secrets={"TOKEN": "T"})
+    for thing in (of, ticket(of, secrets={"T": VALUE}), Redactor({"T": VALUE}), SecretBook()):
+        assert VALUE not in repr(thing)
+    assert VALUE not in to_json(of)
+
+
+def test_what_only_the_driver_knows_is_kept_for_living_jobs_alone() -> None:
+    book = SecretBook()
+    book.bring(["j-1", "k-1"], {"T": VALUE})
+    wants = spec(secrets={"A": "T", "B": "U"})
+    assert book.of(wants) == {"T": VALUE}
+    assert (book.missing(wants, ()), book.missing(wants, ("U",))) == (["U"], [])
+    book.forget_all_but(["j-1", "k-1"], lambda job: job == "k-1")
+    assert (book.of(wants), repr(book)) == ({}, "<SecretBook of 1 jobs>")
+    with pytest.raises(InvalidRequest, match="put large ones where the job can read them"):
+        book.bring(["j-1"], {"T": "x" * (SECRET_LIMIT_CHARS + 1)})
+
+
+def test_a_secret_that_nobody_knows_is_refused_and_said_where_to_put_it() -> None:
+    wants = spec(secrets={"A": "T"})
+    check_secrets([wants], {"T": VALUE}, ())
+    check_secrets([wants], {}, {"T"})
+    with pytest.raises(InvalidRequest, match="set T in the environment of the driver, or put it into a file T"):
+        check_secrets([wants], {"U": VALUE}, {"V"})
+
+
+def test_an_operators_secrets_are_files_that_nobody_else_may_read(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets"
+    directory.mkdir(mode=0o700)
+    (directory / "T").write_text(VALUE + "\n")
+    (directory / "T").chmod(0o644)
+    with pytest.raises(InvalidRequest, match=r"T can be read by others: chmod 600"):
+        secrets.check_directory(str(directory))
+    (directory / "T").chmod(0o600)
+    (directory / ".hidden").write_text("x")
+    found = secrets.check_directory(str(directory))
+    assert secrets.names(found) == ("T",)
+    assert [secrets.read(found, name) for name in ("T", "U", "../T", ".hidden")] == [VALUE, None, None, None]
+    assert (secrets.names(""), secrets.read("", "T")) == ((), None)
+    with pytest.raises(InvalidRequest, match="there is no such directory"):
+        secrets.check_directory(str(directory / "nothing"))
+
+
+def test_lines_show_the_name_of_a_secret_and_not_its_value() -> None:
+    redact = Redactor({"T": VALUE, "KEY": "-----BEGIN-----\nabcdefghijkl\n-----END-----", "SHORT": "abc"})
+    assert redact.hide is not None
+    assert redact.hide(f"token={VALUE}!\nabc\nabcdefghijkl\n".encode()) == b"token=[secret T]!\nabc\n[secret KEY]\n"
+    assert redact.text(f"bad: {VALUE}") == "bad: [secret T]"
+    assert Redactor({"SHORT": "abc"}).hide is None
+    assert Redactor({}).text("anything") == "anything"
+
+
+def test_an_error_that_holds_a_secret_arrives_as_text_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_job, "_of_process", ticket(spec(), secrets={"T": VALUE}))
+    ended = attempt.failed(ValueError(f"bad token {VALUE}"))
+    assert ended.outcome.message == "ValueError: bad token [secret T]"
+    assert ended.value is not None
+    assert VALUE.encode() not in ended.value
+    error = payload.load_error(ended.value)
+    assert isinstance(error, fray.RemoteError)
+    assert "bad token [secret T]" in str(error)
+    kept = attempt.failed(ValueError("harmless"))
+    assert isinstance(payload.load_error(kept.value or b""), ValueError)
+
+
+def test_a_line_that_is_not_whole_yet_is_not_written_where_it_may_hold_a_secret(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, hide=Redactor({"T": VALUE}).hide)
+    spool.write("out", 1.0, f"a {VALUE}\n".encode(), VALUE[:-1].encode())
+    spool.close()
+    (written,) = tmp_path.iterdir()
+    assert b"a [secret T]\n" in written.read_bytes()
+    assert VALUE[:-1].encode() not in written.read_bytes()
