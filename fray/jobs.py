@@ -45,12 +45,6 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
     entry = request.entrypoint
     if entry is None or (entry.callable is None and not entry.argv):
         raise InvalidRequest(f"job {request.name!r} has no entrypoint: use Entrypoint.from_callable or from_binary")
-    environment = request.environment
-    if environment.pip_packages or environment.extras:
-        raise InvalidRequest(
-            f"job {request.name!r}: pip_packages and extras cannot be installed by this version; "
-            "install them where fray-node runs, or leave them out"
-        )
     if request.health is not None and request.health.actor is not None:
         raise InvalidRequest(
             f"job {request.name!r} is no actor: its health is asked for by HealthCheck(path='/healthz'); for an actor "
@@ -130,7 +124,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         secrets=secret_names(variables),
         sys_path=tuple(path or os.getcwd() for path in sys.path),
         cwd=os.getcwd(),
-        environment=EnvironmentSpec(bundle=_unsent(request.environment.workspace)),
+        environment=_environment_of(request, entry),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
         detached=request.detached,
@@ -149,6 +143,18 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         pin_cpus=request.resources.pin_cpus,
     )
     return evolve(spec, demand=evolve(demand, ports=len(port_names(spec))))
+
+
+def _environment_of(request: JobRequest, entry: EntryKind) -> EnvironmentSpec:
+    """What is pickled here is opened by the same version of Python; a program has none."""
+    config = request.environment
+    return EnvironmentSpec(
+        extras=config.extras,
+        pip_packages=config.pip_packages,
+        bundle=_unsent(config.workspace),
+        docker_image=config.docker_image,
+        python="" if entry is EntryKind.BINARY else f"{sys.version_info.major}.{sys.version_info.minor}",
+    )
 
 
 def _unsent(workspace: str | None) -> str | None:

@@ -68,7 +68,23 @@ def secret_names(variables: Mapping[str, str | Secret]) -> dict[str, str]:
     return {name: value.name for name, value in variables.items() if isinstance(value, Secret)}
 
 
-def _words(words: Sequence[str]) -> tuple[str, ...]:
+def _packages(words: Sequence[str]) -> tuple[str, ...]:
+    for word in _words("pip_packages", words):
+        if word.lstrip().startswith("-") or "\n" in word:
+            raise InvalidRequest(
+                f"pip_packages: {word!r} is no requirement like 'polars>=1': indexes and other options of uv are set "
+                "by variables where fray-node runs (UV_INDEX_URL, UV_FIND_LINKS), files by workspace="
+            )
+    return tuple(words)
+
+
+def _extras(words: Sequence[str]) -> tuple[str, ...]:
+    return _words("extras", words)
+
+
+def _words(what: str, words: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(words, str) or not all(isinstance(word, str) and word.strip() for word in words):
+        raise InvalidRequest(f"{what}={words!r} must be a list of names, as ['polars>=1']")
     return tuple(words)
 
 
@@ -85,8 +101,8 @@ class EnvironmentConfig:
         docker_image: run in a container of this image. Default None.
     """
 
-    extras: tuple[str, ...] = field(default=(), converter=_words)
-    pip_packages: tuple[str, ...] = field(default=(), converter=_words)
+    extras: tuple[str, ...] = field(default=(), converter=_extras)
+    pip_packages: tuple[str, ...] = field(default=(), converter=_packages)
     env_vars: dict[str, str | Secret] = field(factory=dict, converter=_variables)
     workspace: str | None = None
     docker_image: str | None = None

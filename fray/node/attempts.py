@@ -20,6 +20,7 @@ from attrs import asdict, define, field
 
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
 from fray.net.codec import to_json
+from fray.node.broods import Brood, Broods
 from fray.node.control import Control
 from fray.node.ear import said_of
 from fray.node.given import Given
@@ -27,7 +28,7 @@ from fray.node.holdings import Holdings
 from fray.node.launcher import OnObserved, OnSaid
 from fray.node.logs import AttemptLog
 from fray.node.ports import ports_taken, strangers
-from fray.node.preparing import NotPrepared, Prepared, Preparer
+from fray.node.preparing import Household, NotPrepared, Prepared, Preparer
 from fray.node.record import load
 from fray.node.redact import Redactor
 from fray.node.zygotes import Zygotes
@@ -97,7 +98,8 @@ class Place(Protocol):
     offered: dict[str, int]
     holdings: Holdings
     preparer: Preparer
-    zygotes: Zygotes
+    household: Household
+    broods: Broods
     on_observed: OnObserved
     on_said: OnSaid
 
@@ -125,35 +127,44 @@ class Course:
 
     async def run(self) -> tuple[Outcome, bytes | None]:
         """Its outcome, and the value that this names."""
+        brood: Brood | None = None
         try:
-            prepared = await self._prepare()
-            given = await self._take()
+            prepared, brood = await self._prepare()
+            return await self._run(prepared, brood)
         except NotPrepared as error:
             return Outcome(cause=error.cause, message=str(error)), None
+        finally:
+            if brood is not None:
+                brood.release()
+            self.place.household.release(self.attempt.attempt_id)
+
+    async def _run(self, prepared: Prepared, brood: Brood | None) -> tuple[Outcome, bytes | None]:
+        given = await self._take()
         ticket = self.attempt.ticket
         taken = strangers(ticket.ports.values())
         if taken and not self.attempt.unwanted:
             return ports_taken(ticket, taken), None
         for _ in range(START_TRIES):
-            if prepared is None or self.attempt.unwanted:
+            if brood is None or self.attempt.unwanted:
                 return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
-            control = await self._have_keeper(prepared, given)
+            control = await self._have_keeper(prepared, given, brood.zygotes)
             if control is not None:
                 with contextlib.closing(control):
-                    return await self._converse(control)
+                    return await self._converse(control, brood.zygotes)
         return unstarted(f"node {ticket.node} cannot start a process; its log says why"), None
 
-    async def _prepare(self) -> Prepared | None:
-        """None if it was stopped meanwhile."""
+    async def _prepare(self) -> tuple[Prepared, Brood | None]:
+        """What it starts from, and the zygote that forks it: None if it was stopped meanwhile."""
         attempt = self.attempt
         if attempt.unwanted:
-            return None
+            return Prepared(), None
         with trio.CancelScope() as attempt.preparing:
             try:
-                return await self.place.preparer.prepare(attempt.ticket, self._say)
+                prepared = await self.place.preparer.prepare(attempt.ticket, self._say)
+                return prepared, await self.place.broods.take(prepared)
             finally:
                 attempt.preparing = None
-        return None
+        return Prepared(), None
 
     def _say(self, line: str) -> None:
         self.attempt.say(line)
@@ -163,17 +174,17 @@ class Course:
         fenced = place.gets_namespace(attempt.ticket)
         return await place.holdings.take(attempt.ticket, lambda: attempt.keeper, fenced=fenced)
 
-    async def _have_keeper(self, prepared: Prepared, given: Given) -> Control | None:
+    async def _have_keeper(self, prepared: Prepared, given: Given, zygotes: Zygotes) -> Control | None:
         """The control socket of a new keeper; None if it could not be forked (the zygote died, no process left)."""
         ours, theirs = socket.socketpair()
         control, greeted = Control(ours), False
         try:
             with trio.move_on_after(START_S) as patience, theirs:
-                self.attempt.zygote = await self._ask_for_keeper(theirs)
+                self.attempt.zygote = await self._ask_for_keeper(theirs, zygotes)
                 theirs.close()
                 greeted = await self._greet(control, prepared, given)
             if patience.cancelled_caught:
-                self.place.zygotes.replace(self.attempt.zygote)
+                zygotes.replace(self.attempt.zygote)
         finally:
             self.attempt.zygote = None
             self.place.note_hatched()
@@ -182,16 +193,16 @@ class Course:
         self.place.sweep_adopted()
         return control if greeted else None
 
-    async def _ask_for_keeper(self, theirs: socket.socket) -> int:
+    async def _ask_for_keeper(self, theirs: socket.socket, zygotes: Zygotes) -> int:
         namespace = self.place.gets_namespace(self.attempt.ticket)
-        return await self.place.zygotes.keep(theirs, namespace=namespace)
+        return await zygotes.keep(theirs, namespace=namespace)
 
     async def _greet(self, control: Control, prepared: Prepared, given: Given) -> bool:
         attempt = self.attempt
         start = {"ticket": to_json(attempt.ticket), "entry": self.place.entry, "offered": self.place.offered}
         log_of = attempt.log.for_keeper() if attempt.log is not None else None
         try:
-            await control.send({**start, "prepared": asdict(prepared), "given": asdict(given), "log": log_of})
+            await control.send({**start, "prepared": prepared.told(), "given": asdict(given), "log": log_of})
         except OSError as error:
             log.debug("%s: no keeper: %s", attempt.attempt_id, error)
             return False
@@ -201,7 +212,7 @@ class Course:
         attempt.keeper, attempt.keeper_pidfd = greeting["keeper"], control.take_descriptor()
         return True
 
-    async def _converse(self, control: Control) -> tuple[Outcome, bytes | None]:
+    async def _converse(self, control: Control, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
         attempt = self.attempt
         attempt.control = control
         if attempt.log is not None:
@@ -229,7 +240,7 @@ class Course:
             attempt.control = None
             if attempt.log is not None:
                 attempt.log.tell_keeper = None
-        return await self._keeper_lost()
+        return await self._keeper_lost(zygotes)
 
     def observe(self, phase: Phase) -> None:
         attempt = self.attempt
@@ -248,13 +259,13 @@ class Course:
             log.info("%s: ended %d processes that it left behind; %d are left", *words)
         return load(self.attempt.directory) or (unstarted("the keeper left no outcome"), None)
 
-    async def _keeper_lost(self) -> tuple[Outcome, bytes | None]:
+    async def _keeper_lost(self, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
         """The keeper was killed: wait until it is dead, then until its orphans are."""
         attempt = self.attempt
         if attempt.keeper_pidfd >= 0:
             await trio.lowlevel.wait_readable(attempt.keeper_pidfd)
         self.place.sweep_adopted(dead=attempt.keeper)
-        await self.place.zygotes.sweep()
+        await zygotes.sweep()
         while not self.place.sweep_adopted(dead=attempt.keeper):
             await self.place.wait_hatched()
         if attempt.log is not None:

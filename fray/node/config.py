@@ -51,6 +51,21 @@ class LogRules:
 
 
 @frozen(kw_only=True)
+class EnvironmentLimits:
+    """Of the environments that all nodes of a machine share.
+
+    Attributes:
+        size_bytes: the longest unused are removed while all together are larger. Default 50 GiB.
+        keep_s: one that was not used for so long is removed. Default 14 days.
+        build_s: a build that takes longer fails. Default 30 minutes.
+    """
+
+    size_bytes: int = 50 * 1024**3
+    keep_s: float = 14 * 24 * 3600.0
+    build_s: float = 1800.0
+
+
+@frozen(kw_only=True)
 class NodeConfig:
     """Configuration of one node, as `fray-node` makes it or an embedded cluster hands it over."""
 
@@ -78,6 +93,7 @@ class NodeConfig:
     memory_limit: Limiter = Limiter.AUTO
     """How attempts are held to the memory they asked for."""
     logs: LogRules = Factory(LogRules)
+    environments: EnvironmentLimits = Factory(EnvironmentLimits)
     boot_id: str = ""
     process: ProcessMark | None = None
 

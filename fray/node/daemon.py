@@ -17,7 +17,8 @@ from fray.model.specs import Ticket
 from fray.net.websocket import WebSocketNetwork
 from fray.node.cgroups import find
 from fray.node.config import Limiter, NodeConfig
-from fray.node.entry import WARM, WARM_AMONG_MACHINES
+from fray.node.entry import WARM, WARM_AMONG_MACHINES, node_environ
+from fray.node.environments.preparer import Environments
 from fray.node.holdings import Holdings
 from fray.node.inventory import process_mark
 from fray.node.launcher import Ask
@@ -51,6 +52,7 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
         pid_namespace=config.pid_namespace,
         holdings=_holdings(config),
         log_rules=config.logs,
+        environments=_environments(config),
     )
     store = cache_directory(config) / "workspaces"
     launcher.preparer = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)
@@ -82,6 +84,11 @@ class _WithWorkspaces:
 
             self._with = WorkspacePreparer(Workspaces(self._store, self._ask, self._boot_id), self.then)
         return await self._with.prepare(ticket, say)
+
+
+def _environments(config: NodeConfig) -> Environments:
+    environ = node_environ(os.environ, os.path.abspath(config.state_dir))
+    return Environments(cache_directory(config) / "environments", config.environments, environ)
 
 
 def cache_directory(config: NodeConfig) -> Path:

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import os
+import re
 import sys
 import threading
 import time
@@ -40,6 +41,7 @@ STATE_MARK = "FRAY_NODE_STATE"
 """Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
 SWITCH_INTERVAL_S = 0.0005
 """A busy Python thread gives the loop beside it its turn after this long."""
+_INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")
 _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 
 
@@ -56,6 +58,8 @@ class Body:
     """Where it works, if not where its author did."""
     sys_path: tuple[str, ...] = ()
     """In front of all others."""
+    at_home: bool = True
+    """It runs in the node's own environment."""
     outcome_fd: int
     """The job writes its record here: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
     control_fd: int
@@ -170,7 +174,7 @@ def _furnish(body: Body) -> Callable[[Ticket, int, int], None]:
     time.tzset()
     os.chdir(working_directory(body))
     sys.path[:0] = [entry for entry in body.sys_path if entry not in sys.path]
-    _extend_path(spec.sys_path, spec.cwd)
+    _extend_path(spec.sys_path if body.at_home else own_code(spec.sys_path), spec.cwd)
     sys.argv = [spec.name]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -196,6 +200,12 @@ def _extend_path(entries: Iterable[str], cwd: str | None) -> None:
             sys.path.append(path)
 
 
+def own_code(entries: Iterable[str]) -> list[str]:
+    """Without the packages of the author's own environment, and his interpreter's: a job that asked for an environment
+    has that one alone, also on the author's machine."""
+    return [entry for entry in entries if not _INSTALLED.search(entry)]
+
+
 def resolve(entry: str) -> Callable[..., Any]:
     """The function that ``module:function`` names."""
     module, _, name = entry.partition(":")
@@ -219,6 +229,7 @@ def cold_command(body: Body, ticket_fd: int) -> list[str]:
     """The command line of a new interpreter for ``body``; the ticket goes by descriptor."""
     descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
     place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
+    place += [] if body.at_home else ["--abroad"]
     return [sys.executable, "-m", "fray.node.entry", body.entry, *map(str, descriptors), *place]
 
 
@@ -228,6 +239,7 @@ def main() -> None:
     parser.add_argument("fds", nargs=3, type=int)
     parser.add_argument("--cwd")
     parser.add_argument("--path", action="append", default=[])
+    parser.add_argument("--abroad", action="store_true")
     arguments = parser.parse_args()
     ticket_fd, outcome_fd, control_fd = arguments.fds
     with open(ticket_fd, encoding="utf-8") as file:
@@ -241,6 +253,7 @@ def main() -> None:
             variables={},
             cwd=arguments.cwd,
             sys_path=tuple(arguments.path),
+            at_home=not arguments.abroad,
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )

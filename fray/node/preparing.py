@@ -7,11 +7,16 @@ own environment: no checkpoint is made). What it says are lines of the attempt's
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from attrs import Factory, field, frozen
+from attrs import Factory, asdict, field, frozen
+from attrs import filters as attr_filters
 
 from fray.model.specs import Cause, Ticket
+
+if TYPE_CHECKING:  # keepers read this file, and know no loop
+    import trio
 
 Say: TypeAlias = Callable[[str], None]
 """One line for the attempt's log."""
@@ -31,6 +36,10 @@ class Prepared:
 
     interpreter: str = ""
     """Python of its environment, whose zygote forks its keeper. Empty: the node's own."""
+    environ: dict[str, str] = field(factory=dict, repr=False)
+    """What that zygote has as its variables."""
+    hold: str = ""
+    """Lock file of the environment, for the zygote to hold."""
     variables: dict[str, str] = Factory(dict)
     """Of its environment; the job's own variables go before them."""
     firm: dict[str, str] = field(factory=dict, repr=False)
@@ -41,6 +50,10 @@ class Prepared:
     """In front of everything else on ``sys.path``: what is to be imported from there even if it is installed, too."""
     argv: tuple[str, ...] = ()
     """In front of the program and its arguments."""
+
+    def told(self) -> dict[str, Any]:
+        """What its keeper hears of it: what concerns the process, not its zygote."""
+        return asdict(self, filter=attr_filters.exclude("environ", "hold"))
 
 
 class Preparer(Protocol):
@@ -55,8 +68,37 @@ class Preparer(Protocol):
         ...
 
 
+class Household(Protocol):
+    """What is behind a preparer: processes that work for it, and what attempts hold until they end."""
+
+    @property
+    def pids(self) -> AbstractSet[int]:
+        """Children of this process that it has started and will reap."""
+        ...
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Own what works here. Cancelled: it ends."""
+        ...
+
+    def release(self, attempt_id: str) -> None:
+        """The attempt has ended, whether or not it was prepared: what it used may go."""
+        ...
+
+
+class Provider(Preparer, Household, Protocol):
+    """Both."""
+
+
 class NothingToPrepare:
     """For nodes whose jobs run in the node's own environment."""
 
+    pids: AbstractSet[int] = frozenset()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+
     async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
         return Prepared()
+
+    def release(self, attempt_id: str) -> None:
+        pass

@@ -26,6 +26,7 @@ from fray.model.lines import Chunk
 from fray.model.specs import Observed, Outcome, Phase, Ticket
 from fray.net import segments
 from fray.node.attempts import Attempt, Course, close_keeper, unstarted
+from fray.node.broods import Broods
 from fray.node.config import LogRules, Mode
 from fray.node.disk_logs import DiskLogs
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
@@ -33,7 +34,7 @@ from fray.node.holdings import Holdings
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
 from fray.node.logs import LogStore
 from fray.node.namespace import applies, isolation
-from fray.node.preparing import NothingToPrepare, Preparer
+from fray.node.preparing import Household, NothingToPrepare, Prepared, Preparer, Provider
 from fray.node.proctree import become_subreaper, children, end_all, end_descendants, environ_of, has_terminal, works_in
 from fray.node.stacks import CAPTURED
 from fray.node.zygote import Hatched
@@ -62,7 +63,7 @@ class ProcessLauncher:
         offered: how many accelerators of each kind this node has, to hide those a job was not granted.
         zygote: the first one, if it is there already: then the state directory is new, and nobody has lived in it.
         pid_namespace: which attempts have a PID namespace of their own.
-        preparer: makes ready what attempts need. Default: they need nothing but what is there.
+        environments: makes ready what attempts need. Default: they need nothing but what is there.
         holdings: what else is given to attempts. Default: CPUs, no control groups, memory watched.
         log_rules: what is kept of what they print.
     """
@@ -77,7 +78,7 @@ class ProcessLauncher:
         offered: Mapping[str, int] | None = None,
         zygote: Hatched | None = None,
         pid_namespace: Mode = Mode.AUTO,
-        preparer: Preparer | None = None,
+        environments: Provider | None = None,
         holdings: Holdings | None = None,
         log_rules: LogRules | None = None,
     ) -> None:
@@ -90,10 +91,12 @@ class ProcessLauncher:
         self.logs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
         self.on_said: OnSaid = lambda attempt_id, said: None
         self.ask: Ask = _no_member
-        self.preparer = preparer or NothingToPrepare()
+        self.preparer: Preparer = environments or NothingToPrepare()
+        self.household: Household = environments or NothingToPrepare()
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))
         self.zygotes = Zygotes(warm, environ, self._on_zygote_lost, zygote)
+        self.broods = Broods(self.zygotes, partial(self._zygotes_of, warm))
         self._attempts: dict[str, Attempt] = {}
         self._nursery: trio.Nursery | None = None
         self._hatched = trio.Event()
@@ -136,7 +139,8 @@ class ProcessLauncher:
     async def _serve(self, task_status: trio.TaskStatus[None]) -> LaunchFailed | None:
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._nursery.start(self.zygotes.run)
+                await self._nursery.start(self.broods.run)
+                await self._nursery.start(self.household.run)
                 self._check_namespaces()
             except LaunchFailed as error:
                 self._nursery.cancel_scope.cancel()
@@ -317,6 +321,11 @@ class ProcessLauncher:
             async for _ in signals:
                 self.sweep_adopted()
 
+    def _zygotes_of(self, warm: Sequence[str], prepared: Prepared) -> Zygotes:
+        environ = node_environ(prepared.environ, str(self.state_dir))
+        interpreter, hold = prepared.interpreter, prepared.hold
+        return Zygotes(warm, environ, self._on_zygote_lost, interpreter=interpreter, hold=hold)
+
     def _on_zygote_lost(self) -> None:
         self.sweep_adopted()
 
@@ -329,10 +338,11 @@ class ProcessLauncher:
         if not self.subreaper:
             return True
         living = [a for a in self._attempts.values() if not a.ended.is_set()]
-        if any(a.zygote not in (None, self.zygotes.pid) for a in living):
+        zygotes = self.broods.pids
+        if any(a.zygote not in (None, *zygotes) for a in living):
             return False
         keepers = [*(a.keeper for a in living if a.keeper != dead), *self._lasting.values()]
-        spare = {pid for pid in (*keepers, self.zygotes.pid) if pid is not None}
+        spare = {pid for pid in (*keepers, *zygotes, *self.household.pids) if pid is not None}
         if any(pid not in spare for pid in children(os.getpid())):
             end_descendants(spare)
         return True

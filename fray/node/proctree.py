@@ -32,9 +32,9 @@ def become_subreaper(on: bool = True) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
 
 
-def die_with(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent *thread* ends; ends this process at once if it already has."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for a signal when the parent *thread* ends; ends this process at once if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         os._exit(1)
 

@@ -82,6 +82,7 @@ def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: i
             variables=job_variables(start.ticket, start.offered, start.prepared, start.cpus),
             cwd=start.prepared.cwd,
             sys_path=start.prepared.sys_path,
+            at_home=not start.prepared.interpreter,
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )

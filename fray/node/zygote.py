@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -171,9 +172,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
     parser.add_argument("--warm", action="append", default=[])
+    parser.add_argument("--hold", help="a lock file of its environment")
     options = parser.parse_args(arguments)
+    if options.hold:
+        _hold(options.hold)
     os.set_inheritable(options.link_fd, False)
     be_zygote(socket.socket(fileno=options.link_fd), options.node_pid, options.warm)
+
+
+def _hold(path: str) -> None:
+    """While this process lives its environment is in use. Whoever had it started holds the lock too, until then."""
+    fcntl.flock(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_SH)
 
 
 def be_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoReturn:

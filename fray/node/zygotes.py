@@ -46,7 +46,12 @@ class Zygotes:
         environ: Mapping[str, str],
         on_lost: Callable[[], None],
         first: Hatched | None = None,
+        *,
+        interpreter: str = sys.executable,
+        hold: str = "",
     ) -> None:
+        self.interpreter, self.hold = interpreter, hold
+        """What runs it, and a lock that it holds, shared, while it lives."""
         self.warm, self.environ = tuple(warm), dict(environ)
         self.on_lost = on_lost
         """Called when a zygote has died: what it had below it has come to this process, if it is a subreaper."""
@@ -102,10 +107,17 @@ class Zygotes:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            command = [sys.executable, "-m", "fray.node.zygote", "--link-fd", str(theirs.fileno())]
+            at_home = self.interpreter == sys.executable  # abroad, the node's directory is not to be imported from
+            command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygote"]
+            command += ["--link-fd", str(theirs.fileno())]
             command += ["--node-pid", str(os.getpid()), *(f"--warm={name}" for name in self.warm)]
+            command += ["--hold", self.hold] if self.hold else []
             stdin = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-            pid = os.posix_spawn(sys.executable, command, self.environ, file_actions=[stdin], setsid=True)
+            try:
+                pid = os.posix_spawn(self.interpreter, command, self.environ, file_actions=[stdin], setsid=True)
+            except OSError as error:
+                ours.close()
+                raise LaunchFailed(f"{self.interpreter} cannot be started: {error.strerror}") from None
         self.pid = pid
         return _living(pid, ours)
 

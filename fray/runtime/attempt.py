@@ -168,6 +168,7 @@ def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> A
             user=ticket.spec.user,
             node=ticket.node,
             bundle=ticket.spec.environment.bundle or "",
+            environment=ticket.spec.environment,
             workspace=_workspace_of(ticket),
             host_directory=lambda: ticket.directory,
             advertise=ticket.advertise,

@@ -19,6 +19,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from fray.errors import FrayError, Refused, Unreachable
+from fray.model.environment import EnvironmentSpec
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel import RedialPolicy
@@ -66,6 +67,8 @@ class Runtime:
     """Of the workspace this job runs in; its children that name none run in it, too."""
     workspace: str = ""
     """Where that is."""
+    environment: EnvironmentSpec = field(factory=EnvironmentSpec)
+    """This job's own; its children have its packages unless they name others."""
     find_workspace: Callable[[str], Awaitable[Any]] | None = None
     """How a directory becomes a bundle; None: by reading it (`fray.runtime.bundling`)."""
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
@@ -90,6 +93,7 @@ class Place:
     node: str = ""
     bundle: BlobId = ""
     workspace: str = ""
+    environment: EnvironmentSpec = Factory(EnvironmentSpec)
     host_directory: Callable[[], str] | None = None
     """See `Host`."""
     advertise: str = "127.0.0.1"
@@ -266,6 +270,7 @@ def _make_runtime(
         user=place.user,
         address=address,
         bundle=place.bundle,
+        environment=place.environment,
         workspace=place.workspace,
     )
     host.make_context = lambda call: _context_of(runtime, isinstance(call.actor, ThreadActor))

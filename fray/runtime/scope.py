@@ -19,6 +19,7 @@ from fray.model.messages.client import Terminate
 from fray.model.specs import Cause, JobSpec
 from fray.runtime.context import Runtime
 from fray.runtime.family import Child, Family, Kind, Supervision, owes_error
+from fray.runtime.furnishing import furnished
 from fray.runtime.links import JobRecord
 from fray.runtime.services import open_services
 
@@ -69,7 +70,7 @@ class ChildScope:
                 self.family.join(Child(spec.job_id, kind, known))
         there = {record.info.job_id for record in self.runtime.link.known([spec.job_id for spec in specs])}
         try:
-            records = await self.runtime.link.launch(await _with_workspaces(self.runtime, specs), payloads)
+            records = await self.runtime.link.launch(await furnished(self.runtime, specs), payloads)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await self._take_back(specs, there, nothing_done=attaches and isinstance(error, FrayError))
@@ -171,15 +172,6 @@ async def _fetched(record: JobRecord) -> None:
 
         with suppress(FrayError):
             await fetch(record)
-
-
-async def _with_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
-    """The specs as they leave: what they need of this machine has gone ahead."""
-    if not runtime.bundle and all(spec.environment.bundle is None for spec in specs):
-        return specs
-    from fray.runtime.bundling import bundled  # reads files and asks git: of no use to most
-
-    return await bundled(runtime, specs)
 
 
 def _in_group(spec: JobSpec, variables: Mapping[str, str | Secret]) -> JobSpec:

@@ -1,0 +1,234 @@
+"""The process that makes one environment: ``python -m fray.node.environments.builder``, its plan on stdin.
+
+Law: it alone runs uv for its key on this machine (it holds the exclusive lock), and nothing it started outlives it: it
+is a subreaper, it dies with its node, and on SIGTERM it ends everything below before it goes. Whatever it leaves when
+it is killed has no mark, and whoever comes next removes it.
+
+It writes JSON lines: ``{"say": line}`` any number of times, then ``{"ready": key}`` or ``{"failed": message}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from attrs import frozen
+
+from fray.node.entry import WARM
+from fray.node.environments import overlay
+from fray.node.environments.cache import Cache, Lock, free_bytes
+from fray.node.environments.recipe import (
+    Plan,
+    Recipe,
+    Step,
+    conflict,
+    failed_step,
+    files,
+    is_full,
+    no_python,
+    steps,
+    uv_environ,
+)
+from fray.node.proctree import become_subreaper, die_with, end_descendants, set_title
+
+
+class BuildFailed(Exception):
+    """Why there is no environment."""
+
+
+def main() -> NoReturn:
+    plan = Plan.from_json(sys.stdin.read())
+    _set_up(plan.node_pid)
+    code = 1
+    try:
+        code = _report(plan)
+    finally:
+        end_descendants()
+        os._exit(code)
+
+
+def _set_up(node_pid: int) -> None:
+    set_title("fray-builder")
+    become_subreaper()
+    signal.signal(signal.SIGTERM, _leave)
+    die_with(node_pid, signal.SIGTERM)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    end_descendants()
+    os._exit(128 + number)
+
+
+def _report(plan: Plan) -> int:
+    try:
+        build(plan)
+    except BuildFailed as error:
+        _tell(failed=str(error))
+    except OSError as error:
+        _tell(failed=_os_failed(plan, error))
+    else:
+        _tell(ready=plan.recipe.key)
+        return 0
+    return 1
+
+
+def _tell(**message: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+def say(line: str) -> None:
+    _tell(say=line)
+
+
+def build(plan: Plan) -> None:
+    """Make it, unless somebody else has meanwhile.
+
+    Raises:
+        BuildFailed: it cannot be made; nothing of it is left.
+    """
+    cache, key = Cache(Path(plan.root)), plan.recipe.key
+    with _lock(cache, key) as lock:
+        if cache.look(key) is not None:
+            say(f"{key} has been made by another node of this machine")
+            return
+        lock.sign()
+        if cache.clear(key):
+            say(f"an unfinished {key} is removed: whoever made it did not get to the end")
+        try:
+            _make(plan, cache, key)
+        except BaseException:
+            cache.clear(key)
+            raise
+
+
+def _lock(cache: Cache, key: str) -> Lock:
+    lock = cache.lock(key, exclusive=True)
+    if lock is None:
+        say(f"waiting for process {Lock.signed(cache.lock_path(key))}, which works on {key}")
+        lock = cache.lock(key, exclusive=True, wait=True)
+    assert lock is not None
+    return lock
+
+
+def _make(plan: Plan, cache: Cache, key: str) -> None:
+    recipe, directory = plan.recipe, cache.directory(key)
+    directory.mkdir(mode=0o700)
+    for name, text in files(recipe, overlay.constraints()).items():
+        (directory / name).write_text(text)
+    tool = Tool(directory, plan.workspace)
+    for step in steps(recipe, str(directory), _interpreter(recipe, tool)):
+        tool.run(step)
+    _add_fray(recipe, directory, tool)
+    cache.declare(key, recipe.python, recipe.describe())
+
+
+def _interpreter(recipe: Recipe, tool: Tool) -> str:
+    if recipe.python == recipe.base.python:
+        return recipe.base.interpreter
+    code, lines = tool.call(Step(argv=("python", "find", "--no-project", recipe.python)))
+    if code or not lines:
+        raise BuildFailed(no_python(recipe))
+    return lines[-1]
+
+
+def _add_fray(recipe: Recipe, directory: Path, tool: Tool) -> None:
+    """The node's Fray, also where the project brings one of its own: two ends of a conversation must be one version."""
+    venv = directory / "venv"
+    if overlay.is_installed(venv, recipe.python, "fray"):
+        tool.run(Step(argv=("pip", "uninstall", "--python", f"{venv}/bin/python", "fray")))
+    overlay.lay(directory / "fray")
+    overlay.put_behind(venv, recipe.python, directory / "fray")
+    names = [name.partition(":")[0] for name in WARM]
+    command = [f"{venv}/bin/python", "-P", "-c", f"import {', '.join(names)}"]
+    code, lines = tool.execute(command)
+    if code:
+        raise BuildFailed(conflict(code, lines))
+
+
+@frozen
+class Tool:
+    """Runs uv for one environment, and says what it says."""
+
+    directory: Path
+    workspace: str | None
+
+    def run(self, step: Step) -> None:
+        say(f"$ uv {' '.join(step.argv)}")
+        code, lines = self.call(step, aloud=True)
+        if code:
+            raise BuildFailed(self._explain(failed_step(step.title, code, lines)))
+
+    def call(self, step: Step, *, aloud: bool = False) -> tuple[int, list[str]]:
+        command = [_uv(), *step.argv]
+        where = self.workspace if step.in_workspace else None
+        return self.execute(command, where, step.variables, aloud=aloud)
+
+    def execute(
+        self,
+        command: list[str],
+        where: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        *,
+        aloud: bool = False,
+    ) -> tuple[int, list[str]]:
+        """Exit code and all lines, stdout's and stderr's."""
+        me = os.getpid()
+        with subprocess.Popen(
+            command,
+            cwd=where or self.directory,
+            env={**uv_environ(os.environ), **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: die_with(me),
+            restore_signals=False,  # a file that grows too large is an error, not a death
+            text=True,
+            errors="replace",
+        ) as process:
+            lines = []
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                if aloud:
+                    say(lines[-1])
+        return process.returncode, lines
+
+    def _explain(self, message: str) -> str:
+        return f"{message}\n{_room(self.directory)}" if is_full(message) else message
+
+
+def _uv() -> str:
+    try:
+        import uv
+    except ImportError:
+        raise BuildFailed(
+            "the node has no uv, which makes environments: install the package `uv` where it runs"
+        ) from None
+    return str(uv.find_uv_bin())
+
+
+def _os_failed(plan: Plan, error: OSError) -> str:
+    message = f"its directory below {plan.root} cannot be made: {error}"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{message}\n{_room(Path(plan.root))}" if full else message
+
+
+def _room(directory: Path) -> str:
+    return (
+        f"the disk is full: {free_bytes(directory) / 1e6:,.1f} MB are free at {directory}. Make room there, or give "
+        "fray-node another --cache-dir (uv keeps its own cache where UV_CACHE_DIR says)"
+    )
+
+
+if __name__ == "__main__":
+    main()

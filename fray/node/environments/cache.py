@@ -1,0 +1,221 @@
+"""The directory of environments that all nodes of a machine share.
+
+Law: ``KEY/`` is whole exactly if ``KEY/ready.json`` is there, which is written last and by rename. Who makes or removes
+it holds the exclusive lock of ``KEY.lock``, who uses it a shared one. The kernel gives locks back, so a crash leaves a
+directory without its mark, never a lock. An environment in use is not removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field, frozen
+
+_READY = "ready.json"
+
+
+@frozen(kw_only=True)
+class Environment:
+    """One that is ready."""
+
+    key: str
+    directory: str
+    python: str
+    size_bytes: int
+
+    @property
+    def lock_path(self) -> str:
+        return f"{self.directory}.lock"
+
+    @property
+    def venv(self) -> str:
+        return f"{self.directory}/venv"
+
+    @property
+    def interpreter(self) -> str:
+        return f"{self.venv}/bin/python"
+
+
+@define
+class Lock:
+    """Of one environment, held while it is open."""
+
+    path: str
+    _file: int = field(alias="_file")
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def sign(self) -> None:
+        """Say who holds it alone, for those who wait."""
+        os.truncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+
+    @staticmethod
+    def signed(path: str) -> str:
+        with contextlib.suppress(OSError):
+            return Path(path).read_text() or "unknown"
+        return "unknown"
+
+
+@frozen
+class Cache:
+    """Environments by key, below ``root``."""
+
+    root: Path
+
+    def directory(self, key: str) -> Path:
+        return self.root / key
+
+    def lock_path(self, key: str) -> str:
+        return str(self.root / f"{key}.lock")
+
+    def lock(self, key: str, *, exclusive: bool, wait: bool = False) -> Lock | None:
+        """None if somebody else's lock is in the way and this shall not ``wait``.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.lock_path(key)
+        mode = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+        while True:
+            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, mode)
+            except OSError as error:
+                os.close(file)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    return None
+                raise
+            if os.fstat(file).st_nlink:
+                return Lock(path, file)
+            os.close(file)  # it was removed together with its environment meanwhile
+
+    def look(self, key: str) -> Environment | None:
+        """The environment, if it is whole."""
+        try:
+            told: dict[str, Any] = json.loads((self.directory(key) / _READY).read_text())
+        except (OSError, ValueError):
+            return None
+        return Environment(
+            key=key, directory=str(self.directory(key)), python=told["python"], size_bytes=told["size_bytes"]
+        )
+
+    def take(self, key: str) -> tuple[Environment, Lock] | None:
+        """A whole environment with a shared lock on it; None if it is not there, or being made or removed."""
+        lock = self.lock(key, exclusive=False)
+        if lock is None:
+            return None
+        found = self.look(key)
+        if found is None:
+            lock.close()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.directory(key) / _READY)
+        return found, lock
+
+    def declare(self, key: str, python: str, about: str) -> Environment:
+        """Say that it is whole; its maker holds the exclusive lock. Everything reaches the disk before its mark does,
+        so that a machine that falls leaves no empty files behind one."""
+        directory = self.directory(key)
+        told: dict[str, Any] = {"python": python, "size_bytes": size_bytes(directory), "about": about}
+        part = directory / f"{_READY}.part"
+        part.write_text(json.dumps(told))
+        os.sync()
+        part.rename(directory / _READY)
+        return Environment(key=key, directory=str(directory), python=python, size_bytes=told["size_bytes"])
+
+    def clear(self, key: str) -> bool:
+        """Remove it, the mark first; whether anything was there. Needs the exclusive lock."""
+        directory = self.directory(key)
+        (directory / _READY).unlink(missing_ok=True)
+        there = directory.exists()
+        shutil.rmtree(directory, ignore_errors=True)
+        return there
+
+    # Giving up
+
+    def kept(self) -> list[Kept]:
+        """All that is there, whole or not, the longest unused first."""
+        with contextlib.suppress(FileNotFoundError):
+            keys = [path.stem for path in self.root.iterdir() if path.suffix == ".lock"]
+            return sorted((self._kept(key) for key in keys), key=lambda one: one.used_at)
+        return []
+
+    def _kept(self, key: str) -> Kept:
+        found = self.look(key)
+        used_at = 0.0
+        with contextlib.suppress(OSError):
+            used_at = (self.directory(key) / _READY).stat().st_mtime
+        return Kept(key=key, used_at=used_at, size_bytes=0 if found is None else found.size_bytes)
+
+    def evict(self, limit_bytes: int, keep_s: float) -> list[str]:
+        """Remove what `too_many` names, except what is in use. Returns the keys removed."""
+        return [one.key for one in too_many(self.kept(), limit_bytes, keep_s, time.time()) if self._evict(one.key)]
+
+    def _evict(self, key: str) -> bool:
+        try:
+            lock = self.lock(key, exclusive=True)
+        except OSError:
+            return False
+        if lock is None:
+            return False
+        with lock:
+            there = self.clear(key)
+            Path(lock.path).unlink(missing_ok=True)
+        return there
+
+
+@frozen(kw_only=True)
+class Kept:
+    key: str
+    used_at: float
+    """Seconds since the epoch; 0: never, it is not whole."""
+    size_bytes: int
+
+
+def too_many(kept: list[Kept], limit_bytes: int, keep_s: float, now: float) -> list[Kept]:
+    """Which of them to give up, in this order: what is not whole or was not used for ``keep_s``, then the longest
+    unused, until the rest fits into ``limit_bytes``."""
+    left_bytes, found = sum(one.size_bytes for one in kept), []
+    for one in sorted(kept, key=lambda one: one.used_at):
+        if now - one.used_at > keep_s or left_bytes > limit_bytes:
+            found.append(one)
+            left_bytes -= one.size_bytes
+    return found
+
+
+def size_bytes(directory: Path) -> int:
+    """On the disk, as if nothing in it were shared with uv's own cache."""
+    total, todo = 0, [str(directory)]
+    while todo:
+        for entry in os.scandir(todo.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                todo.append(entry.path)
+            else:
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def free_bytes(directory: Path) -> int:
+    """Of the disk it is on, or will be."""
+    while not directory.exists():
+        directory = directory.parent
+    return shutil.disk_usage(directory).free

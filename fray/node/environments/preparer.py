@@ -1,0 +1,165 @@
+"""What the launcher of a node asks: is all here that this attempt needs?
+
+It is part of every node, and most nodes never make an environment: what that takes is imported when first needed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+from attrs import define, evolve, field
+
+from fray.model.environment import WORKSPACE_NAME
+from fray.model.specs import EntryKind, Ticket
+from fray.node.config import EnvironmentLimits
+from fray.node.preparing import NotPrepared, Prepared, Say
+
+if TYPE_CHECKING:
+    from fray.node.environments.builds import Builds
+    from fray.node.environments.cache import Environment, Lock
+    from fray.node.environments.recipe import Project, Recipe
+
+EVICT_EVERY_S = 600.0
+
+
+@define
+class _Held:
+    """A shared lock on one environment, while attempts of this node use it."""
+
+    environment: Environment
+    lock: Lock
+    attempts: set[str] = field(factory=set)
+
+
+class Environments:
+    """The `fray.node.preparing.Provider` of real nodes.
+
+    Args:
+        directory: where they are kept; all nodes of a machine and user share it.
+        environ: what builders and uv have as their variables: proxies, indexes, certificates.
+    """
+
+    def __init__(self, directory: Path, limits: EnvironmentLimits, environ: Mapping[str, str]) -> None:
+        self.directory, self.limits, self.environ = directory, limits, dict(environ)
+        self._builds: Builds | None = None
+        self._nursery: trio.Nursery | None = None
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def pids(self) -> AbstractSet[int]:
+        """See `Household.pids`."""
+        return self._builds.pids if self._builds is not None else frozenset()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """See `Household.run`."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            while True:
+                await trio.sleep(EVICT_EVERY_S)
+                if self.directory.is_dir():
+                    await self.evict()
+
+    async def evict(self) -> list[str]:
+        """Give up what is too much or too old; returns the keys. In a thread: removing is slow on some disks."""
+        from fray.node.environments.cache import Cache
+
+        limits = self.limits
+        return await trio.to_thread.run_sync(Cache(self.directory).evict, limits.size_bytes, limits.keep_s)
+
+    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+        """See `Preparer.prepare`. The files of its workspace are in its directory already, if it has any."""
+        spec = ticket.spec.environment
+        workspace = f"{ticket.directory}/{WORKSPACE_NAME}" if spec.bundle is not None else None
+        if workspace is None and not spec.extras and not spec.pip_packages and spec.python in ("", own_python()):
+            return Prepared()  # the way of most
+        return await self._prepare(ticket, workspace, say)
+
+    async def _prepare(self, ticket: Ticket, workspace: str | None, say: Say) -> Prepared:
+        from fray.node.environments import overlay
+        from fray.node.environments.recipe import BadRecipe, recipe_of
+
+        try:
+            project = _project(workspace)
+            recipe = recipe_of(ticket.spec.environment, overlay.base(), project)
+            paths = () if workspace is None or project is None else _paths(workspace, project)
+        except BadRecipe as error:
+            raise NotPrepared(str(error)) from None
+        if recipe is None:
+            return Prepared(sys_path=paths)
+        found = await self._hold(recipe, workspace, ticket.attempt_id, say)
+        return evolve(self._of(found, ticket.spec.entry), sys_path=paths)
+
+    def _of(self, found: Environment, entry: EntryKind) -> Prepared:
+        """A program is started by the node's own zygote; Python code is forked from one of its environment."""
+        from fray.node.environments.recipe import variables_in
+
+        changed = variables_in(found.venv, self.environ)
+        if entry is EntryKind.BINARY:
+            return Prepared(variables=changed)
+        environ = {key: value for key, value in {**self.environ, **changed}.items() if value or key not in changed}
+        return Prepared(interpreter=found.interpreter, environ=environ, hold=found.lock_path)
+
+    async def _hold(self, recipe: Recipe, workspace: str | None, attempt_id: str, say: Say) -> Environment:
+        held = self._held.get(recipe.key)
+        if held is None:
+            environment, lock = await self._own_builds().take(recipe, workspace, say)
+            held = self._held.get(recipe.key)
+            if held is None:
+                held = self._held[recipe.key] = _Held(environment, lock)
+            else:
+                lock.close()  # another attempt was told first
+        held.attempts.add(attempt_id)
+        return held.environment
+
+    def _own_builds(self) -> Builds:
+        from fray.node.environments.builds import Builds
+        from fray.node.environments.cache import Cache
+
+        if self._builds is None:
+            assert self._nursery is not None, "environments need to run"
+            self._builds = Builds(Cache(self.directory), self.environ, self.limits.build_s, self._nursery)
+        return self._builds
+
+    def release(self, attempt_id: str) -> None:
+        """See `Household.release`."""
+        for key, held in list(self._held.items()):
+            held.attempts.discard(attempt_id)
+            if not held.attempts:
+                held.lock.close()
+                del self._held[key]
+
+
+def own_python() -> str:
+    """``3.11``"""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _project(workspace: str | None) -> Project | None:
+    from fray.node.environments.recipe import LOCK, PROJECT, BadRecipe, project_of
+
+    found = {}
+    for name in (PROJECT, LOCK) if workspace is not None else ():
+        try:
+            found[name] = Path(workspace or "", name).read_text()
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRecipe(f"the workspace's {name} cannot be read: {error}") from None
+    return project_of(found)
+
+
+def _paths(workspace: str, project: Project) -> tuple[str, ...]:
+    """Where the code of its sources is imported from: each one's ``src``, if it has one, else itself."""
+    from fray.node.environments.recipe import source_directories
+
+    found = []
+    for source in source_directories(project):
+        place = os.path.normpath(os.path.join(workspace, source))
+        found += [path for path in (f"{place}/src", place) if os.path.isdir(path)][:1]
+    return tuple(found)

@@ -1,0 +1,24 @@
+"""What runs in environments made for tests: it imports nothing that is not there."""
+
+from __future__ import annotations
+
+import sys
+
+
+def which_alpha() -> tuple[str, str]:
+    import alpha
+
+    return alpha.version, sys.prefix
+
+
+class Uses:
+    def alpha(self) -> tuple[str, str]:
+        return which_alpha()
+
+
+def editions() -> tuple[str, int]:
+    import alpha
+    import beta  # noqa: F401
+    import mine
+
+    return alpha.version, mine.edition

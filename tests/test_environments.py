@@ -1,0 +1,229 @@
+"""What an environment is made of, by which key it is kept, and which are given up: decisions without a process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from fray.errors import InvalidRequest
+from fray.model.environment import EnvironmentConfig, EnvironmentSpec
+from fray.node.entry import own_code
+from fray.node.environments import overlay
+from fray.node.environments.cache import Cache, Kept, too_many
+from fray.node.environments.recipe import (
+    BadRecipe,
+    Base,
+    Plan,
+    Project,
+    Recipe,
+    files,
+    is_full,
+    project_of,
+    recipe_of,
+    source_directories,
+    steps,
+    uv_environ,
+    variables_in,
+)
+
+BASE = Base(fray="1", python="3.11", interpreter="/usr/bin/python3.11", platform="linux")
+PROJECT = Project(pyproject='[project]\nname = "p"\nversion = "0"\n')
+LOCKED = evolve(
+    PROJECT,
+    lock="""
+[[package]]
+name = "p"
+source = { editable = "." }
+[[package]]
+name = "core"
+source = { editable = "lib/core" }
+[[package]]
+name = "alpha"
+source = { registry = "https://example.org/simple" }
+""",
+)
+
+
+def recipe(spec: EnvironmentSpec | None = None, project: Project | None = None) -> Recipe:
+    found = recipe_of(spec or EnvironmentSpec(pip_packages=("alpha",)), BASE, project)
+    assert found is not None
+    return found
+
+
+# What it is ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_asks_for_nothing_has_the_node_s_own_environment() -> None:
+    assert recipe_of(EnvironmentSpec(), BASE, None) is None
+    assert recipe_of(EnvironmentSpec(python="3.11"), BASE, None) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        recipe(EnvironmentSpec(pip_packages=("alpha", "beta"))),
+        recipe(EnvironmentSpec(pip_packages=("alpha",), python="3.12")),
+        recipe(project=PROJECT),
+        recipe(project=LOCKED),
+        recipe(EnvironmentSpec(pip_packages=("alpha",), extras=("x",)), PROJECT),
+        evolve(recipe(), base=evolve(BASE, fray="2")),
+    ],
+)
+def test_whatever_the_steps_read_is_in_the_key(other: Recipe) -> None:
+    assert other.key != recipe().key
+
+
+def test_equal_recipes_have_one_key_and_the_order_of_extras_is_none_of_it() -> None:
+    one = recipe(EnvironmentSpec(extras=("a", "b")), PROJECT)
+    assert one.key == recipe(EnvironmentSpec(extras=("b", "a")), PROJECT).key
+
+
+def test_extras_need_a_project() -> None:
+    with pytest.raises(BadRecipe, match="workspace="):
+        recipe_of(EnvironmentSpec(extras=("gpu",)), BASE, None)
+
+
+def test_a_pyproject_without_a_project_is_only_a_file() -> None:
+    assert project_of({"pyproject.toml": "[tool.ruff]\nline-length = 100\n"}) is None
+    assert project_of({}) is None
+    with pytest.raises(BadRecipe, match=r"pyproject\.toml cannot be read"):
+        project_of({"pyproject.toml": "[project"})
+
+
+def test_code_of_the_project_and_of_its_local_sources_is_used_from_where_it_is() -> None:
+    assert source_directories(PROJECT) == ["."]
+    assert source_directories(LOCKED) == [".", "lib/core"]
+
+
+def test_a_job_abroad_has_its_author_s_code_and_not_his_packages() -> None:
+    mine, theirs = "/home/me/run", "/home/me/.venv/lib/python3.11/site-packages"
+    standard = ["/usr/lib/python311.zip", "/usr/lib/python3.11", "/usr/lib/python3.11/lib-dynload"]
+    assert own_code([mine, theirs, "/usr/lib/python3/dist-packages"]) == [mine]
+    assert own_code(standard[1:]) == []
+
+
+@pytest.mark.parametrize("word", ["--index-url=http://x", "-e .", "a\nb"])
+def test_options_of_uv_are_no_packages(word: str) -> None:
+    with pytest.raises(InvalidRequest, match="UV_INDEX_URL"):
+        EnvironmentConfig(pip_packages=[word])
+    with pytest.raises(InvalidRequest, match="list of names"):
+        EnvironmentConfig(extras="gpu")
+
+
+# How it is made ------------------------------------------------------------------------------------------------------
+
+
+def test_packages_are_installed_beside_what_fray_needs_and_never_named_on_a_command_line() -> None:
+    secret = "alpha @ https://me:hush@example.org/alpha.whl"
+    one = recipe(EnvironmentSpec(pip_packages=(secret,)))
+    venv, install = steps(one, "/envs/k", "/usr/bin/python3.11")
+    assert venv.argv == ("venv", "--no-project", "--python", "/usr/bin/python3.11", "/envs/k/venv")
+    assert install.title == "uv pip install"
+    assert "/envs/k/constraints.txt" in install.argv
+    assert "hush" not in " ".join(install.argv)
+    assert files(one, ["trio>=0.29"]) == {"constraints.txt": "trio>=0.29\n", "requirements.txt": f"{secret}\n"}
+
+
+def test_a_lock_file_is_obeyed_and_the_workspace_s_own_code_is_not_installed() -> None:
+    one = recipe(EnvironmentSpec(extras=("gpu",), pip_packages=("beta",)), LOCKED)
+    _, sync, install = steps(one, "/envs/k", "python3.11")
+    assert sync.argv[:2] == ("sync", "--frozen")
+    assert {"--no-install-project", "--no-install-workspace", "--no-install-local"} <= set(sync.argv)
+    assert sync.argv[-2:] == ("--extra", "gpu")
+    assert sync.in_workspace
+    assert sync.variables == {"UV_PROJECT_ENVIRONMENT": "/envs/k/venv"}
+    assert install.argv[-2:] == ("-r", "/envs/k/requirements.txt")
+
+
+def test_without_a_lock_file_project_and_packages_are_resolved_together() -> None:
+    one = recipe(EnvironmentSpec(extras=("gpu",), pip_packages=("beta",)), PROJECT)
+    _, install = steps(one, "/envs/k", "python3.11")
+    assert install.argv[-6:] == ("-r", "pyproject.toml", "--extra", "gpu", "-r", "/envs/k/requirements.txt")
+
+
+def test_uv_has_the_node_s_proxies_and_indexes_and_not_its_environment() -> None:
+    node = {"HTTPS_PROXY": "p", "UV_INDEX_URL": "i", "VIRTUAL_ENV": "/node", "PYTHONPATH": "/x"}
+    found = uv_environ(node)
+    assert (found["HTTPS_PROXY"], found["UV_INDEX_URL"]) == ("p", "i")
+    assert not {"VIRTUAL_ENV", "PYTHONPATH"} & set(found)
+
+
+def test_programs_find_the_environment_s_own_first() -> None:
+    found = variables_in("/envs/k/venv", {"PATH": "/bin", "PYTHONPATH": "/node"})
+    assert found == {"PATH": "/envs/k/venv/bin:/bin", "VIRTUAL_ENV": "/envs/k/venv", "PYTHONPATH": ""}
+
+
+def test_a_full_disk_is_recognised_whoever_says_so() -> None:
+    assert is_full("failed to copy: No space left on device (os error 28)")
+    assert not is_full("No solution found")
+
+
+def test_a_plan_travels() -> None:
+    plan = Plan(recipe=recipe(EnvironmentSpec(extras=("a",)), LOCKED), root="/r", workspace="/w", node_pid=7)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_overlay_is_fray_and_what_it_needs_and_nothing_else() -> None:
+    links = overlay.links()
+    assert {"fray", "trio", "attr", "attrs", "cattrs", "cloudpickle", "trio_websocket", "outcome"} <= set(links)
+    assert not {"uv", "pytest", "numpy", "hypothesis", "mypy"} & set(links)
+    assert all(os.path.exists(target) for target in links.values())
+    lines = overlay.constraints()
+    assert any(line.startswith("attrs") for line in lines)
+    assert not any("extra ==" in line for line in lines)
+
+
+# How it is kept ------------------------------------------------------------------------------------------------------
+
+
+def made(cache: Cache, key: str, size_bytes: int = 0) -> None:
+    directory = cache.directory(key)
+    with cache.lock(key, exclusive=True) or pytest.fail("locked"):
+        directory.mkdir(parents=True)
+        (directory / "data").write_bytes(b"x" * size_bytes)
+        cache.declare(key, "3.11", "about")
+
+
+def test_one_without_its_mark_is_not_there(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.directory("k").mkdir()
+    assert cache.take("k") is None
+    made(cache, "l")
+    found, lock = cache.take("l") or pytest.fail("it is there")
+    assert (found.interpreter, found.lock_path) == (str(tmp_path / "l/venv/bin/python"), str(tmp_path / "l.lock"))
+    lock.close()
+
+
+def test_one_in_use_is_not_removed_and_its_users_do_not_hinder_one_another(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    made(cache, "k", 1000)
+    _, lock = cache.take("k") or pytest.fail("it is there")
+    _, second = cache.take("k") or pytest.fail("two may use it")
+    lock.close()
+    assert cache.evict(0, 1e9) == []
+    second.close()
+    assert cache.evict(0, 1e9) == ["k"]
+    assert list(tmp_path.iterdir()) == [], "not even its lock is left"
+
+
+def test_who_waits_for_a_lock_that_is_removed_meanwhile_has_a_new_one(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    old = cache.lock("k", exclusive=True) or pytest.fail("free")
+    Path(old.path).unlink()
+    new = cache.lock("k", exclusive=True) or pytest.fail("another file")
+    assert os.path.exists(new.path)
+    old.close()
+    new.close()
+
+
+def test_the_oldest_go_first_and_no_more_than_needed() -> None:
+    now = time.time()
+    kept = [Kept(key=str(days), used_at=now - days * 86400, size_bytes=10) for days in (1, 9, 3, 20)]
+    assert [one.key for one in too_many(kept, 25, 14 * 86400.0, now)] == ["20", "9"]
+    assert [one.key for one in too_many(kept, 100, 14 * 86400.0, now)] == ["20"]
+    half = Kept(key="half", used_at=0.0, size_bytes=0)
+    assert [one.key for one in too_many([*kept, half], 1000, 1e9, now)] == ["half"], "what is not whole is no use"
