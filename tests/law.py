@@ -241,6 +241,7 @@ class Cluster:
         gone: tuple[str, ...] = (),
         incarnation: str = "",
         serial: int = 0,
+        busy: dict[str, str] | None = None,
     ) -> list[Effect]:
         observed = tuple(
             Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=what)
@@ -248,7 +249,7 @@ class Cluster:
             else Observed(attempt_id=attempt_id, phase=what)
             for attempt_id, what in seen
         )
-        report = Report(full=full, observed=observed, gone=gone, serial=serial)
+        report = Report(full=full, observed=observed, gone=gone, serial=serial, busy=busy or {})
         of = incarnation or self.incarnations[node]
         return self.tell(NodeReported(node=node, incarnation=of, report=report))
 

@@ -164,3 +164,25 @@ def test_devices_given_back_are_given_out_in_the_machines_order_again() -> None:
 )
 def test_members_an_empty_machine_holds(need: Demand, size: Capacity, held: int) -> None:
     assert members_held(need, size) == held
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "give", "hold"]), st.sets(st.integers(0, 3))), max_size=12))
+def test_a_device_that_is_withheld_is_never_given_and_comes_back_once(steps: list[tuple[str, set[int]]]) -> None:
+    pool = Pool()
+    ids = [f"gpu-{index}" for index in range(4)]
+    pool.add("m", Capacity(9000, 0, 0, tuple(Device(name, "gpu", "h100") for name in ids)))
+    need = Demand(device_kind="gpu", device_count=1)
+    given_out: list[Grant] = []
+    held: set[str] = set()
+    for what, numbers in steps:
+        if what == "hold":
+            held = {ids[number] for number in numbers}
+            pool.withhold("m", held)
+        elif what == "take" and (grants := pool.place(need, 1)):
+            assert not set(grants[0].devices) & held
+            given_out += grants
+        elif what == "give" and given_out:
+            grant = given_out.pop()
+            pool.release("m", need, grant.devices)
+        taken = {device for grant in given_out for device in grant.devices}
+        assert pool.machines["m"].devices["gpu", "h100"] == [name for name in ids if name not in taken | held]

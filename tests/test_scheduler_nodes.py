@@ -102,6 +102,41 @@ def test_nothing_new_is_placed_beside_a_stray_until_it_is_gone(law: Cluster) -> 
     assert law.wished() == {"a:1:0": False}
 
 
+HELD = "held by pid 77 (python)"
+
+
+def test_a_device_that_somebody_holds_is_not_given_again_until_it_is_free(law: Cluster) -> None:
+    law.launch(job("b", demand(1, gpu=1)))
+    law.see("a:0:0", ended(), busy={"gpu-0": HELD})
+    assert law.wished() == {}
+    assert "has 0 of 1 gpu h100 free; not to be given now: gpu-0 held by pid 77 (python)" in law.info("b").reason
+    law.launch(job("c"))
+    assert list(law.wished()) == ["c:0:0"]
+    law.report("n1", [], gone=("a:0:0",))
+    assert list(law.wished()) == ["c:0:0", "b:0:0"]
+
+
+def test_what_is_held_is_known_to_the_next_controller_and_an_old_report_changes_nothing(law: Cluster) -> None:
+    law.see("a:0:0", ended(), busy={"gpu-0": HELD}, serial=5)
+    law.launch(job("b", demand(1, gpu=1)))
+    law.restart()
+    law.node()
+    law.report("n1", [], full=True, busy={"gpu-0": HELD}, serial=7)
+    assert law.wished() == {}
+    law.report("n1", [], full=True, serial=6)
+    assert law.wished() == {}
+    law.report("n1", [], serial=8)
+    assert law.wished() == {"b:0:0": False}
+
+
+def test_a_device_may_become_busy_and_free_again_while_somebody_has_it(law: Cluster) -> None:
+    law.launch(job("b", demand(1, gpu=1)))
+    law.report("n1", [], busy={"gpu-0": HELD, "gpu-9": "of a machine that was"})
+    law.report("n1", [])
+    law.see("a:0:0", ended())
+    assert law.wished() == {"b:0:0": False}
+
+
 def test_a_returning_machine_gets_nothing_new_before_it_tells_what_it_holds(law: Cluster) -> None:
     law.silence()
     law.node()

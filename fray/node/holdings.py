@@ -48,7 +48,6 @@ class Holdings:
     Args:
         groups: where it makes control groups; None: nowhere.
         enforce: hold attempts to the memory they asked for.
-        on_busy: told of the devices that cannot be given now, and why, whenever that changes.
     """
 
     def __init__(
@@ -56,8 +55,10 @@ class Holdings:
     ) -> None:
         self.groups, self.enforce, self.root = groups, enforce, root
         self.cpus = CpuTable(os.sched_getaffinity(0) if cpus is None else cpus)
-        self.on_busy: Callable[[dict[str, str]], None] = lambda busy: None
         self.busy: dict[str, str] = {}
+        """Devices that cannot be given now, and why."""
+        self.on_busy: Callable[[], None] = lambda: None
+        """Told whenever that changes."""
         self.files = freeing.device_files(root)
         self._held: dict[str, _Held] = {}
         self._culprits: dict[str, frozenset[tuple[int, int]]] = {}
@@ -172,7 +173,7 @@ class Holdings:
             self.busy = {**self.busy, **reasons}
             self._culprits.update(dict.fromkeys(reasons, frozenset(_marks(culprits))))
             log.error("cannot be given now: %s", "; ".join(f"{device}: {why}" for device, why in reasons.items()))
-            self.on_busy(self.busy)
+            self.on_busy()
 
     def hold_survivors(self, is_ours: Callable[[int], bool]) -> None:
         """At the node's start: devices that processes of an earlier life still hold."""
@@ -190,7 +191,7 @@ class Holdings:
         if gone:
             self.busy = {device: why for device, why in self.busy.items() if device not in gone}
             log.warning("free again: %s", ", ".join(sorted(gone)))
-            self.on_busy(self.busy)
+            self.on_busy()
 
     async def wait_let_go(self, devices: Iterable[str]) -> None:
         """Look on until whoever holds these busy devices has let go of each, and say so."""

@@ -64,6 +64,16 @@ class Launcher(Protocol):
 
 
 @runtime_checkable
+class Withholding(Protocol):
+    """A launcher that looks whether devices are free before they are given again."""
+
+    busy: dict[str, str]
+    """Those that are not, and who holds them. One that an attempt had is in here before the attempt's end is told."""
+    on_busy: Callable[[], None]
+    """Set by the node before `Launcher.run`; told whenever that changes."""
+
+
+@runtime_checkable
 class Furnished(Protocol):
     """A launcher that knows more of its machine than its configuration does."""
 

@@ -31,7 +31,7 @@ from fray.node import secrets
 from fray.node.answers import Answers
 from fray.node.config import NodeConfig
 from fray.node.forwards import Forwards
-from fray.node.launcher import Furnished, Launcher
+from fray.node.launcher import Furnished, Launcher, Withholding
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
 from fray.node.vitals import Vitals
 from fray.node.wards import Wards
@@ -72,6 +72,7 @@ class Member:
         self._unpushed: dict[AttemptId, int] = {}
         """How far the logs go of which the controller has not been told the end."""
         self._wake_log = trio.Event()
+        self._told_busy: dict[str, str] = {}
         self._wake = trio.Event()
         self._moving = trio.lowlevel.ParkingLot()
         self.forwards = Forwards(lambda: self.wanted, config.advertise)
@@ -92,6 +93,7 @@ class Member:
             secrets=secrets.names(config.secrets_dir),
             lease_s=config.lease_s,
             log_archive=config.logs.archive,
+            busy=self._busy(),
         )
         return encode_message(hello)
 
@@ -101,6 +103,9 @@ class Member:
         if not isinstance(self._launcher, Furnished):
             return capacity
         return evolve(capacity, attributes={**self._launcher.attributes(), **capacity.attributes})
+
+    def _busy(self) -> dict[str, str]:
+        return self._launcher.busy if isinstance(self._launcher, Withholding) else {}
 
     # The channel's handler
 
@@ -259,6 +264,10 @@ class Member:
             return evolve(outcome, cause=Cause.PREEMPTED, message=f"{self.leaving}; {outcome.message}")
         return outcome
 
+    def on_busy(self) -> None:
+        """Devices have become busy, or free."""
+        self._wake.set()
+
     def _observe(self, observed: Observed) -> None:
         self.held[observed.attempt_id] = observed
         if observed.phase is Phase.ENDED:
@@ -369,11 +378,14 @@ class Member:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 self._reconcile()
-                while channel.error is None and (self._whole or self._moved or self._gone):
+                while channel.error is None and self._has_news():
                     await channel.wait_room()
                     self._send_report(channel)
         except ChannelClosed:
             pass
+
+    def _has_news(self) -> bool:
+        return bool(self._whole or self._moved or self._gone or self._told_busy != self._busy())
 
     def _send_report(self, channel: Channel) -> None:
         full, self._whole = self._whole, False
@@ -386,7 +398,8 @@ class Member:
         gone, self._gone = tuple(self._gone), {}
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
         self.vitals.send(channel, [one.attempt_id for one in chunk if one.phase is Phase.ENDED])
-        channel.notice(Report(full=full, observed=(*chunk, *later), gone=gone), values)
+        self._told_busy = self._busy()
+        channel.notice(Report(full=full, observed=(*chunk, *later), gone=gone, busy=self._told_busy), values)
         self._moving.unpark_all()
 
     def _take_chunk(self) -> list[Observed]:

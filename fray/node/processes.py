@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,19 @@ class ProcessLauncher:
         """See `fray.node.launcher.Furnished`."""
         held = isolation(self.pid_namespace, self.zygotes.no_namespace)
         return {"isolation": held, "memory_limit": self.holdings.limiter}
+
+    @property
+    def busy(self) -> dict[str, str]:
+        """See `fray.node.launcher.Withholding`."""
+        return self.holdings.busy
+
+    @property
+    def on_busy(self) -> Callable[[], None]:
+        return self.holdings.on_busy
+
+    @on_busy.setter
+    def on_busy(self, hear: Callable[[], None]) -> None:
+        self.holdings.on_busy = hear
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See `Launcher.run`.

@@ -14,7 +14,7 @@ from fray.model.messages.node import NodeGoodbye
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
-from fray.node.launcher import Asking, Launcher
+from fray.node.launcher import Asking, Launcher, Withholding
 from fray.node.member import Member
 from fray.node.wards import Attentive
 
@@ -36,6 +36,8 @@ class _Desk:
         launcher.on_log = lambda attempt_id, chunk: self.member.on_log(attempt_id, chunk)
         if isinstance(launcher, Attentive):
             launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
+        if isinstance(launcher, Withholding):
+            launcher.on_busy = lambda: self.member.on_busy()
         if isinstance(launcher, Asking):
             launcher.ask = lambda message: self.member.ask(message)
 

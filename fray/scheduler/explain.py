@@ -149,7 +149,13 @@ def _machine_line(state: Tables, job: Job, node: Node) -> str:
     wrong = [text for _, text in misfits(job.spec.demand, machine)]
     if not wrong:
         return f"{node.name} has room for a member"
-    return f"{node.name} {' and '.join(wrong)}{_holders(state, node)}"
+    return f"{node.name} {' and '.join(wrong)}{_holders(state, node)}{_busy(job.spec.demand, node)}"
+
+
+def _busy(demand: Demand, node: Node) -> str:
+    """Devices that are free by the books, and by nothing else."""
+    busy = [f"{device} {why}" for device, why in node.busy.items() if device.startswith(f"{demand.device_kind}-")]
+    return f"; not to be given now: {', '.join(busy[:HOLDERS_SHOWN])}" if busy and demand.device_count else ""
 
 
 def _holders(state: Tables, node: Node) -> str:

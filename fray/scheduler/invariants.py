@@ -57,8 +57,12 @@ def _capacity(state: State) -> Iterator[str]:
 def _devices(state: State, held: list[Attempt], machine: Machine) -> Iterator[str]:
     given = Counter(device for attempt in held for device in attempt.devices)
     free = [device for ids in machine.devices.values() for device in ids]
+    idle = [device for device, nobody_has_it in machine.withheld.items() if nobody_has_it]
+    busy = set(state.nodes[machine.name].busy) & set(machine.places)
+    if busy != set(machine.withheld) or busy & set(free):
+        yield f"devices {sorted(busy)} of {machine.name} are busy, {sorted(machine.withheld)} withheld, {free} free"
     yield from (f"device {d} of {machine.name} is given {n} times" for d, n in given.items() if n > 1)
-    if sorted([*given, *free]) != sorted(machine.places):
+    if sorted([*given, *free, *idle]) != sorted(machine.places):
         yield f"devices of {machine.name} do not add up: {sorted(given)} given, {free} free"
     for attempt in held:
         demand = state.jobs[attempt.job_id].spec.demand

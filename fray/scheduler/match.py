@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
@@ -62,6 +62,8 @@ class Machine:
     """Of each device id: its variant, and its place in the machine's order."""
     ports: Ports
     attempts: int = 0
+    withheld: dict[str, bool] = field(factory=dict)
+    """Ids that may not be given now; True: nobody has been given it either, so it is free as soon as it is let go."""
 
     @classmethod
     def empty(cls, name: NodeName, capacity: Capacity, open: bool = True) -> Machine:
@@ -236,10 +238,37 @@ class Pool:
     def _shift_devices(self, machine: Machine, devices: tuple[str, ...], sign: int) -> None:
         for device in devices:
             variant, _ = machine.places[device]
-            if sign < 0:
+            if device in machine.withheld:
+                machine.withheld[device] = sign > 0
+            elif sign < 0:
                 machine.devices[variant].remove(device)
             else:
                 insort(machine.devices[variant], device, key=machine.places.__getitem__)
+
+    def withhold(self, name: NodeName, devices: Collection[str]) -> None:
+        """These ids of a machine may not be given now, whether somebody has them or not; all others may."""
+        machine = self.machines[name]
+        wanted = [device for device in devices if device in machine.places]
+        if set(wanted) == set(machine.withheld):
+            return
+        if machine.open:
+            self._unlist(machine)
+        for device in set(machine.withheld).difference(wanted):
+            self._let_go(machine, device)
+        for device in set(wanted).difference(machine.withheld):
+            free = machine.devices[machine.places[device][0]]
+            machine.withheld[device] = device in free
+            if device in free:
+                free.remove(device)
+        if machine.open:
+            self._list(machine)
+        self.changes += 1
+        self.version += 1  # a gang that they were kept for may be impossible now, and others need not wait for it
+        self.freed[name] = None
+
+    def _let_go(self, machine: Machine, device: str) -> None:
+        if machine.withheld.pop(device):
+            insort(machine.devices[machine.places[device][0]], device, key=machine.places.__getitem__)
 
     # Lists
 

@@ -44,6 +44,7 @@ def _new(hello: NodeHello) -> Node:
         process=hello.process,
         settled=not hello.holds,
         log_archive=hello.log_archive,
+        busy=hello.busy,
     )
 
 
@@ -82,11 +83,25 @@ def reported(state: State, event: NodeReported, out: Outbox) -> None:
         return
     is_latest = not report.serial or report.serial > node.serial
     node.serial = max(node.serial, report.serial)
+    if is_latest and node.busy != report.busy:
+        _withhold(state, out, node, report.busy)
     for observed in report.observed:
         _observed(state, out, node, observed)
     if is_latest:
         _compare(state, out, node, report)
     _unused_values(report, out)
+
+
+def _withhold(state: State, out: Outbox, node: Node, busy: dict[str, str]) -> None:
+    """Before the ends in the same report: what they give back may be among it."""
+    news = [f"{device} ({why})" for device, why in busy.items() if device not in node.busy]
+    freed = [device for device in node.busy if device not in busy]
+    node.busy = busy
+    state.node_changed(node)
+    if news:
+        out.happened("", "devices busy", f"{node.name}: {', '.join(news)}")
+    if freed:
+        out.happened("", "devices free", f"{node.name}: {', '.join(freed)}")
 
 
 def _observed(state: State, out: Outbox, node: Node, observed: Observed) -> None:

@@ -186,6 +186,8 @@ class Node:
     """Living attempts it holds and nobody wants: nothing new is placed until they are gone."""
     serial: int = 0
     """Highest `Report.serial` seen of this incarnation."""
+    busy: dict[str, str] = Factory(dict)
+    """Accelerators that it says nobody may be given, and who holds them."""
     taken: tuple[TakenPort, ...] = ()
     """Ports that strangers held when they were last tried."""
     log_archive: str = ""

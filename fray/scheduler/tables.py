@@ -200,6 +200,7 @@ class Tables:
     def index_node(self, node: Node) -> None:
         self.pool.add(node.name, node.capacity, takes_work(node))
         self.pool.machines[node.name].ports.avoided = {taken.port: taken.until for taken in node.taken}
+        self.pool.withhold(node.name, node.busy)
         self.on_node.setdefault(node.name, {})
         self._time_node(node)
 
@@ -210,9 +211,10 @@ class Tables:
             self.unwell[node.name] = None
 
     def node_changed(self, node: Node) -> None:
-        """Its phase, strays or settledness may have changed."""
+        """Its phase, strays, settledness or busy devices may have changed."""
         self._time_node(node)
         self.pool.set_open(node.name, takes_work(node))
+        self.pool.withhold(node.name, node.busy)
         self.touch("node", node.name)
 
     def drop_node(self, node: Node) -> None:

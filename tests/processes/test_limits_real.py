@@ -155,7 +155,7 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_to
 
 def heard(holdings: Holdings) -> tuple[Holdings, trio.MemoryReceiveChannel[dict[str, str]]]:
     send, receive = trio.open_memory_channel[dict[str, str]](10)
-    holdings.on_busy = send.send_nowait
+    holdings.on_busy = lambda: send.send_nowait(holdings.busy)
     return holdings, receive
 
 

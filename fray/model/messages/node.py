@@ -5,6 +5,8 @@ Full sets on connection, deltas between; each keyed by attempt id, so a lost mes
 
 from __future__ import annotations
 
+from attrs import Factory
+
 from fray.model.ids import AttemptId, NodeName
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity
@@ -33,6 +35,8 @@ class NodeHello:
     """It ends its attempts itself before it has heard nothing for so long."""
     log_archive: str = ""
     """Where it copies the logs of its attempts to; empty: nowhere."""
+    busy: dict[str, str] = Factory(dict)
+    """As in `Report`."""
 
 
 @frozen(kw_only=True)
@@ -58,6 +62,9 @@ class Report:
     observed: tuple[Observed, ...] = ()
     gone: tuple[AttemptId, ...] = ()
     """Forgotten because the wanted set no longer has them."""
+    busy: dict[str, str] = Factory(dict)
+    """Accelerators nobody may be given now, and who holds them: all of them, in every report. One is in here before the
+    end of the attempt that had it is told."""
     serial: int = 0
     """Grows with every report of this incarnation, so that an old full set is not taken for news. 0: not numbered."""
 
