@@ -466,7 +466,7 @@ class World:
         assert set(self.law.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
 
 
-TABLES_HELD = ("law", "node", "session", "job", "attempt", "name", "grave")
+TABLES_HELD = ("law", "node", "session", "job", "attempt", "name", "grave", "past")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
