@@ -218,6 +218,9 @@ class Node(Peer):
                 self.report(attempt)
 
     def end(self, attempt: str, outcome: Outcome, value: bytes = b"") -> None:
+        assert self.channel is not None
+        end = self.next_line(attempt)
+        self.channel.notice(AttemptLog(attempt_id=attempt, first=end, end=end, over=True))
         self.held[attempt] = Observed(attempt_id=attempt, phase=Phase.ENDED, outcome=outcome)
         self.values[attempt] = value
         self.report(attempt)
@@ -232,11 +235,14 @@ class Node(Peer):
 
     def write_lines(self, attempt: str, *texts: str) -> tuple[int, int, bytes]:
         """To its disk alone."""
-        kept = self.logs.setdefault(attempt, [])
-        first = next((found[2] + found[3] for found, _, _ in records(kept[-1][1])), 0) if kept else 0
+        first = self.next_line(attempt)
         data = record("out", first, 1.0 + first, "".join(f"{text}\n" for text in texts).encode())
-        kept.append((first, data))
+        self.logs.setdefault(attempt, []).append((first, data))
         return first, first + len(texts), data
+
+    def next_line(self, attempt: str) -> int:
+        kept = self.logs.get(attempt)
+        return next(found[2] + found[3] for found, _, _ in records(kept[-1][1])) if kept else 0
 
     def asked(self, ref: int, message: Any) -> None:
         assert isinstance(message, ReadLog)
@@ -323,6 +329,8 @@ class Stage:
         process: ProcessMark | None = None,
         obedient: bool = True,
         credential: Credential | None = None,
+        log_archive: str = "",
+        lease_s: float = 600.0,
     ) -> Node:
         incarnation = incarnation or mint(self.rng)
 
@@ -333,6 +341,8 @@ class Stage:
                 boot_id="boot",
                 capacity=Capacity(cpu_milli=cpu * 1000, memory_bytes=16 * GB, disk_bytes=GB),
                 process=process,
+                log_archive=log_archive,
+                lease_s=lease_s,
                 holds=tuple({*holds, *(node.held if node is not None else ())}),
             )
 

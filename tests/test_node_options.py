@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fray.errors import InvalidRequest
-from fray.node.config import NodeConfig
+from fray.node.config import LogRules, NodeConfig
 from fray.node.main import main, make_config, parse, parse_controller
 
 ENVIRON = {"FRAY_TOKEN": " secret\n", "XDG_STATE_HOME": "/var/state"}
@@ -109,3 +109,14 @@ def test_the_token_may_be_in_a_file(tmp_path: Path) -> None:
 def test_bad_usage_is_one_line_and_status_2(capsys: Any) -> None:
     assert main([]) == 2
     assert capsys.readouterr().err == "fray-node: say which cluster: --controller fray://HOST:PORT\n"
+
+
+def test_how_much_of_logs_is_kept_is_said_in_sizes_and_seconds(tmp_path: Path) -> None:
+    assert config(*HERE).logs == LogRules()
+    made = config(*HERE, "--logs-attempt", "1GB", "--logs-age-s", "60", "--logs-archive", "gs://bucket/logs").logs
+    assert made == LogRules(attempt_bytes=1024**3, age_s=60.0, archive="gs://bucket/logs")
+    (tmp_path / "node.toml").write_text('logs_total = "20GB"\n')
+    assert config(*HERE, "--config", str(tmp_path / "node.toml")).logs.total_bytes == 20 * 1024**3
+    for wrong in (("--logs-attempt", "1MB"), ("--logs-age-s", "0")):
+        with pytest.raises(InvalidRequest, match="logs_"):
+            config(*HERE, *wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, overload
 
@@ -12,11 +12,13 @@ from fray.blocking import loop
 from fray.blocking.actors import ActorHandle
 from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
+from fray.blocking.logs import LogLines
 from fray.blocking.loop import job_runtime, own_portal, portal_of
 from fray.blocking.portal import Held, Portal
 from fray.jobs import Job as NativeJob
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.ids import JobId, Namespace
+from fray.model.lines import LogLine
 from fray.model.messages.client import Event, NodeInfo
 from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
@@ -69,6 +71,10 @@ class Job:
     def terminate(self, reason: str = "terminated by its owner") -> None:
         """Ask for its end and that of everything below it; returns when the controller has noted it."""
         self._portal.call(self._native.terminate, reason)
+
+    def logs(self, **which: Any) -> LogLines:
+        """What it has printed: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
+        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(**which)))
 
     def stacks(self) -> dict[str, str]:
         """Look into its processes. As `fray.Cluster.stacks`."""
@@ -260,9 +266,30 @@ class Cluster:
         infos: JobInfo | list[JobInfo] = self._portal.call(wait, _plain_all(job_ids), raise_on_failure)
         return infos
 
-    def monitor(self, job: Job | JobId) -> JobInfo:
-        """Print what the job writes, as it writes it, until it ends; returns its final state."""
-        return self._portal.call(self._native.monitor, _plain(job))
+    def logs(self, job: Job | JobId, **which: Any) -> LogLines:
+        """What the job has printed, also after its end: ``for line in cluster.logs(job)``. As `fray.Cluster.logs`."""
+        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(_plain(job), **which)))
+
+    def monitor(
+        self,
+        job: Job | JobId,
+        on_line: Callable[[LogLine], object] | None = None,
+        *,
+        tail: int | None = None,
+        tree: bool = False,
+    ) -> JobInfo:
+        """Follow what the job writes until it ends; returns its final state. As `fray.Cluster.monitor`.
+
+        Args:
+            on_line: called on this thread with each line. Default: they are printed.
+        """
+        plain = _plain(job)
+        if on_line is None:
+            return self._portal.call(lambda: self._native.monitor(plain, tail=tail, tree=tree))
+        with self.logs(job, follow=True, tail=tail, tree=tree) as lines:
+            for line in lines:
+                on_line(line)
+        return self._portal.call(lambda: self._native.wait(plain))
 
     def terminate(
         self,

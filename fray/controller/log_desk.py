@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import trio
 from attrs import evolve
 
 from fray.controller.house import House
-from fray.controller.logs import Follower
+from fray.controller.logs import Follower, Ring
 from fray.controller.nodes import NodeLink
 from fray.errors import DeadlineExceeded, FrayError, InvalidRequest, NoSuchJob
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
@@ -29,6 +30,7 @@ CHUNK_BYTES = 64 * 1024
 """Lines of one notice, about."""
 NODE_ANSWER_S = 10.0
 """A machine that is connected and says nothing for so long counts as silent."""
+RECONNECT_LOOK_S = 0.1
 READS_LIMIT = 256
 """Pages one client may wait for at a time."""
 
@@ -124,7 +126,7 @@ class LogDesk:
         ring = self._house.book.ring(ask.attempt_id)
         if ask.first is not None and ring is not None:
             chunk = ring.read(ask.first, ask.limit_bytes)
-            if chunk is not None:
+            if chunk is not None and self._is_sure(ring, chunk, attempt):
                 page = LogPage(
                     attempt_id=ask.attempt_id,
                     start=ask.first,
@@ -138,6 +140,13 @@ class LogDesk:
             raise InvalidRequest(f"one connection may wait for {READS_LIMIT} pages of logs at a time")
         return None
 
+    def _is_sure(self, ring: Ring, chunk: Chunk, attempt: Attempt) -> bool:
+        """Whether nobody has to ask its machine what comes after the last line that is known here."""
+        if chunk.end < ring.end or ring.is_closed:
+            return True
+        link = self._nodes.node_link(attempt.node)
+        return attempt.living and link is not None and link.channel.connected
+
     def _attempt(self, ask: ReadLog) -> Attempt:
         attempt = self._house.state.attempts.get(ask.attempt_id)
         if attempt is None:
@@ -148,8 +157,8 @@ class LogDesk:
         """The page from the attempt's machine; if that does not answer, what is here, and why there is no more."""
         attempt = self._attempt(ask)
         is_over = not attempt.living
-        link = self._nodes.node_link(attempt.node)
-        if link is None or not link.channel.connected:
+        link = await self._wait_link(attempt.node)
+        if link is None:
             return self._without_machine(ask, attempt)
         try:
             page, blobs = await link.requests.request(ask, timeout_s=NODE_ANSWER_S)
@@ -159,6 +168,21 @@ class LogDesk:
         if page.missing:
             return self._instead(ask, attempt, page.missing, retry=False)
         return evolve(page, over=is_over), blobs[0] if blobs else b""
+
+    async def _wait_link(self, node: NodeName) -> NodeLink | None:
+        """One that was lost just now (with this controller's last life, too) is mostly back within a second or two."""
+        known = self._house.state.nodes.get(node)
+        if known is None or known.phase in (NodePhase.SUSPECT, NodePhase.LOST):
+            return None
+        silent_s = self._house.inbox.time() - known.silent_since if known.phase is NodePhase.SILENT else 0.0
+        give_up_at = trio.current_time() + NODE_ANSWER_S - silent_s
+        while True:
+            link = self._nodes.node_link(node)
+            if link is not None and link.channel.connected:
+                return link
+            if trio.current_time() >= give_up_at:
+                return None
+            await trio.sleep(RECONNECT_LOOK_S)
 
     def _without_machine(self, ask: ReadLog, attempt: Attempt) -> tuple[LogPage, Bytes]:
         node = self._house.state.nodes.get(attempt.node)
@@ -170,6 +194,7 @@ class LogDesk:
         ring, start = self._house.book.ring(ask.attempt_id), ask.first or 0
         first = ring.next_after(start) if ring is not None else start
         chunk = (ring.read(first, ask.limit_bytes) if ring is not None else None) or Chunk(first, first)
+        is_whole = ring is not None and ring.is_closed and first == start
         page = LogPage(
             attempt_id=ask.attempt_id,
             start=start,
@@ -177,7 +202,7 @@ class LogDesk:
             next=chunk.end,
             caught_up=ring is None or chunk.end >= ring.end,
             over=not attempt.living,
-            missing=missing,
+            missing="" if is_whole else missing,
             retry=retry,
             archive=self._archive(attempt.node),
         )

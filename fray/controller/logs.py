@@ -35,6 +35,8 @@ class Ring:
     end: int = 0
     """The number of the line that comes next, as far as is known here."""
     size_bytes: int = 0
+    is_closed: bool = False
+    """Nothing comes after ``end``."""
 
     @property
     def first(self) -> int:
@@ -94,7 +96,8 @@ class LogBook:
         """None: nothing has come of it, or it was quiet too long."""
         return self._rings.get(attempt)
 
-    def add(self, attempt: AttemptId, chunk: Chunk) -> None:
+    def add(self, attempt: AttemptId, chunk: Chunk, *, closed: bool = False) -> None:
+        """Keep what has come; ``closed``: it is the last of this attempt."""
         ring = self._rings.get(attempt)
         if ring is None:
             ring = self._rings[attempt] = Ring(self._ring_limit_bytes)
@@ -102,6 +105,7 @@ class LogBook:
         self._rings.move_to_end(attempt)
         before_bytes = ring.size_bytes
         ring.add(chunk)
+        ring.is_closed = ring.is_closed or closed
         self._size_bytes += ring.size_bytes - before_bytes
         while self._size_bytes > self._book_limit_bytes and len(self._rings) > 1:
             _, quiet = self._rings.popitem(last=False)

@@ -234,7 +234,7 @@ class NodeLink:
     def _printed(self, message: AttemptLog, blobs: Sequence[Bytes]) -> None:
         if self._is_mine(message.attempt_id):
             data = bytes(blobs[0]) if blobs else b""
-            self._house.book.add(message.attempt_id, Chunk(message.first, message.end, data))
+            self._house.book.add(message.attempt_id, Chunk(message.first, message.end, data), closed=message.over)
             self._front.log_moved(message.attempt_id)
 
     def _noted(self, message: AttemptNoted) -> None:

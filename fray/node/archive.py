@@ -56,16 +56,23 @@ class Archiver:
         """Copy until cancelled."""
         while True:
             self._wake = trio.Event()
-            due = await trio.to_thread.run_sync(self._find_due)
-            for one in due:
-                if not await self._try(one):
-                    break
-            with trio.move_on_after(self._pause_s()):
+            await self.copy_due()
+            with trio.move_on_after(self.pause_s()):
+                while self._failures:  # an end is no reason to try a storage that fails sooner
+                    await trio.sleep_forever()
                 await self._wake.wait()
-                if self._failures:
-                    await trio.sleep(self._pause_s())
 
-    def _pause_s(self) -> float:
+    async def copy_due(self) -> int:
+        """Copy what is due, until something fails; returns how many objects were made."""
+        done = 0
+        for due in await trio.to_thread.run_sync(self._find_due):
+            if not await self._try(due):
+                break
+            done += 1
+        return done
+
+    def pause_s(self) -> float:
+        """Until the next look; longer with each failure."""
         return min(RETRY_FIRST_S * 2 ** (self._failures - 1), RETRY_MOST_S) if self._failures else LOOK_EVERY_S
 
     async def _try(self, due: _Due) -> bool:

@@ -25,6 +25,7 @@ from fray.net import journal
 from fray.node.config import LEASE_LEAST_S, Limiter, Mode, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
+from fray.node.log_options import FILE_KEYS, add_log_options, log_rules
 from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
 from fray.node.secrets import check_directory
 from fray.node.serve import run_node
@@ -52,12 +53,13 @@ _FILE_KEYS = {
     "attributes": dict,
     "ports": str,
     "secrets": str,
+    **FILE_KEYS,
 }
 
 
 _OPTIONS = (
     *("controller", "name", "state_dir", "cache_dir", "token_file", "advertise", "insecure", "lease_s"),
-    *("pid_namespace", "memory_limit", "ports", "secrets"),
+    *("pid_namespace", "memory_limit", "ports", "secrets", *FILE_KEYS),
 )
 """What the command line may say too; it wins."""
 
@@ -131,6 +133,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=None,
         help="talk to other machines, although what passes can be read by others",
     )
+    add_log_options(parser)
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
@@ -174,6 +177,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         networked=networked,
         lease_s=lease_s,
         secrets_dir=check_directory(told["secrets"]) if "secrets" in told else "",
+        logs=log_rules(told),
         **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
 
@@ -193,7 +197,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     for key, value in told.items():
         if key not in _FILE_KEYS:
             raise InvalidRequest(f"{path}: unknown key {key!r}; known are {', '.join(sorted(_FILE_KEYS))}")
-        if not isinstance(value, _FILE_KEYS[key]):  # type: ignore[arg-type]
+        if not isinstance(value, _FILE_KEYS[key]):
             raise InvalidRequest(f"{path}: {key} = {value!r} is of the wrong type")
     return told
 

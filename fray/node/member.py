@@ -71,6 +71,7 @@ class Member:
         self._whole = True
         self._unpushed: dict[AttemptId, int] = {}
         """How far the logs go of which the controller has not been told the end."""
+        self._ends: dict[AttemptId, int] = {}
         self._wake_log = trio.Event()
         self._told_busy: dict[str, str] = {}
         self._wake = trio.Event()
@@ -234,6 +235,7 @@ class Member:
         del self.held[attempt_id]
         self._values.pop(attempt_id, None)
         self._unpushed.pop(attempt_id, None)
+        self._ends.pop(attempt_id, None)
         self._moved.pop(attempt_id, None)
         self._condemned.pop(attempt_id, None)
         self.vitals.forget(attempt_id)
@@ -281,6 +283,7 @@ class Member:
         wish, channel = self.wanted.get(attempt_id), self.channel
         if wish is None or not wish.followed:
             return
+        self._ends[attempt_id] = chunk.end
         if channel is None or not channel.connected or channel.outbox.size_bytes > LIVE_LIMIT_BYTES:
             self._unpushed[attempt_id] = chunk.end
             self._wake_log.set()
@@ -288,9 +291,10 @@ class Member:
         self._unpushed.pop(attempt_id, None)
         self._push(channel, attempt_id, chunk)
 
-    def _push(self, channel: Channel, attempt_id: AttemptId, chunk: Chunk) -> None:
+    def _push(self, channel: Channel, attempt_id: AttemptId, chunk: Chunk, *, over: bool = False) -> None:
+        told = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, over=over)
         try:
-            channel.notice(AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end), [chunk.data])
+            channel.notice(told, [chunk.data] if chunk.data else ())
         except (ChannelClosed, ChannelFull):
             self._unpushed[attempt_id] = chunk.end
 
@@ -305,6 +309,13 @@ class Member:
                     self._push_end(channel, next(iter(self._unpushed)))
         except ChannelClosed:
             pass
+
+    def _push_over(self, channel: Channel, attempt_id: AttemptId) -> None:
+        """Before its end: how far its log goes, and that it goes no further."""
+        wish, end = self.wanted.get(attempt_id), self._ends.pop(attempt_id, 0)
+        self._unpushed.pop(attempt_id, None)
+        if wish is not None and wish.followed:
+            self._push(channel, attempt_id, Chunk(end, end), over=True)
 
     def _push_end(self, channel: Channel, attempt_id: AttemptId) -> None:
         end = self._unpushed.pop(attempt_id, None)
@@ -393,7 +404,8 @@ class Member:
             self._moved, self._gone = dict.fromkeys(self.held), {}
         chunk = self._take_chunk()
         for one in chunk:
-            self._push_end(channel, one.attempt_id)  # its lines before its end
+            if one.phase is Phase.ENDED:
+                self._push_over(channel, one.attempt_id)
         later = [self._without_end(self.held[attempt_id]) for attempt_id in self._moved] if full else []
         gone, self._gone = tuple(self._gone), {}
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]

@@ -80,6 +80,8 @@ class AttemptLog:
     attempt_id: AttemptId
     first: int
     end: int
+    over: bool = False
+    """It has ended: there is nothing after ``end``. Always said, unless the node has gone first."""
 
 
 @frozen(kw_only=True)

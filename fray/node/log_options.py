@@ -1,0 +1,55 @@
+"""The options of `fray-node` about what its attempts print."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from fray.errors import InvalidRequest
+from fray.model.resources import parse_bytes
+from fray.node.capture import SEGMENT_LIMIT_BYTES
+from fray.node.config import LogRules
+
+FILE_KEYS: dict[str, Any] = {
+    "logs_attempt": (int, str),
+    "logs_total": (int, str),
+    "logs_age_s": (int, float),
+    "logs_archive": str,
+}
+LEAST_BYTES = 2 * SEGMENT_LIMIT_BYTES
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    found = LogRules()
+    parser.add_argument(
+        "--logs-attempt", metavar="SIZE", help="kept of what one attempt prints, as 1GB (default: 256 MiB)"
+    )
+    parser.add_argument("--logs-total", metavar="SIZE", help="kept of all attempts together (default: 10 GiB)")
+    parser.add_argument(
+        "--logs-age-s",
+        type=float,
+        metavar="S",
+        help=f"how long they are kept after an attempt's end (default: {found.age_s:g}, a week)",
+    )
+    parser.add_argument(
+        "--logs-archive", metavar="URL", help="copy them there, as gs://bucket/logs or file:///shared/logs (fsspec)"
+    )
+
+
+def log_rules(told: Mapping[str, Any]) -> LogRules:
+    """Raises InvalidRequest: an amount that cannot be."""
+    found = LogRules()
+    sizes = {
+        name: parse_bytes(told[key], key) if key in told else default
+        for name, key, default in (
+            ("attempt_bytes", "logs_attempt", found.attempt_bytes),
+            ("total_bytes", "logs_total", found.total_bytes),
+        )
+    }
+    if min(sizes.values()) < LEAST_BYTES:
+        raise InvalidRequest(f"logs_attempt and logs_total must be {LEAST_BYTES} bytes or more each")
+    age_s = float(told.get("logs_age_s", found.age_s))
+    if not age_s > 0:
+        raise InvalidRequest(f"logs_age_s={age_s:g} must be more than 0 seconds")
+    return LogRules(**sizes, age_s=age_s, archive=told.get("logs_archive", ""))
