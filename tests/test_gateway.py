@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from controlling import TOKEN, Client, spec, stage
 
 from fray.controller.mortality import Witness, boot_id, start_ticks
@@ -639,6 +640,16 @@ async def test_a_second_node_under_a_living_name_is_turned_away(autojump_clock: 
         cluster.network.cut("n1", "controller")
         cluster.network.drop("n1")
         cluster.network.heal("n1", "controller")
+
+
+async def test_a_later_life_of_the_same_process_takes_its_name_over(autojump_clock: Any) -> None:
+    """A controller that was stopped hears hellos of lives that are long over, one after the other."""
+    mark = ProcessMark(boot_id="another machine's", pid=7, start_ticks=1)
+    async with stage() as cluster:
+        await cluster.node("n1", incarnation="first", process=mark)
+        await cluster.node("n1", incarnation="second", process=mark)
+        with pytest.raises(NodeNameTaken):
+            await cluster.node("n1", incarnation="third", process=evolve(mark, pid=8))
 
 
 async def test_a_new_incarnation_of_a_node_without_connection_takes_over(autojump_clock: Any) -> None:

@@ -19,8 +19,6 @@ from fray.errors import DeadlineExceeded, InvalidRequest
 from fray.model.ids import JobId, split_attempt
 from fray.model.specs import AttemptInfo, JobInfo, JobState
 
-LIVING = (JobState.PENDING, JobState.RUNNING)
-
 
 async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray jobs``"""
@@ -55,8 +53,8 @@ def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
 
 
 def parent_of(info: JobInfo) -> JobId:
-    """The job whose attempt owns it; empty for one that a driver or the cluster owns."""
-    return split_attempt(info.owner)[0] if info.owner.count(":") >= 2 else ""
+    """The job that launched it, whoever owns it; empty for a driver's."""
+    return info.parent
 
 
 def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: float, room: int | None) -> list[str]:
@@ -129,7 +127,12 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("state", state_of(info)),
             ("why", info.reason if info.state is JobState.PENDING else info.error_message or ""),
             ("owner", info.owner or "the cluster (detached)"),
+            ("parent", info.parent),
+            ("user", info.user),
             ("ended by", info.ended_by),
+            ("retries", ", ".join(f"{count} after {cause}" for cause, count in info.retries.items())),
+            ("first to end", "" if info.first_member is None else f"member {info.first_member}"),
+            ("launched", clock(info.launch_time)),
             ("started", clock(info.start_time)),
             ("ended", clock(info.end_time)),
             ("ran for", lasted(info, now)),
@@ -268,15 +271,14 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     if bool(options.jobs) == (options.prefix is not None):
         raise InvalidRequest("say which jobs, or --prefix P for all that begin so")
     ids = await find_all(cluster, options.jobs, options)
-    if options.prefix is not None:
-        if not options.prefix:
-            raise InvalidRequest("--prefix needs some letters: an empty one would end everything")
-        living = await cluster.list_jobs(namespace_of(options), prefix=options.prefix, states=LIVING)
-        ids = [info.job_id for info in living]
-        if not ids:
-            note(f"no living job begins with {options.prefix!r}")
-            return 0
-    await cluster.terminate(ids, asked_by(options.reason))
+    if options.prefix == "":
+        raise InvalidRequest("--prefix needs some letters: an empty one would end everything")
+    asked = await cluster.terminate(
+        ids, asked_by(options.reason), prefix=options.prefix, namespace=namespace_of(options), tree=options.tree
+    )
+    if options.prefix is not None and not asked:
+        note(f"no living job begins with {options.prefix!r}")
+    ids = list(dict.fromkeys([*ids, *asked]))
     if options.no_wait:
         if options.json:
             say_json([{"job_id": job_id} for job_id in ids])

@@ -34,19 +34,7 @@ def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    for add in (
-        _jobs,
-        _show,
-        _story,
-        _explain,
-        _stop,
-        _wait,
-        _run,
-        _stacks,
-        _nodes,
-        _node,
-        _actors,
-    ):
+    for add in (_jobs, _show, _story, _explain, _run, _wait, _stop, _stacks, _forward, _nodes, _node, _actors):
         add(verbs)
     return parser
 
@@ -148,6 +136,7 @@ def _stop(verbs: Verbs) -> None:
     _one_job(parser, many=True)
     parser.add_argument("--prefix", help="all living jobs whose names begin so")
     parser.add_argument("--reason", default="", help="goes into the record, behind who asked")
+    parser.add_argument("--tree", action="store_true", help="also the detached jobs that they have launched")
     parser.add_argument("--no-wait", action="store_true", help="return when the cluster has noted it")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="longest wait (default: 60)")
 
@@ -208,6 +197,21 @@ def _run(verbs: Verbs) -> None:
 def _stacks(verbs: Verbs) -> None:
     text = "the stacks of all threads of a running job, now"
     _one_job(_verb(verbs, "stacks", "jobs:stacks", text, "  fray stacks train"))
+
+
+def _forward(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "forward",
+        "forward:forward",
+        "a port of a job as a port of this machine, until Ctrl-C or the job's end",
+        "  fray forward serve http          # says its address here\n  fray forward serve http 8080",
+    )
+    _one_job(parser)
+    parser.add_argument("port", metavar="PORT", help="name of a port the job asked for")
+    parser.add_argument("local", nargs="?", type=int, default=0, metavar="LOCAL", help="here (default: any free one)")
+    parser.add_argument("--member", type=int, default=0, metavar="N", help="of a gang: whose (default: 0)")
+    parser.add_argument("--host", default="127.0.0.1", help="listen there; beyond loopback others may come in, unasked")
 
 
 def _nodes(verbs: Verbs) -> None:

@@ -157,6 +157,8 @@ class Gateway:
         Raises:
             NodeNameTaken: the first one lives.
         """
+        if hello.process is not None and hello.process == there.hello.process:
+            return  # one process is never two nodes: a hello of an earlier life, heard late (we were stopped)
         if there.channel.connected and not there.proven_dead():
             raise NodeNameTaken(
                 f"node name {hello.node!r} is taken: a living fray-node at {there.channel.remote} has it; "

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,48 @@ def test_wait_returns_the_exit_code_of_the_first_that_failed(run: Fray) -> None:
     said = run("wait", "good", "bad")
     assert said.code == 7
     assert [line.partition(": ")[2][:9] for line in said.out.splitlines()] == ["succeeded", "failed (f"]
+
+
+def test_a_port_of_a_job_is_a_port_here_until_the_job_ends(lab: Lab, run: Fray, tmp_path: Path) -> None:
+    (tmp_path / "hello.txt").write_text("over there")
+    serve = "exec python3 -m http.server --bind 127.0.0.1 $FRAY_PORT_HTTP --directory " + str(tmp_path)
+    run(
+        "run",
+        "--detach",
+        "--name",
+        "serve",
+        "--cpu",
+        "0.1",
+        "--memory",
+        "50MB",
+        "--port",
+        "http",
+        "--",
+        "sh",
+        "-c",
+        serve,
+    )
+    process = command(lab, "forward", "serve", "http")
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    assert fetched(f"http://{address}/hello.txt") == "over there"
+    assert f"http {run('show', '--json', 'serve').json['attempts'][0]['host']}" in run("show", "serve").out
+    assert run("stop", "serve").code == 0
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err.split()[0], err.split()[2]) == (1, "fray:", "stopped")
+    assert run("forward", "serve", "grpc").code in (1, 2)
+
+
+def fetched(url: str) -> str:
+    """What is there, as soon as the server is."""
+    give_up_at = time.monotonic() + 20
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
 
 
 # What is wrong -------------------------------------------------------------------------------------------------------

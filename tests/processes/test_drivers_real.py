@@ -129,13 +129,40 @@ trio.run(main)
 """
 
 
-async def test_a_driver_that_was_stopped_for_longer_than_its_grace_goes_on_with_a_clear_error_and_a_fresh_session(
+BLOCKING_SLEEPER = """
+import fray
+from fray.blocking import open_cluster
+from tests import bodies
+from fray import Entrypoint, JobRequest, ResourceConfig
+
+request = JobRequest(name="owned", entrypoint=Entrypoint.from_callable(bodies.hang),
+                     resources=ResourceConfig.with_cpu(cpu=0.1, memory="50MB"))
+try:
+    with open_cluster(namespace="sleeper-2", grace_s=1.0) as cluster, cluster.open_scope("run") as scope:
+        job = scope.launch(request)
+        job.wait_running()
+        print("asleep", flush=True)
+        try:
+            job.wait()
+        except fray.SessionEnded:
+            print("told in the block", flush=True)
+            raise
+except* fray.SessionEnded:
+    print("told by the block", flush=True)
+with open_cluster(namespace="sleeper-2") as cluster:
+    print([info.state.value for info in cluster.list_jobs()], flush=True)
+"""
+
+
+async def test_drivers_that_were_stopped_for_longer_than_their_grace_go_on_with_a_clear_error_and_a_fresh_session(
     lab: Lab,
 ) -> None:
     with trio.fail_after(40):
-        script = Script(lab, SLEEPER)
-        await script.until("asleep")
-        script.process.send_signal(signal.SIGSTOP)
+        native, blocking = Script(lab, SLEEPER), Script(lab, BLOCKING_SLEEPER)
+        for script in (native, blocking):
+            await script.until("asleep")
+        for script in (native, blocking):
+            script.process.send_signal(signal.SIGSTOP)
         stopped_at = trio.current_time()
         async with fray.open_cluster(lab.spec, token=TOKEN, namespace="sleeper", logs=False) as watcher:
             owned, kept = await watcher.get_job("owned"), await watcher.get_job("kept")
@@ -144,14 +171,19 @@ async def test_a_driver_that_was_stopped_for_longer_than_its_grace_goes_on_with_
             assert (ended.state, ended.cause) == (JobState.STOPPED, fray.Cause.OWNER_ENDED)
             assert "the driver was gone for 1 s" in (ended.error_message or "")
             assert took_s <= 1.5 + 1 + 5 + 2, "silence noticed, grace, ladder, and a busy machine"
-            script.process.send_signal(signal.SIGCONT)
-            code, out, errors = await script.ended()
+            await (await watcher.get_job("owned", "sleeper-2")).wait_ended()
+            for script in (native, blocking):
+                script.process.send_signal(signal.SIGCONT)
+            code, out, errors = await native.ended()
         lines = out.splitlines()
         assert code == 0, errors
         assert len(lines) == 3
         assert lines[0].startswith("SessionEnded: session session-")
         assert f"Detached jobs live on: {kept.id}. Open the cluster again" in lines[0]
         assert lines[1:] == [f"found {kept.id} running", "ended stopped"]
+        code, out, errors = await blocking.ended()
+        assert code == 0, errors
+        assert out.splitlines() == ["told in the block", "told by the block", "['stopped']"]
 
 
 async def test_what_is_detached_outlives_its_driver_and_is_adopted_by_its_name(lab: Lab) -> None:
@@ -271,3 +303,35 @@ async def test_two_drivers_in_two_namespaces_never_meet(lab: Lab) -> None:
             await mine.wait_ended()
             assert not (await right.poll(theirs)).state.finished
             await theirs.terminate()  # a block waits for its jobs
+
+
+async def test_two_drivers_that_launch_the_same_at_the_same_time_get_the_same_job(lab: Lab) -> None:
+    with trio.fail_after(30):
+        async with (
+            fray.open_cluster(lab.spec, token=TOKEN, namespace="race", logs=False) as one,
+            fray.open_cluster(lab.spec, token=TOKEN, namespace="race", logs=False) as two,
+        ):
+            got: dict[str, list[fray.Job]] = {"id": [], "name": []}
+
+            async def by_id(cluster: fray.Cluster) -> None:
+                got["id"].append(await cluster.launch(small("by-id", bodies.hang), job_id="by-id-2026"))
+
+            async def by_name(cluster: fray.Cluster) -> None:
+                got["name"].append(await cluster.launch(small("by-name", bodies.hang), adopt_existing=True))
+
+            async with trio.open_nursery() as nursery:
+                for launch in (by_id, by_name):
+                    for cluster in (one, two):
+                        nursery.start_soon(launch, cluster)
+            for jobs in got.values():
+                assert len({job.id for job in jobs}) == 1
+                assert len(jobs) == 2
+            with pytest.raises(fray.NameTaken, match="resources"):
+                other = ResourceConfig.with_cpu(cpu=0.2, memory="50MB")
+                request = JobRequest(name="by-name", entrypoint=Entrypoint.from_callable(bodies.hang), resources=other)
+                await two.launch(request, adopt_existing=True)
+            with pytest.raises(fray.NameTaken):
+                await two.launch(small("by-name", bodies.double, 1))
+            for job, _ in got.values():
+                await job.terminate()
+            assert [(await job.wait_ended()).state for jobs in got.values() for job in jobs] == [JobState.STOPPED] * 4

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from fray import ActorDied, Cluster, Entrypoint, JobRequest, JobState, SessionEnded
+from fray import (
+    ActorDied,
+    Cause,
+    Cluster,
+    Entrypoint,
+    JobRequest,
+    JobState,
+    SessionEnded,
+    Unreachable,
+    current_cluster,
+)
 from fray.actors import actor_id_of
 from fray.model.resources import Capacity
 from fray.scheduler.rows import Rules
 from fray.testing import errands
 from fray.testing.errands import SMALL, Counter, request
 from fray.testing.fakes import SimNetwork
-from fray.testing.house import DriverProcess, MachineSpec, SimHouse, open_house
+from fray.testing.house import CONTROLLER, DriverProcess, MachineSpec, SimHouse, open_house
 from fray.testing.seed import Seed, Trace, steady
 from fray.testing.truth import Truth
 
@@ -24,8 +35,9 @@ GB = 2**30
 HOUR_S = 3600.0
 
 
-def played(story: Callable[[SimHouse], Awaitable[None]], *, rules: Rules | None = None, machines: int = 2) -> None:
-    """Play a story on a simulated cluster, on a virtual clock."""
+def played(story: Callable[[SimHouse], Awaitable[None]], *, machines: int = 2) -> list[str]:
+    """Play a story on a simulated cluster, on a virtual clock; returns the promises that were broken, in words."""
+    breaches: list[str] = []
 
     async def main() -> None:
         seed, trace = Seed(1), Trace()
@@ -33,12 +45,13 @@ def played(story: Callable[[SimHouse], Awaitable[None]], *, rules: Rules | None 
         capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
         specs = [MachineSpec(f"m{number}", capacity) for number in range(machines)]
         with errands.book(truth):
-            async with open_house(seed, network, truth, specs, rules=rules or Rules()) as house:
+            async with open_house(seed, network, truth, specs, rules=Rules()) as house:
                 await story(house)
-        assert not truth.breaches
+        breaches.extend(breach.text for breach in truth.breaches)
 
     with steady(Seed(1)):
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return breaches
 
 
 def lingering(name: str, **more: Any) -> JobRequest:
@@ -193,7 +206,7 @@ def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no
         # 4. A fresh open works, finds by its name what was detached, and can end it.
         await adopted(house, laptop.kept.id)
 
-    played(story)
+    assert not played(story)
 
 
 async def adopted(house: SimHouse, job_id: str) -> None:
@@ -236,4 +249,121 @@ def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_
             await asleep(house, "laptop", nap_s)
         assert done == [5, 1, 2]
 
-    played(story)
+    assert not played(story)
+
+
+# A driver that is killed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 5.0, 100.0])
+def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_the_ladder(grace_s: float) -> None:
+    """Its connections break at once, so there is no silence to notice."""
+
+    async def story(house: SimHouse) -> None:
+        driver, ready, made = DriverProcess(house, "driver"), trio.Event(), []
+
+        async def body(cluster: Cluster) -> None:
+            job = await cluster.launch(request("parent", launch_child, "child"))
+            made.append(job.id)
+            while len(running := await cluster.list_jobs(states=["running"])) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            made.extend(info.job_id for info in running if info.name == "child")
+            ready.set()
+            await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(driver.run, body, namespace=None, grace_s=grace_s))
+            await ready.wait()
+            killed_at = trio.current_time()
+            driver.kill()
+        await trio.sleep(grace_s + 10)
+        for job_id in made:
+            assert grace_s <= ended_s(house, job_id) - killed_at <= grace_s + 6
+
+    assert not played(story)
+
+
+async def launch_child(name: str) -> None:
+    async with current_cluster().open_scope("inner") as scope:
+        await scope.launch(lingering(name))
+
+
+# Others that sleep ---------------------------------------------------------------------------------------------------
+
+
+def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
+    async def story(house: SimHouse) -> None:
+        async def body(cluster: Cluster) -> None:
+            actor = await cluster.create_actor(Teller, name="counter")
+            job = await cluster.launch(request("across", errands.give, "across", 5, 200.0))
+            assert await actor.add("before") == 1
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(asleep, house, CONTROLLER, 500.0)
+                await trio.sleep(100)
+                assert await actor.add("meanwhile") == 2, "calls never pass through it"
+                assert await job.wait() == 5
+            after = await cluster.launch(request("after", errands.give, "after", 6, 0.1))
+            assert await after.wait() == 6
+            assert len((await cluster.poll(job)).attempts) == 1
+
+        assert await drive(house, "driver", body) is None
+
+    assert not played(story)
+
+
+def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_slate() -> None:
+    async def story(house: SimHouse) -> None:
+        made = []
+
+        async def body(cluster: Cluster) -> None:
+            job = await cluster.launch(lingering("owned"))
+            made.append(job.id)
+            await job.wait_running()
+            house.nursery.start_soon(asleep, house, CONTROLLER, HOUR_S)
+            await job.wait()
+
+        began = trio.current_time()
+        error = await drive(house, "driver", body)
+        assert type(error) is Unreachable
+        assert "no connection to" in str(error)
+        assert 590 <= trio.current_time() - began <= 670
+        await trio.sleep(HOUR_S)
+        first, *others = house.truth.of_job[made[0]]
+        assert 480 <= (first.ended or 0) - began <= 600, "its node gave the controller up within its lease"
+        assert all((one.ended or 0) <= HOUR_S + 40 for one in others), "made anew at the waking; ended"
+
+        async def again(cluster: Cluster) -> None:
+            await trio.sleep(60)
+            (info,) = await cluster.list_jobs("*")
+            assert info.state is JobState.STOPPED
+            assert "the driver was gone for 30 s" in (info.error_message or "")
+            assert len(await cluster.wait_for_nodes(2)) == 2
+
+        assert await drive(house, "driver-again", again) is None
+
+    assert not played(story)
+
+
+def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_its_job_runs_elsewhere() -> None:
+    async def story(house: SimHouse) -> None:
+        async def body(cluster: Cluster) -> None:
+            job = await cluster.launch(request("moved", errands.give, "moved", 5, 1000.0))
+            first = (await job.wait_running()).attempts[0].node
+            await asleep(house, first, HOUR_S)
+            assert await job.wait() == 5
+            attempts = (await cluster.poll(job)).attempts
+            assert [(one.node == first, one.cause) for one in attempts] == [
+                (True, Cause.MACHINE_LOST),
+                (False, Cause.SUCCEEDED),
+            ]
+            await trio.sleep(10)
+            assert all(node.alive for node in await cluster.nodes())
+            old, new = house.truth.of_job[job.id]
+            assert new.began == pytest.approx(600, abs=1), "nobody knew better before the lease was over"
+            assert (old.ended or 0) - HOUR_S <= 2, "it woke up beside its successor, and was ended at once"
+
+        assert await drive(house, "driver", body) is None
+
+    (beside,) = played(story)
+    assert "begins on" in beside
+    assert "lives on" in beside

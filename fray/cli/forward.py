@@ -1,0 +1,31 @@
+"""``fray forward``: a port of a job as a port of this machine, until Ctrl-C or the job's end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fray.cli.jobs import state_of
+from fray.cli.out import note, say, say_json
+from fray.cli.place import find
+from fray.cluster import Cluster
+from fray.errors import InvalidRequest
+from fray.forwards import open_forward
+
+
+async def forward(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray forward``"""
+    if not 0 <= options.local <= 65535:
+        raise InvalidRequest(f"{options.local} is no port of this machine: write 0 (any free one) to 65535")
+    info = await find(cluster, options.job, options)
+    async with open_forward(
+        info.job_id, options.port, options.local, member=options.member, local_host=options.host
+    ) as address:
+        if options.json:
+            say_json({"job_id": info.job_id, "port": options.port, "address": address})
+        else:
+            say([address])
+        sys.stdout.flush()
+        ended = await cluster.wait(info.job_id)
+    note(f"{ended.job_id} {state_of(ended)}")
+    return 1
