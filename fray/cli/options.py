@@ -34,7 +34,7 @@ def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    for add in (_jobs, _show, _story, _explain, _run, _wait, _stop, _stacks, _forward, _nodes, _node, _actors):
+    for add in (_jobs, _show, _story, _explain, _logs, _run, _wait, _stop, _stacks, _forward, _nodes, _node, _actors):
         add(verbs)
     return parser
 

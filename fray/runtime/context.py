@@ -38,6 +38,8 @@ REFUSED_FOR_S = 0.5
 """How long a refused address is tried before a driver gives up: a controller that is just starting."""
 CONTROLLER_ABSENT_S = 590.0
 """How long the controller may be away before this side gives its conversation up: the lease less a margin."""
+WAITERS_FIRST_S = 0.1
+"""When the session has ended: how long those who waited in the block have before it is cancelled."""
 GOODBYE_WITHIN_S = 10.0
 """How long a driver's goodbye waits for the end of all it owns."""
 
@@ -222,6 +224,7 @@ async def _end_with_session(runtime: Runtime, ending: list[FrayError]) -> None:
         return
     ending.append(error)
     runtime.caller.end(error)
+    await trio.sleep(WAITERS_FIRST_S)
     raise error
 
 
@@ -234,7 +237,8 @@ async def _one_end() -> AsyncIterator[list[FrayError]]:
     ending: list[FrayError] = []
     try:
         yield ending
-        return
+        if not ending:
+            return
     except (BaseExceptionGroup, FrayError) as error:
         if not ending or not _is_only(error, ending[0]):
             raise

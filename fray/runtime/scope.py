@@ -15,7 +15,7 @@ from attrs import evolve
 
 from fray.errors import FrayError
 from fray.model.environment import Secret, plain, secret_names
-from fray.model.messages.client import Terminate
+from fray.model.messages.client import Role, Terminate
 from fray.model.specs import Cause, JobSpec
 from fray.runtime.context import Runtime
 from fray.runtime.family import Child, Family, Kind, Supervision, owes_error
@@ -120,7 +120,7 @@ class ChildScope:
                 raise
             finally:
                 self._left(child.job_id)
-        if record.lost is not None and (self.runtime.link.is_closing or self._is_told):
+        if record.lost is not None and (self.runtime.link.is_closing or self._is_told or self._is_the_block):
             return
         if record.lost is not None:
             self._is_told = True
@@ -130,6 +130,12 @@ class ChildScope:
             error = error_of(record)
             if decide(record, error) is Supervision.ESCALATE:
                 raise error
+
+    @property
+    def _is_the_block(self) -> bool:
+        """The scope of a driver whose session has ended: its block says so itself (`fray.runtime.context`)."""
+        runtime = self.runtime
+        return runtime.link.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
 
     async def _end(self, spec: JobSpec, record: JobRecord) -> None:
         with trio.move_on_after(spec.ladder.cancel_s + spec.ladder.term_s + CONFIRM_S):

@@ -190,6 +190,25 @@ def test_stacks_of_a_running_job_are_shown_and_of_others_refused(run: Fray, jobs
     assert "only one that runs has stacks" in refused.err
 
 
+def test_logs_are_read_from_either_end_and_followed_to_the_end(run: Fray, lab: Lab) -> None:
+    script = "for n in 1 2 3 4; do echo line $n; done; echo trouble >&2; sleep 1; echo last"
+    run("run", "--detach", "--name", "teller", "--cpu", "0.1", "--memory", "50MB", "--", "sh", "-c", script)
+    followed = run("logs", "-f", "teller")
+    assert followed.out.splitlines() == ["line 1", "line 2", "line 3", "line 4", "last"]
+    assert "trouble" in followed.err.splitlines()
+    assert run("logs", "--tail", "1", "teller").out == "last\n"
+    assert run("logs", "--grep", "3", "teller").out == "line 3\n"
+    assert run("logs", "--stream", "err", "teller") == Said(0, "", "trouble\n")
+    assert run("logs", "--since", "1h", "--tree", "teller").out.splitlines()[0] == "(teller) line 1"
+    lines = [json.loads(line) for line in run("logs", "--stream", "out", "--json", "teller").out.splitlines()]
+    assert [line["text"] for line in lines] == followed.out.splitlines()
+    assert {"time", "stream", "attempt_id", "job_id", "name", "number", "kind", "lost", "until"} <= lines[0].keys()
+    assert run("logs", "--since", "soon", "teller").err == (
+        "fray: --since 'soon' is no span of time: write 30s, 10m, 2h or 1d\n"
+    )
+    assert "--tail -1" not in run("logs", "--tail", "-1", "teller").out
+
+
 # Names ---------------------------------------------------------------------------------------------------------------
 
 
