@@ -12,7 +12,7 @@ import trio
 from attrs import frozen
 
 import fray
-from fray import ActorHandle, Entrypoint, JobRequest, ResourceConfig
+from fray import ActorHandle, Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig, Secret
 from fray.runtime.context import current
 from fray.testing.truth import Truth
 
@@ -150,6 +150,8 @@ def request(
     replicas: int | None = None,
     max_retries_failure: int = 0,
     detached: bool = False,
+    ports: Sequence[str] = (),
+    secrets: Sequence[str] = (),
 ) -> JobRequest:
     """A job that runs an errand."""
     return JobRequest(
@@ -159,6 +161,8 @@ def request(
         replicas=replicas,
         max_retries_failure=max_retries_failure,
         detached=detached,
+        ports=ports,
+        environment=EnvironmentConfig.create(env_vars={name: Secret(name) for name in secrets}),
     )
 
 

@@ -24,6 +24,7 @@ from fray.net.transport import Authorize, Credential, Transport
 from fray.node.asking import BadAnswer
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
 from fray.node.logs import MemoryLogs
+from fray.node.ports import ports_taken
 from fray.node.workspaces import fetch
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
@@ -39,6 +40,8 @@ FAR_S = (0.0003, 0.003)
 CAPTURE_S = 0.1
 START_S = (0.005, 0.05)
 """From the node's wish to a process that runs."""
+STRANGER = 0.04
+"""How often a process that is none of Fray's listens where one of an attempt's ports is."""
 
 
 # The network ---------------------------------------------------------------------------------------------------------
@@ -297,9 +300,13 @@ class SimLauncher:
         if process.asked:
             self._end(process, Outcome(cause=Cause.STOPPED, message="ended before it began"), None, "asked")
             return
+        if ticket.ports and self._rng.random() < STRANGER:
+            self._end(process, ports_taken(ticket, list(ticket.ports.values())[:1]), None, "by itself")
+            return
         self._pids += 1
         began = trio.current_time()
         self._truth.began(ticket.attempt_id, self._machine, ticket.spec, ticket.devices)
+        self._truth.told(ticket)
         self._tell(process, Phase.RUNNING, self._pids)
         ended = await self._work(process, content or b"")
         outcome = evolve(

@@ -39,7 +39,7 @@ from fray.scheduler.state import State
 from fray.scheduler.step import step
 from fray.testing.fakes import SimLauncher, SimNetwork
 from fray.testing.seed import Seed
-from fray.testing.truth import Truth
+from fray.testing.truth import Truth, secret_value
 from fray.testing.workspaces import SimShelf, find
 
 CONTROLLER = "controller"
@@ -345,6 +345,7 @@ class DriverProcess:
         ) as runtime:
             self.session = runtime.session
             runtime.find_workspace = find
+            runtime.link.secret_of = secret_value
             house.truth.driver_began(runtime.session, self.name, grace_s)
             cluster = cluster_of(runtime)
             yield cluster

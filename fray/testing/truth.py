@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterator
 
 from attrs import Factory, define, frozen
 
+from fray.model.gangs import is_gang, port_names
 from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
 from fray.model.resources import Demand
 from fray.model.restarts import JITTER
-from fray.model.specs import JobSpec
+from fray.model.specs import JobSpec, Peer, Ticket
 from fray.scheduler.restarts import concerns
+
+
+def secret_value(name: str) -> str:
+    """Of the secret of this name, as every driver of a simulation knows it."""
+    return f"the-value-of-{name}"
 
 
 @frozen
@@ -42,6 +48,7 @@ class Life:
     ended: float | None = None
     beaten: float | None = None
     """When it last said how far it is."""
+    ports: tuple[int, ...] = ()
     how: str = ""
     """``by itself``, ``asked``, ``crashed`` (the process alone) or ``with its machine``."""
 
@@ -93,6 +100,8 @@ class Truth:
     runs: dict[str, list[Run]] = Factory(dict)
     open_runs: dict[int, Run] = Factory(dict)
     breaches: list[Breach] = Factory(list)
+    gangs: dict[tuple[JobId, int], tuple[Peer, ...]] = Factory(dict)
+    """What the first member of each generation to begin was told of its peers."""
     sick: set[AttemptId] = Factory(set)
     """Attempts that answer badly when they are asked for their health."""
     ghosts: int = 0
@@ -117,6 +126,34 @@ class Truth:
         self._check_devices(life)
         self.lives[attempt_id] = self.living[attempt_id] = life
         self.of_job.setdefault(life.job_id, []).append(life)
+
+    def told(self, ticket: Ticket) -> None:
+        """What a process that begins is told of its ports, its gang and its secrets."""
+        self._check_ports(ticket)
+        self._check_peers(ticket)
+        for name in ticket.spec.secrets.values():
+            if ticket.secrets.get(name) != secret_value(name):
+                self.breach("P7", f"{ticket.attempt_id} began without its secret {name}")
+
+    def _check_ports(self, ticket: Ticket) -> None:
+        life = self.living[ticket.attempt_id]
+        life.ports = tuple(ticket.ports.values())
+        if sorted(ticket.ports) != sorted(port_names(ticket.spec)):
+            self.breach("P6", f"{ticket.attempt_id} asked for ports {port_names(ticket.spec)}, got {ticket.ports}")
+        for other in self.on(life.machine):
+            shared = sorted(set(other.ports) & set(life.ports)) if other is not life else []
+            if shared:
+                self.breach("P6", f"ports {shared} of {life.machine} given to {other.attempt_id}, {ticket.attempt_id}")
+
+    def _check_peers(self, ticket: Ticket) -> None:
+        """All members of a gang are told the same; that of each one is what it has."""
+        if not is_gang(ticket.spec):
+            return
+        job_id, generation, member = split_attempt(ticket.attempt_id)
+        first = self.gangs.setdefault((job_id, generation), ticket.peers)
+        mine = ticket.peers[member].ports if member < len(ticket.peers) else None
+        if ticket.peers != first or mine != ticket.ports or len(ticket.peers) != ticket.spec.members:
+            self.breach("P6", f"{ticket.attempt_id} was told other peers than its gang: {ticket.peers}, not {first}")
 
     def ended(self, attempt_id: AttemptId, how: str) -> None:
         """Nothing of it lives any more."""

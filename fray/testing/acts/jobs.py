@@ -75,7 +75,9 @@ async def background_job(b: Bench) -> str:
         job = await launch(b, b.cluster, request(b.token, errands.fail, b.token, sleep_s))
         b.desk.jobs.append(KnownJob(job, None, b.token))
     else:
-        wanted = request(b.token, errands.give, b.token, value, sleep_s, max_retries_failure=retries)
+        ports, secrets = b.rng.choice(((), ("http",), ("http", "grpc"))), b.rng.choice(((), ("KEY",)))
+        args = (b.token, value, sleep_s)
+        wanted = request(b.token, errands.give, *args, max_retries_failure=retries, ports=ports, secrets=secrets)
         job = await launch(b, b.cluster, wanted)
         b.desk.jobs.append(KnownJob(job, value))
     return "accepted"
