@@ -51,7 +51,7 @@ async def test_an_attempt_waits_until_its_driver_has_brought_the_secret_again(
 async def test_without_it_the_job_ends_and_says_which_one_is_missing(autojump_clock: Any) -> None:
     async with stage() as place:
         client, node = await placed_by_the_next_controller(place, **WANTS)
-        before = trio.current_time()
+        before, client.patience_s = trio.current_time(), 2 * WAIT_S
         info, _ = await client.job_ended("work-1")
         assert info.cause is Cause.ENVIRONMENT
         assert "nobody knows its secret T any more: the controller was restarted" in (info.error_message or "")
