@@ -61,8 +61,7 @@ class Campaign:
             await self.some_work()
             await self.be_quiet(cluster)
             while len(self.kills) < count:
-                await self.one_kill()
-                if len(self.kills) % QUIET_EVERY == 0 and len(self.kills) < count:
+                if await self.one_kill() and len(self.kills) % QUIET_EVERY == 0 and len(self.kills) < count:
                     await self.be_quiet(cluster)
             await self.be_quiet(cluster, go_on=False)
             books = await accounts.settle(cluster, self.lab, self.drivers, self.lost_drivers)
@@ -84,8 +83,9 @@ class Campaign:
 
     # Killing ---------------------------------------------------------------------------------------------------------
 
-    async def one_kill(self) -> None:
-        """Of one process, or of several at once: then what nobody was left to end is ended by who comes next."""
+    async def one_kill(self) -> bool:
+        """Of one process, or of several at once: then what nobody was left to end is ended by who comes next. False:
+        nobody was there to kill."""
         victims = self.choose()
         doomed = [one for kind, process in victims for one in self.doomed(kind, process)]
         began = time.monotonic()
@@ -100,6 +100,7 @@ class Campaign:
             self.tell(self.kills[-1])
         await self.mend()
         await self.some_work()
+        return bool(victims)
 
     def choose(self) -> list[tuple[str, Process]]:
         """Mostly one; each other of the same moment is a quarter as likely as the one before."""
