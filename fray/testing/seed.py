@@ -11,6 +11,7 @@ import gc
 import hashlib
 import os
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -81,7 +82,10 @@ def steady(seed: Seed) -> Iterator[None]:
 @contextmanager
 def _author() -> Iterator[None]:
     """What a job says about the process that launched it."""
-    words = SimpleNamespace(path=[DIRECTORY]), SimpleNamespace(getcwd=lambda: DIRECTORY, path=os.path)
+    words = (
+        SimpleNamespace(path=[DIRECTORY], version_info=sys.version_info),
+        SimpleNamespace(getcwd=lambda: DIRECTORY, path=os.path),
+    )
     with (
         mock.patch.object(fray.jobs, "sys", words[0]),
         mock.patch.object(fray.jobs, "os", words[1]),
