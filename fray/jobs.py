@@ -24,6 +24,8 @@ from fray.runtime.context import Runtime, current
 from fray.runtime.life import CLEANUP
 from fray.runtime.links import JobRecord
 from fray.runtime.methods import check_concurrency, check_health, check_kill
+from fray.runtime.own_job import CurrentJob as CurrentJob
+from fray.runtime.own_job import current_job as current_job
 
 if TYPE_CHECKING:
     from fray.runtime.log_reader import LogReader

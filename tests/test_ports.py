@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
+from typing import Any
 
 import pytest
 from law import Cluster, demand, job
 
-from fray.errors import InvalidRequest
+import fray
+from fray import blocking
+from fray.controller.relay import open_way_to_port
+from fray.errors import FrayError, InvalidRequest
 from fray.model.gangs import port_names
-from fray.model.ids import attempt_id
+from fray.model.ids import SessionId, attempt_id
+from fray.model.messages.tunnels import OpenTunnel
 from fray.model.resources import Demand, PortRange
 from fray.model.specs import Cause, JobSpec, JobState, Outcome
 from fray.node.ports import claim_ports, find_ports, parse_ports, strangers
@@ -18,6 +24,7 @@ from fray.scheduler.explain import explain
 from fray.scheduler.ports import AVOID_S
 from fray.scheduler.restarts import PORT_TRIES
 
+SMALL = fray.ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
 TAKEN = Outcome(cause=Cause.PORT_TAKEN, message="a stranger listens there")
 
 
@@ -166,3 +173,73 @@ def test_ports_are_written_as_a_range_or_none() -> None:
     for wrong in ("20000", "80-90", "9-1", "20000-70000", "a-b"):
         with pytest.raises(InvalidRequest, match="write FIRST-LAST between 1024 and 65535, as 20000-20511, or none"):
             parse_ports(wrong)
+
+
+# Used -----------------------------------------------------------------------------------------------------------------
+
+
+def my_port() -> int:
+    return fray.current_job().ports["http"]
+
+
+async def test_a_port_that_a_stranger_holds_is_passed_over_and_nothing_is_charged() -> None:
+    async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+
+        async def launch(name: str) -> fray.Job:
+            entry = fray.Entrypoint.from_callable(my_port)
+            return await scope.launch(fray.JobRequest(name=name, entrypoint=entry, resources=SMALL, ports=["http"]))
+
+        first = await (await launch("first"))
+        with socket.create_server(("127.0.0.1", first + 1)):
+            job = await launch("second")
+            assert await job == first + 2
+        causes = [attempt.cause for attempt in (await cluster.poll(job)).attempts]
+        assert causes == [Cause.PORT_TAKEN, Cause.SUCCEEDED]
+        story = [f"{event.what}: {event.text}" for event in await cluster.story(job)]
+        assert any("none of Fray's listens on node local at the port given as 'http'" in line for line in story)
+
+
+def test_sync_code_reaches_a_port_and_knows_its_job() -> None:
+    with blocking.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+        entry = fray.Entrypoint.from_callable(answer_once)
+        job = scope.launch(blocking.JobRequest(name="serve", entrypoint=entry, resources=SMALL, ports=["http"]))
+        assert job.wait_port("http").startswith("127.0.0.1:")
+        with job.open_forward("http") as address:
+            host, _, port = address.rpartition(":")
+            heard = b""
+            while not heard:
+                with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as line:
+                    heard = line.recv(100)
+        assert heard == b"serve"
+        assert job.wait() is None
+
+
+def answer_once() -> None:
+    me = blocking.current_job()
+    with socket.create_server(("127.0.0.1", me.ports["http"])) as listener, listener.accept()[0] as line:
+        line.sendall(me.name.encode())
+
+
+# Reached --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_way_to_a_port_is_opened_within_a_namespace_and_to_living_members_alone(law: Cluster) -> None:
+    law.launch(serving("web"))
+    law.process("web:0:0")
+    law.driver("elsewhere", namespace="other")
+    law.launch(job("alien", demand(1), namespace="other"), session="elsewhere")
+
+    def ask(by: str, **what: Any) -> str:
+        message = OpenTunnel(**({"to": "web", "port": "http"} | what))
+        with pytest.raises(FrayError) as caught:
+            open_way_to_port(law.state, lambda node: None, SessionId(by), None, message, b"", 1)  # type: ignore[arg-type]
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    assert ask("d") == "Unreachable: node n1, where web:0:0 runs, has no connection to the controller now"
+    assert ask("elsewhere").startswith("Unreachable")
+    assert ask("d", port="grpc") == "Refused: job web has no port 'grpc'; its ports: http"
+    assert ask("d", member=1) == "Refused: job web is pending: it has no living member 1"
+    assert ask("d", to="nothing").startswith("NoSuchJob")
+    assert ask("s-web:0:0", to="alien") == "Unauthorized: job alien is of another namespace"
+    law.see("web:0:0", Outcome(cause=Cause.SUCCEEDED))
+    assert ask("d") == "Refused: job web is succeeded: it has no living member 0"

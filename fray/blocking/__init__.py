@@ -7,7 +7,8 @@ from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
 from fray.blocking.pools import WorkerPool
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
-from fray.model.environment import EnvironmentConfig
+from fray.jobs import CurrentJob, current_job
+from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, JobInfo, JobState
@@ -27,6 +28,7 @@ __all__ = [
     "ClusterResolver",
     "Conversation",
     "CpuConfig",
+    "CurrentJob",
     "Entrypoint",
     "EnvironmentConfig",
     "FixedResolver",
@@ -38,11 +40,13 @@ __all__ = [
     "Resolver",
     "ResourceConfig",
     "Scope",
+    "Secret",
     "Stream",
     "TpuConfig",
     "WorkerPool",
     "as_completed",
     "current_cluster",
+    "current_job",
     "metrics_of",
     "open_cluster",
     "wait_any",

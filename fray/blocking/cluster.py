@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, overload
 
@@ -17,6 +19,7 @@ from fray.blocking.loop import job_runtime, own_portal, portal_of
 from fray.blocking.portal import Held, Portal
 from fray.jobs import Job as NativeJob
 from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
 from fray.model.lines import LogLine
 from fray.model.messages.client import Event, NodeInfo
@@ -68,6 +71,21 @@ class Job:
         """Wait until every process of the job runs, or the job has ended. Raises as `wait_ended`."""
         return self._portal.call_within(timeout, f"job {self.id} does not run", self._native.wait_running)
 
+    def wait_port(self, name: str, member: int = 0, timeout: float | None = None) -> str:
+        """``host:port`` of a port of the job, as soon as it runs. As `fray.Job.wait_port`.
+
+        ``timeout``: seconds; after them TimeoutError.
+        """
+        wait = partial(self._native.wait_port, name, member)
+        return self._portal.call_within(timeout, f"job {self.id} does not run", wait)
+
+    def open_forward(self, port: str, local_port: int = 0, *, member: int = 0) -> Forward:
+        """``with job.open_forward("http") as address``: a port of the job as a port of this machine. As
+        `fray.open_forward`."""
+        from fray.forwards import open_forward  # not every program needs it
+
+        return Forward(self._portal, open_forward(self._native, port, local_port, member=member))
+
     def terminate(self, reason: str = "terminated by its owner") -> None:
         """Ask for its end and that of everything below it; returns when the controller has noted it."""
         self._portal.call(self._native.terminate, reason)
@@ -82,6 +100,21 @@ class Job:
 
     def __repr__(self) -> str:
         return repr(self._native)
+
+
+class Forward:
+    """An address here that leads to a port of a job, while the ``with`` is open."""
+
+    def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[str]) -> None:
+        self._held: Held[str] = Held(portal, manager)
+
+    def __enter__(self) -> str:
+        return self._held.enter(around_body=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.leave(None)
 
 
 class Scope:
@@ -205,9 +238,12 @@ class Cluster:
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
-    def open_scope(self, name: str = "scope") -> Scope:
-        """A nursery whose children are jobs and actors: ``with cluster.open_scope("run") as scope``."""
-        return Scope(self._portal, self._native.open_scope(name))
+    def open_scope(self, name: str = "scope", *, env_vars: Mapping[str, str | Secret] | None = None) -> Scope:
+        """A nursery whose children are jobs and actors: ``with cluster.open_scope("run") as scope``.
+
+        ``env_vars``: variables of all its children.
+        """
+        return Scope(self._portal, self._native.open_scope(name, env_vars=env_vars))
 
     @overload
     def launch(
@@ -411,6 +447,7 @@ def open_cluster(
     token: str | None = None,
     logs: bool = True,
     grace_s: float | None = None,
+    env_vars: Mapping[str, str] | None = None,
 ) -> Cluster:
     """Connect to a cluster, or make one: ``with open_cluster() as cluster``; without ``with``, `Cluster.close` or the
     interpreter's exit ends it. Everything of it runs in one thread of this process, shared by all clusters.
@@ -422,6 +459,7 @@ def open_cluster(
         token: for ``fray://``; default ``FRAY_TOKEN``.
         logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
         grace_s: for ``fray://``: how long this driver may be lost before all it owns ends. As `fray.open_cluster`.
+        env_vars: variables of every job of a cluster that is made here.
 
     Raises:
         UnknownClusterSpec: the spec names nothing.
@@ -431,7 +469,8 @@ def open_cluster(
     runtime = job_runtime()
     if spec is None and runtime is not None and runtime.job_id is not None:
         return cluster_of(runtime)
-    held = Held(own_portal(), native.open_cluster(spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s))
+    opening = native.open_cluster(spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars)
+    held = Held(own_portal(), opening)
     cluster = held.enter()
     opened = Cluster(portal_of(cluster._runtime), cluster, held)
     cluster._runtime.extras["blocking cluster"] = opened
