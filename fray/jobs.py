@@ -144,7 +144,8 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         memory_limit_bytes=request.resources.memory_limit_bytes(),
         pin_cpus=request.resources.pin_cpus,
     )
-    return evolve(spec, demand=evolve(demand, ports=len(port_names(spec))))
+    containers = spec.environment.docker_image is not None
+    return evolve(spec, demand=evolve(demand, ports=len(port_names(spec)), containers=containers))
 
 
 def _environment_of(request: JobRequest, entry: EntryKind) -> EnvironmentSpec:

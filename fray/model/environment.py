@@ -98,7 +98,8 @@ class EnvironmentConfig:
         env_vars: values, or `Secret` in their place; names that begin with ``FRAY_`` are Fray's own.
         workspace: directory whose files (tracked by git, or untracked and not ignored) travel to where the job runs and
             are its working directory there. Default None: nothing travels.
-        docker_image: run in a container of this image. Default None.
+        docker_image: run in a container of this image, on machines with docker or podman. Python code needs ``python3``
+            of the author's version in it; Fray itself is brought along. Default None.
     """
 
     extras: tuple[str, ...] = field(default=(), converter=_extras)
@@ -106,6 +107,13 @@ class EnvironmentConfig:
     env_vars: dict[str, str | Secret] = field(factory=dict, converter=_variables)
     workspace: str | None = None
     docker_image: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.docker_image is not None and (self.extras or self.pip_packages):
+            raise InvalidRequest(
+                f"docker_image={self.docker_image!r} brings its own packages: build an image with them, and leave "
+                "extras and pip_packages out"
+            )
 
     @classmethod
     def create(

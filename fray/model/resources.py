@@ -90,6 +90,8 @@ class Demand:
     zones: tuple[str, ...] = ()
     ports: int = 0
     """How many; see `fray.model.gangs.port_names`."""
+    containers: bool = False
+    """Only machines that run containers."""
 
 
 def _names(value: str | Sequence[str] | None) -> tuple[str, ...]:

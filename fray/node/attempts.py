@@ -150,7 +150,7 @@ class Course:
             control = await self._have_keeper(prepared, given, brood.zygotes)
             if control is not None:
                 with contextlib.closing(control):
-                    return await self._converse(control, brood.zygotes)
+                    return await self._converse(control, prepared, brood.zygotes)
         return unstarted(f"node {ticket.node} cannot start a process; its log says why"), None
 
     async def _prepare(self) -> tuple[Prepared, Brood | None]:
@@ -212,7 +212,7 @@ class Course:
         attempt.keeper, attempt.keeper_pidfd = greeting["keeper"], control.take_descriptor()
         return True
 
-    async def _converse(self, control: Control, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
+    async def _converse(self, control: Control, prepared: Prepared, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
         attempt = self.attempt
         attempt.control = control
         if attempt.log is not None:
@@ -240,7 +240,7 @@ class Course:
             attempt.control = None
             if attempt.log is not None:
                 attempt.log.tell_keeper = None
-        return await self._keeper_lost(zygotes)
+        return await self._keeper_lost(prepared, zygotes)
 
     def observe(self, phase: Phase) -> None:
         attempt = self.attempt
@@ -259,13 +259,14 @@ class Course:
             log.info("%s: ended %d processes that it left behind; %d are left", *words)
         return load(self.attempt.directory) or (unstarted("the keeper left no outcome"), None)
 
-    async def _keeper_lost(self, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
+    async def _keeper_lost(self, prepared: Prepared, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
         """The keeper was killed: wait until it is dead, then until its orphans are."""
         attempt = self.attempt
         if attempt.keeper_pidfd >= 0:
             await trio.lowlevel.wait_readable(attempt.keeper_pidfd)
         self.place.sweep_adopted(dead=attempt.keeper)
         await zygotes.sweep()
+        await self.place.household.clean_up(prepared, attempt.attempt_id)
         while not self.place.sweep_adopted(dead=attempt.keeper):
             await self.place.wait_hatched()
         if attempt.log is not None:

@@ -17,6 +17,7 @@ from fray.model.specs import Ticket
 from fray.net.websocket import WebSocketNetwork
 from fray.node.cgroups import find
 from fray.node.config import Limiter, NodeConfig
+from fray.node.containers import node_label
 from fray.node.entry import WARM, WARM_AMONG_MACHINES, node_environ
 from fray.node.environments.preparer import Environments
 from fray.node.holdings import Holdings
@@ -88,7 +89,8 @@ class _WithWorkspaces:
 
 def _environments(config: NodeConfig) -> Environments:
     environ = node_environ(os.environ, os.path.abspath(config.state_dir))
-    return Environments(cache_directory(config) / "environments", config.environments, environ)
+    label = node_label(os.path.abspath(config.state_dir))
+    return Environments(cache_directory(config) / "environments", config.environments, environ, label=label)
 
 
 def cache_directory(config: NodeConfig) -> Path:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import json
 import os
 import re
 import sys
@@ -256,6 +257,26 @@ def main() -> None:
             at_home=not arguments.abroad,
             outcome_fd=outcome_fd,
             control_fd=control_fd,
+        )
+    )
+
+
+def enter_from(directory: str, entry: str) -> NoReturn:
+    """The way in for a container: what others are handed by descriptors is in the attempt's directory."""
+    path = f"{directory}/ticket.json"
+    with open(path, encoding="utf-8") as file:
+        ticket, cwd, sys_path = json.load(file)
+    os.unlink(path)
+    enter(
+        Body(
+            ticket=from_json(Ticket, ticket),
+            entry=entry,
+            variables={},
+            cwd=cwd,
+            sys_path=tuple(sys_path),
+            at_home=False,
+            outcome_fd=os.open(f"{directory}/outcome", os.O_WRONLY | os.O_CLOEXEC),
+            control_fd=os.open(f"{directory}/control", os.O_RDONLY | os.O_CLOEXEC),
         )
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity, Device
+from fray.node.containers import find_engine
 from fray.node.proctree import start_ticks
 
 ROOT = Path("/")
@@ -34,6 +35,9 @@ def read_capacity(root: Path = ROOT, environ: Mapping[str, str] | None = None, d
     """
     environ = os.environ if environ is None else environ
     tpus, attributes = tpu_devices(root, environ)
+    engine = find_engine(environ)
+    if engine is not None:
+        attributes["containers"] = engine.kind
     return Capacity(
         cpu_milli=cpu_milli(root, len(os.sched_getaffinity(0))),
         memory_bytes=memory_bytes(root),

@@ -83,6 +83,10 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     watch = Watch(ticket, child, lines, node_pidfd, _spool(directory, first["log"]))
     _attend(watch, pipe)
     _guard(watch, Given(**first["given"]))
+    if first["prepared"]["image"]:
+        from fray.node.containers import Contained
+
+        watch.add(Contained(first["prepared"]["engine"], ticket))
     os._exit(_watch(watch))
 
 

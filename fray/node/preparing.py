@@ -48,6 +48,14 @@ class Prepared:
     """Where it works. Default: the author's directory if it exists here, else the attempt's own."""
     sys_path: tuple[str, ...] = ()
     """In front of everything else on ``sys.path``: what is to be imported from there even if it is installed, too."""
+    image: str = ""
+    """Of its container; empty: it has none."""
+    engine: str = ""
+    """The program that runs it."""
+    label: str = ""
+    """By which this node finds its containers."""
+    library: dict[str, str] = Factory(dict)
+    """What the container is given of Fray: name to path."""
     argv: tuple[str, ...] = ()
     """In front of the program and its arguments."""
 
@@ -80,6 +88,10 @@ class Household(Protocol):
         """Own what works here. Cancelled: it ends."""
         ...
 
+    async def clean_up(self, prepared: Prepared, attempt_id: str) -> None:
+        """The attempt's keeper was killed: end what that had to end and is below nobody here."""
+        ...
+
     def release(self, attempt_id: str) -> None:
         """The attempt has ended, whether or not it was prepared: what it used may go."""
         ...
@@ -99,6 +111,9 @@ class NothingToPrepare:
 
     async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
         return Prepared()
+
+    async def clean_up(self, prepared: Prepared, attempt_id: str) -> None:
+        pass
 
     def release(self, attempt_id: str) -> None:
         pass

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
@@ -57,7 +57,8 @@ def spawn(start: Start) -> Child | Body:
     Raises:
         OSError: the machine has no process or descriptor left.
     """
-    out, err, outcome, control = (os.pipe() for _ in range(4))
+    out, err = os.pipe(), os.pipe()
+    outcome, control = _lines_into_container(start.ticket) if start.prepared.image else (os.pipe(), os.pipe())
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -68,6 +69,21 @@ def spawn(start: Start) -> Child | Body:
     return Child(
         pid=pid, pidfd=os.pidfd_open(pid), out_fd=out[0], err_fd=err[0], outcome_fd=outcome[0], control_fd=control[1]
     )
+
+
+def _lines_into_container(ticket: Ticket) -> tuple[tuple[int, int], tuple[int, int]]:
+    """As pipes, but with names, since no descriptor gets through to a container."""
+    from fray.node.containers import CONTROL, OUTCOME
+
+    return _named_pipe(f"{ticket.directory}/{OUTCOME}"), _named_pipe(f"{ticket.directory}/{CONTROL}")
+
+
+def _named_pipe(path: str) -> tuple[int, int]:
+    os.mkfifo(path, 0o600)
+    read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    write = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.set_blocking(read, True)
+    return read, write
 
 
 # In the child --------------------------------------------------------------------------------------------------------
@@ -89,6 +105,8 @@ def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: i
         name_process(start.ticket.spec.name)
         if start.cpus:
             os.sched_setaffinity(0, start.cpus)
+        if start.prepared.image:
+            _run_container(body, start.prepared)
         if start.ticket.spec.entry is EntryKind.BINARY:
             _run_program(body, start.prepared.argv)
         if needs_cold_start(os.environ, body.variables):
@@ -138,6 +156,27 @@ def _run_program(body: Body, before: tuple[str, ...]) -> NoReturn:
         os.execve(program, argv, environ)
     except OSError as error:
         refuse(body.outcome_fd, f"cannot run {argv[0]!r}: {error.strerror}")
+        os._exit(127)
+
+
+def _run_container(body: Body, prepared: Prepared) -> NoReturn:
+    """The client holds both pipes open as long as it runs, so that neither ends before the container does."""
+    from fray.node.containers import TICKET, run_command
+
+    ticket = body.ticket
+    with open(os.open(f"{ticket.directory}/{TICKET}", os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write(to_json([to_json(evolve(ticket, secrets={})), working_directory(body), list(body.sys_path)]))
+    for descriptor in (body.outcome_fd, body.control_fd):
+        os.set_inheritable(descriptor, True)
+    given = {name: value for name, value in body.variables.items() if name not in ("PATH", "VIRTUAL_ENV")}
+    own_path = body.ticket.spec.env_vars.get("PATH")
+    given |= {} if own_path is None else {"PATH": own_path}
+    user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body)
+    command = run_command(ticket, prepared, entry=body.entry, cwd=cwd, variables=given, user=user)
+    try:
+        os.execve(command[0], command, {**os.environ, **given})
+    except OSError as error:
+        refuse(body.outcome_fd, f"cannot run {command[0]!r}: {error.strerror}")
         os._exit(127)
 
 

@@ -45,7 +45,8 @@ def _inherited(spec: JobSpec, parent: EnvironmentSpec) -> JobSpec:
     if not (parent.extras or parent.pip_packages or parent.docker_image):
         return spec
     extras, packages, image = parent.extras, parent.pip_packages, parent.docker_image
-    return evolve(spec, environment=evolve(own, extras=extras, pip_packages=packages, docker_image=image))
+    environment = evolve(own, extras=extras, pip_packages=packages, docker_image=image)
+    return evolve(spec, environment=environment, demand=evolve(spec.demand, containers=image is not None))
 
 
 def _asked(spec: JobSpec) -> list[str]:

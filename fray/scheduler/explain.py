@@ -71,6 +71,8 @@ def _places(demand: Demand) -> list[str]:
         parts.append(f"zone {' or '.join(demand.zones)}")
     if not demand.preemptible:
         parts.append("a machine that is not preemptible")
+    if demand.containers:
+        parts.append("docker (a daemon that answers) or podman")
     return parts
 
 
@@ -117,6 +119,8 @@ def _wrong_place(demand: Demand, capacity: Capacity) -> Iterator[tuple[str, str]
         yield "in another zone", f"is in zone {zone}" if zone else "names no zone"
     if not demand.preemptible and capacity.attributes.get("preemptible", "false").lower() == "true":
         yield "preemptible", "is preemptible"
+    if demand.containers and not capacity.attributes.get("containers"):
+        yield "without docker or podman", "has neither a docker daemon that answers nor podman"
 
 
 def _wrong_devices(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:

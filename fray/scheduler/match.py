@@ -93,6 +93,7 @@ def admits(demand: Demand, capacity: Capacity) -> bool:
         (demand.preemptible or attributes.get("preemptible", "false").lower() != "true")
         and (not demand.regions or attributes.get("region") in demand.regions)
         and (not demand.zones or attributes.get("zone") in demand.zones)
+        and (not demand.containers or bool(attributes.get("containers")))
     )
 
 

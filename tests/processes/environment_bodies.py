@@ -12,6 +12,9 @@ def which_alpha() -> tuple[str, str]:
 
 
 class Uses:
+    def where(self) -> tuple[str, bool]:
+        return where()
+
     def alpha(self) -> tuple[str, str]:
         return which_alpha()
 
@@ -22,3 +25,9 @@ def editions() -> tuple[str, int]:
     import mine
 
     return alpha.version, mine.edition
+
+
+def where() -> tuple[str, bool]:
+    import os
+
+    return os.environ["GREETING"], any(path.endswith("/containers/library") for path in sys.path)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fray.node.environments.builds import Builds
     from fray.node.environments.cache import Environment, Lock
     from fray.node.environments.recipe import Project, Recipe
+    from fray.node.images import Images
 
 EVICT_EVERY_S = 600.0
 
@@ -43,22 +44,30 @@ class Environments:
     Args:
         directory: where they are kept; all nodes of a machine and user share it.
         environ: what builders and uv have as their variables: proxies, indexes, certificates.
+        label: of this node's containers; empty: a node that never was before, and has none to sweep.
     """
 
-    def __init__(self, directory: Path, limits: EnvironmentLimits, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, limits: EnvironmentLimits, environ: Mapping[str, str], *, label: str = ""
+    ) -> None:
         self.directory, self.limits, self.environ = directory, limits, dict(environ)
+        self.label = label
         self._builds: Builds | None = None
+        self._images: Images | None = None
         self._nursery: trio.Nursery | None = None
         self._held: dict[str, _Held] = {}
 
     @property
     def pids(self) -> AbstractSet[int]:
         """See `Household.pids`."""
-        return self._builds.pids if self._builds is not None else frozenset()
+        builders = self._builds.pids if self._builds is not None else frozenset[int]()
+        return builders | (self._images.pids if self._images is not None else frozenset[int]())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See `Household.run`."""
         async with trio.open_nursery() as self._nursery:
+            if self.label:
+                await self._sweep_containers()
             task_status.started()
             while True:
                 await trio.sleep(EVICT_EVERY_S)
@@ -76,6 +85,8 @@ class Environments:
         """See `Preparer.prepare`. The files of its workspace are in its directory already, if it has any."""
         spec = ticket.spec.environment
         workspace = f"{ticket.directory}/{WORKSPACE_NAME}" if spec.bundle is not None else None
+        if spec.docker_image is not None:
+            return await self._contain(spec.docker_image, say)
         if workspace is None and not spec.extras and not spec.pip_packages and spec.python in ("", own_python()):
             return Prepared()  # the way of most
         return await self._prepare(ticket, workspace, say)
@@ -94,6 +105,36 @@ class Environments:
             return Prepared(sys_path=paths)
         found = await self._hold(recipe, workspace, ticket.attempt_id, say)
         return evolve(self._of(found, ticket.spec.entry), sys_path=paths)
+
+    async def _contain(self, image: str, say: Say) -> Prepared:
+        from fray.node.containers import find_engine
+        from fray.node.environments import overlay
+
+        engine = find_engine(self.environ)
+        if engine is None:
+            raise NotPrepared("this machine has neither a docker daemon that answers nor podman any more")
+        await self._own_images().have(engine, image, say)
+        return Prepared(image=image, engine=engine.program, label=self.label, library=overlay.links())
+
+    def _own_images(self) -> Images:
+        from fray.node.images import Images
+
+        if self._images is None:
+            self._images = Images(self.environ, self.limits.build_s)
+        return self._images
+
+    async def _sweep_containers(self) -> None:
+        """Of an earlier life of this node; none of this life's are there yet."""
+        from fray.node import containers
+
+        engine = containers.find_engine(self.environ)
+        if engine is not None:
+            await self._own_images().sweep(engine.program, self.label)
+
+    async def clean_up(self, prepared: Prepared, attempt_id: str) -> None:
+        """See `Household.clean_up`."""
+        if prepared.image:
+            await self._own_images().remove(prepared.engine, attempt_id)
 
     def _of(self, found: Environment, entry: EntryKind) -> Prepared:
         """A program is started by the node's own zygote; Python code is forked from one of its environment."""

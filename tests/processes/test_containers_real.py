@@ -1,0 +1,101 @@
+"""Jobs in containers, with a stand-in for podman that runs them on this machine (`tests/processes/podman`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import fray
+from fray import Entrypoint, EnvironmentConfig, JobFailed, JobRequest
+from fray.model.specs import Cause
+from tests.processes.environment_bodies import Uses, where
+
+LIMIT_S = 90.0
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-in keeps its containers; it and the interpreter of the tests are on the path."""
+    (tmp_path / "bin").mkdir()
+    shutil.copy(Path(__file__).with_name("podman"), tmp_path / "bin/podman")
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("STANDIN", str(tmp_path / "containers"))
+    (tmp_path / "containers").mkdir()
+    return tmp_path / "containers"
+
+
+def containers(place: Path) -> list[Path]:
+    return list(place.glob("fray-*"))
+
+
+def pid_in(container: Path) -> int:
+    return int(container.read_text().split()[0])
+
+
+IMAGE = EnvironmentConfig(docker_image="there", env_vars={"GREETING": "good\nmorning"})
+
+
+async def test_jobs_and_actors_run_in_containers_and_these_end_with_them(place: Path) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+
+            async def launch(name: str, entrypoint: Entrypoint, environment: EnvironmentConfig = IMAGE) -> Any:
+                request = JobRequest(name=name, entrypoint=entrypoint, environment=environment)
+                return await scope.launch(request, on_failure="absorb")
+
+            job = await launch("call", Entrypoint.from_callable(where))
+            assert await job.wait() == ("good\nmorning", True)
+            actor = await scope.create_actor(Uses, environment=IMAGE)
+            assert await actor.where() == ("good\nmorning", True)
+            program = await launch("program", Entrypoint.from_binary("sh", ["-c", 'test "$GREETING" && exit 7']))
+            with pytest.raises(JobFailed, match="7"):
+                await program.wait()
+            none = await launch("none", Entrypoint.from_binary("true"), EnvironmentConfig(docker_image="nowhere"))
+            with pytest.raises(JobFailed, match="not found in any registry") as caught:
+                await none.wait()
+            assert caught.value.details["cause"] is Cause.ENVIRONMENT
+
+            stopped = await launch("stopped", Entrypoint.from_binary("sleep", ["1000"]))
+            await stopped.wait_running()
+            await stopped.terminate()
+            await stopped.wait_ended()
+            assert len(containers(place)) == 1, "the actor's"
+    assert containers(place) == []
+
+
+async def test_a_container_whose_client_was_killed_is_removed(place: Path) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+            request = JobRequest(name="j", entrypoint=Entrypoint.from_binary("sleep", ["1000"]), environment=IMAGE)
+            job = await scope.launch(request, on_failure="absorb")
+            while not containers(place):  # noqa: ASYNC110 - another program's file
+                await trio.sleep(0.01)
+            info = await job.wait_running()
+            (container,) = containers(place)
+            inside = pid_in(container)
+            os.kill(info.attempts[-1].pid or 0, signal.SIGKILL)
+            await job.wait_ended()
+            assert containers(place) == []
+            with pytest.raises(ProcessLookupError):
+                while True:
+                    os.kill(inside, 0)
+                    await trio.sleep(0.01)
+
+
+async def test_where_there_is_no_engine_the_job_is_refused_at_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+        request = JobRequest(name="j", entrypoint=Entrypoint.from_binary("true"), environment=IMAGE)
+        with pytest.raises(fray.NeverSchedulable, match="docker \\(a daemon that answers\\) or podman"):
+            await scope.launch(request)

@@ -1,0 +1,123 @@
+"""Containers: the command line, and who may have one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from fray.errors import InvalidRequest
+from fray.model.environment import EnvironmentConfig, EnvironmentSpec
+from fray.model.resources import Capacity, Demand
+from fray.model.specs import Cause, EntryKind, JobSpec, Outcome, Ticket
+from fray.node.containers import Contained, container_name, find_engine, limit_flags, run_command
+from fray.node.preparing import Prepared
+from fray.scheduler.match import admits
+
+
+def ticket(entry: EntryKind = EntryKind.BINARY) -> Ticket:
+    environment = EnvironmentSpec(docker_image="img", python="3.11")
+    spec = JobSpec(
+        job_id="j", name="j", namespace="n", entry=entry, argv=("echo", "hi"), environment=environment,
+        demand=Demand(cpu_milli=1500), memory_limit_bytes=1 << 30, env_vars={"TOKEN": "hush"},
+    )  # fmt: skip
+    return Ticket(attempt_id="j:0:0", spec=spec, controller="unix:/run/c/sock", key="k", directory="/state/attempts/a")
+
+
+PREPARED = Prepared(image="img", engine="/usr/bin/podman", label="fray.node=1", library={"trio": "/lib/trio"})
+
+
+def command(entry: EntryKind = EntryKind.BINARY) -> list[str]:
+    return run_command(ticket(entry), PREPARED, entry="e:main", cwd="/w", variables=["TOKEN"], user="7:8")
+
+
+def test_values_of_variables_are_not_on_the_command_line() -> None:
+    words = command()
+    assert words[words.index("--env") + 1] == "TOKEN"
+    assert "hush" not in " ".join(words)
+
+
+def test_a_program_runs_as_given_in_its_image_as_the_node_s_user_with_its_resources() -> None:
+    words = command()
+    assert words[:2] == ["/usr/bin/podman", "run"]
+    assert words[-3:] == ["img", "echo", "hi"]
+    assert {"--rm", "--init", "--cpus=1.5", f"--memory={1 << 30}", "--volume=/lib/trio:/opt/fray/trio:ro"} <= set(words)
+    assert {"--volume=/state/attempts:/state/attempts", "--volume=/run/c:/run/c"} <= set(words)
+    assert words[words.index("--user") + 1] == "7:8"
+    assert words[words.index("--name") + 1] == container_name("j:0:0")
+
+
+def test_python_code_runs_with_the_image_s_python_and_is_told_where_its_ticket_is() -> None:
+    words = command(EntryKind.CALLABLE)
+    assert words[words.index("img") + 1 :][:3] == ["python3", "-P", "-c"]
+    assert words[-3:] == ["3.11", "e:main", "/state/attempts/a"]
+
+
+def test_devices_are_named_in_the_engine_s_words() -> None:
+    assert limit_flags(0, 0, ["gpu-0", "gpu-2"], podman=False) == ['--gpus="device=0,2"']
+    assert limit_flags(0, 0, ["gpu-0", "gpu-2"], podman=True) == [
+        "--device=nvidia.com/gpu=0",
+        "--device=nvidia.com/gpu=2",
+    ]
+
+
+def test_only_machines_that_run_containers_are_asked() -> None:
+    able = Capacity(cpu_milli=1, memory_bytes=1, disk_bytes=1, attributes={"containers": "podman"})
+    unable = Capacity(cpu_milli=1, memory_bytes=1, disk_bytes=1)
+    assert admits(Demand(containers=True), able)
+    assert not admits(Demand(containers=True), unable)
+    assert admits(Demand(), unable)
+
+
+def test_an_image_brings_its_own_packages() -> None:
+    with pytest.raises(InvalidRequest, match="build an image with them"):
+        EnvironmentConfig(docker_image="img", pip_packages=["polars"])
+
+
+def program(directory: Path, name: str) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text("#!/bin/sh\n")
+    (directory / name).chmod(0o755)
+
+
+def test_a_docker_client_without_a_daemon_is_no_engine(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "docker")
+    environ = {"PATH": str(tmp_path / "bin"), "DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
+    assert find_engine(environ) is None
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "docker.sock"))
+        server.listen()
+        daemon = threading.Thread(target=_pong, args=[server])
+        daemon.start()
+        engine = find_engine(environ)
+        daemon.join()
+    assert engine is not None
+    assert engine.kind == "docker"
+    program(tmp_path / "bin", "podman")
+    os.unlink(tmp_path / "docker.sock")
+    engine = find_engine(environ)
+    assert engine is not None
+    assert engine.kind == "podman"
+
+
+def _pong(server: socket.socket) -> None:
+    with server.accept()[0] as client:
+        client.recv(100)
+        client.sendall(b"HTTP/1.0 200 OK\r\n\r\nOK")
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "cause"),
+    [
+        (EntryKind.BINARY, 125, Cause.ENVIRONMENT),
+        (EntryKind.BINARY, 127, Cause.FAILURE),
+        (EntryKind.CALLABLE, 127, Cause.ENVIRONMENT),
+        (EntryKind.CALLABLE, 1, Cause.FAILURE),
+    ],
+)
+def test_the_engine_s_own_failures_are_the_environment_s(entry: EntryKind, code: int, cause: Cause) -> None:
+    outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message="no such image")
+    assert Contained("podman", ticket(entry)).finish(outcome).cause is cause
