@@ -18,6 +18,7 @@ from law import Cluster, capacity, demand, job
 from fray.errors import FrayError
 from fray.model.ids import split_attempt
 from fray.model.messages.node import NodeHello, Report
+from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
     Cause,
@@ -39,18 +40,21 @@ from fray.scheduler.effects import (
     NodeJoined,
     NodeReported,
     NodeSilent,
+    TerminateAsked,
     WishesMoved,
 )
 from fray.scheduler.rows import JobPhase, Rules
 
 WALKS, EVENTS, CHUNKS = 240, 200, 12
-RULES = Rules(finished_limit=12, records_limit=3)
+RULES = Rules(finished_limit=12, records_limit=3, history_limit=5)
 MARGIN_S = 60.0
 LIVING = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 OUTCOMES = [
     Outcome(cause=Cause.SUCCEEDED, value="v1"),
     Outcome(cause=Cause.SUCCEEDED),
     Outcome(cause=Cause.FAILURE, value="v2", message="boom"),
+    Outcome(cause=Cause.FAILURE, exit_code=3, value="v3"),
+    Outcome(cause=Cause.FAILURE, exit_code=4),
     Outcome(cause=Cause.KILLED, signal=9),
     Outcome(cause=Cause.OUT_OF_MEMORY),
     Outcome(cause=Cause.ENVIRONMENT),
@@ -333,6 +337,11 @@ class World:
             actor=rng.choice([None, self.config()]),
             max_retries_failure=rng.choice([0, 0, 1, 2]),
             max_retries_preemption=rng.choice([0, 1, 100]),
+            max_retries_machine_loss=rng.choice([None, None, 0, 1]),
+            max_retries_out_of_memory=rng.choice([None, None, 0, 2]),
+            exit_codes=rng.choice([{}, {}, {3: ExitRule.IGNORE, 4: ExitRule.FAIL, 137: ExitRule.RETRY}]),
+            backoff_s=rng.choice([0.0, 0.0, 0.0, 2.0]),
+            adopt_existing=rng.random() < 0.1,
             exclusive_name=rng.random() < 0.3,
             get_if_exists=rng.random() < 0.05,
             detached=rng.random() < 0.1,
@@ -393,7 +402,11 @@ class World:
     def do_terminate(self) -> bool:
         living = [job_id for job_id, row in self.law.state.jobs.items() if not row.ended]
         if living:
-            self.tell(self.law.terminate(self.rng.choice(living)))
+            which = self.rng.choice(living)
+            what = self.rng.choice([{}, {}, {"tree": True}, {"name": "a"}, {"prefix": "g"}, {"own": True}])
+            session = self.rng.choice(list(self.law.state.sessions) or ["d"])
+            asked = TerminateAsked(session=session, ref=self.law.ref(), jobs=(which,), reason="enough", **what)
+            self.tell(self.law.tell(asked))
         return bool(living)
 
     CALM = [do_obey] * 12 + [do_deliver] * 14 + [do_advance] * 10 + [do_launch] * 4 + [do_wait] * 3 + [do_process] * 4

@@ -19,15 +19,19 @@ from fray.scheduler.state import State
 
 MESSAGE_LIMIT = 8_000
 """Characters of what an attempt says of its end."""
-CAPTURED_LIMIT = 256_000
+CAPTURED_LIMIT = 64_000
 """Characters of the stacks captured of all members of a generation."""
+CAPTURED_LEAST = 2_000
+"""But so many of each, however many members there are."""
+CAPTURED_GENERATIONS = 8
+"""Stacks are kept of so many."""
 LINE_LIMIT = 300
 """Characters of the message of a job of which only a line is kept."""
 
 
 def bounded(outcome: Outcome, members: int) -> Outcome:
     """The outcome with texts of a length that can be kept and told to everybody."""
-    captured = CAPTURED_LIMIT // members
+    captured = max(CAPTURED_LEAST, CAPTURED_LIMIT // members)
     if len(outcome.message) <= MESSAGE_LIMIT and len(outcome.captured) <= captured:
         return outcome
     return evolve(outcome, message=_cut(outcome.message, MESSAGE_LIMIT), captured=_cut(outcome.captured, captured))
@@ -56,9 +60,9 @@ def strip_value(state: State, out: Outbox, attempt: Attempt) -> None:
 
 
 def forget_generations(state: State, job: Job) -> None:
-    """A new generation begins: of those before, the oldest are forgotten, and stacks of all but the last."""
+    """A new generation begins: of those before, the oldest are forgotten, and stacks sooner."""
     for member in range(job.spec.members):
-        attempt = state.attempts.get(attempt_id(job.job_id, job.generation - 2, member))
+        attempt = state.attempts.get(attempt_id(job.job_id, job.generation - 1 - CAPTURED_GENERATIONS, member))
         if attempt is not None and attempt.outcome is not None and attempt.outcome.captured:
             attempt.outcome = evolve(attempt.outcome, captured="")
             state.touch("attempt", attempt.attempt_id)

@@ -72,6 +72,24 @@ async def fail(token: str, sleep_s: float) -> None:
         raise Boom(token)
 
 
+async def stumble(token: str, fails: int, sleep_s: float) -> int:
+    """Sleep, then raise, in the first few executions; a later one returns."""
+    with running(token):
+        await trio.sleep(sleep_s)
+        if _books[-1].times_run(token) <= fails:
+            raise Boom(token)
+        return fails
+
+
+async def give_unless_first(token: str, value: int) -> int:
+    """The first of all executions raises; the others return after a while."""
+    with running(token):
+        if _books[-1].times_run(token) == 1:
+            raise Boom(token)
+        await trio.sleep(1.0)
+        return value
+
+
 async def linger(token: str, cleanup_s: float) -> None:
     """Stay until cancelled, then take a while to leave."""
     with running(token):
