@@ -1,70 +1,18 @@
-"""Fray: jobs and actors on fleets of machines, on Trio's structured concurrency."""
+"""Fray: jobs and actors on fleets of machines, on Trio's structured concurrency.
+
+The names are those of `fray.names`. They are imported together, when the first of them is asked for: the command line,
+the controller and the nodes are of this package too, and need none of them.
+"""
 
 import importlib
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
-from fray.actor_self import CurrentActor, current_actor
-from fray.actors import ActorContext, ActorHandle, ActorServer, metrics_of
-from fray.cluster import Cluster, current_cluster, open_cluster
-from fray.errors import (
-    ActorDied,
-    ActorFailed,
-    CallCancelled,
-    CallCycle,
-    CancelIgnored,
-    ConnectionFailed,
-    DeadlineExceeded,
-    FrayError,
-    FutureForgotten,
-    GroupFailed,
-    InvalidRequest,
-    JobFailed,
-    JobStopped,
-    LinkedActorDied,
-    MachineLost,
-    MessageTooLarge,
-    NameTaken,
-    NeverSchedulable,
-    NoSuchActor,
-    NoSuchJob,
-    NoSuchMethod,
-    NotPicklable,
-    OutcomeUnknown,
-    RemoteError,
-    ScopeCancelled,
-    SessionEnded,
-    Unauthorized,
-    UnknownClusterSpec,
-    Unreachable,
-)
-from fray.futures import Future, as_completed, wait_any
-from fray.groups import ActorGroup
-from fray.hosts import ActorHost
-from fray.jobs import Job
-from fray.model.actors import ActorInfo, ActorStatus
-from fray.model.environment import EnvironmentConfig, Secret
-from fray.model.health import HealthCheck, OnStall, Progress
-from fray.model.lines import LineKind, LogLine
-from fray.model.messages.calls import ActorMetrics
-from fray.model.messages.client import ActorEndpoint
-from fray.model.requests import Entrypoint, JobRequest
-from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.retries import ExitRule
-from fray.model.specs import ActorConfig, AttemptInfo, Cause, JobInfo, JobState, Ladder, Peer
-from fray.monitors import Down, Link, Monitor, Up, link, monitor
-from fray.runtime.host_input import BlockingStream, Stream
-from fray.runtime.methods import method
-from fray.runtime.own_job import CurrentJob, current_job
-from fray.runtime.voice import progress
-from fray.scopes import Scope
-from fray.supervision import Child, child
-
 if TYPE_CHECKING:
-    from fray.forwards import open_forward
-    from fray.pools import PoolStats, WorkerInfo, WorkerPool
-    from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+    from fray.names import *  # noqa: F403
+    from fray.names import __all__ as __all__
 
 logging.getLogger("fray").addHandler(logging.NullHandler())
 
@@ -73,116 +21,29 @@ if "FRAY_COORDINATOR_ADDRESS" in os.environ:  # a program that is a member of a 
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ActorConfig",
-    "ActorContext",
-    "ActorDied",
-    "ActorEndpoint",
-    "ActorFailed",
-    "ActorGroup",
-    "ActorHandle",
-    "ActorHost",
-    "ActorInfo",
-    "ActorMetrics",
-    "ActorPool",
-    "ActorServer",
-    "ActorStatus",
-    "AttemptInfo",
-    "BlockingStream",
-    "CallCancelled",
-    "CallCycle",
-    "CancelIgnored",
-    "Cause",
-    "Child",
-    "Cluster",
-    "ClusterResolver",
-    "ConnectionFailed",
-    "CpuConfig",
-    "CurrentActor",
-    "CurrentJob",
-    "DeadlineExceeded",
-    "Down",
-    "Entrypoint",
-    "EnvironmentConfig",
-    "ExitRule",
-    "FixedResolver",
-    "FrayError",
-    "Future",
-    "FutureForgotten",
-    "GpuConfig",
-    "GroupFailed",
-    "HealthCheck",
-    "InvalidRequest",
-    "Job",
-    "JobFailed",
-    "JobInfo",
-    "JobRequest",
-    "JobState",
-    "JobStopped",
-    "Ladder",
-    "LineKind",
-    "Link",
-    "LinkedActorDied",
-    "LogLine",
-    "MachineLost",
-    "MessageTooLarge",
-    "Monitor",
-    "NameTaken",
-    "NeverSchedulable",
-    "NoSuchActor",
-    "NoSuchJob",
-    "NoSuchMethod",
-    "NotPicklable",
-    "OnStall",
-    "OutcomeUnknown",
-    "Peer",
-    "PoolStats",
-    "Progress",
-    "RemoteError",
-    "Resolver",
-    "ResourceConfig",
-    "Scope",
-    "ScopeCancelled",
-    "Secret",
-    "SessionEnded",
-    "Stream",
-    "TpuConfig",
-    "Unauthorized",
-    "UnknownClusterSpec",
-    "Unreachable",
-    "Up",
-    "WorkerInfo",
-    "WorkerPool",
-    "as_completed",
-    "child",
-    "current_actor",
-    "current_cluster",
-    "current_job",
-    "link",
-    "method",
-    "metrics_of",
-    "monitor",
-    "open_cluster",
-    "open_forward",
-    "progress",
-    "wait_any",
-]
+_loading = threading.RLock()
 
-_LATER = {
-    "open_forward": "fray.forwards",
-    "PoolStats": "fray.pools",
-    "WorkerInfo": "fray.pools",
-    "WorkerPool": "fray.pools",
-    "ActorPool": "fray.resolver",
-    "ClusterResolver": "fray.resolver",
-    "FixedResolver": "fray.resolver",
-    "Resolver": "fray.resolver",
-}
-"""Imported when first asked for: not every program needs them, and every one of its processes starts here."""
+
+def load() -> None:
+    """Import all names now; a zygote does, for all jobs to come."""
+    with _loading:  # threads that import one another's halves would meet in the middle
+        names = importlib.import_module("fray.names")
+        globals().update({name: value for name, value in vars(names).items() if name in names.__all__})
+        globals()["__all__"] = names.__all__
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module 'fray' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return value
+    load()
+    if name in globals():
+        return globals()[name]
+    names = importlib.import_module("fray.names")
+    if name in names.__all__:  # one that is imported by itself
+        return globals().setdefault(name, getattr(names, name))
+    try:
+        return importlib.import_module(f"fray.{name}")  # as if it had come along with the names
+    except ModuleNotFoundError as error:
+        if error.name != f"fray.{name}":
+            raise
+    raise AttributeError(f"module 'fray' has no attribute {name!r}")

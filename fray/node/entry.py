@@ -34,7 +34,7 @@ from fray.node.proctree import set_title
 from fray.node.variables import framework_variables, own_variables
 
 ENTRY = "fray.runtime.__main__:main"
-WARM = ("fray.runtime.__main__", "fray.runtime.rehearsal:rehearse")
+WARM = ("fray.runtime.__main__", "fray:load", "fray.runtime.rehearsal:rehearse")
 """What a zygote imports and calls once for all jobs."""
 WARM_AMONG_MACHINES = ("fray.net.trio_handshake",)
 """What it imports besides where connections are TCP."""

@@ -376,6 +376,15 @@ def test_the_command_is_installed_and_every_verb_has_help_with_examples(capsys: 
         assert "examples:\n  fray " in capsys.readouterr().out, verb
 
 
+def test_help_imports_nothing_that_takes_time() -> None:
+    code = (
+        "import sys; from fray.cli.main import main; main(['run', '--help']); "
+        "sys.exit(' '.join({'trio', 'attrs', 'fray.cluster', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "\n"), "sys.exit('') says nothing, with code 1"
+
+
 # As a process --------------------------------------------------------------------------------------------------------
 
 
