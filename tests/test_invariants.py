@@ -59,6 +59,7 @@ OUTCOMES = [
     Outcome(cause=Cause.OUT_OF_MEMORY),
     Outcome(cause=Cause.ENVIRONMENT),
     Outcome(cause=Cause.PREEMPTED),
+    Outcome(cause=Cause.PORT_TAKEN),
 ]
 
 
@@ -139,7 +140,7 @@ class World:
         self.drivers: list[str] = []
         self.specs: list[JobSpec] = []
         for name, more in (("n1", {}), ("n2", {"gpu": "h100*2"}), ("n3", {"gpu": "h100*1,a100*2", "cpu": 2})):
-            hello = NodeHello(node=name, incarnation="i0", boot_id="b", capacity=capacity(**more))  # type: ignore[arg-type]
+            hello = NodeHello(node=name, incarnation="i0", boot_id="b", capacity=capacity(ports=5, **more))  # type: ignore[arg-type]
             self.machines[name] = Machine(name, hello)
             self.connect(self.machines[name])
         self.open_driver()
@@ -328,12 +329,15 @@ class World:
         need = rng.choice(
             [demand(0), demand(1), demand(1), demand(2), demand(4), demand(1, gpu=1), demand(0, gpu=2, variant="a100")]
         )
+        members, ports = rng.choice([1, 1, 1, 2, 3]), rng.choice([(), (), ("http",), ("http", "grpc")])
+        need = evolve(need, ports=len(ports) + (members > 1))
         return job(
             rng.choice("abcde"),
             need,
+            ports=ports,
             job_id=f"j{self.fresh()}",
             payload=rng.choice([None, "p1", "p2"]),
-            members=rng.choice([1, 1, 1, 2, 3]),
+            members=members,
             actor=rng.choice([None, self.config()]),
             max_retries_failure=rng.choice([0, 0, 1, 2]),
             max_retries_preemption=rng.choice([0, 1, 100]),

@@ -201,6 +201,9 @@ class State(Tables):
             attributes=dict(node.capacity.attributes),
             attempts=machine.attempts,
             pid=node.process.pid if node.process else None,
+            host=node.host,
+            ports=str(node.capacity.ports),
+            ports_free=machine.ports.free,
         )
 
     # Names

@@ -442,6 +442,11 @@ class NodeInfo:
     attributes: dict[str, str] = Factory(dict)
     attempts: int = 0
     pid: int | None = None
+    host: str = ""
+    """How peers reach it."""
+    ports: str = ""
+    """``20032-20543``: what it offers to jobs."""
+    ports_free: int = 0
 
 
 @frozen(kw_only=True)
