@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from law import Cluster, ended, job
 
+from fray.errors import InvalidRequest
+from fray.model.requests import JobRequest
 from fray.model.resources import Demand
 from fray.model.restarts import CRASH_WAIT_S, CRASHES, JITTER, back_off_s, crash_wait_s, jittered
 from fray.model.retries import ExitRule
@@ -183,3 +185,15 @@ def test_a_member_goes_back_to_its_machine_unless_somebody_else_has_taken_it(law
     law.see("g:0:0", ended(Cause.GANG))
     assert [law.state.attempts[id_].node for id_ in ("g:1:0", "g:1:1")] == ["n1", "n3"]
     law.see("g:1:0", Phase.RUNNING)
+
+
+# What a user writes
+
+
+@pytest.mark.parametrize("budget", ["failure", "preemption", "machine_loss", "out_of_memory"])
+def test_a_budget_is_a_number_or_any_number(budget: str) -> None:
+    name = f"max_retries_{budget}"
+    assert getattr(JobRequest("a", **{name: -1}), name) == -1  # type: ignore[arg-type]
+    for wrong in (-2, "3", 1.5):
+        with pytest.raises(InvalidRequest, match=f"{name}=.* must be 0 or more, or -1 for any number"):
+            JobRequest("a", **{name: wrong})  # type: ignore[arg-type]

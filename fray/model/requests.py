@@ -98,6 +98,10 @@ def check_stall(what: str, stall_s: float | None) -> None:
         raise InvalidRequest(f"{what}: stall_s={stall_s} must be more than 0 seconds; leave it out for never")
 
 
+_MAY_BE_NONE = ("max_retries_machine_loss", "max_retries_out_of_memory")
+_BUDGETS = ("max_retries_failure", "max_retries_preemption", *_MAY_BE_NONE)
+
+
 @frozen
 class JobRequest:
     """A job to launch.
@@ -108,13 +112,15 @@ class JobRequest:
         entrypoint: what to run.
         environment: packages, files and variables of the process.
         replicas: gang size; default ``resources.replicas``.
-        max_retries_failure: restarts after a failure or out of memory. Default 0.
-        max_retries_preemption: restarts after preemption or loss of a machine. Default 100.
+        max_retries_failure: restarts after a failure, a kill or lack of memory; -1: any number. Default 0.
+        max_retries_preemption: restarts after preemption or loss of a machine; -1: any number. Default 100.
         max_retries_machine_loss: a budget of its own for lost machines. Default None: that for preemption pays.
         max_retries_out_of_memory: a budget of its own for lack of memory. Default None: that for failures pays.
-        exit_codes: what exit codes mean: ``{75: "retry", 2: "fail", 143: "ignore"}``. Others but 0 are failures.
-        backoff_s: wait before the first restart after a failure; doubled with each further one, with jitter. Default 0.
-        backoff_max_s: longest such wait. Default 30.
+        exit_codes: what exit codes mean: ``{75: "retry", 2: "fail", 143: "ignore"}``. Others but 0 are failures. Of
+            programs, ``sys.exit`` and ``os._exit``; not of an exception. 128 + n is also a death by signal n.
+        backoff_s: wait before the first restart after a failure; doubled with each further one, and shortened by up to
+            a quarter. Default 0; who fails within 10 s of its start three times in a row waits all the same.
+        backoff_max_s: longest such wait; 0: none at all. Default 30.
         ports: names of ports it wants on its machine; the process finds ``http`` in ``FRAY_PORT_HTTP``.
         health: how it is asked whether it is well. Default: it is while it runs.
         stall_s: seconds without `fray.progress` after which it counts as stalled. Default None: never.
@@ -153,10 +159,13 @@ class JobRequest:
                 f"job {self.name!r}: result_storage={where!r} must be an address that means the same on every machine: "
                 "'file:///shared/results', 'gs://bucket/results'"
             )
-        for name in ("max_retries_machine_loss", "max_retries_out_of_memory"):
+        for name in _BUDGETS:
             amount = getattr(self, name)
-            if amount is not None and amount < 0:
-                raise InvalidRequest(f"job {self.name!r}: {name}={amount} must be 0 or more; leave it out for none")
+            if not (isinstance(amount, int) and amount >= -1) and not (amount is None and name in _MAY_BE_NONE):
+                none = "; None lets another budget pay" if name in _MAY_BE_NONE else ""
+                raise InvalidRequest(
+                    f"job {self.name!r}: {name}={amount!r} must be 0 or more, or -1 for any number{none}"
+                )
         check_stall(f"job {self.name!r}", self.stall_s)
         for name in ("backoff_s", "backoff_max_s"):
             if not 0 <= getattr(self, name) < float("inf"):
