@@ -15,12 +15,13 @@ from trio.testing import MockClock
 from fray.errors import InvalidRequest
 from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.requests import JobRequest
-from fray.model.said import Pulse, check_progress, line_of, parse, sentence
-from fray.model.specs import EntryKind, JobSpec
-from fray.model.vitals import cut
+from fray.model.said import Pulse, Used, check_progress, line_of, parse, sentence
+from fray.model.specs import AttemptInfo, Cause, EntryKind, JobInfo, JobSpec, JobState
+from fray.model.vitals import Vital, complete, cut
 from fray.node.asking import BadAnswer, ask_path, status_of
 from fray.node.ear import Ear, Remarks, said_of
 from fray.node.health import Beats, Pulses, Standing
+from fray.node.meter import is_news
 from fray.node.vitals import Vitals
 from fray.node.wards import CAPTURE_WITHIN_S, Wards
 
@@ -349,3 +350,33 @@ async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_al
     ((at, why),) = silent.condemned
     assert at == 50.5  # its last word was at 20: one period to the next question, one for the answer, one more
     assert "nor a word from its process" in why
+
+
+# What an attempt takes -----------------------------------------------------------------------------------------------
+
+
+def test_memory_and_cpu_time_are_told_when_they_are_news() -> None:
+    known = Used(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=10.0)
+    assert is_news(Used(), known)
+    assert not is_news(known, Used(memory_bytes=1040, peak_memory_bytes=1040, cpu_s=10.5))
+    assert is_news(known, Used(memory_bytes=900, peak_memory_bytes=1000, cpu_s=10.0))
+    assert is_news(known, Used(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=11.1))
+
+
+def test_what_is_measured_of_an_attempt_completes_its_record_and_never_replaces_it() -> None:
+    running = AttemptInfo(attempt_id="j:1:0", node="n")
+    over = AttemptInfo(attempt_id="j:0:0", node="n", cause=Cause.FAILURE, peak_memory_bytes=5, captured="its own")
+    info = JobInfo(job_id="j", name="j", state=JobState.RUNNING, attempts=(over, running))
+    told = {
+        "j:0:0": Vital(
+            attempt_id="j:0:0", progress=Progress(done=9), memory_bytes=3, captured="other", health="stalled"
+        ),
+        "j:1:0": Vital(attempt_id="j:1:0", memory_bytes=7, peak_memory_bytes=8, health="well"),
+    }
+    first, second = complete(info, told).attempts
+    assert (first.captured, first.health, first.memory_bytes, first.peak_memory_bytes) == ("its own", "", 0, 5)
+    assert (second.health, second.memory_bytes, second.peak_memory_bytes) == ("well", 7, 8)
+    assert complete(info, told).progress == Progress(done=9)  # until its new life says something
+    told["j:1:0"] = Vital(attempt_id="j:1:0", progress=Progress(done=1))
+    assert complete(info, told).progress == Progress(done=1)
+    assert complete(info, {}) is info

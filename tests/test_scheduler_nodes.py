@@ -6,7 +6,8 @@ import pytest
 from law import Cluster, demand, ended, job
 
 from fray.model.specs import Cause, JobState, Phase
-from fray.scheduler.effects import JobMoved, WishesMoved
+from fray.scheduler.effects import AttemptRemarked, Happened, JobMoved, WishesMoved
+from fray.scheduler.nodes import REMARK_LIMIT_CHARS
 from fray.scheduler.rows import Rules
 
 
@@ -283,3 +284,25 @@ def test_the_laws_time_never_goes_back(law: Cluster) -> None:
     law.restart()
     assert law.state.now == 50.0
     assert law.state.next_deadline() == 80.0
+
+
+def test_what_a_node_remarks_of_a_living_attempt_goes_into_the_story_and_nothing_else_changes() -> None:
+    law = Cluster()
+    law.driver()
+    law.node()
+    law.launch(job("a"))
+    law.run("a:0:0")
+
+    def remark(**other: str) -> list[str]:
+        said = {"node": "n1", "incarnation": "i1", "attempt_id": "a:0:0", "what": "stalled", "text": "x" * 5000}
+        effects = law.tell(AttemptRemarked(**{**said, **other}))
+        return [effect.event.text for effect in effects if isinstance(effect, Happened)]
+
+    (line,) = remark()
+    assert line.startswith("a:0:0 on n1: xxx")
+    assert len(line) == REMARK_LIMIT_CHARS
+    assert remark(incarnation="i0") == remark(node="n2") == remark(attempt_id="b:0:0") == []
+    law.see("a:0:0", ended(Cause.FAILURE, "stalled: …", captured="its stacks", peak_memory_bytes=7, cpu_s=1.5))
+    assert remark() == []
+    (attempt,) = law.state.job_info("a").attempts
+    assert (attempt.captured, attempt.peak_memory_bytes, attempt.cpu_s) == ("its stacks", 7, 1.5)

@@ -45,7 +45,18 @@ class Pulse:
     """What was wrong."""
 
 
-Said: TypeAlias = Progress | Pulse
+@frozen(kw_only=True)
+class Used:
+    """What the processes of an attempt take: the word of its keeper, not their own."""
+
+    memory_bytes: int = 0
+    peak_memory_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+Spoken: TypeAlias = Progress | Pulse
+"""What has a line."""
+Said: TypeAlias = Spoken | Used
 
 
 def check_progress(done: float, total: float | None, unit: str) -> None:
@@ -70,7 +81,7 @@ def check_unit(unit: str) -> None:
         )
 
 
-def line_of(said: Said) -> bytes:
+def line_of(said: Spoken) -> bytes:
     """With its newline; `parse` makes the same of it."""
     if isinstance(said, Pulse):
         text = " ".join(said.text[:TEXT_LIMIT_CHARS].split())
@@ -81,7 +92,7 @@ def line_of(said: Said) -> bytes:
     return line.encode("utf-8", "replace")[: LINE_LIMIT_BYTES - 1] + b"\n"
 
 
-def parse(line: bytes) -> Said | None:
+def parse(line: bytes) -> Spoken | None:
     """What a line says; None if it says nothing of this kind."""
     head, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
     if head in ("well", "unwell"):

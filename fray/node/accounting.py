@@ -70,10 +70,16 @@ class Account(Watcher):
     Args:
         limit_bytes: of its memory; 0: none.
         condemn: called once with the outcome when there is more.
+        looked: called after each look with what was found: now, at most, and whose.
     """
 
-    def __init__(self, limit_bytes: int, condemn: Callable[[Outcome], None]) -> None:
-        self.limit_bytes, self._condemn = limit_bytes, condemn
+    def __init__(
+        self,
+        limit_bytes: int,
+        condemn: Callable[[Outcome], None],
+        looked: Callable[[int, int, list[int]], object] = lambda used_bytes, peak_bytes, pids: None,
+    ) -> None:
+        self.limit_bytes, self._condemn, self._looked = limit_bytes, condemn, looked
         self.used_bytes = self.peak_bytes = 0
         """At the last look, and the most of all looks."""
         self._begun = time.monotonic()
@@ -108,6 +114,7 @@ class Account(Watcher):
         if self.limit_bytes and used_bytes > NEAR * self.limit_bytes:
             used_bytes = proportional_bytes(pids)
         self.used_bytes, self.peak_bytes = used_bytes, max(self.peak_bytes, used_bytes)
+        self._looked(self.used_bytes, self.peak_bytes, pids)
         if self.limit_bytes and used_bytes > self.limit_bytes:
             self._over = True
             self._condemn(too_much(self.limit_bytes, used_bytes))

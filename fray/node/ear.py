@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fray.model.health import Progress
-from fray.model.said import LINE_LIMIT_BYTES, PIPE, Pulse, Said, parse, sentence
+from fray.model.said import LINE_LIMIT_BYTES, PIPE, Pulse, Said, Spoken, Used, parse, sentence
 from fray.node.watcher import Watcher
 
 TELL_EVERY_S = 0.1
@@ -82,7 +82,8 @@ class Ear(Watcher):
 
     Args:
         pipe: from `open_pipe`.
-        tell: what the node hears: ``{"progress": [done, total, unit]}``, ``{"pulse": [good, text]}`` or both.
+        tell: what the node hears: ``{"progress": [done, total, unit]}``, ``{"pulse": [good, text]}``,
+            ``{"used": [memory, peak, cpu]}``, or several of these in one.
         remark: a line for the log.
     """
 
@@ -103,7 +104,7 @@ class Ear(Watcher):
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest = b""
-        latest: dict[type, Said] = {}
+        latest: dict[type, Spoken] = {}
         for line in reversed(lines):  # of thousands the last one counts
             said = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
             if said is not None:
@@ -113,7 +114,7 @@ class Ear(Watcher):
         for said in latest.values():
             self._note(said, now)
 
-    def _note(self, said: Said, now: float) -> None:
+    def _note(self, said: Spoken, now: float) -> None:
         if isinstance(said, Pulse):
             self._news["pulse"] = [said.good, said.text]
             return
@@ -123,6 +124,10 @@ class Ear(Watcher):
     def _write(self, line: str | None) -> None:
         if line is not None:
             self._remark(line)
+
+    def measured(self, used: Used) -> None:
+        """What the keeper itself has found out."""
+        self._news["used"] = [used.memory_bytes, used.peak_memory_bytes, used.cpu_s]
 
     def heard(self, _: object) -> None:
         """The node has heard what it was told last."""
@@ -159,4 +164,7 @@ def said_of(news: dict[str, Any]) -> list[Said]:
         found.append(Progress(done=done, total=total, unit=unit))
     if "pulse" in news:
         found.append(Pulse(*news["pulse"]))
+    if "used" in news:
+        memory_bytes, peak_bytes, cpu_s = news["used"]
+        found.append(Used(memory_bytes=memory_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s))
     return found

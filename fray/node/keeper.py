@@ -38,6 +38,7 @@ from fray.node.ear import Ear, open_pipe
 from fray.node.entry import Body
 from fray.node.given import Given
 from fray.node.limits import Fence
+from fray.node.meter import Meter
 from fray.node.namespace import settle
 from fray.node.preparing import Prepared
 from fray.node.proctree import become_subreaper, end_descendants, set_title
@@ -81,8 +82,8 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
         os._exit(0)
     lines.tell_with([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
     watch = Watch(ticket, child, lines, node_pidfd, _spool(directory, first["log"]))
-    _attend(watch, pipe)
-    _guard(watch, Given(**first["given"]))
+    ear = _attend(watch, pipe)
+    _guard(watch, Given(**first["given"]), Meter(ear.measured))
     if first["prepared"]["image"]:
         from fray.node.containers import Contained
 
@@ -90,7 +91,7 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     os._exit(_watch(watch))
 
 
-def _attend(watch: Watch, pipe: int) -> None:
+def _attend(watch: Watch, pipe: int) -> Ear:
     """Listen to what the job says of itself, and look into it when asked to."""
     scribes = Scribes(
         watch, watch.child.pid, watch.child.control_fd, watch.directory, lambda: watch.lines.tell(captured=1)
@@ -98,16 +99,17 @@ def _attend(watch: Watch, pipe: int) -> None:
     watch.words["capture"] = scribes.begin
     watch.add(scribes)
     ear = Ear(pipe, lambda news: watch.lines.tell(said=news), watch.remark)
+    watch.words["heard"] = ear.heard
     if pipe >= 0:
         watch.watch(pipe, ear.hear)
-        watch.words["heard"] = ear.heard
         watch.add(ear)
+    return ear
 
 
-def _guard(watch: Watch, given: Given) -> None:
+def _guard(watch: Watch, given: Given, meter: Meter) -> None:
     """Keep account of what its tree takes, and hold it to what it was given."""
     end_it = partial(watch.condemn, now=True)
-    watch.add(Account(given.limit_bytes, end_it))
+    watch.add(Account(given.limit_bytes, end_it, meter.looked))
     if given.group:
         watch.add(Fence(Group(given.group, given.group_version), given.limit_bytes, end_it))
 

@@ -87,6 +87,11 @@ def start_ticks(pid: int) -> int:
     return int(_stat(pid)[19])
 
 
+def cpu_ticks(pid: int) -> int:
+    """Its CPU time, and that of the children it has waited for, in clock ticks. OSError if there is none."""
+    return sum(map(int, _stat(pid)[11:15]))
+
+
 def _stat(pid: int) -> list[bytes]:
     """Fields of ``/proc/PID/stat`` from the state on (the command before it may hold blanks and brackets)."""
     with open(f"/proc/{pid}/stat", "rb") as file:

@@ -16,7 +16,7 @@ from attrs import define, field
 
 from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.ids import AttemptId
-from fray.model.said import Pulse, Said, sentence
+from fray.model.said import Pulse, Said, Used, sentence
 from fray.model.specs import JobSpec
 from fray.model.vitals import CAPTURE_LIMIT_BYTES, cut
 from fray.node.asking import BadAnswer, ask_path
@@ -133,6 +133,13 @@ class Wards:
             self._vitals.progress(attempt_id, said)
             if ward is not None and ward.beats is not None:
                 self._beaten(ward, ward.beats, said)
+        elif isinstance(said, Used):
+            self._vitals.change(
+                attempt_id,
+                memory_bytes=said.memory_bytes,
+                peak_memory_bytes=said.peak_memory_bytes,
+                cpu_s=said.cpu_s,
+            )
         elif ward is not None:
             ward.pulse = said
             ward.wake()

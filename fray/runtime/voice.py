@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias
 import trio
 
 from fray.model.health import Progress
-from fray.model.said import VARIABLE, Pulse, Said, check_progress, check_unit, line_of
+from fray.model.said import VARIABLE, Pulse, Spoken, check_progress, check_unit, line_of
 from fray.runtime.context import Runtime, current_or_none
 
 TELL_EVERY_S = 0.2
@@ -148,7 +148,7 @@ class PipeVoice:
         self._said_at = time.monotonic()
         self._send(Progress(done=done, total=total, unit=unit))
 
-    def _send(self, said: Said) -> None:
+    def _send(self, said: Spoken) -> None:
         """A pipe that is full or gone costs a word, nothing else."""
         with contextlib.suppress(OSError):
             if self._file < 0:
@@ -159,7 +159,7 @@ class PipeVoice:
 class LoopVoice:
     """Speaks to the node in the same loop; of many words said in one step of the loop it hears the last."""
 
-    def __init__(self, hear: Callable[[Said], object]) -> None:
+    def __init__(self, hear: Callable[[Spoken], object]) -> None:
         self._hear = hear
         self._token = trio.lowlevel.current_trio_token()
         self._latest: _Numbers = (0.0, None, "")

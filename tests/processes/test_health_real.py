@@ -107,6 +107,7 @@ async def test_a_stall_is_captured_while_the_job_runs_and_stays_in_its_record() 
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             async with launched(cluster, watched.linger_here, 60, stall_s=0.3) as job:
+                assert await until(job, lambda info: info.attempts and info.attempts[0].memory_bytes > 1_000_000)
                 info = await until(job, lambda info: info.attempts and info.attempts[0].captured)
                 (attempt,) = info.attempts
                 assert (info.state, attempt.health) == (JobState.RUNNING, "stalled")
@@ -218,7 +219,7 @@ async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             sick = tmp_path / "sick"
-            check = HealthCheck(path="/healthz", period_s=0.2, failures=2)
+            check = HealthCheck(path="/healthz", period_s=0.4, failures=2)
             options: dict[str, Any] = {"health": check, "ports": ["http"], "max_retries_failure": 1, "replicas": 2}
             async with launched(cluster, watched.serve_http, str(sick), **options) as job:
                 await until(job, lambda info: [one.health for one in info.attempts] == ["well", "well"])
@@ -228,7 +229,7 @@ async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew
                 sick.unlink()
                 info = await until(job, lambda info: [one.health for one in info.attempts[2:]] == ["well", "well"])
                 assert not job.done(), info
-                (failed,) = [one for one in info.attempts if one.cause is Cause.FAILURE]
+                failed = next(one for one in info.attempts if one.cause is Cause.FAILURE)
                 wanted = "not healthy: GET /healthz on port 'http' failed 2 times in a row; the last time: status 503"
                 assert failed.message.startswith(wanted)
                 assert "serve_forever" in failed.captured
@@ -238,7 +239,7 @@ async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Pat
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             sick = tmp_path / "sick"
-            config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.1, failures=2), max_restarts=1)
+            config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.25, failures=2), max_restarts=1)
             patient = await cluster.create_actor(watched.Patient, str(sick), name="patient", actor_config=config)
             while await patient.count() < 3:  # noqa: ASYNC110 - the actor has no event for us
                 await trio.sleep(0.02)
@@ -257,17 +258,17 @@ async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Pat
 async def test_an_actor_that_is_stuck_fails_whether_on_its_thread_or_in_its_loop(cls: type) -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-            config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.15, failures=2))
+            config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.25, failures=2))
             patient = await cluster.create_actor(cls, name="patient", actor_config=config)
             await patient.ping()
             while (await cluster.list_jobs(prefix="patient"))[0].attempts[0].health != "well":  # noqa: ASYNC110
                 await trio.sleep(0.02)
             with contextlib.suppress(ActorDied):
-                await patient.block(1.5)  # stuck for longer than it is given
+                await patient.block(2.5)  # stuck for longer than it is given
             (listed,) = await cluster.list_jobs(prefix="patient")
             info = await cluster.wait(listed.job_id)
             assert info.cause is Cause.FAILURE
-            assert "no answer within 0.15 s" in (info.error_message or "")
+            assert "no answer within 0.25 s" in (info.error_message or "")
             assert "block" in info.attempts[0].captured
 
 
