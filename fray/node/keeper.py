@@ -5,8 +5,8 @@ init while it lives; if it is killed, the job's main process dies by PDEATHSIG a
 the node. The node's end (its process descriptor, or the end of the control socket) ends the attempt at once.
 
 Conversation with the node, JSON lines on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
-``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": 1}``. Up: ``{"keeper": pid}`` with its pidfd,
-``{"running": pid}`` with the pipes the job prints into, ``{"log": lines}`` now and then, ``{"said": what}``
+``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": py-spy}``. Up: ``{"keeper": pid}`` with its
+pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log": lines}`` now and then, ``{"said": what}``
 (`fray.node.ear`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.stacks`),
 ``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk.
 """
@@ -45,7 +45,7 @@ from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.record import Record, save
 from fray.node.redact import Redactor
 from fray.node.spawn import Child, Start, spawn
-from fray.node.stacks import Scribes
+from fray.node.stacks import Scribes, Whom
 from fray.node.verdict import Descent, Ending, Rung, judge
 from fray.node.watcher import Watcher
 
@@ -93,9 +93,8 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
 
 def _attend(watch: Watch, pipe: int) -> Ear:
     """Listen to what the job says of itself, and look into it when asked to."""
-    scribes = Scribes(
-        watch, watch.child.pid, watch.child.control_fd, watch.directory, lambda: watch.lines.tell(captured=1)
-    )
+    whom = Whom(watch.child.pid, watch.child.control_fd, watch.directory)
+    scribes = Scribes(watch, whom, lambda: watch.lines.tell(captured=1))
     watch.words["capture"] = scribes.begin
     watch.add(scribes)
     ear = Ear(pipe, lambda news: watch.lines.tell(said=news), watch.remark)

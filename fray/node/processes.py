@@ -36,7 +36,7 @@ from fray.node.logs import LogStore
 from fray.node.namespace import applies, isolation
 from fray.node.preparing import Household, NothingToPrepare, Prepared, Preparer, Provider
 from fray.node.proctree import become_subreaper, children, end_all, end_descendants, environ_of, has_terminal, works_in
-from fray.node.stacks import CAPTURED
+from fray.node.stacks import CAPTURED, find_py_spy
 from fray.node.zygote import Hatched
 from fray.node.zygotes import Zygotes
 
@@ -219,7 +219,7 @@ class ProcessLauncher:
         if attempt is None or attempt.control is None:
             return "[fray] it is not running"
         captured = attempt.captured
-        attempt.control.tell(capture=1)
+        attempt.control.tell(capture=find_py_spy())
         await captured.wait()
         try:
             return (attempt.directory / CAPTURED).read_text("utf-8", "replace")

@@ -12,11 +12,15 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NoReturn, Protocol
+
+from attrs import evolve, frozen
 
 from fray.model.said import STACKS_FILE, STACKS_SIGNAL, TASKS_END
 from fray.model.vitals import STACKS_LIMIT_BYTES, cut
@@ -51,25 +55,36 @@ class Keeping(Protocol):
     def unwatch(self, descriptor: int) -> None: ...
 
 
+@frozen
+class Whom:
+    """Who is looked into, and with what."""
+
+    pid: int
+    control_fd: int
+    """Where its loop is asked for its tasks."""
+    directory: Path
+    py_spy: str = ""
+    """The program; empty: `faulthandler` has to do."""
+
+
 class Scribes(Watcher):
     """One scribe at a time; ``tell`` is called when its file is there (or it has failed to write one)."""
 
-    def __init__(self, keeper: Keeping, pid: int, control_fd: int, directory: Path, tell: Callable[[], object]) -> None:
-        self._keeper, self._pid, self._control_fd = keeper, pid, control_fd
-        self._directory, self._tell = directory, tell
+    def __init__(self, keeper: Keeping, whom: Whom, tell: Callable[[], object]) -> None:
+        self._keeper, self._whom, self._tell = keeper, whom, tell
         self._scribe: tuple[int, int] | None = None
         self._overdue_at = 0.0
 
-    def begin(self, _: object) -> None:
-        """The node wants a capture; one that is under way serves."""
+    def begin(self, py_spy: str) -> None:
+        """The node wants a capture, and says where py-spy is; one that is under way serves."""
         if self._scribe is not None:
             return
         keeper = os.getpid()
         try:
-            (self._directory / CAPTURED).unlink(missing_ok=True)
+            (self._whom.directory / CAPTURED).unlink(missing_ok=True)
             scribe = os.fork()
             if scribe == 0:
-                _be_scribe(keeper, self._pid, self._control_fd, self._directory)
+                _be_scribe(keeper, evolve(self._whom, py_spy=py_spy))
             descriptor = os.pidfd_open(scribe)
         except OSError:
             self._tell()  # that there is no file says it all
@@ -103,38 +118,38 @@ class Scribes(Watcher):
 # The scribe ----------------------------------------------------------------------------------------------------------
 
 
-def _be_scribe(keeper: int, pid: int, control_fd: int, directory: Path) -> NoReturn:
+def _be_scribe(keeper: int, whom: Whom) -> NoReturn:
     try:
         die_with(keeper)
         set_title("fray-scribe")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        close_all_but((control_fd,))
-        text = capture(pid, control_fd, directory, find_py_spy(), time.monotonic() + SCRIBE_S - 1)
-        part = directory / f"{CAPTURED}.part"
+        close_all_but((whom.control_fd,))
+        text = capture(whom, time.monotonic() + SCRIBE_S - 1)
+        part = whom.directory / f"{CAPTURED}.part"
         part.write_text(cut(text, STACKS_LIMIT_BYTES), "utf-8", "replace")
-        part.rename(directory / CAPTURED)
+        part.rename(whom.directory / CAPTURED)
     except BaseException:  # noqa: BLE001 - the keeper's own code must never go on in the child
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def find_py_spy() -> str | None:
-    """The program, if it is installed beside this interpreter or in the path."""
-    import sysconfig  # which no other process of a node needs
+@cache
+def find_py_spy() -> str:
+    """The program, if it is installed beside this interpreter or in the path; empty if it is not. The node asks: its
+    jobs may have environments of their own."""
+    return shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy") or ""
 
-    return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
 
-
-def capture(pid: int, control_fd: int, directory: Path, py_spy: str | None, deadline: float) -> str:
+def capture(whom: Whom, deadline: float) -> str:
     """The text: each Python process, then the Trio tasks of the main one."""
-    shown = [_tasks(control_fd, directory)]
-    for process in _processes(pid):
+    tasks, shown = _tasks(whom.control_fd, whom.directory), []
+    for pid in _processes(whom.pid):
         if time.monotonic() > deadline - SIGNALLED_S - QUIET_S:
-            shown.insert(-1, f"[fray] process {process} was not looked into: the others took too long\n")
+            shown.append(f"[fray] process {pid} was not looked into: the others took too long\n")
         else:
-            shown.insert(-1, _look(process, directory, py_spy, deadline) or _state(process))
-    return "\n".join(filter(None, shown))
+            shown.append(_look(pid, whom, deadline) or _state(pid))
+    return "\n".join(filter(None, (*shown, tasks)))
 
 
 def _processes(pid: int) -> list[int]:
@@ -149,10 +164,10 @@ def _is_python(pid: int) -> bool:
     return False
 
 
-def _look(pid: int, directory: Path, py_spy: str | None, deadline: float) -> str:
+def _look(pid: int, whom: Whom, deadline: float) -> str:
     """By whatever works; empty if nothing does."""
-    found = _by_py_spy(pid, py_spy, deadline) if py_spy is not None and _is_python(pid) else ""
-    return found or _by_signal(pid, directory)
+    found = _by_py_spy(pid, whom.py_spy, deadline) if whom.py_spy and _is_python(pid) else ""
+    return found or _by_signal(pid, whom.directory)
 
 
 def _by_py_spy(pid: int, py_spy: str, deadline: float) -> str:

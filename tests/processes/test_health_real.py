@@ -30,7 +30,7 @@ from fray import (
     Ladder,
 )
 from fray.model.said import STACKS_SIGNAL
-from fray.node.stacks import capture, find_py_spy
+from fray.node.stacks import Whom, capture, find_py_spy
 from tests import watched
 
 LIMIT_S = 60
@@ -158,8 +158,8 @@ stuck_in_c()
 
 @pytest.mark.parametrize("with_py_spy", [True, False])
 def test_stacks_come_by_py_spy_where_it_is_and_else_by_faulthandler(with_py_spy: bool, tmp_path: Path) -> None:
-    py_spy = find_py_spy() if with_py_spy else None
-    if with_py_spy and py_spy is None:
+    py_spy = find_py_spy() if with_py_spy else ""
+    if with_py_spy and not py_spy:
         pytest.skip("py-spy is not installed")
     process = subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE)
     try:
@@ -167,7 +167,7 @@ def test_stacks_come_by_py_spy_where_it_is_and_else_by_faulthandler(with_py_spy:
         process.stdout.readline()
         time.sleep(0.05)  # into the call; what is shown before is right, too
         deaf = os.open(os.devnull, os.O_WRONLY)
-        text = capture(process.pid, deaf, tmp_path, py_spy, time.monotonic() + 8)
+        text = capture(Whom(process.pid, deaf, tmp_path, py_spy), time.monotonic() + 8)
         os.close(deaf)
         assert process.poll() is None
         assert "stuck_in_c" in text
