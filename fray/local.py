@@ -10,10 +10,12 @@ import logging
 import os
 import random
 import subprocess
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -24,13 +26,13 @@ from fray.model.health import Progress
 from fray.model.ids import AttemptId, Namespace
 from fray.model.lines import LogLine
 from fray.model.resources import Capacity, PortRange, parse_bytes
-from fray.model.said import Said
+from fray.model.said import Said, parse
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.transport import Network
 from fray.node.capture import LineCutter, said
 from fray.node.config import NodeConfig
-from fray.node.ear import Remarks
+from fray.node.ear import READ_BYTES, Remarks, open_pipe
 from fray.node.entry import job_variables
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.logs import MemoryLogs
@@ -153,16 +155,34 @@ class TaskLauncher:
         """A program is a process in every kind of cluster; its output becomes log lines."""
         spec = held.ticket.spec
         try:
-            with held.cancel:
-                async with trio.open_nursery() as nursery:
-                    process = await nursery.start(_start_program, spec.argv, job_variables(held.ticket))
-                    for stream, name in ((process.stdout, "out"), (process.stderr, "err")):
-                        nursery.start_soon(self._relay, held.ticket.attempt_id, stream, name)
+            with held.cancel, tempfile.TemporaryDirectory(prefix="fray-") as place, _open_ear(place) as pipe:
+                variables = job_variables(evolve(held.ticket, directory=place))
+                async with trio.open_nursery() as listening:
+                    listening.start_soon(self._listen, held, pipe)
+                    async with trio.open_nursery() as nursery:
+                        process = await nursery.start(_start_program, spec.argv, variables)
+                        for stream, name in ((process.stdout, "out"), (process.stderr, "err")):
+                            nursery.start_soon(self._relay, held.ticket.attempt_id, stream, name)
+                    self._listen_now(held, pipe)
+                    listening.cancel_scope.cancel()
                 return Ended(program_outcome(process.returncode))
         except OSError as error:
             message = f"cannot start {spec.argv[0]!r}: {error.strerror}"
             return Ended(Outcome(cause=Cause.ENVIRONMENT, message=message))
         return Ended(Outcome(cause=Cause.STOPPED, message="ended on request"))
+
+    async def _listen(self, held: _Held, pipe: int) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(pipe)
+            self._listen_now(held, pipe)
+
+    def _listen_now(self, held: _Held, pipe: int) -> None:
+        """To the whole lines that are there: programs write them whole."""
+        with suppress(BlockingIOError):
+            for line in os.read(pipe, READ_BYTES).split(b"\n"):
+                said = parse(line)
+                if said is not None:
+                    self._hear(held, said)
 
     async def _relay(self, attempt_id: AttemptId, stream: Any, name: str) -> None:
         cutter = LineCutter()
@@ -173,6 +193,15 @@ class TaskLauncher:
     def _tell(self, attempt_id: AttemptId, name: str, lines: bytes) -> None:
         if lines:
             self.on_log(attempt_id, self.logs.add(attempt_id, name, lines))
+
+
+@contextmanager
+def _open_ear(place: str) -> Iterator[int]:
+    pipe = open_pipe(Path(place))
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
 
 
 async def _start_program(

@@ -112,7 +112,7 @@ def _fray_variables(ticket: Ticket) -> dict[str, str]:
         "FRAY_JOB_INDEX": str(ticket.spec.index),
         "FRAY_USER": ticket.spec.user,
         **own_variables(ticket),
-        VARIABLE: f"{ticket.directory}/{PIPE}",
+        **({VARIABLE: f"{ticket.directory}/{PIPE}"} if ticket.directory else {}),
     }
 
 

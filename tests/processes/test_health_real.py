@@ -69,13 +69,21 @@ async def test_progress_is_seen_while_the_job_runs_and_its_last_word_always_arri
             assert listed.progress == job.info.progress
 
 
-async def test_threads_child_processes_and_programs_tell_progress_too() -> None:
+async def test_threads_and_child_processes_tell_progress_too() -> None:
     with trio.fail_after(LIMIT_S):
-        async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-            async with launched(cluster, watched.count_in_a_thread_and_a_process) as job:
-                await job.wait()
-                assert job.info.progress is not None
-                assert job.info.progress.done == 20
+        async with (
+            fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster,
+            launched(cluster, watched.count_in_a_thread_and_a_process) as job,
+        ):
+            await job.wait()
+            assert job.info.progress is not None
+            assert job.info.progress.done == 20
+
+
+@pytest.mark.parametrize("spec", ["machine?nodes=1&cpu=8", "local"])
+async def test_programs_tell_progress_too_in_lines_that_any_shell_can_write(spec: str) -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster(spec, logs=False) as cluster:
             script = "echo 1 3 files > $FRAY_PROGRESS; echo nonsense > $FRAY_PROGRESS; echo 3 3 files >$FRAY_PROGRESS"
             program = Entrypoint.from_binary("sh", ["-c", script])
             job = await cluster.launch(JobRequest(name="program", entrypoint=program))
