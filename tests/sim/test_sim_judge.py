@@ -125,10 +125,10 @@ def test_a_node_that_keeps_its_attempts_beyond_the_lease_breaks_p5(monkeypatch: 
 
 
 def test_a_node_that_gives_out_a_device_of_its_own_choice_breaks_p6(monkeypatch: Patch) -> None:
-    def generous(self: Any, wish: Any) -> Ticket:
+    def generous(self: Any, *asked: Any) -> Ticket:
         from attrs import evolve
 
-        return evolve(really(self, wish), devices=("gpu-0",))
+        return evolve(really(self, *asked), devices=("gpu-0",))
 
     really = Member._ticket
     monkeypatch.setattr(Member, "_ticket", generous)
