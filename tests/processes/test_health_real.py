@@ -108,7 +108,9 @@ async def test_the_log_shows_progress_now_and_then(capsys: pytest.CaptureFixture
                 JobRequest(name="c", entrypoint=Entrypoint.from_callable(watched.count_to, (9,)))
             )
             await job.wait()
-    assert capsys.readouterr().err.splitlines() == ["(c) [fray] 1 of 9 steps (11%)", "(c) [fray] 9 of 9 steps (100%)"]
+    *before, last = capsys.readouterr().err.splitlines()
+    assert last == "(c) [fray] 9 of 9 steps (100%)"
+    assert before in ([], ["(c) [fray] 1 of 9 steps (11%)"])
 
 
 async def test_a_stall_is_captured_while_the_job_runs_and_stays_in_its_record() -> None:
