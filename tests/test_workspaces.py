@@ -26,6 +26,7 @@ from fray.model.messages.bundles import BundleState, FetchBundle, FetchPiece, Of
 from fray.model.messages.client import ClientHello, Role
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.channel import RedialPolicy
+from fray.net.codec import blob_id
 from fray.net.transport import Credential
 from fray.node import trees
 from fray.node.launcher import Ask
@@ -34,6 +35,7 @@ from fray.node.workspaces import WorkspaceFailed, Workspaces, paths_in
 from fray.runtime import bundling
 from fray.runtime.bundling import in_workspace, send
 from fray.runtime.links import ControllerLink
+from fray.scheduler.rows import Rules
 from tests.controlling import ADDRESS, TOKEN, Stage, spec
 from tests.test_workspace_files import write
 
@@ -424,6 +426,20 @@ async def test_the_controller_keeps_what_living_jobs_need_and_drops_what_was_use
         await node.until(lambda: not node.held or None)
         assert await keeper.sweep() == 1
         assert store.pieces.ages() == {}
+
+
+async def test_payloads_and_results_of_jobs_that_are_no_longer_on_record_are_deleted(tmp_path: Path) -> None:
+    async with stage(Store(tmp_path / "store"), rules=Rules(finished_limit=1)) as st:
+        client, node = await st.client(), await st.node()
+        for number in range(3):
+            payload, value = f"payload {number}".encode(), f"value {number}".encode()
+            await client.launch(spec(f"work{number}", payload), payload=payload)
+            await node.wished(f"work{number}-1:0:0")
+            node.succeed(f"work{number}-1:0:0", value)
+            await client.job_ended(f"work{number}-1")
+        await node.until(lambda: not node.held or None)
+        assert st.store.blobs() == {blob_id(b"value 2")}
+        assert [file.name for file in (tmp_path / "store/blobs").iterdir()] == [blob_id(b"value 2")]
 
 
 async def test_what_is_left_of_an_upload_goes_after_a_while(project: Path, tmp_path: Path) -> None:
