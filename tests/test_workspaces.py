@@ -195,6 +195,64 @@ async def test_a_tree_that_was_written_to_is_made_anew(project: Path, tmp_path: 
         assert any("'pkg0/m1.py' was written to; it is made anew" in line for line in lines)
 
 
+async def test_a_copy_that_an_attempt_left_is_made_whole_for_the_next(project: Path, tmp_path: Path) -> None:
+    async with stage(Store(tmp_path / "store")) as st:
+        link, node = await link_to(st), await st.node()
+        bundle = await send(link, str(project), bundling.find_directory)
+        machine_ = machine(tmp_path, node.ask_blobs)
+        one, two = tmp_path / "one", tmp_path / "two"
+        await machine_.furnish(bundle, one)
+        kept = (one / "pkg1/m50.py").stat().st_ino
+        spoil(one, tmp_path)
+        assert machine_.give_back(bundle, one)
+        assert not one.exists()
+        await machine_.furnish(bundle, two)
+        assert same(two, project)
+        assert (two / "pkg1/m50.py").stat().st_ino == kept
+        (tmp_path / "elsewhere").write_text("vandal")  # a hard link that it kept is none to the next
+        assert same(two, project)
+        await machine_.furnish(bundle, tmp_path / "three")  # no other one waits
+        assert same(tmp_path / "three", project)
+
+
+async def test_a_copy_of_an_earlier_version_does_for_the_next_one(project: Path, tmp_path: Path) -> None:
+    async with stage(Store(tmp_path / "store")) as st:
+        link, node = await link_to(st), await st.node()
+        machine_ = machine(tmp_path, node.ask_blobs)
+        first = await send(link, str(project), bundling.find_directory)
+        await machine_.furnish(first, tmp_path / "one")
+        kept = (tmp_path / "one/pkg1/m50.py").stat().st_ino
+        assert machine_.give_back(first, tmp_path / "one")
+        write(project, "pkg0/m1.py", "edited")
+        write(project, "new/file.py", "new")
+        shutil.rmtree(project / "pkg3")
+        second = await send(link, str(project), bundling.find_directory)
+        await machine_.furnish(second, tmp_path / "two")
+        assert same(tmp_path / "two", project)
+        assert (tmp_path / "two/pkg1/m50.py").stat().st_ino == kept
+
+
+def spoil(copy: Path, outside: Path) -> None:
+    """All that an attempt may do to its workspace."""
+    (copy / "pkg0/m1.py").write_text("vandal")
+    (copy / "pkg0/m2.py").unlink()
+    (copy / "pkg0/m3.py").chmod(0o755)
+    (copy / "pkg0/m4.py").unlink()
+    (copy / "pkg0/m4.py").symlink_to("/etc/passwd")
+    (copy / "elsewhere").touch()
+    os.link(copy / "pkg0/m5.py", outside / "elsewhere")
+    same_size = (copy / "pkg0/m6.py").read_bytes()[::-1]
+    (copy / "pkg0/m6.py").write_bytes(same_size)
+    (copy / "pkg0/__pycache__").mkdir()
+    (copy / "pkg0/__pycache__/m1.pyc").touch()
+    (copy / "link").unlink()
+    (copy / "link").symlink_to("/etc")
+    shutil.rmtree(copy / "pkg2")
+    (copy / "pkg2").symlink_to("/tmp")
+    (copy / "pkg3").chmod(0)
+    (copy / "run.sh").chmod(0o644)
+
+
 def test_large_files_are_shared_where_they_cannot_be_written_through(project: Path, tmp_path: Path) -> None:
     """For root read-only is no obstacle, so it gets copies (`Workspaces.furnish` says so)."""
     store, book = Trees(tmp_path / "store"), bundling.Book(str(project))

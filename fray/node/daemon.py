@@ -8,6 +8,7 @@ import random
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import evolve
@@ -27,6 +28,9 @@ from fray.node.preparing import Prepared, Preparer, Say
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import run_node
 from fray.node.zygote import Hatched
+
+if TYPE_CHECKING:
+    from fray.node.workspaces import WorkspacePreparer
 
 log = logging.getLogger("fray.node")
 
@@ -56,7 +60,8 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
         environments=_environments(config),
     )
     store = cache_directory(config) / "workspaces"
-    launcher.preparer = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)
+    workspaces = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)
+    launcher.preparer, launcher.before_removal = workspaces, workspaces.give_back
     leave = trio.Event()
     refused: FrayError | None = None
     async with trio.open_nursery() as nursery:
@@ -75,7 +80,7 @@ class _WithWorkspaces:
 
     def __init__(self, store: Path, ask: Ask, boot_id: str, then: Preparer) -> None:
         self._store, self._ask, self._boot_id, self.then = store, ask, boot_id, then
-        self._with: Preparer | None = None
+        self._with: WorkspacePreparer | None = None
 
     async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
         if ticket.spec.environment.bundle is None:
@@ -85,6 +90,10 @@ class _WithWorkspaces:
 
             self._with = WorkspacePreparer(Workspaces(self._store, self._ask, self._boot_id), self.then)
         return await self._with.prepare(ticket, say)
+
+    def give_back(self, ticket: Ticket) -> None:
+        if self._with is not None:
+            self._with.give_back(ticket)
 
 
 def _environments(config: NodeConfig) -> Environments:

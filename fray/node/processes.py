@@ -91,6 +91,8 @@ class ProcessLauncher:
         self.logs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
         self.on_said: OnSaid = lambda attempt_id, said: None
         self.ask: Ask = _no_member
+        self.before_removal: Callable[[Ticket], None] = lambda ticket: None
+        """Called in a thread when the directory of an attempt is to go."""
         self.preparer: Preparer = environments or NothingToPrepare()
         self.household: Household = environments or NothingToPrepare()
         self._is_new = zygote is not None
@@ -309,8 +311,13 @@ class ProcessLauncher:
         """Out of the way at once; what a job left there may be large, so a thread removes it."""
         if self._attempts.pop(attempt.attempt_id, None) is None or self._nursery is None:
             return
-        remove = partial(shutil.rmtree, attempt.directory, ignore_errors=True)
-        self._nursery.start_soon(partial(trio.to_thread.run_sync, remove, abandon_on_cancel=True))
+        self._nursery.start_soon(partial(trio.to_thread.run_sync, self._remove, attempt, abandon_on_cancel=True))
+
+    def _remove(self, attempt: Attempt) -> None:
+        try:
+            self.before_removal(attempt.ticket)
+        finally:
+            shutil.rmtree(attempt.directory, ignore_errors=True)
 
     # Processes that came to this one
 

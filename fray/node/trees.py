@@ -1,7 +1,8 @@
 """Workspaces on a machine's disk, for all nodes there: the contents of files once, and a tree of each bundle.
 
 Below one directory: ``files/`` has every content under its SHA-256, read-only; ``trees/`` has bundles, whose files are
-hard links to those; ``pieces/`` what was fetched for a tree that is not there yet; ``locks/`` one file a bundle.
+hard links to those; ``pieces/`` what was fetched for a tree that is not there yet; ``locks/`` one file a bundle;
+``spares/`` copies that attempts have left.
 
 Law: what has its final name is whole. A tree is made aside and renamed, so what a crash leaves has another name and is
 removed. Nothing is forced to the disk: after a boot of the machine all of it is thrown away. Who uses a tree holds its
@@ -25,8 +26,10 @@ from pathlib import Path
 
 from attrs import frozen
 
+from fray.errors import InvalidRequest
 from fray.model.ids import BlobId
 from fray.model.workspace import LINK, PROGRAM, Entry, Manifest, Piece, content_of, read_manifest, spans, write_manifest
+from fray.node.spares import Spares
 
 LINKED_FROM_BYTES = 1 << 20
 """Files from this size on are not copied for each attempt where they can be shared safely."""
@@ -55,6 +58,7 @@ class Trees:
         self._boot_id = boot_id
         self._files, self._trees, self._pieces = root / "files", root / "trees", root / "pieces"
         self._locks = root / "locks"
+        self._spares = Spares(root / "spares", is_untouched)
 
     def open(self) -> None:
         """Make the directories, and throw away what an earlier boot of the machine has left."""
@@ -62,11 +66,15 @@ class Trees:
         with locked(self.root / "lock", fcntl.LOCK_EX):
             mark = self.root / "boot"
             if not mark.exists() or mark.read_text() != self._boot_id:
-                for directory in (self._files, self._trees, self._pieces, self._locks):
+                for directory in self._places:
                     remove(directory)
                 mark.write_text(self._boot_id)
-            for directory in (self._files, self._trees, self._pieces, self._locks):
+            for directory in self._places:
                 directory.mkdir(exist_ok=True, mode=0o700)
+
+    @property
+    def _places(self) -> tuple[Path, ...]:
+        return self._files, self._trees, self._pieces, self._locks, self._spares.root
 
     # Locks
 
@@ -196,9 +204,13 @@ class Trees:
             Damaged: the tree is not what it was.
         """
         tree, manifest = self.tree(bundle), self.manifest(bundle)
+        taken = self._spares.take(bundle, into) or self._take_alike(manifest, into)
+        there = self._spares.prune(manifest, into) if taken else set()
         for directory in _directories(into, manifest.files):
-            os.mkdir(directory, 0o700)
+            os.makedirs(directory, 0o700, exist_ok=True)
         for entry in manifest.files:
+            if entry.path in there:
+                continue
             source, target = f"{tree}/{entry.path}", f"{into}/{entry.path}"
             try:
                 if entry.mode == LINK:
@@ -207,6 +219,23 @@ class Trees:
                     _copy(source, target, entry, share)
             except FileNotFoundError:
                 raise Damaged(f"{entry.path!r} is gone from the workspace") from None
+
+    def _take_alike(self, manifest: Manifest, into: Path) -> bool:
+        """The copy of an earlier version: an edit leaves most files as they are."""
+        for other in self._spares.newest():
+            with suppress(OSError, InvalidRequest):
+                theirs = {(entry.path, entry.blob, entry.mode) for entry in self.manifest(other).files}
+                alike = sum((entry.path, entry.blob, entry.mode) in theirs for entry in manifest.files)
+                if alike * 2 > max(len(theirs), len(manifest.files)):
+                    return self._spares.take(other, into)
+        return False
+
+    def give_back(self, bundle: BlobId, copy: Path) -> bool:
+        """Nobody works in this copy any more: the next attempt may have it. False: it is not wanted."""
+        try:
+            return self._spares.give_back(bundle, self.manifest(bundle), copy)
+        except (OSError, InvalidRequest):
+            return False  # its tree is gone
 
     def spoil(self, bundle: BlobId) -> None:
         """It is damaged: drop the tree, and with it what its files were made of. Its lock is held alone."""
@@ -221,6 +250,7 @@ class Trees:
     def sweep(self, kept: Kept) -> int:
         """Remove what nobody uses and there is no room or time for, and what crashes have left; how many trees."""
         removed = 0
+        self._spares.drop(unless=self.has)
         now, ages = time.time(), []
         for lock in list(self._locks.iterdir()):
             with suppress(FileNotFoundError):
@@ -247,6 +277,7 @@ class Trees:
         return True
 
     def _remove_tree(self, bundle: BlobId) -> None:
+        self._spares.drop(unless=lambda other: other != bundle)
         old = self._trees / f"{bundle}.old"
         with suppress(FileNotFoundError):
             self.tree(bundle).rename(old)

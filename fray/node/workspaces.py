@@ -191,6 +191,10 @@ class Workspaces:
             await self._spoil(bundle, into)
         raise WorkspaceFailed(f"the workspace in {self._trees.root} is damaged again and again: who writes there?")
 
+    def give_back(self, bundle: BlobId, copy: Path) -> bool:
+        """In a thread: an attempt has left its copy. False: it is not wanted, and still there."""
+        return self._trees.give_back(bundle, copy)
+
     async def _spoil(self, bundle: BlobId, into: Path) -> None:
         await self._disk.run(remove, into)
         descriptor = await self._lock(bundle, fcntl.LOCK_EX)
@@ -286,6 +290,12 @@ class WorkspacePreparer:
         prepared = await self.then.prepare(ticket, say)
         cwd, inside = paths_in(ticket.spec, str(place))
         return evolve(prepared, cwd=cwd, sys_path=(*inside, *prepared.sys_path))
+
+    def give_back(self, ticket: Ticket) -> None:
+        """In a thread, before the directory of an attempt is removed: its workspace may do for another."""
+        place = workspace_of(ticket)
+        if place is not None and place.is_dir():
+            self.workspaces.give_back(ticket.spec.environment.bundle or "", place)
 
 
 # Paths in it ---------------------------------------------------------------------------------------------------------
