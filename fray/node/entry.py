@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from fray.model.said import PIPE, VARIABLE
 from fray.model.specs import Cause, Outcome, Ticket
@@ -265,11 +265,13 @@ def enter_from(directory: str, entry: str) -> NoReturn:
     """The way in for a container: what others are handed by descriptors is in the attempt's directory."""
     path = f"{directory}/ticket.json"
     with open(path, encoding="utf-8") as file:
-        ticket, cwd, sys_path = json.load(file)
+        text, cwd, sys_path = json.load(file)
     os.unlink(path)
+    ticket = from_json(Ticket, text)
+    known = {name: os.environ[key] for key, name in ticket.spec.secrets.items() if key in os.environ}
     enter(
         Body(
-            ticket=from_json(Ticket, ticket),
+            ticket=evolve(ticket, secrets=known),  # they were written to no file; errors must not show them either
             entry=entry,
             variables={},
             cwd=cwd,
