@@ -13,7 +13,7 @@ import trio
 import fray
 from fray import Entrypoint, InvalidRequest, JobFailed, JobRequest, ResourceConfig
 
-SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="64MB")
+SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="256MB")
 
 
 @asynccontextmanager

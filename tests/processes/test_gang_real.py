@@ -12,7 +12,7 @@ import trio
 import fray
 from fray import Entrypoint, JobRequest, ResourceConfig
 
-SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="256MB")
+SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="1GB")
 
 
 async def run_gang(fn: Callable[[], Any], **more: Any) -> Any:

@@ -16,7 +16,7 @@ import trio
 import fray
 from fray import Entrypoint, EnvironmentConfig, InvalidRequest, JobRequest, ResourceConfig, Secret
 
-SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="64MB")
+SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="256MB")
 BROUGHT, GIVEN = "brought-by-the-driver-51", "given-by-the-operator-52"
 
 
