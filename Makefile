@@ -12,7 +12,7 @@ help:
 	@echo "make test [ARGS='-k name']                                    lint, types and all tests"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 random kills, 10 minutes of mixed load"
 	@echo "make lint                                                     lint and types alone"
-	@echo "make bench                                                    calls, streams, arrays, tasks, actors, light actors"
+	@echo "make bench                                                    calls, streams, arrays, tasks, actors, light actors, starts"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
 	@echo "make constraints                                              pin the dependencies anew (needs uv)"
 	@echo "make clean                                                    remove .venv, .venv-peers and what tools left behind"
@@ -38,6 +38,7 @@ bench: venv
 	@$(PY) -m bench.tasks $(ARGS)
 	@$(PY) -m bench.actors $(ARGS)
 	@$(PY) -m bench.light $(ARGS)
+	@$(PY) -m bench.start $(ARGS)
 
 peers: venv
 	@$(PY) -m bench.peers

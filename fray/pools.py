@@ -119,7 +119,7 @@ class WorkerPool(TaskPool):
         cluster: where the workers run.
         num_workers: processes to launch, each a job named ``{name_prefix}-{token}-{index}``.
         resources: of each worker. Default 1 CPU and 2 GB.
-        environment: variables of the worker processes.
+        environment: packages, files, image and variables of the worker processes.
         name_prefix: default ``worker``.
         max_retries: how many times one task may be repeated because its worker died. Default 3.
         max_restarts: how many times each worker is started anew after a failure. Default 10.

@@ -23,7 +23,7 @@ from fray.runtime.family import Kind
 from fray.runtime.light import LightHost
 from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope, open_child_scope, open_service_scope
-from fray.supervision import ACTOR_RESOURCES, Child, OnFailure, build_group, label_of, supervision_of
+from fray.supervision import ACTOR_RESOURCES, Child, OnFailure, actor_request, build_group, label_of, supervision_of
 from fray.templates import instances
 
 Lifetime = Literal["non_detached", "detached"]
@@ -178,7 +178,7 @@ class Scope:
             name: unique among the living of the namespace; default one is made up. While an earlier holder of the name
                 is being ended, the actor waits for that end.
             resources: default none reserved.
-            environment: variables for its process.
+            environment: packages, files, image and variables of its process.
             max_restarts: how often a failed actor is made anew from its arguments; -1: always. Default: as
                 ``actor_config`` says, else 0.
             actor_config: concurrency, restarts, idle time and the like.
@@ -196,16 +196,8 @@ class Scope:
         _check_lifetime(lifetime, name, get_if_exists)
         config = actor_config or ActorConfig()
         restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
-        request = JobRequest(
-            name=name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}",
-            detached=lifetime == "detached",
-            resources=resources or ACTOR_RESOURCES,
-            environment=environment,
-            max_retries_failure=restarts,
-            max_retries_preemption=restarts,
-        )
-        if request.members() != 1:
-            raise InvalidRequest(f"actor {request.name!r}: an actor has one process; replicas must be 1")
+        label, detached = name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}", lifetime == "detached"
+        request = actor_request(label, resources, environment, restarts, detached=detached)
         config = evolve(config, max_restarts=restarts)
         spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
         spec = evolve(spec, get_if_exists=get_if_exists)
@@ -284,7 +276,7 @@ class Scope:
                 ``max_restarts`` of ``actor_config`` counts for it, too); ``resources`` are then the process's.
             name: of the group, in front of those of its members; default one is made up.
             resources: of each member; default none reserved.
-            environment: variables for their processes.
+            environment: packages, files, image and variables of their processes.
             actor_config: concurrency, restarts, idle time and the like, of each for itself.
             on_failure: as for `launch`, of each member.
 
@@ -303,15 +295,8 @@ class Scope:
                 on_failure=on_failure,
             )
             return await host.create_actors(cls, *args, count=count, name=name, actor_config=config, **kwargs)
-        request = JobRequest(
-            name=name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}",
-            resources=resources or ACTOR_RESOURCES,
-            environment=environment,
-            max_retries_failure=config.max_restarts or 0,
-            max_retries_preemption=config.max_restarts or 0,
-        )
-        if request.members() != 1:
-            raise InvalidRequest(f"group {request.name!r}: each actor has one process; say count=, not replicas")
+        label = name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}"
+        request = actor_request(label, resources, environment, config.max_restarts or 0)
         specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
         await self._children.launch(specs, [content], Kind.ACTOR, supervision_of(on_failure, self._actor), error_of)
         methods = methods_of(cls)
@@ -332,7 +317,7 @@ class Scope:
         Args:
             name: of the host; default one is made up.
             resources: of the process, for all its actors; default none reserved.
-            environment: variables for it.
+            environment: packages, files, image and variables of it.
             max_restarts: how often a host whose process has died is started anew, with all its living actors (their
                 state starts over); -1: always. Default 0.
             on_failure: as for `launch`, of the host and of each actor in it that fails for good.
@@ -341,13 +326,7 @@ class Scope:
             InvalidRequest, NeverSchedulable, NameTaken: nothing was launched.
         """
         label = name or f"host-{mint(self._runtime.rng, 6)}"
-        request = JobRequest(
-            name=label,
-            resources=resources or ACTOR_RESOURCES,
-            environment=environment,
-            max_retries_failure=max_restarts,
-            max_retries_preemption=max_restarts,
-        )
+        request = actor_request(label, resources, environment, max_restarts)
         spec, content = build_actor_spec(
             request, self._runtime, LightHost, (), {}, ActorConfig(max_restarts=max_restarts)
         )

@@ -102,14 +102,35 @@ def _build(runtime: Runtime, member: Child, policy: ActorConfig) -> tuple[JobSpe
         backoff_max_s=policy.backoff_max_s,
     )
     restarts = policy.max_restarts or 0
+    name = member.name or f"{label_of(member.cls)}-{mint(runtime.rng, 6)}"
+    request = actor_request(name, member.resources, member.environment, restarts)
+    return build_actor_spec(request, runtime, member.cls, member.args, member.kwargs, config)
+
+
+def actor_request(
+    name: str,
+    resources: ResourceConfig | None,
+    environment: EnvironmentConfig | None,
+    restarts: int,
+    *,
+    detached: bool = False,
+) -> JobRequest:
+    """Of the job that hosts one actor, or each of several.
+
+    Raises:
+        InvalidRequest: it would have more than one process.
+    """
     request = JobRequest(
-        name=member.name or f"{label_of(member.cls)}-{mint(runtime.rng, 6)}",
-        resources=member.resources or ACTOR_RESOURCES,
-        environment=member.environment,
+        name=name,
+        resources=resources or ACTOR_RESOURCES,
+        environment=environment,
         max_retries_failure=restarts,
         max_retries_preemption=restarts,
+        detached=detached,
     )
-    return build_actor_spec(request, runtime, member.cls, member.args, member.kwargs, config)
+    if request.members() != 1:
+        raise InvalidRequest(f"actor {name!r}: an actor has one process; say count=, not replicas, for more of them")
+    return request
 
 
 # What the owner decides ----------------------------------------------------------------------------------------------

@@ -120,3 +120,13 @@ def test_how_much_of_logs_is_kept_is_said_in_sizes_and_seconds(tmp_path: Path) -
     for wrong in (("--logs-attempt", "1MB"), ("--logs-age-s", "0")):
         with pytest.raises(InvalidRequest, match="logs_"):
             config(*HERE, *wrong)
+
+
+def test_how_much_of_environments_is_kept_is_the_file_s_to_say(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[environments]\nsize_bytes = "2GB"\nkeep_s = 3600\n')
+    found = config(*HERE, "--config", str(file)).environments
+    assert (found.size_bytes, found.keep_s, found.build_s) == (2 << 30, 3600, 1800.0)
+    file.write_text("[environments]\nage = 3\n")
+    with pytest.raises(InvalidRequest, match="known are size_bytes"):
+        config(*HERE, "--config", str(file))

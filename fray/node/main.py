@@ -22,7 +22,7 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import journal
-from fray.node.config import LEASE_LEAST_S, Limiter, Mode, NodeConfig
+from fray.node.config import LEASE_LEAST_S, EnvironmentLimits, Limiter, Mode, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
 from fray.node.log_options import FILE_KEYS, add_log_options, log_rules
@@ -53,6 +53,7 @@ _FILE_KEYS = {
     "attributes": dict,
     "ports": str,
     "secrets": str,
+    "environments": dict,
     **FILE_KEYS,
 }
 
@@ -178,8 +179,18 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         lease_s=lease_s,
         secrets_dir=check_directory(told["secrets"]) if "secrets" in told else "",
         logs=log_rules(told),
+        environments=_environment_limits(told.get("environments", {})),
         **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
+
+
+def _environment_limits(told: Mapping[str, Any]) -> EnvironmentLimits:
+    known = {"size_bytes": (int, str), "keep_s": (int, float), "build_s": (int, float)}
+    for key, value in told.items():
+        if key not in known or isinstance(value, bool) or not isinstance(value, known[key]):
+            raise InvalidRequest(f"[environments] {key} = {value!r}: known are size_bytes, keep_s, build_s")
+    size = {"size_bytes": parse_bytes(told["size_bytes"], "[environments] size_bytes")} if "size_bytes" in told else {}
+    return EnvironmentLimits(**{**told, **size})
 
 
 def _one_of(words: type[StrEnum], told: str, name: str) -> Any:

@@ -258,6 +258,10 @@ async def test_jobs_actors_and_programs_have_the_packages_they_ask_for(
             assert prefix.startswith(str(tmp_path))
             actor = await scope.create_actor(Uses, environment=packages)
             assert await actor.alpha() == ("1.0", prefix)
+            group = await scope.create_actor_group(Uses, count=2, light=True, environment=packages)
+            assert await group[1].alpha() == ("1.0", prefix)
+            async with fray.WorkerPool(cluster, num_workers=1, environment=packages) as pool:
+                assert await pool.submit(which_alpha) == ("1.0", prefix)
             code = f"import beta, sys; assert sys.prefix == {prefix!r}"
             await launch("program", Entrypoint.from_binary("python", ["-c", code]), packages)
             cold = EnvironmentConfig(pip_packages=["beta"], env_vars={"PYTHONHASHSEED": "1"})

@@ -1,0 +1,207 @@
+"""How fast jobs start: in the node's own environment, in a warm and in a cold one of their own; and many short ones.
+
+    python -m bench.start [--rounds 5] [--jobs 1000] [--peer ray] [--json FILE]
+
+``ticket_to_line_ms`` is from the ticket at the node's launcher to the first line of user code; ``launch_to_line_ms``
+from `Scope.launch` in a driver, all processes of one machine. *Warm* is an environment that has been made (the first
+number with its zygote to start, the second with one that waits); *cold* one that has not, from wheels on this disk.
+Short jobs run at most as many at a time as there are CPUs; beside them `concurrent.futures.ProcessPoolExecutor` with a
+new spawned process for each task, and with ``--peer ray`` Ray tasks in a process each (``max_calls=1``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import fray
+from bench.actors import compiled_modules
+from bench.measure import Number, Results, report
+from fray import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
+from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
+from fray.node.processes import ProcessLauncher
+
+ROUNDS, JOBS = 5, 1000
+PEER_JOBS = 40
+"""A process that is spawned for each task takes long: the rate is the same with fewer."""
+RAY = """
+import os, sys, time
+import ray
+ray.init(num_cpus=os.cpu_count(), log_to_driver=False, include_dashboard=False)
+@ray.remote(max_calls=1)
+def now():
+    return time.time()
+ray.get([now.remote() for _ in range(4)])
+count = int(sys.argv[1])
+begun = time.perf_counter()
+ray.get([now.remote() for _ in range(count)])
+print(count / (time.perf_counter() - begun))
+"""
+
+
+def now() -> float:
+    """The job: it says when its first line ran."""
+    return time.time()
+
+
+def now_with_package() -> float:
+    at = time.time()
+    import bench_package  # noqa: F401
+
+    return at
+
+
+# The node's own environment ------------------------------------------------------------------------------------------
+
+
+async def tickets(results: Results, rounds: int) -> None:
+    """Without a cluster: what of a start is the node's."""
+    payload = fray.runtime.payload.dumps((now, (), {}), "now")
+    with tempfile.TemporaryDirectory(prefix="fray-bench-", dir="/tmp") as directory:
+        launcher, ended = ProcessLauncher(directory), dict[str, trio.Event]()
+        values: dict[str, bytes] = {}
+
+        def on_observed(observed: Observed, value: bytes | None) -> None:
+            if observed.phase is Phase.ENDED:
+                values[observed.attempt_id] = value or b""
+                ended[observed.attempt_id].set()
+
+        launcher.on_observed = on_observed
+        async with trio.open_nursery() as nursery:
+            await nursery.start(launcher.run)
+            for index in range(rounds + 3):
+                name = f"job-{index}"
+                spec = JobSpec(
+                    job_id=name, name=name, namespace="bench", entry=EntryKind.CALLABLE, sys_path=(os.getcwd(),)
+                )
+                ended[f"{name}:0:0"] = trio.Event()
+                begun = time.time()
+                launcher.start(Ticket(attempt_id=f"{name}:0:0", spec=spec, controller="unix:/none", key="k"), payload)
+                await ended[f"{name}:0:0"].wait()
+                at = fray.runtime.payload.loads(values[f"{name}:0:0"])
+                if index >= 3:
+                    results.add("own environment", {"ticket_to_line_ms": (at - begun) * 1e3})
+            nursery.cancel_scope.cancel()
+
+
+async def launch(scope: fray.Scope, fn: Callable[[], float], environment: EnvironmentConfig | None = None) -> float:
+    """Milliseconds from the launch to the first line."""
+    begun = time.time()
+    request = JobRequest(name=f"j{begun}", entrypoint=Entrypoint.from_callable(fn), environment=environment)
+    at: float = await (await scope.launch(request)).wait()
+    return (at - begun) * 1e3
+
+
+# Environments of their own -------------------------------------------------------------------------------------------
+
+
+def make_wheel(directory: str, version: int) -> None:
+    info = f"bench_package-{version}.dist-info"
+    with zipfile.ZipFile(f"{directory}/bench_package-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("bench_package.py", "")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: bench_package\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@contextmanager
+def wheels(count: int) -> Iterator[None]:
+    """uv finds these packages and no network, and keeps what it makes where nobody else does."""
+    with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
+        for version in range(count):
+            make_wheel(directory, version)
+        ours = {"UV_FIND_LINKS": directory, "UV_NO_INDEX": "1", "UV_OFFLINE": "1", "XDG_CACHE_HOME": directory}
+        before = dict(os.environ)
+        os.environ.update(ours)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+async def environments(results: Results, rounds: int) -> None:
+    asked = [EnvironmentConfig(pip_packages=[f"bench_package=={version}"]) for version in range(rounds)]
+    for state in ("cold", "warm"):
+        for environment in asked:  # each in a cluster of its own, so that no zygote waits
+            async with (
+                fray.open_cluster("machine?nodes=1", logs=False) as cluster,
+                cluster.open_scope("bench") as scope,
+            ):
+                results.add("own environment", {"launch_to_line_ms": await launch(scope, now)})
+                took_ms = await launch(scope, now_with_package, environment)
+                results.add(f"{state} environment", {"launch_to_line_ms": took_ms})
+                took_ms = await launch(scope, now_with_package, environment)
+                results.add("warm environment", {"with_zygote_ms": took_ms})
+
+
+# Many short jobs -----------------------------------------------------------------------------------------------------
+
+
+async def many(results: Results, jobs: int) -> None:
+    async with fray.open_cluster("machine?nodes=1", logs=False) as cluster, cluster.open_scope("bench") as scope:
+        await launch(scope, now)
+        entrypoint, one = Entrypoint.from_callable(now), ResourceConfig(cpu=1, memory="128MB")
+        requests = [JobRequest(name=f"short-{n}", entrypoint=entrypoint, resources=one) for n in range(jobs)]
+        begun = time.perf_counter()
+        launched = await scope.launch_all(requests)
+        for job in launched:
+            await job.wait()
+        results.add("fray", {"short_jobs_per_s": jobs / (time.perf_counter() - begun)})
+
+
+def spawned(results: Results) -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context, max_tasks_per_child=1) as pool:
+        begun = time.perf_counter()
+        for future in [pool.submit(now) for _ in range(PEER_JOBS)]:
+            future.result()
+        results.add("spawn", {"short_jobs_per_s": PEER_JOBS / (time.perf_counter() - begun)})
+
+
+def ray_tasks(results: Results) -> None:
+    from bench.peers import __main__ as peers
+
+    told = subprocess.run([str(peers.make()), "-c", RAY, str(PEER_JOBS)], capture_output=True, text=True, check=True)
+    results.add("ray", {"short_jobs_per_s": float(told.stdout.split()[-1])})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.start", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help="short jobs in a row (default 1000)")
+    parser.add_argument("--peer", choices=["ray"], help="its tasks, too; made by `make peers`")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as JSON")
+    options = parser.parse_args()
+    results = Results()
+    with compiled_modules(), wheels(options.rounds):
+        trio.run(tickets, results, options.rounds * 4)
+        trio.run(environments, results, options.rounds)
+        trio.run(many, results, options.jobs)
+        spawned(results)
+        if options.peer == "ray":
+            ray_tasks(results)
+    report("start", results, _ratios(results), options.json)
+
+
+def _ratios(results: Results) -> dict[str, Number]:
+    others: dict[str, Any] = {name: name for name in ("spawn", "ray") if name in results.rounds}
+    return {f"short jobs: fray / {name}": results.ratio("short_jobs_per_s", "fray", name) for name in others}
+
+
+if __name__ == "__main__":
+    from bench import start
+
+    start.main()
