@@ -127,7 +127,8 @@ class JobFailed(FrayError):
     """A job ended without success for a reason that is no Python exception of its own (killed, exit code,
     lost machine, environment), or `Cluster.wait(raise_on_failure=True)` met a failure.
 
-    ``details``: ``job_id``, ``name``, ``cause``, ``exit_code``, ``signal``.
+    ``details``: ``job_id``, ``name``, ``cause``, ``exit_code``, ``signal``, ``nodes`` of its last attempt, how many
+    ``attempts`` it had, and ``ended_by``, who asked for its end.
     """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
+from fray.model import account
 from fray.model.environment import UNSENT, EnvironmentSpec, plain, secret_names
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, AttemptId, JobId, Namespace, mint_job_id
@@ -172,26 +172,22 @@ def error_of(record: JobRecord) -> BaseException:
     info = record.info
     if record.value is not None and info.cause is Cause.FAILURE:
         error = payload.load_error(record.value)
-        error.add_note(f"raised in job {info.job_id}")
+        error.add_note(f"raised in job {info.job_id}{account.on_machines(info)}")
         if len(info.attempts) > 1:
             error.add_note(info.error_message or "")
         return error
     cls = JobStopped if info.state is JobState.STOPPED else JobFailed
     return cls(
-        f"job {info.job_id} {_what_happened(info)}",
+        f"job {info.job_id} {account.how_it_ended(info)}",
         job_id=info.job_id,
         name=info.name,
         cause=info.cause,
         exit_code=info.exit_code,
         signal=info.signal,
+        nodes=account.machines(info),
+        attempts=account.runs(info),
+        ended_by=info.ended_by,
     )
-
-
-def _what_happened(info: JobInfo) -> str:
-    text = info.error_message or (info.cause or "ended")
-    if info.signal is not None and "SIG" not in text:
-        text += f" ({signal.Signals(info.signal).name})"
-    return f"{'was stopped' if info.state is JobState.STOPPED else 'failed'}: {text}"
 
 
 class Job:
@@ -372,7 +368,8 @@ class Job:
         return LogReader(self._runtime.link, query)
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} {self._known.info.state.value if self._known else 'elsewhere'}>"
+        """What is known here of its state, and why: ``<Job train-k3x9 pending: waits for 8 h100>``."""
+        return f"<Job {self.id} {account.in_short(self._known.info) if self._known else 'elsewhere'}>"
 
 
 @frozen

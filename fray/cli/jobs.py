@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ import trio
 
 from fray.cli.out import clock, note, say, say_json, width
 from fray.cli.place import find, find_all, namespace_of
-from fray.cli.tables import amount, fields, size, span, table
+from fray.cli.tables import fields, size, span, table
 from fray.cluster import Cluster
 from fray.errors import DeadlineExceeded, InvalidRequest
+from fray.model import account
 from fray.model.ids import JobId, split_attempt
 from fray.model.specs import AttemptInfo, JobInfo, JobState
 
@@ -64,7 +64,17 @@ def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: fl
     for depth, info in rows:
         name = f"{'  ' * depth}{info.name}"
         namespace = [info.namespace] if with_namespace else []
-        cells.append([name, info.state.value, lasted(info, now), where(info), *namespace, info.job_id, why(info)])
+        cells.append(
+            [
+                name,
+                info.state.value,
+                lasted(info, now),
+                ",".join(account.machines(info)),
+                *namespace,
+                info.job_id,
+                why(info),
+            ]
+        )
     return table(heads, cells, room)
 
 
@@ -75,33 +85,13 @@ def lasted(info: JobInfo, now: float) -> str:
     return span((now if info.end_time is None else info.end_time) - info.start_time)
 
 
-def where(info: JobInfo) -> str:
-    """The machines of its last attempts."""
-    if not info.attempts:
-        return ""
-    last = split_attempt(info.attempts[-1].attempt_id)[1]
-    nodes = [one.node for one in info.attempts if split_attempt(one.attempt_id)[1] == last]
-    return ",".join(dict.fromkeys(nodes))
-
-
 def why(info: JobInfo) -> str:
     """Why it waits, how far it is, or what ended it."""
     if info.state is JobState.PENDING:
         return info.reason
     if info.state is JobState.RUNNING:
-        return progress(info)
+        return account.progress(info.progress)
     return info.error_message or ""
-
-
-def progress(info: JobInfo) -> str:
-    """``120 of 500 steps (24%)``; empty if it says nothing."""
-    told = info.progress
-    if told is None:
-        return ""
-    unit = f" {told.unit}" if told.unit else ""
-    if not told.total:
-        return f"{amount(told.done)}{unit}"
-    return f"{amount(told.done)} of {amount(told.total)}{unit} ({told.done / told.total:.0%})"
 
 
 # One job -------------------------------------------------------------------------------------------------------------
@@ -124,7 +114,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("job", info.job_id),
             ("name", info.name),
             ("namespace", info.namespace),
-            ("state", state_of(info)),
+            ("state", account.state(info)),
             ("why", info.reason if info.state is JobState.PENDING else info.error_message or ""),
             ("owner", info.owner or "the cluster (detached)"),
             ("parent", info.parent),
@@ -136,7 +126,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("started", clock(info.start_time)),
             ("ended", clock(info.end_time)),
             ("ran for", lasted(info, now)),
-            ("progress", progress(info)),
+            ("progress", account.progress(info.progress)),
             ("ports", ", ".join(f"{name} {address}" for name, address in info.ports.items())),
         ]
     )
@@ -148,13 +138,6 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
         if one.captured:
             lines += ["", f"stacks of {one.attempt_id}:", *one.captured.splitlines()]
     return lines
-
-
-def state_of(info: JobInfo) -> str:
-    """``failed (out_of_memory)``."""
-    if info.cause is None or info.cause.value == info.state.value:
-        return info.state.value
-    return f"{info.state.value} ({info.cause.value})"
 
 
 def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
@@ -178,15 +161,8 @@ def ended_as(one: AttemptInfo) -> str:
     if one.cause is None:
         return ""
     if one.signal is not None:
-        return f"{one.cause.value} ({signal_name(one.signal)})"
+        return f"{one.cause.value} ({account.signal_name(one.signal)})"
     return f"{one.cause.value} {one.exit_code}" if one.exit_code else one.cause.value
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 async def story(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -241,7 +217,7 @@ async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(infos)
     else:
-        say(f"{info.job_id}: {state_of(info)}{_because(info)}" for info in infos)
+        say(f"{info.job_id}: {account.state(info)}{_because(info)}" for info in infos)
     return next((code for info in infos if (code := exit_code(info))), 0)
 
 
@@ -287,7 +263,7 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(infos)
     else:
-        say(f"{info.job_id}: {state_of(info)}" for info in infos)
+        say(f"{info.job_id}: {account.state(info)}" for info in infos)
     return 0
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import trio
 
-from fray.cli.jobs import exit_code, state_of
+from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
 from fray.cli.out import note, say, say_json
 from fray.cli.place import open_place
 from fray.cluster import Cluster
 from fray.errors import InvalidRequest
 from fray.jobs import Job
+from fray.model import account
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import check_name, mint
 from fray.model.lines import LogLine
@@ -45,7 +46,7 @@ async def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json(info)
     if info.state is not JobState.SUCCEEDED:
-        note(f"{job.id} {state_of(info)}: {_in_short(info)}")
+        note(f"{job.id} {account.state(info)}: {_in_short(info)}")
     return exit_code(info)
 
 
