@@ -435,3 +435,17 @@ def test_the_event_log_tells_a_jobs_story(law: Cluster) -> None:
         "ended",
     ]
     assert story[3].text == "failure 1 of 1 after failure: boom"
+
+
+def test_results_have_a_limit_together_and_those_of_the_oldest_go_first() -> None:
+    law = Cluster(Rules(results_limit_bytes=25))
+    law.driver()
+    law.node()
+    for name in "abc":
+        law.launch(job(name))
+        effects = law.see(f"{name}:0:0", ended(value=f"v{name}", value_bytes=10))
+    assert effects[-1] == Forget(blobs=("va",))
+    law.restart()
+    told = [(info.value, info.error_message) for info in law.state.list_jobs()]
+    assert told == [(None, RESULT_GONE), ("vb", None), ("vc", None)]
+    assert law.info("a").state is JobState.SUCCEEDED

@@ -41,6 +41,8 @@ LEASE_LEAST_S = 240.0
 
 KEEP_LIMIT_JOBS = 1_000_000
 KEEP_LEAST_S = 60.0
+KEEP_LEAST_GB = 0.01
+"""More than one result of the largest size."""
 
 _log = logging.getLogger("fray.controller")
 
@@ -282,6 +284,13 @@ def parse(argv: Sequence[str] | None) -> Options:
         help="and none of them longer than this (default: %(default)g, a week)",
     )
     parser.add_argument(
+        "--keep-results-gb",
+        type=float,
+        default=rules.results_limit_bytes / 1000**3,
+        metavar="GB",
+        help="and of their results so many gigabytes; those of the oldest go first (default: %(default)g)",
+    )
+    parser.add_argument(
         "--env",
         action="append",
         metavar="KEY=VALUE",
@@ -293,7 +302,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     found = parser.parse_args(argv)
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
     rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
-    rules = keeping(rules, found.keep_finished, found.keep_finished_s)
+    rules = keeping(rules, found.keep_finished, found.keep_finished_s, found.keep_results_gb)
     return Options(
         listen,
         found.store.expanduser(),
@@ -317,7 +326,7 @@ def make_variables(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def keeping(rules: Rules, finished: int, finished_s: float) -> Rules:
+def keeping(rules: Rules, finished: int, finished_s: float, results_gb: float) -> Rules:
     """Raises InvalidRequest: fewer jobs or less time than those who wait for a result need."""
     if not 1 <= finished <= KEEP_LIMIT_JOBS:
         raise InvalidRequest(f"--keep-finished {finished} must be 1 to {KEEP_LIMIT_JOBS}")
@@ -325,7 +334,10 @@ def keeping(rules: Rules, finished: int, finished_s: float) -> Rules:
         raise InvalidRequest(
             f"--keep-finished-s {finished_s:g} must be {KEEP_LEAST_S:g} or more: drivers that were away ask for results"
         )
-    return evolve(rules, finished_limit=finished, finished_keep_s=finished_s)
+    if not KEEP_LEAST_GB <= results_gb < float("inf"):
+        raise InvalidRequest(f"--keep-results-gb {results_gb:g} must be {KEEP_LEAST_GB:g} or more")
+    results_bytes = round(results_gb * 1000**3)
+    return evolve(rules, finished_limit=finished, finished_keep_s=finished_s, results_limit_bytes=results_bytes)
 
 
 def make_rules(suspect_s: float, lease_s: float, driver_grace_s: float = Rules().driver_grace_s) -> Rules:

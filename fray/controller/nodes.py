@@ -7,7 +7,7 @@ whole set goes first on each connection; attempts it does not hold yet follow wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
@@ -67,6 +67,14 @@ class Front(Protocol):
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a task that may outlive the conversation."""
+
+
+def _measured(observed: Observed, sizes: Mapping[BlobId, int]) -> Observed:
+    """With the size of its value, as far as that has come with it."""
+    outcome = observed.outcome
+    if outcome is None or outcome.value is None or outcome.value not in sizes:
+        return observed
+    return evolve(observed, outcome=evolve(outcome, value_bytes=sizes[outcome.value]))
 
 
 def _refuse_tunnel(lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> End:
@@ -199,9 +207,14 @@ class NodeLink:
 
     def _reported(self, report: Report, blobs: Sequence[Bytes]) -> None:
         """Values are in the store before the law hears of them; one that is too large or missing is no success."""
-        with self._house.holding([blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]) as attached:
+        small = [blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]
+        with self._house.holding(small) as attached:
             kept = set(attached)
             report = evolve(report, observed=tuple(self._with_kept_value(one, kept) for one in report.observed))
+            sizes = dict(zip(attached, map(len, small), strict=True))
+            report = (
+                evolve(report, observed=tuple(_measured(one, sizes) for one in report.observed)) if sizes else report
+            )
             self._note(report)
             self._tell_report(report, tuple(kept))
 

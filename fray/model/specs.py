@@ -268,6 +268,8 @@ class Outcome:
     value: BlobId | None = None
     stored: Stored | None = None
     """In place of ``value``: it is in the job's ``result_storage``."""
+    value_bytes: int = 0
+    """Size of the value, written down by the controller when it comes."""
     raised: bool = False
     """An exception left the code (not `SystemExit`): exit code 1 is Python's word then, and no rule is about it."""
     constructing: bool = False

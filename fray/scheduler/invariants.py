@@ -278,6 +278,7 @@ _INDEXES = (
     "held",
     "groups",
     "finished",
+    "valued",
     "by_key",
     "hosted",
     "sessions_of",
@@ -323,6 +324,10 @@ def _bounds(state: State) -> Iterator[str]:
     for what, count in (("jobs", len(idle)), ("sessions", len(state.over)), ("actors", len(state.graves))):
         if count > most:
             yield f"{count} ended {what} on record, the limit is {most}"
+    if state.valued_bytes != sum(state.valued.values()):
+        yield f"results have {sum(state.valued.values())} bytes, and are counted as {state.valued_bytes}"
+    if state.valued_bytes > state.rules.results_limit_bytes:
+        yield f"results of {state.valued_bytes} bytes are kept, the limit is {state.rules.results_limit_bytes}"
     if len(state.past) > state.rules.history_limit:
         yield f"{len(state.past)} lines of old jobs, the limit is {state.rules.history_limit}"
     yield from (f"{job_id} is on record and in the past" for job_id in state.past if job_id in state.jobs)

@@ -83,8 +83,18 @@ def forget_finished(state: State, out: Outbox) -> None:
         out.release(job.outcome.value if job.outcome else None)
         state.drop_job(job)
         state.put_past(_line(job))
+    while state.valued_bytes > rules.results_limit_bytes:
+        _forget_value(state, out, state.jobs[next(iter(state.valued))])
     while len(state.past) > rules.history_limit:
         state.drop_past(next(iter(state.past)))
+
+
+def _forget_value(state: State, out: Outbox, job: Job) -> None:
+    assert job.outcome is not None
+    state.unvalue(job)
+    out.release(job.outcome.value)
+    job.outcome, job.value_forgotten = evolve(job.outcome, value=None, value_bytes=0), True
+    state.touch("job", job.job_id)
 
 
 def _over(state: State, surplus: int, oldest: float) -> Iterator[JobId]:
@@ -107,7 +117,7 @@ def _line(job: Job) -> Past:
         cause=job.outcome.cause,
         message=job.outcome.message[:LINE_LIMIT],
         exit_code=job.outcome.exit_code,
-        had_value=job.outcome.value is not None,
+        had_value=job.outcome.value is not None or job.value_forgotten,
         ended_at=job.ended_at or 0.0,
         order=job.order,
     )

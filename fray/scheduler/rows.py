@@ -121,6 +121,8 @@ class Job:
     checkpoint: Kept | None = None
     outcome: Outcome | None = None
     """Committed exactly once."""
+    value_forgotten: bool = False
+    """It had a value, which is no longer kept (`Rules.results_limit_bytes`)."""
 
     @property
     def job_id(self) -> JobId:
@@ -284,6 +286,8 @@ class Rules:
     """Ended jobs, sessions and actors on record; of older jobs only a line is kept."""
     finished_keep_s: float = 7 * 86_400.0
     """How long an ended job is on record, at most."""
+    results_limit_bytes: int = 4 * 1000**3
+    """Results of ended jobs together; those of the oldest are forgotten first, and their jobs stay on record."""
     history_limit: int = 50_000
     """Lines of jobs that ended before: whoever repeats their launch is told so. One older still would run anew."""
     living_limit: int = 100_000

@@ -54,7 +54,7 @@ class State(Tables):
             job_id=job_id,
             name=job.spec.name,
             state=job_state(job),
-            error_message=error_message(job.outcome),
+            error_message=error_message(job.outcome) or (RESULT_GONE if job.value_forgotten else None),
             start_time=job.started_at,
             end_time=job.ended_at,
             namespace=job.spec.namespace,

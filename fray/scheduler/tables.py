@@ -90,6 +90,9 @@ class Tables:
         """Living members of supervised groups, in their order."""
         self.finished: dict[JobId, None] = {}
         """Ended jobs, oldest end first."""
+        self.valued: dict[JobId, int] = {}
+        """Ended jobs that have a value, and its size; oldest end first."""
+        self.valued_bytes = 0
         self.by_key: dict[str, dict[ActorId, None]] = {}
         self.hosted: dict[str, dict[ActorId, None]] = {}
         """Bindings by incarnation."""
@@ -265,7 +268,7 @@ class Tables:
     def _index_job(self, job: Job) -> None:
         self.tally[job.job_id] = Tally()
         if job.ended:
-            self.finished[job.job_id] = None
+            self._index_ended(job)
             return
         self.named.setdefault((job.spec.namespace, job.spec.name), {})[job.job_id] = None
         if job.owner:
@@ -286,12 +289,23 @@ class Tables:
         _discard(self.rooted, job.root, job.job_id)
         if job.spec.siblings is not None:
             _discard(self.groups, job.spec.siblings.group_id, job.job_id)
-        self.finished[job.job_id] = None
+        self._index_ended(job)
         self.touch("job", job.job_id)
+
+    def _index_ended(self, job: Job) -> None:
+        self.finished[job.job_id] = None
+        if job.outcome is not None and job.outcome.value is not None:
+            self.valued[job.job_id] = job.outcome.value_bytes
+            self.valued_bytes += job.outcome.value_bytes
+
+    def unvalue(self, job: Job) -> None:
+        """Its value is no longer kept."""
+        self.valued_bytes -= self.valued.pop(job.job_id, 0)
 
     def drop_job(self, job: Job) -> None:
         for attempt in list(self.records(job)):
             self.drop_attempt(attempt)
+        self.unvalue(job)
         del self.jobs[job.job_id], self.tally[job.job_id], self.finished[job.job_id]
         self.touch("job", job.job_id)
 
