@@ -8,6 +8,7 @@ import pytest
 
 from fray.controller.main import DEFAULT_LISTEN, check_address, find_token, parse
 from fray.errors import InvalidRequest
+from fray.model.resources import parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,9 @@ def test_times_that_cannot_be_kept_are_refused(argv: list[str], says: str) -> No
 def test_the_times_of_the_law_can_be_chosen() -> None:
     rules = parse(["--suspect-s", "5", "--lease-s", "300"]).rules
     assert (rules.suspect_s, rules.lease_s) == (5, 300)
+
+
+def test_how_much_is_kept_of_workspaces_can_be_said() -> None:
+    assert parse(["--workspaces", "3GB"]).keeping.limit_bytes == parse_bytes("3GB")
+    with pytest.raises(InvalidRequest, match="--workspaces"):
+        parse(["--workspaces", "much"])

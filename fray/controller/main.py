@@ -27,6 +27,7 @@ from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError
 from fray.model.environment import check_variable
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
+from fray.model.resources import parse_bytes
 from fray.net import journal
 from fray.net.codec import from_json
 from fray.net.transport import Network
@@ -195,6 +196,7 @@ class Options:
     rules: Rules
     json_lines: bool | None
     env_vars: dict[str, str] = field(factory=dict)
+    keeping: Keeping = field(factory=Keeping)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -296,6 +298,12 @@ def parse(argv: Sequence[str] | None) -> Options:
         metavar="KEY=VALUE",
         help="a variable of every job, over that of its node; may be given several times",
     )
+    parser.add_argument(
+        "--workspaces",
+        default="20GB",
+        metavar="SIZE",
+        help="keep so much of workspaces that no living job needs (default: %(default)s)",
+    )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
@@ -311,6 +319,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         rules,
         found.json_lines,
         make_variables(found.env or ()),
+        Keeping(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
     )
 
 
@@ -431,7 +440,13 @@ async def _serve(options: Options) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_leave_on_signal, nursery.cancel_scope)
                 await run_controller(
-                    store, WebSocketNetwork(), options.listen, token, rules=options.rules, env_vars=options.env_vars
+                    store,
+                    WebSocketNetwork(),
+                    options.listen,
+                    token,
+                    rules=options.rules,
+                    keeping=options.keeping,
+                    env_vars=options.env_vars,
                 )
     finally:
         store.close()
