@@ -55,7 +55,7 @@ def _say(line: LogLine, options: argparse.Namespace) -> None:
         return
     time = f"{clock(line.time)}  " if options.times else ""
     name = f"({line.name}) " if options.tree else ""
-    (sys.stderr if line.stream == "err" else sys.stdout).write(f"{time}{name}{line.text}\n")
+    (sys.stdout if line.stream == "out" else sys.stderr).write(f"{time}{name}{line.text}\n")
 
 
 def gap(line: LogLine) -> str:

@@ -242,6 +242,14 @@ def test_run_shows_what_the_program_prints_on_its_streams_and_returns_its_exit_c
     assert run("run", "--cpu", "0.1", "--memory", "50MB", "--", "true") == Said(0, "", "")
 
 
+def test_files_travel_along_and_only_what_the_program_prints_is_its_output(run: Fray, tmp_path: Path) -> None:
+    (tmp_path / "hello.txt").write_text("from the workspace\n")
+    words = ("run", "--name", "there", "--cpu", "0.1", "--memory", "50MB", "--workspace", str(tmp_path), "--")
+    said = run(*words, "cat", "hello.txt")
+    assert (said.code, said.out) == (0, "from the workspace\n")
+    assert run("logs", "there").out == "from the workspace\n"
+
+
 def test_a_detached_program_is_waited_for_and_stopped_by_other_commands(run: Fray) -> None:
     detached = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
     (job_id,) = run(*detached, "night/one", "--", "sleep", "1000").out.split()
