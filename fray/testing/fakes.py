@@ -29,6 +29,7 @@ from fray.node.workspaces import fetch
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.executor import InlineExecutor
+from fray.testing.environments import SimEnvironments
 from fray.testing.seed import Trace
 from fray.testing.truth import Truth
 from fray.testing.workspaces import SimShelf
@@ -196,13 +197,14 @@ class SimLauncher:
         rng: random.Random,
         logs: MemoryLogs,
         shelf: SimShelf,
+        environments: SimEnvironments,
     ) -> None:
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt, chunk: None
         self.logs = logs
         self.on_said: OnSaid = lambda attempt, said: None
         self.ask: Ask = _no_member
-        self.shelf = shelf
+        self.shelf, self.environments = shelf, environments
         self.held: dict[AttemptId, _Process] = {}
         self._machine, self._network, self._truth, self._rng = machine, network, truth, rng
         self._nursery: trio.Nursery | None = None
@@ -292,7 +294,7 @@ class SimLauncher:
         self._tell(process, Phase.STARTING)
         with process.starting:
             await trio.sleep(self._rng.uniform(*START_S))
-            problem = await self._fetch(ticket)
+            problem = await self._fetch(ticket) or await self.environments.have(ticket.spec.environment)
             if problem:
                 self._end(process, Outcome(cause=Cause.ENVIRONMENT, message=problem), None, "by itself")
         if process.gone:

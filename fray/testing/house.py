@@ -37,6 +37,7 @@ from fray.scheduler.effects import Effect, Event
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
 from fray.scheduler.step import step
+from fray.testing.environments import SimEnvironments
 from fray.testing.fakes import SimLauncher, SimNetwork
 from fray.testing.seed import Seed
 from fray.testing.truth import Truth, secret_value
@@ -244,7 +245,7 @@ class Machine:
         """Outlives its nodes."""
         self._house = house
         self._host = ""
-        self._shelf = SimShelf()
+        self._shelf, self._environments = SimShelf(), SimEnvironments(house.seed.stream(f"environments/{name}"))
         self._scope = trio.CancelScope()
 
     @property
@@ -259,7 +260,7 @@ class Machine:
         self._house.network.light(self.name)
         rng = self._house.seed.stream(f"launcher/{self._host}")
         network, truth = self._house.network, self._house.truth
-        self.launcher = SimLauncher(self.name, network, truth, rng, self.disk, self._shelf)
+        self.launcher = SimLauncher(self.name, network, truth, rng, self.disk, self._shelf, self._environments)
         self.down_since = None
         self._scope = trio.CancelScope()
         self._house.nursery.start_soon(self._live, self._host, self.launcher, self._scope)

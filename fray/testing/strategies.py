@@ -24,6 +24,7 @@ ACTS: Mapping[str, int] = {
     "value job": 8,
     "sync job": 3,
     "workspace job": 4,
+    "packaged job": 4,
     "program": 2,
     "background job": 8,
     "wait for a job": 6,

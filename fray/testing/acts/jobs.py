@@ -20,6 +20,7 @@ from fray import (
 )
 from fray.testing import errands
 from fray.testing.acts.bench import Act, Bench, KnownJob, booms, launch, value_of
+from fray.testing.environments import BROKEN
 from fray.testing.errands import SMALL, Boom, request
 from fray.testing.workspaces import ROOT
 
@@ -44,6 +45,25 @@ async def workspace_job(b: Bench) -> str:
             job = await launch(b, scope, wanted)
             text = await value_of(b, job, step, token)
     return text
+
+
+async def packaged_job(b: Bench) -> str:
+    """A job with packages: they are made first, and where they cannot be, it is never tried again."""
+    broken, packages = b.rng.random() < 0.4, [b.rng.choice(("alpha", "beta"))]
+    environment = EnvironmentConfig(pip_packages=[*packages, *([BROKEN] if broken else [])])
+    asked = request(b.token, errands.give, b.token, 5, b.rng.uniform(0, 3), max_retries_failure=3)
+    job = await launch(b, b.cluster, evolve(asked, environment=environment))
+    if not broken:
+        return await value_of(b, job, 5, b.token)
+    b.op("wait")
+    info = await job.wait_ended()
+    b.saw(info)
+    failed = [attempt for attempt in info.attempts if attempt.cause is Cause.ENVIRONMENT]
+    b.check("P2", len(failed) <= 1, f"{b.token} was tried again although it cannot be made")
+    b.check("P2", not b.runs(b.token), f"{b.token} was executed without its packages")
+    own = not failed or (info.cause is Cause.ENVIRONMENT and BROKEN in (info.error_message or ""))
+    b.check("P2", own, f"{b.token} ended by {info.cause}: {info.error_message}")
+    return str(info.cause)
 
 
 async def sync_job(b: Bench) -> str:
@@ -207,6 +227,7 @@ ACTS: Mapping[str, Act] = {
     "value job": value_job,
     "sync job": sync_job,
     "workspace job": workspace_job,
+    "packaged job": packaged_job,
     "program": program,
     "background job": background_job,
     "wait for a job": wait_for_job,
