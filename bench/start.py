@@ -17,7 +17,6 @@ import os
 import subprocess
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from bench.measure import Number, Results, report
 from fray import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
 from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
 from fray.node.processes import ProcessLauncher
+from fray.testing.wheels import make_wheel, offline
 
 ROUNDS, JOBS = 5, 1000
 PEER_JOBS = 40
@@ -107,24 +107,14 @@ async def launch(scope: fray.Scope, fn: Callable[[], float], environment: Enviro
 # Environments of their own -------------------------------------------------------------------------------------------
 
 
-def make_wheel(directory: str, version: int) -> None:
-    info = f"bench_package-{version}.dist-info"
-    with zipfile.ZipFile(f"{directory}/bench_package-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("bench_package.py", "")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: bench_package\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-
-
 @contextmanager
 def wheels(count: int) -> Iterator[None]:
     """uv finds these packages and no network, and keeps what it makes where nobody else does."""
     with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
         for version in range(count):
-            make_wheel(directory, version)
-        ours = {"UV_FIND_LINKS": directory, "UV_NO_INDEX": "1", "UV_OFFLINE": "1", "XDG_CACHE_HOME": directory}
+            make_wheel(Path(directory), "bench_package", str(version))
         before = dict(os.environ)
-        os.environ.update(ours)
+        os.environ.update(offline(Path(directory), Path(directory) / "uv"), XDG_CACHE_HOME=directory)
         try:
             yield
         finally:

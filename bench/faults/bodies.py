@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from bench.faults.lab import PACKAGE
 
 BUSY_S = (0.0, 0.6)
 
@@ -51,6 +54,15 @@ def serves(ledger: str, number: int, busy_s: float) -> int:
         listener.bind(("127.0.0.1", port))
         listener.listen()
         time.sleep(busy_s)
+    note(ledger, "done")
+    return number
+
+
+def imports(ledger: str, number: int, busy_s: float) -> int:
+    """In an environment of its own."""
+    note(ledger, "begun")
+    importlib.import_module(PACKAGE)
+    time.sleep(busy_s)
     note(ledger, "done")
     return number
 

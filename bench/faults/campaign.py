@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -192,6 +193,7 @@ class Campaign:
                 "names": [actor.name for actor in await cluster.list_actors(namespace="*")],
                 "held by nodes": await committed(cluster),
                 "segments": self.segments(),
+                "locks of environments": self.locks(),
                 "attempt directories": self.directories(),
                 "more than at first": self.grown(),
             }.items()
@@ -210,6 +212,17 @@ class Campaign:
         """Directories of shared memory whose process is gone."""
         now = census.count_orphans()
         return ["one"] * (now - self.first_quiet.setdefault("segments", now))
+
+    def locks(self) -> list[str]:
+        """Environments that somebody holds for himself: to make them, or to remove them."""
+        found = []
+        for path in (self.lab.directory / "cache").glob("**/*.lock"):
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    found.append(path.name)
+        return found
 
     def directories(self) -> list[str]:
         return [str(path.name) for name in NODES for path in (self.lab.directory / name / "attempts").glob("*")]

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from attrs import evolve
 
 import fray
 from bench.faults import bodies
-from bench.faults.lab import TOKEN
+from bench.faults.lab import PACKAGE, TOKEN, VERSIONS
 from fray import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
 
 AT_A_TIME = 4
@@ -53,7 +54,7 @@ class Driver:
         """One after another, until this driver ends."""
         kinds: tuple[Callable[[fray.Cluster], Awaitable[None]], ...] = (
             *(self.counts, self.has_family, self.runs_program, self.is_gang),
-            *(self.calls_actor, self.is_detached, self.listens),
+            *(self.calls_actor, self.is_detached, self.listens, self.imports),
         )
         while True:
             while self.draining:
@@ -109,6 +110,10 @@ class Driver:
 
     async def listens(self, cluster: fray.Cluster) -> None:
         await self.follow(cluster, self.request("listens", bodies.serves, ports=["http"]))
+
+    async def imports(self, cluster: fray.Cluster) -> None:
+        made = EnvironmentConfig.create(pip_packages=[f"{PACKAGE}=={self.rng.randrange(VERSIONS)}"])
+        await self.follow(cluster, evolve(self.request("imports", bodies.imports), environment=made))
 
     async def calls_actor(self, cluster: fray.Cluster) -> None:
         self.number += 1

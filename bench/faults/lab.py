@@ -13,11 +13,15 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from fray.testing.wheels import make_wheel, offline
+
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-faults"
 TAG = "FRAY_BENCH_FAULTS"
 """Variable that marks every process of a campaign which has not cleared its environment."""
 STOP_WITHIN_S = 20.0
+PACKAGE, VERSIONS = "faults_package", 40
+"""Each version is an environment of its own, made when first asked for."""
 NODE_CONFIG = "cpu = 12\nmemory = '4GB'\ndisk = '4GB'\n"
 
 
@@ -44,6 +48,8 @@ class Lab:
     def open(self, nodes: list[str]) -> None:
         self.ledger.mkdir()
         (self.directory / "node.toml").write_text(NODE_CONFIG)
+        for version in range(VERSIONS):
+            make_wheel(self.directory / "wheels", PACKAGE, str(version))
         self.start("controller")
         for name in nodes:
             self.start(name)
@@ -55,7 +61,8 @@ class Lab:
             self._run(name, "fray.controller.main", "--listen", listen, "--store", str(self.directory / "store"))
         else:
             state, config = str(self.directory / name), str(self.directory / "node.toml")
-            where = ("--name", name, "--state-dir", state, "--config", config)
+            cache = str(self.directory / "cache")
+            where = ("--name", name, "--state-dir", state, "--config", config, "--cache-dir", cache)
             self._run(name, "fray.node", "--controller", self.spec, *where)
 
     async def wait_reachable(self) -> None:
@@ -76,7 +83,8 @@ class Lab:
         return name
 
     def _run(self, name: str, module: str, *arguments: str) -> None:
-        environ = {**os.environ, "FRAY_TOKEN": TOKEN, TAG: self.tag, "PYTHONPATH": str(ROOT)}
+        ours = {"FRAY_TOKEN": TOKEN, TAG: self.tag, "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, **ours, **offline(self.directory / "wheels", self.directory / "uv")}
         with (self.directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],

@@ -25,8 +25,9 @@ from fray.node.config import EnvironmentLimits
 from fray.node.environments.cache import Cache
 from fray.node.environments.preparer import Environments
 from fray.node.preparing import NotPrepared, Prepared
+from fray.node.proctree import children
+from fray.testing.wheels import make_wheel, offline
 from tests.processes.environment_bodies import Uses, editions, which_alpha
-from tests.wheels import make_wheel, offline
 
 LIMIT_S = 90.0
 """For a machine that has much else to do."""
@@ -207,6 +208,33 @@ async def test_a_builder_that_is_killed_leaves_a_half_built_one_that_the_next_re
     assert any("killed by signal 9" in line for line in waiter.lines)
     assert any("unfinished" in line for line in waiter.lines)
     assert any("+ alpha==2.0" in line for line in waiter.lines)
+
+
+async def test_a_uv_that_is_killed_is_tried_again_and_no_verdict_on_the_packages(tmp_path: Path) -> None:
+    with silent_index(tmp_path) as variables:
+        async with open_environments(tmp_path / "envs", variables) as environments:
+            waiter = Waiter(environments, "w")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(kill_uv_again_and_again, waiter)
+                with pytest.raises(NotPrepared) as caught:
+                    await waiter.prepare("alpha")
+                nursery.cancel_scope.cancel()
+            assert "what made it was killed 3 times" in str(caught.value)
+            assert sum("uv pip install was killed" in line for line in waiter.lines) == 3
+            assert left_of(environments) == []
+
+
+async def kill_uv_again_and_again(waiter: Waiter) -> None:
+    tries = 0
+    while True:
+        tries += 1
+        while sum("$ uv pip install" in line for line in waiter.lines) < tries:
+            await waiter.heard.park()
+        (builder,) = waiter.environments.pids
+        while not (doomed := children(builder)):  # noqa: ASYNC110 - it has said what it will do
+            await trio.sleep(0.005)
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_stop_while_it_is_made_ends_its_processes_and_frees_its_lock(tmp_path: Path) -> None:

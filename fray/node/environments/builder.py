@@ -4,7 +4,8 @@ Law: it alone runs uv for its key on this machine (it holds the exclusive lock),
 is a subreaper, it dies with its node, and on SIGTERM it ends everything below before it goes. Whatever it leaves when
 it is killed has no mark, and whoever comes next removes it.
 
-It writes JSON lines: ``{"say": line}`` any number of times, then ``{"ready": key}`` or ``{"failed": message}``.
+It writes JSON lines: ``{"say": line}`` any number of times, then ``{"ready": key}``, ``{"failed": message}``, or
+``{"killed": what}``: somebody has killed what worked for it, which says nothing about the environment.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class BuildFailed(Exception):
     """Why there is no environment."""
 
 
+class StepKilled(Exception):
+    """A step did not end by itself: another try may."""
+
+
 def main() -> NoReturn:
     plan = Plan.from_json(sys.stdin.read())
     _set_up(plan.node_pid)
@@ -72,6 +77,8 @@ def _report(plan: Plan) -> int:
         build(plan)
     except BuildFailed as error:
         _tell(failed=str(error))
+    except StepKilled as error:
+        _tell(killed=str(error))
     except OSError as error:
         _tell(failed=_os_failed(plan, error))
     else:
@@ -95,6 +102,7 @@ def build(plan: Plan) -> None:
 
     Raises:
         BuildFailed: it cannot be made; nothing of it is left.
+        StepKilled: nothing of it is left either.
     """
     cache, key = Cache(Path(plan.root)), plan.recipe.key
     with _lock(cache, key) as lock:
@@ -181,7 +189,11 @@ class Tool:
         *,
         aloud: bool = False,
     ) -> tuple[int, list[str]]:
-        """Exit code and all lines, stdout's and stderr's."""
+        """Exit code and all lines, stdout's and stderr's.
+
+        Raises:
+            StepKilled: SIGKILL has ended it.
+        """
         me = os.getpid()
         with subprocess.Popen(
             command,
@@ -201,6 +213,8 @@ class Tool:
                 lines.append(line.rstrip())
                 if aloud:
                     say(lines[-1])
+        if process.returncode == -signal.SIGKILL:
+            raise StepKilled(f"{Path(command[0]).name} {' '.join(command[1:3])}")
         return process.returncode, lines
 
     def _explain(self, message: str) -> str:

@@ -139,11 +139,11 @@ class Builds:
         """None when it is ready."""
         for _ in range(TRIES):
             code, told = await self._run_builder(build)
-            if code >= 0:
+            if code >= 0 and "killed" not in told:
                 failed = told.get("failed", f"its builder ended with code {code}; the node's log says why")
                 return None if "ready" in told else f"environment {build.recipe.key}: {failed}"
-            build.say(f"the builder was killed by signal {-code}")
-        return f"environment {build.recipe.key}: its builder was killed {TRIES} times (is there memory for it?)"
+            build.say(f"{told.get('killed', 'the builder')} was killed{f' by signal {-code}' if code < 0 else ''}")
+        return f"environment {build.recipe.key}: what made it was killed {TRIES} times (is there memory for it?)"
 
     async def _run_builder(self, build: _Build) -> tuple[int, dict[str, str]]:
         """Its exit code (negative: the signal that killed it), and its last word."""

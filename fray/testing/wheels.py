@@ -1,4 +1,4 @@
-"""Packages made on the spot: a wheel is a zip file, so tests of environments need no network."""
+"""Packages made on the spot: a wheel is a zip file, so tests (and benchmarks) of environments need no network."""
 
 from __future__ import annotations
 
