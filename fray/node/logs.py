@@ -247,12 +247,10 @@ def unfinished(directory: Path) -> dict[str, bytes]:
 class MemoryLogs:
     """`Logs` of a launcher without a disk: the last lines of each attempt, while the launcher's owner keeps this."""
 
-    LIMIT_BYTES = 4 * 1024 * 1024
-    """Of one attempt."""
     ATTEMPTS_LIMIT = 1_000
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], limit_bytes: int = 4 * 1024 * 1024) -> None:
+        self._clock, self._limit_bytes = clock, limit_bytes
         self._kept: dict[AttemptId, list[tuple[int, bytes]]] = {}
         self._next: dict[AttemptId, int] = {}
 
@@ -263,7 +261,7 @@ class MemoryLogs:
         end = self._next[attempt_id] = first + lines.count(b"\n")
         kept = self._kept.setdefault(attempt_id, [])
         kept.append((first, data))
-        while sum(len(one) for _, one in kept) > self.LIMIT_BYTES and len(kept) > 1:
+        while sum(len(one) for _, one in kept) > self._limit_bytes and len(kept) > 1:
             kept.pop(0)
         if len(self._kept) > self.ATTEMPTS_LIMIT:
             del self._kept[next(iter(self._kept))]

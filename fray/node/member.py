@@ -312,7 +312,7 @@ class Member:
 
     def _push_over(self, channel: Channel, attempt_id: AttemptId) -> None:
         """Before its end: how far its log goes, and that it goes no further."""
-        wish, end = self.wanted.get(attempt_id), self._ends.pop(attempt_id, 0)
+        wish, end = self.wanted.get(attempt_id), self._ends.get(attempt_id, 0)
         self._unpushed.pop(attempt_id, None)
         if wish is not None and wish.followed:
             self._push(channel, attempt_id, Chunk(end, end), over=True)

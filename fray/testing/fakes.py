@@ -335,7 +335,7 @@ class SimLauncher:
     async def _work(self, process: _Process, content: bytes) -> Ended:
         ticket = process.ticket
         if ticket.spec.entry is EntryKind.BINARY:
-            return await _program(ticket.spec.argv, process.cancel)
+            return await _program(ticket.spec.argv, process.cancel, partial(self._print, process))
         network = self._network.process(ticket.attempt_id, self._machine)
         rng = random.Random(f"{ticket.attempt_id}/{self._rng.random()}")
         try:
@@ -345,6 +345,18 @@ class SimLauncher:
             if not process.gone:
                 self._truth.breach("house", f"the runtime of {ticket.attempt_id} failed: {error!r}")
             return Ended(Outcome(cause=Cause.KILLED, message=repr(error)))
+
+    async def _print(self, process: _Process) -> None:
+        """Numbered lines, now and then, onto the machine's disk."""
+        attempt_id = process.attempt_id
+        rng = random.Random(f"{attempt_id}/lines")
+        while not process.gone:
+            first = self._truth.printed[attempt_id]
+            count = rng.choice((1, 1, 2, 5, 20))
+            lines = "".join(f"{attempt_id} {number}\n" for number in range(first, first + count))
+            self._truth.printed[attempt_id] += count
+            self.on_log(attempt_id, self.logs.add(attempt_id, rng.choice(("out", "err")), lines.encode()))
+            await trio.sleep(rng.uniform(0.05, 3.0))
 
     async def _ladder(self, process: _Process) -> None:
         ladder = process.ticket.spec.ladder
@@ -385,10 +397,13 @@ async def _no_member(message: object) -> Any:
     raise Unreachable("no member of a cluster")
 
 
-async def _program(argv: tuple[str, ...], cancel: trio.CancelScope) -> Ended:
-    """A program whose arguments say what it does: ``(name, seconds, exit code)``."""
+async def _program(argv: tuple[str, ...], cancel: trio.CancelScope, chat: Callable[[], Awaitable[None]]) -> Ended:
+    """A program whose arguments say what it does: ``(name, seconds, exit code)``; one named ``chatter`` prints."""
     with cancel:
-        await trio.sleep(float(argv[1]))
+        with trio.move_on_after(float(argv[1])):
+            if argv[0] == "chatter":
+                await chat()
+            await trio.sleep_forever()
         code = int(argv[2])
         cause = Cause.FAILURE if code else Cause.SUCCEEDED
         return Ended(Outcome(cause=cause, exit_code=code, message=f"exit code {code}" if code else ""))

@@ -50,6 +50,8 @@ RESTART_S = 5.0
 """A node that was turned away is started again after this."""
 EPOCH_S = 1_700_000_000.0
 """What the controllers' clocks say when the story begins."""
+LOG_LIMIT_BYTES = 6_000
+"""What a machine keeps of what one attempt prints: so little that some of it is dropped."""
 
 here: ContextVar[str] = ContextVar("fray_sim_machine", default="")
 """The machine that the running task belongs to."""
@@ -241,7 +243,7 @@ class Machine:
         self.lives = 0
         self.launcher: SimLauncher | None = None
         self.down_since: float | None = None
-        self.disk = MemoryLogs(lambda: EPOCH_S + trio.current_time())
+        self.disk = MemoryLogs(lambda: EPOCH_S + trio.current_time(), limit_bytes=LOG_LIMIT_BYTES)
         """Outlives its nodes."""
         self._house = house
         self._host = ""

@@ -23,7 +23,7 @@ from fray.errors import (
     ProtocolMismatch,
     Unauthorized,
 )
-from fray.model.ids import JobId
+from fray.model.ids import AttemptId, JobId
 from fray.scheduler.effects import Effect, Event, LaunchAsked
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
@@ -107,6 +107,11 @@ class _Bench:
 
     def runs(self, token: str) -> int:
         return self.story.truth.times_run(token)
+
+    def printed(self, job_id: JobId) -> dict[AttemptId, int]:
+        truth = self.story.truth
+        over = (life.attempt_id for life in truth.of_job.get(job_id, ()) if life.attempt_id not in truth.living)
+        return {attempt_id: truth.printed[attempt_id] for attempt_id in over}
 
 
 @define(eq=False)

@@ -69,6 +69,8 @@ ACTS: Mapping[str, int] = {
     "recovering job": 2,
     "stalled job": 2,
     "sick job": 2,
+    "followed job": 4,
+    "late reader": 3,
 }
 """How often each act is tried, as weights."""
 

@@ -6,6 +6,7 @@ code of the simulation) write down every execution. Fray itself writes nothing h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from attrs import Factory, define, frozen
@@ -104,6 +105,8 @@ class Truth:
     """What the first member of each generation to begin was told of its peers."""
     sick: set[AttemptId] = Factory(set)
     """Attempts that answer badly when they are asked for their health."""
+    printed: Counter[AttemptId] = Factory(Counter)
+    """Lines."""
     ghosts: int = 0
     """Steps of code whose process had been killed; they count for nothing."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fray.testing.acts import asking, calls, jobs, keeping, names, retrying, scopes, watching
+from fray.testing.acts import asking, calls, jobs, keeping, logs, names, retrying, scopes, watching
 from fray.testing.acts.bench import Act, Bench, Desk, KnownActor, KnownJob, leaves
 
 __all__ = ["ACTS", "Act", "Bench", "Desk", "KnownActor", "KnownJob", "leaves"]
@@ -23,4 +23,5 @@ ACTS: Mapping[str, Act] = {
     **asking.ACTS,
     **watching.ACTS,
     **retrying.ACTS,
+    **logs.ACTS,
 }

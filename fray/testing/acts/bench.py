@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from attrs import Factory, define
@@ -16,6 +16,7 @@ from fray import (
     JobRequest,
     Scope,
 )
+from fray.model.ids import AttemptId, JobId
 from fray.testing.errands import Boom, Counter, Tally
 
 DEADLINE_SLACK_S = 6.0
@@ -84,6 +85,9 @@ class Bench(Protocol):
 
     def runs(self, token: str) -> int:
         """How often it was executed, by the book."""
+
+    def printed(self, job_id: JobId) -> Mapping[AttemptId, int]:
+        """How many lines its attempts that are over have printed, by the book."""
 
 
 Act = Callable[[Bench], Awaitable[str]]
