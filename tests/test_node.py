@@ -411,7 +411,7 @@ async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
         house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
         await house.controller.until_phases(a="ended")
         told = [message for message in house.controller.heard if isinstance(message, AttemptLog)]
-        assert told == [AttemptLog(attempt_id="a", first=7, end=7, over=True)]
+        assert told[-1] == AttemptLog(attempt_id="a", first=7, end=7, over=True)
 
 
 # Losing the controller -----------------------------------------------------------------------------------------------

@@ -304,9 +304,9 @@ class Member:
             while channel.error is None:
                 await self._wake_log.wait()
                 self._wake_log = trio.Event()
-                while self._unpushed:
+                for attempt_id in list(self._unpushed):  # once each: a channel that is closing takes none
                     await channel.wait_room(PUSHED_LIMIT_BYTES)
-                    self._push_end(channel, next(iter(self._unpushed)))
+                    self._push_end(channel, attempt_id)
         except ChannelClosed:
             pass
 
