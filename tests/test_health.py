@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from fray.errors import InvalidRequest
 from fray.model.health import HealthCheck, OnStall, Progress
+from fray.model.messages.node import Measured
 from fray.model.requests import JobRequest
 from fray.model.said import Pulse, Used, check_progress, line_of, parse, sentence
 from fray.model.specs import AttemptInfo, Cause, EntryKind, JobInfo, JobSpec, JobState
@@ -380,3 +381,35 @@ def test_what_is_measured_of_an_attempt_completes_its_record_and_never_replaces_
     told["j:1:0"] = Vital(attempt_id="j:1:0", progress=Progress(done=1))
     assert complete(info, told).progress == Progress(done=1)
     assert complete(info, {}) is info
+
+
+class Heard:
+    """A channel that only listens."""
+
+    def __init__(self) -> None:
+        self.vitals: list[Vital] = []
+
+    def notice(self, message: Measured) -> None:
+        self.vitals += message.vitals
+
+
+async def test_stacks_go_up_once_and_once_more_to_a_controller_that_has_forgotten(autojump_clock: MockClock) -> None:
+    vitals, heard = Vitals(), Heard()
+
+    def told(attempt_id: str) -> list[Vital]:
+        heard.vitals = []
+        vitals.send(heard, [attempt_id])  # type: ignore[arg-type]
+        return heard.vitals
+
+    vitals.progress("a:0:0", Progress(done=1))
+    vitals.capture("a:0:0", "stacks")
+    await trio.sleep(2)
+    assert told("a:0:0") == [Vital(attempt_id="a:0:0", progress=Progress(done=1), age_s=2.0, captured="stacks")]
+    assert told("a:0:0") == []  # it has not moved
+    vitals.progress("a:0:0", Progress(done=2))
+    assert told("a:0:0") == [Vital(attempt_id="a:0:0", progress=Progress(done=2))]
+    vitals.tell_again()
+    assert told("a:0:0") == [Vital(attempt_id="a:0:0", progress=Progress(done=2), captured="stacks")]
+    vitals.forget("a:0:0")
+    vitals.tell_again()
+    assert told("a:0:0") == []

@@ -12,7 +12,7 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from attrs import evolve
 
@@ -71,6 +71,7 @@ class Account(Watcher):
         limit_bytes: of its memory; 0: none.
         condemn: called once with the outcome when there is more.
         looked: called after each look with what was found: now, at most, and whose.
+        spare: processes of the keeper's own below it, which take nothing of the job's.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class Account(Watcher):
         limit_bytes: int,
         condemn: Callable[[Outcome], None],
         looked: Callable[[int, int, list[int]], object] = lambda used_bytes, peak_bytes, pids: None,
+        spare: Callable[[], Container[int]] = lambda: (),
     ) -> None:
-        self.limit_bytes, self._condemn, self._looked = limit_bytes, condemn, looked
+        self.limit_bytes, self._condemn, self._looked, self._spare = limit_bytes, condemn, looked, spare
         self.used_bytes = self.peak_bytes = 0
         """At the last look, and the most of all looks."""
         self._begun = time.monotonic()
@@ -109,7 +111,8 @@ class Account(Watcher):
         return evolve(outcome, peak_memory_bytes=peak_bytes, cpu_s=cpu_s)
 
     def _look(self) -> None:
-        pids = descendants(os.getpid())
+        spare = self._spare()
+        pids = [pid for pid in descendants(os.getpid()) if pid not in spare]
         used_bytes = resident_bytes(pids)
         if self.limit_bytes and used_bytes > NEAR * self.limit_bytes:
             used_bytes = proportional_bytes(pids)

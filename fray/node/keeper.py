@@ -82,8 +82,8 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
         os._exit(0)
     lines.tell_with([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
     watch = Watch(ticket, child, lines, node_pidfd, _spool(directory, first["log"]))
-    ear = _attend(watch, pipe)
-    _guard(watch, Given(**first["given"]), Meter(ear.measured))
+    ear, scribes = _attend(watch, pipe)
+    _guard(watch, Given(**first["given"]), Meter(ear.measured), scribes)
     if first["prepared"]["image"]:
         from fray.node.containers import Contained
 
@@ -91,7 +91,7 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     os._exit(_watch(watch))
 
 
-def _attend(watch: Watch, pipe: int) -> Ear:
+def _attend(watch: Watch, pipe: int) -> tuple[Ear, Scribes]:
     """Listen to what the job says of itself, and look into it when asked to."""
     whom = Whom(watch.child.pid, watch.child.control_fd, watch.directory)
     scribes = Scribes(watch, whom, lambda: watch.lines.tell(captured=1))
@@ -102,13 +102,13 @@ def _attend(watch: Watch, pipe: int) -> Ear:
     if pipe >= 0:
         watch.watch(pipe, ear.hear)
         watch.add(ear)
-    return ear
+    return ear, scribes
 
 
-def _guard(watch: Watch, given: Given, meter: Meter) -> None:
+def _guard(watch: Watch, given: Given, meter: Meter, scribes: Scribes) -> None:
     """Keep account of what its tree takes, and hold it to what it was given."""
     end_it = partial(watch.condemn, now=True)
-    watch.add(Account(given.limit_bytes, end_it, meter.looked))
+    watch.add(Account(given.limit_bytes, end_it, meter.looked, scribes.pids))
     if given.group:
         watch.add(Fence(Group(given.group, given.group_version), given.limit_bytes, end_it))
 

@@ -92,6 +92,10 @@ class Scribes(Watcher):
         self._scribe, self._overdue_at = (scribe, descriptor), time.monotonic() + SCRIBE_S
         self._keeper.watch(descriptor, self._done)
 
+    def pids(self) -> list[int]:
+        """Of the scribe and what it runs."""
+        return [] if self._scribe is None else [self._scribe[0], *descendants(self._scribe[0])]
+
     def _done(self) -> None:
         assert self._scribe is not None
         (scribe, descriptor), self._scribe = self._scribe, None

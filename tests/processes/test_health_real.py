@@ -28,6 +28,7 @@ from fray import (
     JobRequest,
     JobState,
     Ladder,
+    blocking,
 )
 from fray.model.said import STACKS_SIGNAL
 from fray.node.stacks import Whom, capture, find_py_spy
@@ -323,3 +324,16 @@ async def test_jobs_of_the_local_cluster_are_watched_too() -> None:
                 ended = await job.wait_ended()
                 assert "stalled: no progress" in (ended.error_message or "")
                 assert "patient_child" in ended.attempts[0].captured
+
+
+def test_sync_code_sees_progress_and_looks_into_its_jobs() -> None:
+    with blocking.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+        request = JobRequest(name="slow", entrypoint=Entrypoint.from_callable(watched.linger_here, (60,)))
+        job = cluster.launch(request)
+        job.wait_running(LIMIT_S)
+        give_up_at = time.monotonic() + LIMIT_S
+        while job.info.progress is None and time.monotonic() < give_up_at:
+            time.sleep(0.02)
+        assert job.info.progress is not None
+        assert "linger_here" in job.stacks()[f"{job.id}:0:0"]
+        assert list(cluster.stacks(job)) == [f"{job.id}:0:0"]
