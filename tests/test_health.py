@@ -78,6 +78,7 @@ def test_a_stall_is_noticed_once_and_the_next_beat_ends_it() -> None:
         (b"30 100", Progress(done=30, total=100)),
         (b" 30   100 big steps ", Progress(done=30, total=100, unit="big steps")),
         (b"1.5 - GB", Progress(done=1.5, unit="GB")),
+        (b"1234567890.123456 1e300", Progress(done=1234567890.123456, total=1e300)),
         (b"well", Pulse(True)),
         (b"unwell ValueError: no", Pulse(False, "ValueError: no")),
         (b"nan 3", None),

@@ -87,8 +87,8 @@ def line_of(said: Spoken) -> bytes:
         text = " ".join(said.text[:TEXT_LIMIT_CHARS].split())
         line = "well" if said.good else f"unwell {text}"
     else:
-        total = UNKNOWN if said.total is None else _number(said.total)
-        line = f"{_number(said.done)} {total} {said.unit}".rstrip()
+        total = UNKNOWN if said.total is None else repr(said.total)
+        line = f"{said.done!r} {total} {said.unit}".rstrip()
     return line.encode("utf-8", "replace")[: LINE_LIMIT_BYTES - 1] + b"\n"
 
 
@@ -119,4 +119,5 @@ def sentence(progress: Progress) -> str:
 
 
 def _number(amount: float) -> str:
+    """For people: six digits of what is no whole number."""
     return str(int(amount)) if amount == int(amount) and abs(amount) < 1e16 else f"{amount:.6g}"
