@@ -20,6 +20,8 @@ from fray.node.zygote import Hatched
 READY_S = 60.0
 """A zygote that has not imported what it should by then is killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+FIRST_TRIES = 3
+"""The first zygote is started so often in all when somebody kills it before it is ready: that says nothing about it."""
 LEAVE_S = 5.0
 """How long a zygote has to end everything below it when the node leaves."""
 
@@ -70,13 +72,14 @@ class Zygotes:
         Raises:
             LaunchFailed: the first one could not be started; the message says why.
         """
-        pause_s, first = FIRST_PAUSE_S, True
+        pause_s, first, tries = FIRST_PAUSE_S, True, 0
         while True:
             try:
+                tries += 1
                 await self._live(task_status if first else None)
                 pause_s, first = FIRST_PAUSE_S, False
             except LaunchFailed as error:
-                if first:
+                if first and not (error.details.get("killed") and tries < FIRST_TRIES):
                     raise
                 log.error("%s; trying again in %g s", error, pause_s)
                 await trio.sleep(pause_s)
@@ -128,9 +131,10 @@ class Zygotes:
                 return
             await trio.lowlevel.wait_readable(living.pidfd)
             names = ", ".join(self.warm) or "nothing"
+            code = _exit_code(living)
             raise LaunchFailed(
-                f"the zygote ended with code {_exit_code(living)} while it imported {names}: "
-                "its last words are on the node's stderr"
+                f"the zygote ended with code {code} while it imported {names}: its last words are on the node's stderr",
+                killed=code == -signal.SIGKILL,
             )
         raise LaunchFailed(f"the zygote was not ready after {READY_S:g} s")
 

@@ -481,6 +481,20 @@ async def test_a_zygote_that_cannot_import_says_so_at_once(tmp_path: Path) -> No
         await ProcessLauncher(tmp_path, warm=("no_such_module",)).run()
 
 
+async def test_a_zygote_that_is_killed_before_it_is_ready_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "import os, signal, pathlib\nmark = pathlib.Path(__file__).with_name('mark')\n"
+    body += "if not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "dies_once.py").write_text(body)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
+    launcher = ProcessLauncher(tmp_path / "node", warm=("dies_once",))
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(30):
+            await nursery.start(launcher.run)
+        nursery.cancel_scope.cancel()
+
+
 async def test_leaving_ends_everything_and_clears_the_directory(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("stubborn")
