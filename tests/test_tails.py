@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fray.model.lines import Chunk, head, unpack
 from fray.model.lines import texts as lines_of
 from fray.model.messages.node import LogPage, ReadLog
-from fray.node import capture
+from fray.node import capture, logs
 from fray.node.capture import LINE_LIMIT_BYTES, LineCutter, Spool, segment
 from fray.node.config import LogRules
 from fray.node.logs import LogStore, finish, open_spool, unfinished
@@ -234,6 +234,14 @@ def test_old_logs_go_first_by_age_then_by_size_and_living_ones_are_only_shortene
     living = printed("d:0:0", 500.0, False)
     assert store.sweep(1000.0) <= 10_000
     assert [path.exists() for path in (ancient, old, new, living)] == [False, False, True, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "ATTEMPTS_LIMIT", 1)
+        store.sweep(1000.0)
+        assert [path.exists() for path in (new, living)] == [True, True]  # those that live go first in line, and stay
+        patch.setattr(logs, "ATTEMPTS_LIMIT", 0)
+        store.sweep(1000.0)
+        assert [path.exists() for path in (new, living)] == [False, True]
+    new = printed("c:0:0", 10.0, True)
     store.rules = LogRules(total_bytes=2000, age_s=100.0)
     store.sweep(1000.0)
     assert [path.exists() for path in (new, living)] == [False, True]

@@ -24,6 +24,7 @@ from fray.node.tails import end_of, segments
 
 LOOK_EVERY_S = 30.0
 """For segments of long logs; the end of an attempt is seen at once."""
+LOOK_LEAST_S = 1.0
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 300.0
 ARCHIVED = "archived"
 """The file in an attempt's directory that notes what is in the archive."""
@@ -47,6 +48,8 @@ class Archiver:
         self._store, self._archive = store, store.rules.archive
         self._wake = trio.Event()
         self._failures = 0
+        self._done: set[Path] = set()
+        """Attempts that have ended and are copied."""
 
     def wake(self) -> None:
         """An attempt has ended."""
@@ -57,6 +60,7 @@ class Archiver:
         while True:
             self._wake = trio.Event()
             await self.copy_due()
+            await trio.sleep(LOOK_LEAST_S)  # many ends are one look
             with trio.move_on_after(self.pause_s()):
                 while self._failures:  # an end is no reason to try a storage that fails sooner
                     await trio.sleep_forever()
@@ -105,7 +109,14 @@ class Archiver:
         _note(due.directory, noted)
 
     def _find_due(self) -> list[_Due]:
-        return [due for directory in self._store.directories() for due in _due(directory)]
+        found: list[_Due] = []
+        for directory in self._store.directories():
+            if directory not in self._done:
+                due = _due(directory)
+                if not due and (directory / "ended").exists():
+                    self._done.add(directory)
+                found += due
+        return found
 
 
 def _due(directory: Path) -> list[_Due]:

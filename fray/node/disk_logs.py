@@ -8,16 +8,21 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
 from fray.model.ids import AttemptId
 from fray.model.lines import Bytes
 from fray.model.messages.node import LogPage, ReadLog
-from fray.node.archive import Archiver
 from fray.node.logs import LogStore
 
+if TYPE_CHECKING:
+    from fray.node.archive import Archiver
+
 SWEEP_EVERY_S = 60.0
+SWEEP_REST = 100
+"""After a sweep it rests so many times as long as that took."""
 READERS = 2
 """Threads that look for pages at a time."""
 
@@ -29,7 +34,11 @@ class DiskLogs:
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
-        self.archiver = Archiver(store) if store.rules.archive else None
+        self.archiver: Archiver | None = None
+        if store.rules.archive:
+            from fray.node.archive import Archiver  # few have one, and every node starts here
+
+            self.archiver = Archiver(store)
         self._readers = trio.CapacityLimiter(READERS)
 
     async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
@@ -46,9 +55,12 @@ class DiskLogs:
         async with trio.open_nursery() as nursery:
             if self.archiver is not None:
                 nursery.start_soon(self.archiver.run)
+            took_s = 0.0
             while True:
-                await trio.sleep(SWEEP_EVERY_S)
+                await trio.sleep(max(SWEEP_EVERY_S, took_s * SWEEP_REST))
+                began = trio.current_time()
                 await trio.to_thread.run_sync(self._sweep, abandon_on_cancel=True)
+                took_s = trio.current_time() - began
 
     def _sweep(self) -> None:
         try:

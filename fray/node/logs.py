@@ -29,6 +29,8 @@ from fray.node.pages import Segment, read_page
 from fray.node.redact import Hide
 from fray.node.tails import Tail, end_of, segments
 
+ATTEMPTS_LIMIT = 20_000
+"""Of which logs are kept, however little they have printed."""
 PIPE_LIMIT_BYTES = 1024 * 1024
 _NAME, _ENDED = "attempt", "ended"
 
@@ -145,9 +147,10 @@ class LogStore:
         """Drop what is too old or too much; returns the bytes that are left."""
         kept = sorted((_measured(directory) for directory in self.directories()), key=lambda one: one.changed_at)
         left = sum(one.size_bytes for one in kept)
-        for one in kept:
+        for index, one in enumerate(kept):
+            too_many = len(kept) - index > ATTEMPTS_LIMIT
             too_much, too_old = left > self.rules.total_bytes, now - one.changed_at > self.rules.age_s
-            if one.ended and (too_much or too_old):
+            if one.ended and (too_many or too_much or too_old):
                 shutil.rmtree(one.directory, ignore_errors=True)
                 left -= one.size_bytes
         for one in kept:
