@@ -1,0 +1,96 @@
+"""Zygotes of other environments: there while they are used, and a while longer; on a virtual clock."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import trio
+import trio.testing
+from attrs import define
+
+from fray.errors import LaunchFailed
+from fray.node.broods import Broods
+from fray.node.preparing import NotPrepared, Prepared
+from fray.node.zygotes import Zygotes
+
+
+@define(eq=False)
+class Stub:
+    """As `Zygotes` seen from here: it starts after a second, or cannot."""
+
+    starts: list[str]
+    name: str
+    pid: int | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self.starts.append(self.name)
+        self.pid = len(self.starts)
+        await trio.sleep(1)
+        if self.name == "broken":
+            raise LaunchFailed("it cannot be imported")
+        task_status.started()
+        await trio.sleep_forever()
+
+
+def at(name: str) -> Prepared:
+    return Prepared(interpreter=name)
+
+
+@pytest.fixture
+async def broods(nursery: trio.Nursery) -> Broods:
+    starts: list[str] = []
+    own = cast("Zygotes", Stub(starts, ""))
+    made = Broods(own, lambda prepared: cast("Zygotes", Stub(starts, prepared.interpreter)), idle_s=60, most_idle=1)
+    await nursery.start(made.run)
+    return made
+
+
+def starts_of(broods: Broods) -> list[str]:
+    return cast("Stub", broods.own.zygotes).starts
+
+
+async def test_the_node_s_own_is_always_there(broods: Broods, autojump_clock: trio.testing.MockClock) -> None:
+    assert await broods.take(Prepared()) is broods.own
+    assert starts_of(broods) == [""]
+
+
+async def test_many_who_ask_together_share_one_that_ends_a_while_after_the_last(
+    broods: Broods, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(broods.take, at("a"))
+    assert starts_of(broods) == ["", "a"]
+    assert broods.interpreters == {"a": 5}
+    brood = await broods.take(at("a"))
+    for _ in range(6):
+        brood.release()
+    await trio.sleep(59)
+    (await broods.take(at("a"))).release()
+    await trio.sleep(59)
+    assert broods.interpreters == {"a": 0}, "used meanwhile"
+    await trio.sleep(2)
+    assert broods.interpreters == {}
+    assert broods.pids == {1}
+
+
+async def test_of_those_that_wait_for_nothing_the_longest_idle_goes(
+    broods: Broods, autojump_clock: trio.testing.MockClock
+) -> None:
+    for name in ("a", "b"):
+        brood = await broods.take(at(name))
+        brood.release()
+        await trio.sleep(5)
+    assert broods.interpreters == {"b": 0}
+
+
+async def test_one_that_cannot_start_fails_all_who_wait_and_the_next_one_tries_again(
+    broods: Broods, autojump_clock: trio.testing.MockClock
+) -> None:
+    for _ in range(2):
+        with pytest.raises(NotPrepared, match="it cannot be imported"):
+            await broods.take(at("broken"))
+        await trio.sleep(0.1)
+    assert starts_of(broods) == ["", "broken", "broken"]
+    assert broods.interpreters == {}
