@@ -11,7 +11,7 @@ from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
-from fray.scheduler.restarts import concerns, limit, own_restarts, policy, spent
+from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
 from fray.scheduler.rows import Attempt, Job, JobPhase, NodePhase, SessionPhase
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables, takes_work
@@ -201,7 +201,7 @@ def _groups(state: State) -> Iterator[str]:
         leaving = [m for m in mates if m.phase is JobPhase.CLOSING and m.first and m.first.cause is Cause.SIBLING]
         for mate in mates:
             if mate.stop_cause is None and mate.phase in (JobPhase.QUEUED, JobPhase.STARTING) and mate.spec.siblings:
-                taken = [m.job_id for m in leaving if m.stop_cause is None and _falls(mate, m)]
+                taken = [m.job_id for m in leaving if m.stop_cause is None and _falls(mate, m) and _fell_with(mate, m)]
                 if mate.generation and taken:
                     yield f"{mate.job_id} of group {name} begins anew before {taken} have ended"
         over = [job for job in state.jobs.values() if job.ended and job.spec.siblings and _group(job) == name]
@@ -212,6 +212,11 @@ def _groups(state: State) -> Iterator[str]:
 def _falls(one: Job, other: Job) -> bool:
     """A restart of ``one`` would have taken ``other`` along."""
     return bool(one.spec.siblings and other.spec.siblings and concerns(one.spec.siblings, other.spec.siblings))
+
+
+def _fell_with(one: Job, other: Job) -> bool:
+    """It did: not with another one that failed after ``one`` had begun anew already."""
+    return other.first is not None and other.first.message == begins_with(one)
 
 
 def _group(job: Job) -> str:

@@ -198,6 +198,11 @@ def concerns(failed: Siblings, other: Siblings) -> bool:
     return failed.strategy is Strategy.REST_FOR_ONE and other.index > failed.index
 
 
+def begins_with(failed: Job) -> str:
+    """Why a sibling is ended that shall begin anew with ``failed``."""
+    return f"begins anew with {failed.job_id}"
+
+
 # The end -------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from fray.errors import InvalidRequest
 from fray.model.specs import Cause, EntryKind, JobSpec, Outcome
 from fray.scheduler.jobs import cut, hold, reconsider, stop_job
 from fray.scheduler.outbox import Outbox
-from fray.scheduler.restarts import concerns
+from fray.scheduler.restarts import begins_with, concerns
 from fray.scheduler.rows import Job, JobPhase
 from fray.scheduler.state import State
 
@@ -43,7 +43,7 @@ def _follow(state: State, out: Outbox, job: Job, failed: Job) -> None:
     if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
         out.happened(job.job_id, "beginning anew", f"with its sibling {failed.job_id}")
         job.held_until = failed.held_until
-        cut(state, out, job, Outcome(cause=Cause.SIBLING, message=f"begins anew with {failed.job_id}"), Cause.SIBLING)
+        cut(state, out, job, Outcome(cause=Cause.SIBLING, message=begins_with(failed)), Cause.SIBLING)
         reconsider(state, out, job)
     elif job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         hold(state, out, job, until=failed.held_until)
