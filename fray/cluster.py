@@ -9,24 +9,21 @@ from typing import TYPE_CHECKING, Any, overload
 
 import trio
 
-from fray.actors import ActorHandle, actor_id_of
-from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchActor, NoSuchJob
+from fray.actors import ActorHandle
+from fray.directory import Directory, nobody, told
+from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
 from fray.groups import ActorGroup
 from fray.hosts import ActorHost
 from fray.jobs import Job, error_of, job_id_of
-from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.lines import LogLine
 from fray.model.messages.client import (
-    Actors,
     AskStacks,
     Event,
     Events,
     Explain,
-    FindActor,
     Jobs,
-    ListActors,
     ListJobs,
     ListNodes,
     NodeInfo,
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
     from fray.runtime.log_reader import LogReader
 
 
-class Cluster:
+class Cluster(Directory):
     """A connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
@@ -58,11 +55,6 @@ class Cluster:
     def __init__(self, runtime: Runtime, root: Scope) -> None:
         self._runtime = runtime
         self._root = root
-
-    @property
-    def namespace(self) -> Namespace:
-        """Names of jobs and actors are unique among the living of a namespace; child jobs inherit it."""
-        return self._runtime.namespace
 
     @property
     def address(self) -> str:
@@ -303,7 +295,7 @@ class Cluster:
         if record is not None:
             return Job(self._runtime, record)
         raise NoSuchJob(
-            f"the cluster knows no job {_told(name, namespace or self.namespace)}; list_jobs('*') shows those of all "
+            f"the cluster knows no job {told(name, namespace or self.namespace)}; list_jobs('*') shows those of all "
             "namespaces",
             name=name,
         )
@@ -371,42 +363,6 @@ class Cluster:
         kwargs.setdefault("on_failure", "absorb")
         return await self._root.create_host(name, **kwargs)
 
-    async def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
-        """A handle of the living actor of this name, also while it is being created or made anew.
-
-        Args:
-            namespace: default the own one, then that of a detached actor called so by a driver without namespace.
-
-        Raises:
-            NoSuchActor: none of this name lives; it says how the last one ended.
-        """
-        info = await self._living_actor(name, namespace)
-        return ActorHandle(info.actor_id, info.name, None, self._runtime)
-
-    async def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
-        """Living actors of the own namespace (``"*"``: of all) whose names start with ``prefix``, oldest first."""
-        reply = await self._runtime.link.request(ListActors(prefix=prefix, namespace=namespace))
-        assert isinstance(reply, Actors)
-        return list(reply.actors)
-
-    async def actor_info(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorInfo:
-        """What the controller knows of an actor, given its handle or its name; of ended ones too, for a while.
-
-        Raises:
-            NoSuchActor: there is none, and there was none lately.
-        """
-        if isinstance(actor, ActorHandle):
-            found = await self._find(FindActor(actor_id=actor_id_of(actor)))
-        else:
-            found = await self._find_name(check_name(actor, "an actor"), namespace)
-        if not found:
-            raise NoSuchActor(f"the cluster knows no actor {_told(actor, namespace or self.namespace)}")
-        return found[0]
-
-    async def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
-        """The `ActorStatus` of an actor, given its handle or its name. Raises as `actor_info`."""
-        return (await self.actor_info(actor, namespace)).status
-
     async def delete_actor(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> None:
         """End an actor, whatever its lifetime and whoever owns it, and wait until it has ended: its name is free then.
 
@@ -418,7 +374,7 @@ class Cluster:
         """
         info = await self.actor_info(actor, namespace)
         if isinstance(actor, str) and info.ended is not None:
-            raise _nobody(actor, namespace or self.namespace, info)
+            raise nobody(actor, namespace or self.namespace, info)
         if info.served:
             raise InvalidRequest(
                 f"actor {info.name!r} lives in another process, which registered it: unregister it there, or end that"
@@ -428,26 +384,6 @@ class Cluster:
             await self.wait(info.actor_id)
         except NoSuchJob:
             pass  # so long over that it has been forgotten since
-
-    async def _living_actor(self, name: str, namespace: Namespace | None) -> ActorInfo:
-        found = await self._find_name(check_name(name, "an actor"), namespace)
-        living = [info for info in found if info.status not in (ActorStatus.FAILED, ActorStatus.ENDED)]
-        if living:
-            return living[0]
-        raise _nobody(name, namespace or self.namespace, found[0] if found else None)
-
-    async def _find_name(self, name: str, namespace: Namespace | None) -> tuple[ActorInfo, ...]:
-        """Those of this name; where no namespace is given, also the detached one that is its own namespace."""
-        found = await self._find(FindActor(name=name, namespace=namespace))
-        if namespace is not None or any(info.ended is None for info in found):
-            return found
-        roots = await self._find(FindActor(name=name, namespace=name))
-        return (*roots, *found) if any(info.ended is None for info in roots) else (*found, *roots)
-
-    async def _find(self, asked: FindActor) -> tuple[ActorInfo, ...]:
-        reply = await self._runtime.link.request(asked)
-        assert isinstance(reply, Actors)
-        return reply.actors
 
     async def _records(self, jobs: Sequence[Job | JobId]) -> list[JobRecord]:
         return await self._runtime.link.watch_jobs([job_id_of(job) for job in jobs])
@@ -463,15 +399,6 @@ def states_of(words: Sequence[JobState | str]) -> tuple[JobState, ...]:
     except ValueError:
         known = ", ".join(repr(state.value) for state in JobState)
         raise InvalidRequest(f"states={words!r} must be a list of some of {known}") from None
-
-
-def _told(actor: ActorHandle | str, namespace: Namespace) -> str:
-    return f"{actor!r} in namespace {namespace!r}" if isinstance(actor, str) else repr(actor)
-
-
-def _nobody(name: str, namespace: Namespace, last: ActorInfo | None) -> NoSuchActor:
-    end = f" (the last one {last.status.value}: {last.why or 'in order'})" if last else ""
-    return NoSuchActor(f"no actor {_told(name, namespace)} lives{end}; create_actor(..., name={name!r}) makes one")
 
 
 def cluster_of(runtime: Runtime) -> Cluster:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, overload
+from typing import Any, Generic, TypeVar, overload
 
 import trio
 from attrs import evolve
@@ -29,7 +29,34 @@ END_S = 30.0
 """How long `ActorGroup.shutdown` lets running calls finish unless told otherwise."""
 
 
-class ActorGroup:
+H = TypeVar("H")
+
+
+class Members(Generic[H]):
+    """The handles of a group as a sequence."""
+
+    _handles: tuple[H, ...]
+
+    @property
+    def handles(self) -> list[H]:
+        """All members, in order of their index."""
+        return list(self._handles)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __iter__(self) -> Iterator[H]:
+        return iter(self._handles)
+
+    @overload
+    def __getitem__(self, index: int) -> H: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[H, ...]: ...
+    def __getitem__(self, index: int | slice) -> H | tuple[H, ...]:
+        return self._handles[index]
+
+
+class ActorGroup(Members[ActorHandle]):
     """Actors of one class, in order. Made by `Scope.create_actor_group`; picklable.
 
     It has the length, the indices and the iteration of a sequence of its handles, ready or not: a call to one that is
@@ -43,26 +70,6 @@ class ActorGroup:
         self._presences: list[Presence] = []
         self._changed = trio.Event()
         self._given: set[int] = set()
-
-    # Members ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def handles(self) -> list[ActorHandle]:
-        """All members, in order of their index."""
-        return list(self._handles)
-
-    def __len__(self) -> int:
-        return len(self._handles)
-
-    def __iter__(self) -> Iterator[ActorHandle]:
-        return iter(self._handles)
-
-    @overload
-    def __getitem__(self, index: int) -> ActorHandle: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ActorHandle, ...]: ...
-    def __getitem__(self, index: int | slice) -> ActorHandle | tuple[ActorHandle, ...]:
-        return self._handles[index]
 
     def statuses(self) -> list[ActorStatus]:
         """How each member stands, as far as is known here now."""

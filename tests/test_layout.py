@@ -11,7 +11,18 @@ import pytest
 ROOT = Path(__file__).parent.parent / "fray"
 
 API = (
-    *("cluster", "scopes", "supervision", "jobs", "reservations", "actors", "actor_self", "groups", "monitors"),
+    *(
+        "cluster",
+        "directory",
+        "scopes",
+        "supervision",
+        "jobs",
+        "reservations",
+        "actors",
+        "actor_self",
+        "groups",
+        "monitors",
+    ),
     *("hosts", "resolver", "actor_pool", "pools", "futures", "interrupts", "task_pool", "task_stream", "distant_pool"),
     *("templates", "forwards"),
 )

@@ -1,10 +1,11 @@
 """Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
 
 from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Conversation, Stream, metrics_of
-from fray.blocking.cluster import Cluster, Job, Scope, current_cluster, open_cluster
+from fray.blocking.cluster import Cluster, Scope, current_cluster, open_cluster
 from fray.blocking.futures import ActorFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
+from fray.blocking.jobs import Job
 from fray.blocking.pools import WorkerPool
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.jobs import CurrentJob, current_job

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 from types import TracebackType
 from typing import Any, overload
 
 import fray.cluster as native
 from fray.blocking import loop
 from fray.blocking.actors import ActorHandle
-from fray.blocking.groups import ActorGroup
-from fray.blocking.hosts import ActorHost
+from fray.blocking.jobs import Job, plain, plain_all
 from fray.blocking.logs import LogLines
 from fray.blocking.loop import job_runtime, own_portal, portal_of
+from fray.blocking.makers import Maker
 from fray.blocking.portal import Held, Portal
-from fray.jobs import Job as NativeJob
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
@@ -30,99 +27,14 @@ from fray.scopes import Scope as NativeScope
 from fray.supervision import Child
 
 
-class Job:
-    """One job of the cluster, seen from here."""
-
-    def __init__(self, portal: Portal, job: NativeJob) -> None:
-        self._portal, self._native = portal, job
-
-    @property
-    def id(self) -> JobId:
-        return self._native.id
-
-    @property
-    def name(self) -> str:
-        return self._native.name
-
-    @property
-    def info(self) -> JobInfo:
-        """The latest state known here."""
-        return self._native.info
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """What the callable returned (None for a program).
-
-        Args:
-            timeout: seconds; after them TimeoutError, and the job runs on. Default: no end.
-
-        Raises:
-            BaseException: the callable's own exception, with the remote traceback as its cause.
-            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
-            ConnectionFailed: the conversation with the controller has ended.
-        """
-        self.wait_ended(timeout)
-        return self._native.result()
-
-    def wait_ended(self, timeout: float | None = None) -> JobInfo:
-        """Wait for the end, whatever it is. Raises TimeoutError, ConnectionFailed as `wait`."""
-        return self._portal.call_within(timeout, f"job {self.id} has not ended", self._native.wait_ended)
-
-    def wait_running(self, timeout: float | None = None) -> JobInfo:
-        """Wait until every process of the job runs, or the job has ended. Raises as `wait_ended`."""
-        return self._portal.call_within(timeout, f"job {self.id} does not run", self._native.wait_running)
-
-    def wait_port(self, name: str, member: int = 0, timeout: float | None = None) -> str:
-        """``host:port`` of a port of the job, as soon as it runs. As `fray.Job.wait_port`.
-
-        ``timeout``: seconds; after them TimeoutError.
-        """
-        wait = partial(self._native.wait_port, name, member)
-        return self._portal.call_within(timeout, f"job {self.id} does not run", wait)
-
-    def open_forward(self, port: str, local_port: int = 0, *, member: int = 0) -> Forward:
-        """``with job.open_forward("http") as address``: a port of the job as a port of this machine. As
-        `fray.open_forward`."""
-        from fray.forwards import open_forward  # not every program needs it
-
-        return Forward(self._portal, open_forward(self._native, port, local_port, member=member))
-
-    def terminate(self, reason: str = "terminated by its owner") -> None:
-        """Ask for its end and that of everything below it; returns when the controller has noted it."""
-        self._portal.call(self._native.terminate, reason)
-
-    def logs(self, **which: Any) -> LogLines:
-        """What it has printed: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
-        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(**which)))
-
-    def stacks(self) -> dict[str, str]:
-        """Look into its processes. As `fray.Cluster.stacks`."""
-        return self._portal.call(self._native.stacks)
-
-    def __repr__(self) -> str:
-        return repr(self._native)
-
-
-class Forward:
-    """An address here that leads to a port of a job, while the ``with`` is open."""
-
-    def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[str]) -> None:
-        self._held: Held[str] = Held(portal, manager)
-
-    def __enter__(self) -> str:
-        return self._held.enter(around_body=False)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._held.leave(None)
-
-
-class Scope:
+class Scope(Maker):
     """Owner of jobs and actors: ``with cluster.open_scope("run") as scope``. As `fray.Scope`.
 
     When a child fails by itself, what the body of the ``with`` waits for ends as `ScopeCancelled`, and the block raises
     the child's error in an ExceptionGroup.
     """
+
+    _native: NativeScope
 
     def __init__(self, portal: Portal, manager: Any) -> None:
         self._portal = portal
@@ -141,32 +53,6 @@ class Scope:
     def name(self) -> str:
         return self._native.name
 
-    @overload
-    def launch(
-        self,
-        request: JobRequest,
-        *,
-        count: None = None,
-        name: str | None = None,
-        job_id: JobId | None = None,
-        adopt_existing: bool = False,
-        on_failure: OnFailure = "escalate",
-    ) -> Job: ...
-    @overload
-    def launch(
-        self,
-        request: JobRequest,
-        *,
-        count: int,
-        name: str | None = None,
-        adopt_existing: bool = False,
-        on_failure: OnFailure = "escalate",
-    ) -> list[Job]: ...
-
-    def launch(self, request: JobRequest, **how: Any) -> Job | list[Job]:
-        """Launch a job, or ``count`` of them, owned by this scope. As `fray.Scope.launch`."""
-        return _launched(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
-
     def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
         """Launch several jobs, all or none. As `fray.Scope.launch_all`."""
         jobs = self._portal.call(lambda: self._native.launch_all(requests, on_failure=on_failure))
@@ -176,18 +62,6 @@ class Scope:
         """One remote call as a job of its own; returns its value. As `fray.Scope.run`. Ctrl-C ends the job."""
         return self._portal.call(lambda: self._native.run(fn, *args, **kwargs))
 
-    def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Create ``cls(*args, **kwargs)`` in a process of its own. As `fray.Scope.create_actor`."""
-        return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
-
-    def create_actor_group(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
-        """Create the same actor ``count`` times, all or none. As `fray.Scope.create_actor_group`."""
-        return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
-
-    def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
-        """Launch a process for light actors. As `fray.Scope.create_host`."""
-        return ActorHost(self._portal, self._portal.call(lambda: self._native.create_host(name, **kwargs)))
-
     def supervise(self, children: Sequence[Child], **policy: Any) -> list[ActorHandle]:
         """Create actors that fail and begin anew together: `fray.child(Class, ...)` each. As `fray.Scope.supervise`."""
         return [ActorHandle(handle) for handle in self._portal.call(lambda: self._native.supervise(children, **policy))]
@@ -196,11 +70,13 @@ class Scope:
         return repr(self._native) if hasattr(self, "_native") else "<Scope, not entered>"
 
 
-class Cluster:
+class Cluster(Maker):
     """A connection to a cluster, for any thread. Made by `open_cluster`; in a job, `current_cluster()` is its own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
     """
+
+    _native: native.Cluster
 
     def __init__(self, portal: Portal, cluster: native.Cluster, held: Held[native.Cluster] | None = None) -> None:
         self._portal, self._native, self._held = portal, cluster, held
@@ -245,40 +121,9 @@ class Cluster:
         """
         return Scope(self._portal, self._native.open_scope(name, env_vars=env_vars))
 
-    @overload
-    def launch(
-        self,
-        request: JobRequest,
-        *,
-        count: None = None,
-        name: str | None = None,
-        job_id: JobId | None = None,
-        adopt_existing: bool = False,
-        on_failure: OnFailure = "absorb",
-    ) -> Job: ...
-    @overload
-    def launch(
-        self,
-        request: JobRequest,
-        *,
-        count: int,
-        name: str | None = None,
-        adopt_existing: bool = False,
-        on_failure: OnFailure = "absorb",
-    ) -> list[Job]: ...
-
-    def launch(self, request: JobRequest, **how: Any) -> Job | list[Job]:
-        """Launch a job, or ``count`` of them, that belong to this connection. As `fray.Cluster.launch`.
-
-        Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
-            ConnectionFailed: the conversation with the controller has ended.
-        """
-        return _launched(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
-
     def poll(self, job: Job | JobId) -> JobInfo:
         """The job's state now. Raises NoSuchJob."""
-        return self._portal.call(self._native.poll, _plain(job))
+        return self._portal.call(self._native.poll, plain(job))
 
     @overload
     def wait(  # type: ignore[overload-overlap]  # a str is a Sequence[str] to the type checker, not to us
@@ -299,12 +144,12 @@ class Cluster:
             NoSuchJob: one of them is unknown.
         """
         wait: Any = self._native.wait
-        infos: JobInfo | list[JobInfo] = self._portal.call(wait, _plain_all(job_ids), raise_on_failure)
+        infos: JobInfo | list[JobInfo] = self._portal.call(wait, plain_all(job_ids), raise_on_failure)
         return infos
 
     def logs(self, job: Job | JobId, **which: Any) -> LogLines:
         """What the job has printed, also after its end: ``for line in cluster.logs(job)``. As `fray.Cluster.logs`."""
-        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(_plain(job), **which)))
+        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(plain(job), **which)))
 
     def monitor(
         self,
@@ -319,13 +164,13 @@ class Cluster:
         Args:
             on_line: called on this thread with each line. Default: they are printed.
         """
-        plain = _plain(job)
+        native_job = plain(job)
         if on_line is None:
-            return self._portal.call(lambda: self._native.monitor(plain, tail=tail, tree=tree))
+            return self._portal.call(lambda: self._native.monitor(native_job, tail=tail, tree=tree))
         with self.logs(job, follow=True, tail=tail, tree=tree) as lines:
             for line in lines:
                 on_line(line)
-        return self._portal.call(lambda: self._native.wait(plain))
+        return self._portal.call(lambda: self._native.wait(native_job))
 
     def terminate(
         self,
@@ -339,7 +184,7 @@ class Cluster:
     ) -> list[JobId]:
         """Ask for the end of jobs and of all they own; which ones it has asked for. As `fray.Cluster.terminate`."""
         names: dict[str, Any] = {"name": name, "prefix": prefix, "namespace": namespace, "tree": tree}
-        return self._portal.call(lambda: self._native.terminate(_plain_all(job_ids), reason, **names))
+        return self._portal.call(lambda: self._native.terminate(plain_all(job_ids), reason, **names))
 
     def list_jobs(self, namespace: Namespace | None = None, **which: Any) -> list[JobInfo]:
         """Jobs of the own namespace (``"*"``: of all), newest last. As `fray.Cluster.list_jobs`."""
@@ -351,15 +196,15 @@ class Cluster:
 
     def explain(self, job: Job | JobId) -> str:
         """Why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
-        return self._portal.call(self._native.explain, _plain(job))
+        return self._portal.call(self._native.explain, plain(job))
 
     def stacks(self, job: Job | JobId) -> dict[str, str]:
         """As `fray.Cluster.stacks`."""
-        return self._portal.call(self._native.stacks, _plain(job))
+        return self._portal.call(self._native.stacks, plain(job))
 
     def story(self, job: Job | JobId) -> list[Event]:
         """What happened to the job, in order. Raises NoSuchJob."""
-        return self._portal.call(self._native.story, _plain(job))
+        return self._portal.call(self._native.story, plain(job))
 
     def nodes(self) -> list[NodeInfo]:
         """The machines of the cluster."""
@@ -370,18 +215,6 @@ class Cluster:
         return self._portal.call(self._native.wait_for_nodes, count, timeout)
 
     # Actors ----------------------------------------------------------------------------------------------------------
-
-    def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
-        """As `fray.Scope.create_actor`, for an actor that belongs to this connection."""
-        return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
-
-    def create_actor_group(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
-        """As `fray.Scope.create_actor_group`, for actors that belong to this connection."""
-        return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
-
-    def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
-        """As `fray.Scope.create_host`, for a host that belongs to this connection."""
-        return ActorHost(self._portal, self._portal.call(lambda: self._native.create_host(name, **kwargs)))
 
     def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
         """The living actor of this name. As `fray.Cluster.get_actor`."""
@@ -401,18 +234,6 @@ class Cluster:
 
     def __repr__(self) -> str:
         return repr(self._native)
-
-
-def _launched(portal: Portal, launched: Any) -> Job | list[Job]:
-    return [Job(portal, job) for job in launched] if isinstance(launched, list) else Job(portal, launched)
-
-
-def _plain(job: Job | JobId) -> NativeJob | JobId:
-    return job._native if isinstance(job, Job) else job
-
-
-def _plain_all(jobs: Job | JobId | Sequence[Job | JobId]) -> Any:
-    return _plain(jobs) if isinstance(jobs, Job | str) else [_plain(job) for job in jobs]
 
 
 def _plain_actor(actor: ActorHandle | str) -> Any:

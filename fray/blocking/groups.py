@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, overload
+from typing import Any
 
 from fray import groups as native
 from fray.blocking.actors import ActorHandle
@@ -12,7 +11,7 @@ from fray.blocking.portal import Portal
 from fray.model.actors import ActorStatus
 
 
-class ActorGroup:
+class ActorGroup(native.Members[ActorHandle]):
     """Actors of one class, in order; made by `Scope.create_actor_group`; picklable. As `fray.ActorGroup`."""
 
     def __init__(self, group: native.ActorGroup) -> None:
@@ -26,24 +25,6 @@ class ActorGroup:
     @property
     def name(self) -> str:
         return self._native.name
-
-    @property
-    def handles(self) -> list[ActorHandle]:
-        """All members, in order of their index."""
-        return list(self._handles)
-
-    def __len__(self) -> int:
-        return len(self._handles)
-
-    def __iter__(self) -> Iterator[ActorHandle]:
-        return iter(self._handles)
-
-    @overload
-    def __getitem__(self, index: int) -> ActorHandle: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ActorHandle, ...]: ...
-    def __getitem__(self, index: int | slice) -> ActorHandle | tuple[ActorHandle, ...]:
-        return self._handles[index]
 
     def statuses(self) -> list[ActorStatus]:
         """How each member stands, as far as is known here now."""

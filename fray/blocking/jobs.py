@@ -1,0 +1,116 @@
+"""Jobs for sync code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from fray.blocking.logs import LogLines
+from fray.blocking.portal import Held, Portal
+from fray.jobs import Job as NativeJob
+from fray.model.ids import JobId
+from fray.model.specs import JobInfo
+
+
+class Job:
+    """One job of the cluster, seen from here."""
+
+    def __init__(self, portal: Portal, job: NativeJob) -> None:
+        self._portal, self._native = portal, job
+
+    @property
+    def id(self) -> JobId:
+        return self._native.id
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    @property
+    def info(self) -> JobInfo:
+        """The latest state known here."""
+        return self._native.info
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """What the callable returned (None for a program).
+
+        Args:
+            timeout: seconds; after them TimeoutError, and the job runs on. Default: no end.
+
+        Raises:
+            BaseException: the callable's own exception, with the remote traceback as its cause.
+            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        self.wait_ended(timeout)
+        return self._native.result()
+
+    def wait_ended(self, timeout: float | None = None) -> JobInfo:
+        """Wait for the end, whatever it is. Raises TimeoutError, ConnectionFailed as `wait`."""
+        return self._portal.call_within(timeout, f"job {self.id} has not ended", self._native.wait_ended)
+
+    def wait_running(self, timeout: float | None = None) -> JobInfo:
+        """Wait until every process of the job runs, or the job has ended. Raises as `wait_ended`."""
+        return self._portal.call_within(timeout, f"job {self.id} does not run", self._native.wait_running)
+
+    def wait_port(self, name: str, member: int = 0, timeout: float | None = None) -> str:
+        """``host:port`` of a port of the job, as soon as it runs. As `fray.Job.wait_port`.
+
+        ``timeout``: seconds; after them TimeoutError.
+        """
+        wait = partial(self._native.wait_port, name, member)
+        return self._portal.call_within(timeout, f"job {self.id} does not run", wait)
+
+    def open_forward(self, port: str, local_port: int = 0, *, member: int = 0) -> Forward:
+        """``with job.open_forward("http") as address``: a port of the job as a port of this machine. As
+        `fray.open_forward`."""
+        from fray.forwards import open_forward  # not every program needs it
+
+        return Forward(self._portal, open_forward(self._native, port, local_port, member=member))
+
+    def terminate(self, reason: str = "terminated by its owner") -> None:
+        """Ask for its end and that of everything below it; returns when the controller has noted it."""
+        self._portal.call(self._native.terminate, reason)
+
+    def logs(self, **which: Any) -> LogLines:
+        """What it has printed: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
+        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(**which)))
+
+    def stacks(self) -> dict[str, str]:
+        """Look into its processes. As `fray.Cluster.stacks`."""
+        return self._portal.call(self._native.stacks)
+
+    def __repr__(self) -> str:
+        return repr(self._native)
+
+
+class Forward:
+    """An address here that leads to a port of a job, while the ``with`` is open."""
+
+    def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[str]) -> None:
+        self._held: Held[str] = Held(portal, manager)
+
+    def __enter__(self) -> str:
+        return self._held.enter(around_body=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.leave(None)
+
+
+def launched(portal: Portal, launched: Any) -> Job | list[Job]:
+    """What a native ``launch`` gave, for sync code."""
+    return [Job(portal, job) for job in launched] if isinstance(launched, list) else Job(portal, launched)
+
+
+def plain(job: Job | JobId) -> NativeJob | JobId:
+    """The native job behind one of sync code; an id as it is."""
+    return job._native if isinstance(job, Job) else job
+
+
+def plain_all(jobs: Job | JobId | Sequence[Job | JobId]) -> Any:
+    return plain(jobs) if isinstance(jobs, Job | str) else [plain(job) for job in jobs]
