@@ -21,6 +21,7 @@ from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.net.transport import Authorize, Credential, Transport
+from fray.node.accounting import too_much
 from fray.node.asking import BadAnswer
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
 from fray.node.logs import MemoryLogs
@@ -30,6 +31,7 @@ from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.executor import InlineExecutor
 from fray.testing.environments import SimEnvironments
+from fray.testing.grips import SimGrips
 from fray.testing.seed import Trace
 from fray.testing.truth import Truth
 from fray.testing.workspaces import SimShelf
@@ -173,6 +175,7 @@ class _Process:
     starting: trio.CancelScope = field(factory=trio.CancelScope)
     cancel: trio.CancelScope = field(factory=trio.CancelScope)
     asked: bool = False
+    ran: bool = False
     gone: bool = False
     """Ended or killed: what its tasks still do concerns nobody."""
     ended: trio.Event = field(factory=trio.Event)
@@ -210,6 +213,20 @@ class SimLauncher:
         self._nursery: trio.Nursery | None = None
         self._pids = 100
         self._dead = False
+        self._grips = SimGrips(machine, truth)
+
+    @property
+    def busy(self) -> dict[str, str]:
+        """See `fray.node.launcher.Withholding`."""
+        return self._grips.busy
+
+    @property
+    def on_busy(self) -> Callable[[], None]:
+        return self._grips.on_busy
+
+    @on_busy.setter
+    def on_busy(self, hear: Callable[[], None]) -> None:
+        self._grips.on_busy = hear
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:
@@ -282,6 +299,7 @@ class SimLauncher:
     def lose(self, how: str, *, silent: bool = False) -> None:
         """The machine (or the node with all its keepers) is gone: every process ends, nobody is told."""
         self._dead = True
+        self._grips.drop()
         for process in self.held.values():
             if not process.gone:
                 self._network.kill(process.attempt_id, silent=silent)
@@ -306,6 +324,7 @@ class SimLauncher:
             self._end(process, ports_taken(ticket, list(ticket.ports.values())[:1]), None, "by itself")
             return
         self._pids += 1
+        process.ran = True
         began = trio.current_time()
         self._truth.began(ticket.attempt_id, self._machine, ticket.spec, ticket.devices)
         self._truth.told(ticket)
@@ -335,7 +354,7 @@ class SimLauncher:
     async def _work(self, process: _Process, content: bytes) -> Ended:
         ticket = process.ticket
         if ticket.spec.entry is EntryKind.BINARY:
-            return await _program(ticket.spec.argv, process.cancel, partial(self._print, process))
+            return await _program(ticket, process.cancel, partial(self._print, process))
         network = self._network.process(ticket.attempt_id, self._machine)
         rng = random.Random(f"{ticket.attempt_id}/{self._rng.random()}")
         try:
@@ -379,6 +398,19 @@ class SimLauncher:
         if process.gone:
             return
         self._leave(process, how)
+        held_s = self._grips.take_hold(process.ticket) if process.ran and not self._dead else 0.0
+        if held_s and self._nursery is not None:
+            self._nursery.start_soon(self._tell_late, process, outcome, value, held_s)
+        else:
+            self._tell_end(process, outcome, value)
+
+    async def _tell_late(self, process: _Process, outcome: Outcome, value: bytes | None, held_s: float) -> None:
+        left_s = await self._grips.wait_told(process.ticket, held_s)
+        self._tell_end(process, outcome, value)
+        if left_s:
+            await self._grips.wait_free(process.ticket, left_s)
+
+    def _tell_end(self, process: _Process, outcome: Outcome, value: bytes | None) -> None:
         self.on_observed(Observed(attempt_id=process.attempt_id, phase=Phase.ENDED, outcome=outcome), value)
 
     def _leave(self, process: _Process, how: str) -> None:
@@ -397,13 +429,17 @@ async def _no_member(message: object) -> Any:
     raise Unreachable("no member of a cluster")
 
 
-async def _program(argv: tuple[str, ...], cancel: trio.CancelScope, chat: Callable[[], Awaitable[None]]) -> Ended:
-    """A program whose arguments say what it does: ``(name, seconds, exit code)``; one named ``chatter`` prints."""
+async def _program(ticket: Ticket, cancel: trio.CancelScope, chat: Callable[[], Awaitable[None]]) -> Ended:
+    """A program whose arguments say what it does: ``(name, seconds, exit code)``. One named ``chatter`` prints, one
+    named ``hog`` takes too much memory."""
+    argv, limit_bytes = ticket.spec.argv, ticket.spec.memory_limit_bytes
     with cancel:
         with trio.move_on_after(float(argv[1])):
             if argv[0] == "chatter":
                 await chat()
             await trio.sleep_forever()
+        if argv[0] == "hog":
+            return Ended(evolve(too_much(limit_bytes, limit_bytes + 1), signal=9))
         code = int(argv[2])
         cause = Cause.FAILURE if code else Cause.SUCCEEDED
         return Ended(Outcome(cause=cause, exit_code=code, message=f"exit code {code}" if code else ""))

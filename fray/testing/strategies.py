@@ -26,6 +26,7 @@ ACTS: Mapping[str, int] = {
     "workspace job": 4,
     "packaged job": 4,
     "program": 2,
+    "memory hog": 2,
     "background job": 8,
     "wait for a job": 6,
     "wait for many": 2,

@@ -107,6 +107,8 @@ class Truth:
     """Attempts that answer badly when they are asked for their health."""
     printed: Counter[AttemptId] = Factory(Counter)
     """Lines."""
+    gripped: set[tuple[str, str]] = Factory(set)
+    """Machine and id of devices that somebody holds who has no right to."""
     ghosts: int = 0
     """Steps of code whose process had been killed; they count for nothing."""
 
@@ -201,6 +203,9 @@ class Truth:
         )
 
     def _check_devices(self, new: Life) -> None:
+        gripped = [device for device in new.devices if (new.machine, device) in self.gripped]
+        if gripped:
+            self.breach("P6", f"{gripped} of {new.machine} given to {new.attempt_id} while somebody still holds them")
         for other in self.on(new.machine):
             shared = sorted(set(other.devices) & set(new.devices))
             if shared:

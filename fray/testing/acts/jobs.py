@@ -87,6 +87,22 @@ async def program(b: Bench) -> str:
     return f"{info.state} {info.exit_code}"
 
 
+async def memory_hog(b: Bench) -> str:
+    """A program that takes more than it asked for, and has one more try."""
+    argv = Entrypoint.from_binary("hog", [f"{b.rng.uniform(0, 2):.3f}"])
+    wanted = JobRequest(name=b.token, resources=SMALL, entrypoint=argv, max_retries_out_of_memory=1)
+    job = await launch(b, b.cluster, wanted)
+    b.op("wait")
+    info = await job.wait_ended()
+    b.saw(info)
+    tries = [attempt for attempt in info.attempts if attempt.cause is Cause.OUT_OF_MEMORY]
+    b.check("P2", info.cause is not Cause.OUT_OF_MEMORY or len(tries) == 2, f"{b.token} had {len(tries)} tries, not 2")
+    b.check("P2", info.cause is not Cause.SUCCEEDED, f"{b.token} succeeded with too much memory")
+    peaks = {attempt.peak_memory_bytes for attempt in tries}
+    b.check("P10", 0 not in peaks, f"the record of {b.token} does not say what it took")
+    return str(info.cause)
+
+
 async def background_job(b: Bench) -> str:
     """A job of the connection, for others to wait for or terminate."""
     value, sleep_s = b.rng.randrange(1000), b.rng.uniform(0, 40)
@@ -229,6 +245,7 @@ ACTS: Mapping[str, Act] = {
     "workspace job": workspace_job,
     "packaged job": packaged_job,
     "program": program,
+    "memory hog": memory_hog,
     "background job": background_job,
     "wait for a job": wait_for_job,
     "wait for many": wait_for_many,
