@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from fray import Cause, InvalidRequest, ResourceConfig
 from fray.model.resources import show_bytes
 from fray.model.specs import Outcome
+from fray.node import devices
 from fray.node.accounting import FARTHEST_LOOK_S, MOST_SHARE, NEAREST_LOOK_S, next_look_s, too_much
 from fray.node.cgroups import Group, find
 from fray.node.cpus import CpuTable, thread_variables
@@ -244,3 +246,11 @@ def test_a_stale_lock_of_libtpu_is_removed_and_a_held_one_is_not(tmp_path: Path)
         assert not remove_stale_lock(tmp_path)
     assert remove_stale_lock(tmp_path)
     assert not lock.exists()
+
+
+def test_the_page_shows_the_table_of_variables() -> None:
+    page = (Path(__file__).parent.parent / "docs/processes.md").read_text()
+    rows = [line for line in (devices.__doc__ or "").splitlines() if line.startswith(("gpu ", "tpu "))]
+    for row in rows:
+        kind, granted, hidden = (" ".join(cell.split()) for cell in re.split(r"  +", row))
+        assert f"| {kind} | {granted} | {hidden} |".replace("``", "`") in page

@@ -111,6 +111,7 @@ def test_a_device_that_somebody_holds_is_not_given_again_until_it_is_free(law: C
     law.see("a:0:0", ended(), busy={"gpu-0": HELD})
     assert law.wished() == {}
     assert "has 0 of 1 gpu h100 free; not to be given now: gpu-0 held by pid 77 (python)" in law.info("b").reason
+    assert law.state.nodes_info()[0].busy == {"gpu-0": HELD}
     law.launch(job("c"))
     assert list(law.wished()) == ["c:0:0"]
     law.report("n1", [], gone=("a:0:0",))

@@ -86,6 +86,7 @@ def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | N
             ("CPUs free", free(node.cpu_milli_free / 1000, node.cpu_milli / 1000)),
             ("memory free", f"{size(node.memory_bytes_free)} of {size(node.memory_bytes)}"),
             ("devices", ", ".join(node.devices)),
+            *([("not to be given", ", ".join(f"{id_} {why}" for id_, why in node.busy.items()))] if node.busy else []),
             ("attributes", attributes(node)),
             ("attempts", str(node.attempts)),
             *_others(node),

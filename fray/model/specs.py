@@ -300,6 +300,8 @@ class AttemptInfo:
     end_time: float | None = None
     peak_memory_bytes: int = 0
     cpu_s: float = 0.0
+    swept: int = 0
+    """Processes that it left behind, and that its keeper ended."""
     captured: str = ""
     ports: dict[str, int] = Factory(dict)
     place_time: float | None = None

@@ -204,6 +204,7 @@ class State(Tables):
             host=node.host,
             ports=str(node.capacity.ports),
             ports_free=machine.ports.free,
+            busy=dict(node.busy),
         )
 
     # Names
@@ -298,6 +299,7 @@ def _attempt_info(attempt: Attempt) -> AttemptInfo:
         host=attempt.host,
         peak_memory_bytes=outcome.peak_memory_bytes if outcome else 0,
         cpu_s=outcome.cpu_s if outcome else 0.0,
+        swept=outcome.swept if outcome else 0,
         captured=outcome.captured if outcome else "",
         place_time=attempt.placed_at,
         duration_s=outcome.duration_s if outcome else 0.0,

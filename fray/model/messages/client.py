@@ -447,6 +447,8 @@ class NodeInfo:
     ports: str = ""
     """``20032-20543``: what it offers to jobs."""
     ports_free: int = 0
+    busy: dict[str, str] = Factory(dict)
+    """Accelerators that are not given now, and who holds them."""
 
 
 @frozen(kw_only=True)
