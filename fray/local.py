@@ -30,12 +30,12 @@ from fray.model.said import Said, parse
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.transport import Network
-from fray.node.capture import LineCutter, said
 from fray.node.config import NodeConfig
-from fray.node.ear import READ_BYTES, Remarks, open_pipe
 from fray.node.entry import job_variables
+from fray.node.keeper.ear import READ_BYTES, Remarks, open_pipe
 from fray.node.launcher import OnLog, OnObserved
-from fray.node.logs import MemoryLogs
+from fray.node.logs.capture import LineCutter, said
+from fray.node.logs.store import MemoryLogs
 from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_taken, strangers
 from fray.node.serve import run_node
 from fray.runtime import stacks
@@ -106,7 +106,7 @@ class TaskLauncher:
             held.cancel.cancel()
 
     async def capture(self, attempt_id: AttemptId) -> str:
-        """See `fray.node.wards.Attentive`; all jobs share the process, and so its threads."""
+        """See `fray.node.health.wards.Attentive`; all jobs share the process, and so its threads."""
         await trio.lowlevel.checkpoint()
         return f"{stacks.threads_text()}\n{stacks.tasks_text()}"
 

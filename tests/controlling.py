@@ -23,7 +23,7 @@ from fray.net.codec import Bytes, Kind, blob_id, decode_message, encode_message
 from fray.net.memory import MemoryNetwork
 from fray.net.requests import Requests
 from fray.net.transport import Credential
-from fray.node.pages import read_page
+from fray.node.logs.pages import read_page
 from fray.scheduler.rows import Rules
 
 T = TypeVar("T")

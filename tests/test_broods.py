@@ -10,9 +10,9 @@ import trio.testing
 from attrs import define
 
 from fray.errors import LaunchFailed
-from fray.node.broods import Broods
 from fray.node.preparing import NotPrepared, Prepared
-from fray.node.zygotes import Zygotes
+from fray.node.zygotes.broods import Broods
+from fray.node.zygotes.hold import Zygotes
 
 
 @define(eq=False)

@@ -19,12 +19,12 @@ from fray.model.requests import JobRequest
 from fray.model.said import Pulse, Used, check_progress, line_of, parse, sentence
 from fray.model.specs import AttemptInfo, Cause, EntryKind, JobInfo, JobSpec, JobState
 from fray.model.vitals import Vital, complete, cut
-from fray.node.asking import BadAnswer, ask_path, status_of
-from fray.node.ear import Ear, Remarks, said_of
-from fray.node.health import Beats, Pulses, Standing
-from fray.node.meter import is_news
-from fray.node.vitals import Vitals
-from fray.node.wards import CAPTURE_WITHIN_S, Wards
+from fray.node.health.asking import BadAnswer, ask_path, status_of
+from fray.node.health.counting import Beats, Pulses, Standing
+from fray.node.health.vitals import Vitals
+from fray.node.health.wards import CAPTURE_WITHIN_S, Wards
+from fray.node.keeper.ear import Ear, Remarks, said_of
+from fray.node.keeper.meter import is_news
 
 # Counting ------------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from fray import Cause, InvalidRequest, ResourceConfig
 from fray.model.resources import show_bytes
 from fray.model.specs import Outcome
-from fray.node import devices
-from fray.node.accounting import FARTHEST_LOOK_S, MOST_SHARE, NEAREST_LOOK_S, next_look_s, too_much
-from fray.node.cgroups import Group, find
-from fray.node.cpus import CpuTable, thread_variables
-from fray.node.devices import device_variables
-from fray.node.freeing import TPU_LOCK, device_files, holders, remove_stale_lock, told
-from fray.node.limits import Fence
+from fray.node.grants import devices
+from fray.node.grants.cgroups import Group, find
+from fray.node.grants.cpus import CpuTable, thread_variables
+from fray.node.grants.devices import device_variables
+from fray.node.grants.freeing import TPU_LOCK, device_files, holders, remove_stale_lock, told
+from fray.node.keeper.accounting import FARTHEST_LOOK_S, MOST_SHARE, NEAREST_LOOK_S, next_look_s, too_much
+from fray.node.keeper.limits import Fence
 
 MB, GIB = 1024**2, 1024**3
 

@@ -18,9 +18,9 @@ from fray.model.lines import LineKind, LogLine
 from fray.model.messages.client import Role
 from fray.model.specs import Cause, Outcome
 from fray.net.transport import Credential
-from fray.node.archive import Archiver
 from fray.node.config import LogRules
-from fray.node.logs import LogStore, open_spool
+from fray.node.logs.archive import Archiver
+from fray.node.logs.store import LogStore, open_spool
 from fray.runtime.context import Place, open_runtime
 from fray.scheduler.rows import Rules
 from tests.controlling import ADDRESS, TOKEN, Client, Node, Stage, spec, stage

@@ -23,7 +23,7 @@ from fray.net.codec import blob_id, decode_message, encode_message
 from fray.net.memory import MemoryNetwork
 from fray.net.transport import Bytes, Claim
 from fray.node.config import NodeConfig
-from fray.node.logs import MemoryLogs
+from fray.node.logs.store import MemoryLogs
 from fray.node.member import REPORT_CHUNK_BYTES
 from fray.node.serve import is_final, run_node, wait_process_end
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from fray.model.lines import Chunk, head, unpack
 from fray.model.lines import texts as lines_of
 from fray.model.messages.node import LogPage, ReadLog
-from fray.node import capture, logs
-from fray.node.capture import LINE_LIMIT_BYTES, LineCutter, Spool, segment
 from fray.node.config import LogRules
-from fray.node.logs import LogStore, finish, open_spool, unfinished
-from fray.node.tails import BATCH_LIMIT_BYTES, Tail
+from fray.node.logs import capture
+from fray.node.logs import store as logs
+from fray.node.logs.capture import LINE_LIMIT_BYTES, LineCutter, Spool, segment
+from fray.node.logs.store import LogStore, finish, open_spool, unfinished
+from fray.node.logs.tails import BATCH_LIMIT_BYTES, Tail
 
 
 def cut(*pieces: bytes) -> list[str]:

@@ -13,10 +13,10 @@ from fray.controller.secrets import SECRET_LIMIT_CHARS, SecretBook, check_secret
 from fray.model.specs import EntryKind, JobSpec, Ticket
 from fray.net.codec import to_json
 from fray.node import secrets
-from fray.node.capture import Spool
 from fray.node.entry import job_variables
+from fray.node.logs.capture import Spool
+from fray.node.logs.redact import Redactor
 from fray.node.preparing import Prepared
-from fray.node.redact import Redactor
 from fray.runtime import attempt, own_job, payload
 
 VALUE = "hunter2-and-more"

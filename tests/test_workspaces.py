@@ -28,10 +28,10 @@ from fray.model.specs import EntryKind, JobSpec
 from fray.net.channel import RedialPolicy
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
-from fray.node import trees
 from fray.node.launcher import Ask
-from fray.node.trees import Kept, Trees
-from fray.node.workspaces import WorkspaceFailed, Workspaces, paths_in
+from fray.node.workspaces import trees
+from fray.node.workspaces.preparer import WorkspaceFailed, Workspaces, paths_in
+from fray.node.workspaces.trees import Kept, Trees
 from fray.runtime import bundling
 from fray.runtime.bundling import in_workspace, send
 from fray.runtime.links import ControllerLink

@@ -15,7 +15,7 @@ from fray.model.messages.node import ReadLog
 from fray.net.channel import Channel
 from fray.net.codec import decode_message
 from fray.net.transport import Bytes
-from fray.node.logs import Logs
+from fray.node.logs.store import Logs
 
 TASKS = 4
 LINE_LIMIT = 1_000

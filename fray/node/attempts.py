@@ -20,18 +20,18 @@ from attrs import asdict, define, field
 
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
 from fray.net.codec import to_json
-from fray.node.broods import Brood, Broods
 from fray.node.control import Control
-from fray.node.ear import said_of
-from fray.node.given import Given
-from fray.node.holdings import Holdings
+from fray.node.grants.given import Given
+from fray.node.grants.holdings import Holdings
+from fray.node.keeper.ear import said_of
 from fray.node.launcher import OnObserved, OnSaid
-from fray.node.logs import AttemptLog
+from fray.node.logs.redact import Redactor
+from fray.node.logs.store import AttemptLog
 from fray.node.ports import ports_taken, strangers
 from fray.node.preparing import Household, NotPrepared, Prepared, Preparer
 from fray.node.record import load
-from fray.node.redact import Redactor
-from fray.node.zygotes import Zygotes
+from fray.node.zygotes.broods import Brood, Broods
+from fray.node.zygotes.hold import Zygotes
 
 START_S = 30.0
 """An attempt whose keeper says nothing for so long could not be started."""

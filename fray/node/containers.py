@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from fray.model.specs import Cause, EntryKind, Outcome, Ticket
+from fray.node.keeper.watcher import Watcher
 from fray.node.preparing import Prepared
-from fray.node.watcher import Watcher
 
 PING_S = 1.0
 REMOVE_S = 20.0

@@ -1,4 +1,4 @@
-"""The node's end of the socket between node and keeper: JSON lines (the words are listed in `fray.node.keeper`)."""
+"""The node's end of the socket between node and keeper: JSON lines (`fray.node.keeper.main` lists the words)."""
 
 from __future__ import annotations
 

@@ -16,21 +16,21 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.model.specs import Ticket
 from fray.net.websocket import WebSocketNetwork
-from fray.node.cgroups import find
 from fray.node.config import Limiter, NodeConfig
 from fray.node.containers import node_label
 from fray.node.entry import WARM, WARM_AMONG_MACHINES, node_environ
 from fray.node.environments.preparer import Environments
-from fray.node.holdings import Holdings
+from fray.node.grants.cgroups import find
+from fray.node.grants.holdings import Holdings
 from fray.node.inventory import process_mark
 from fray.node.launcher import Ask
 from fray.node.preparing import Prepared, Preparer, Say
 from fray.node.processes import ProcessLauncher
 from fray.node.serve import run_node
-from fray.node.zygote import Hatched
+from fray.node.zygotes.zygote import Hatched
 
 if TYPE_CHECKING:
-    from fray.node.workspaces import WorkspacePreparer
+    from fray.node.workspaces.preparer import WorkspacePreparer
 
 log = logging.getLogger("fray.node")
 
@@ -76,7 +76,7 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
 
 
 class _WithWorkspaces:
-    """`fray.node.workspaces.WorkspacePreparer`, imported (10 ms) when the first job has a workspace."""
+    """`fray.node.workspaces.preparer.WorkspacePreparer`, imported (10 ms) when the first job has a workspace."""
 
     def __init__(self, store: Path, ask: Ask, boot_id: str, then: Preparer) -> None:
         self._store, self._ask, self._boot_id, self.then = store, ask, boot_id, then
@@ -86,7 +86,7 @@ class _WithWorkspaces:
         if ticket.spec.environment.bundle is None:
             return await self.then.prepare(ticket, say)
         if self._with is None:
-            from fray.node.workspaces import WorkspacePreparer, Workspaces
+            from fray.node.workspaces.preparer import WorkspacePreparer, Workspaces
 
             self._with = WorkspacePreparer(Workspaces(self._store, self._ask, self._boot_id), self.then)
         return await self._with.prepare(ticket, say)

@@ -27,8 +27,8 @@ from attrs import evolve, frozen
 from fray.model.said import PIPE, VARIABLE
 from fray.model.specs import Cause, Outcome, Ticket
 from fray.net.codec import from_json, to_json
-from fray.node.cpus import thread_variables
-from fray.node.devices import device_variables
+from fray.node.grants.cpus import thread_variables
+from fray.node.grants.devices import device_variables
 from fray.node.preparing import Prepared
 from fray.node.proctree import set_title
 from fray.node.variables import framework_variables, own_variables

@@ -11,7 +11,7 @@ from fray.model.lines import Chunk
 from fray.model.said import Said
 from fray.model.specs import Observed, Ticket
 from fray.net.transport import Bytes
-from fray.node.logs import Logs
+from fray.node.logs.store import Logs
 
 OnObserved: TypeAlias = Callable[[Observed, bytes | None], None]
 """Told of every change of phase; the bytes are the outcome's value, with the phase ENDED."""

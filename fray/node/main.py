@@ -25,7 +25,7 @@ from fray.net import journal
 from fray.node.config import LEASE_LEAST_S, EnvironmentLimits, Limiter, Mode, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
-from fray.node.log_options import FILE_KEYS, add_log_options, log_rules
+from fray.node.logs.options import FILE_KEYS, add_log_options, log_rules
 from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
 from fray.node.secrets import check_directory
 from fray.node.serve import run_node

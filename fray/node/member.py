@@ -31,10 +31,10 @@ from fray.node import secrets
 from fray.node.answers import Answers
 from fray.node.config import NodeConfig
 from fray.node.forwards import Forwards
+from fray.node.health.vitals import Vitals
+from fray.node.health.wards import Wards
 from fray.node.launcher import Furnished, Launcher, Withholding
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
-from fray.node.vitals import Vitals
-from fray.node.wards import Wards
 
 REPORT_CHUNK_BYTES = 8 * 1024 * 1024
 """Values in one `Report`, about; the rest follows when there is room."""

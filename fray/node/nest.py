@@ -13,7 +13,7 @@ import sys
 from typing import NoReturn
 
 from fray.node.entry import SWITCH_INTERVAL_S, WARM
-from fray.node.zygote import Hatched, hatch, load
+from fray.node.zygotes.zygote import Hatched, hatch, load
 
 
 def main() -> NoReturn:

@@ -1,7 +1,7 @@
 """Attempts as real processes: zygote, one keeper an attempt, the job below it.
 
-Each attempt has a directory (its Unix sockets, payload and outcome), a log that outlives it (`fray.node.logs`), and one
-task here, which takes its course (`fray.node.attempts`) and tells every phase.
+Each attempt has a directory (its Unix sockets, payload and outcome), a log that outlives it (`fray.node.logs.store`),
+and one task here, which takes its course (`fray.node.attempts`) and tells every phase.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fray.model.lines import Chunk
 from fray.model.specs import Observed, Outcome, Phase, Ticket
 from fray.net import segments
 from fray.node.attempts import Attempt, Course, close_keeper, unstarted
-from fray.node.broods import Broods
 from fray.node.config import LogRules, Mode
-from fray.node.disk_logs import DiskLogs
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
-from fray.node.holdings import Holdings
+from fray.node.grants.holdings import Holdings
+from fray.node.keeper.namespace import applies, isolation
+from fray.node.keeper.stacks import CAPTURED, find_py_spy
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
-from fray.node.logs import LogStore
-from fray.node.namespace import applies, isolation
+from fray.node.logs.disk import DiskLogs
+from fray.node.logs.store import LogStore
 from fray.node.preparing import Household, NothingToPrepare, Prepared, Preparer, Provider
 from fray.node.proctree import become_subreaper, children, end_all, end_descendants, environ_of, has_terminal, works_in
-from fray.node.stacks import CAPTURED, find_py_spy
-from fray.node.zygote import Hatched
-from fray.node.zygotes import Zygotes
+from fray.node.zygotes.broods import Broods
+from fray.node.zygotes.hold import Zygotes
+from fray.node.zygotes.zygote import Hatched
 
 OVERDUE_S = 10.0
 """A keeper that has not ended its job this long after the ladder's end is killed itself."""
@@ -216,7 +216,7 @@ class ProcessLauncher:
             self._delete(attempt)
 
     async def capture(self, attempt_id: str) -> str:
-        """See `fray.node.wards.Attentive`."""
+        """See `fray.node.health.wards.Attentive`."""
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.control is None:
             return "[fray] it is not running"

@@ -14,9 +14,9 @@ from fray.model.messages.node import NodeGoodbye
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
+from fray.node.health.wards import Attentive
 from fray.node.launcher import Asking, Launcher, Withholding
 from fray.node.member import Member
-from fray.node.wards import Attentive
 
 REMIND_S = 10.0
 """A node that finds no controller says so this often."""

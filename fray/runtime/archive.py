@@ -1,4 +1,4 @@
-"""Reading the log of an attempt from the archive to which its machine has copied it (`fray.node.archive`)."""
+"""Reading the log of an attempt from the archive to which its machine has copied it (`fray.node.logs.archive`)."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.net.transport import Authorize, Credential, Transport
-from fray.node.accounting import too_much
-from fray.node.asking import BadAnswer
+from fray.node.health.asking import BadAnswer
+from fray.node.keeper.accounting import too_much
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
-from fray.node.logs import MemoryLogs
+from fray.node.logs.store import MemoryLogs
 from fray.node.ports import ports_taken
-from fray.node.workspaces import fetch
+from fray.node.workspaces.preparer import fetch
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.executor import InlineExecutor
@@ -266,7 +266,7 @@ class SimLauncher:
             self._nursery.start_soon(self._forget, process)
 
     async def capture(self, attempt_id: AttemptId) -> str:
-        """See `fray.node.wards.Attentive`; looking takes a while."""
+        """See `fray.node.health.wards.Attentive`; looking takes a while."""
         await trio.sleep(CAPTURE_S)
         return f"the stacks of {attempt_id}"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import trio
 
 from fray.model.specs import Ticket
-from fray.node.holdings import FREE_S
+from fray.node.grants.holdings import FREE_S
 from fray.testing.truth import Truth
 
 SLOW, STUCK = 0.2, 0.15
@@ -17,7 +17,7 @@ LONGEST_S = 30.0
 
 
 class SimGrips:
-    """Of one machine, as `fray.node.holdings.Holdings` is of a real one."""
+    """Of one machine, as `fray.node.grants.holdings.Holdings` is of a real one."""
 
     def __init__(self, machine: str, truth: Truth) -> None:
         self.busy: dict[str, str] = {}

@@ -28,7 +28,7 @@ from fray.model.messages.node import NodeHello
 from fray.model.resources import Capacity
 from fray.net.transport import Credential
 from fray.node.config import NodeConfig
-from fray.node.logs import MemoryLogs
+from fray.node.logs.store import MemoryLogs
 from fray.node.serve import run_node
 from fray.runtime.context import Place, open_runtime
 from fray.runtime.executor import InlineExecutor

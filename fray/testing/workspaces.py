@@ -83,7 +83,7 @@ def _name(data: bytes) -> BlobId:
 
 @define
 class SimShelf:
-    """The disk of one machine (`fray.node.workspaces.Shelf`); it outlives its nodes."""
+    """The disk of one machine (`fray.node.workspaces.preparer.Shelf`); it outlives its nodes."""
 
     kept: dict[BlobId, bytes] = field(factory=dict)
 

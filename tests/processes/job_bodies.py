@@ -164,7 +164,7 @@ def _freeze(pid: int, group: str) -> None:
 
 def sweep_shortly() -> None:
     """Run in the zygote: keepers are impatient."""
-    from fray.node import keeper
+    from fray.node.keeper import main as keeper
 
     keeper.SWEEP_S = 0.3
 
@@ -246,7 +246,7 @@ def _own_namespace() -> str:
 
 def refuse_namespaces() -> None:
     """Run in the zygote: a machine that gives none."""
-    from fray.node import zygote
+    from fray.node.zygotes import zygote
 
     zygote.refusal = lambda: "not on this machine"  # type: ignore[assignment]
 

@@ -31,7 +31,7 @@ from fray import (
     blocking,
 )
 from fray.model.said import STACKS_SIGNAL
-from fray.node.stacks import Whom, capture, find_py_spy
+from fray.node.keeper.stacks import Whom, capture, find_py_spy
 from tests import watched
 
 LIMIT_S = 60

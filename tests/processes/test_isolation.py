@@ -17,7 +17,7 @@ import fray
 from fray.errors import LaunchFailed
 from fray.model.specs import Cause, EntryKind, Ladder, Phase
 from fray.node.config import Mode
-from fray.node.namespace import applies, isolation, refusal
+from fray.node.keeper.namespace import applies, isolation, refusal
 from tests.processes.test_launcher import Bench, open_bench
 from tests.processes.test_process_tree import lives, open_tree, seconds_until_gone
 

@@ -23,9 +23,9 @@ from fray.model.lines import Chunk, unpack
 from fray.model.messages.node import ReadLog
 from fray.model.specs import Cause, EntryKind, JobSpec, Ladder, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
-from fray.node.capture import Spool
 from fray.node.config import LogRules
-from fray.node.logs import LogStore
+from fray.node.logs.capture import Spool
+from fray.node.logs.store import LogStore
 from fray.node.processes import ProcessLauncher
 
 HERE = str(Path(__file__).parent)

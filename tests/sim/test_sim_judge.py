@@ -13,8 +13,8 @@ import fray.scopes
 from fray.controller.store import Store
 from fray.model.specs import Cause, Ticket
 from fray.node.config import NodeConfig
+from fray.node.health.vitals import Vitals
 from fray.node.member import Member
-from fray.node.vitals import Vitals
 from fray.runtime.calls import Fate
 from fray.scheduler import jobs
 from fray.testing.errands import Boom

@@ -30,11 +30,11 @@ from attrs import frozen
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Outcome, Ticket
 from fray.net.codec import from_json, to_json
 from fray.node.entry import enter
-from fray.node.heap import settle
-from fray.node.keeper import keep
-from fray.node.namespace import fork_init, refusal
+from fray.node.keeper.main import keep
+from fray.node.keeper.namespace import fork_init, refusal
+from fray.node.keeper.spawn import close_all_but
 from fray.node.proctree import become_subreaper, end_descendants, set_title
-from fray.node.spawn import close_all_but
+from fray.node.zygotes.heap import settle
 
 PACKET_LIMIT_BYTES = 4096
 
@@ -168,7 +168,7 @@ def hatch(names: Sequence[str]) -> Hatched:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """A zygote in an interpreter of its own: whenever the node has a loop already."""
-    parser = argparse.ArgumentParser(prog="fray.node.zygote", description="forks the jobs of a fray-node")
+    parser = argparse.ArgumentParser(prog="fray.node.zygotes.zygote", description="forks the jobs of a fray-node")
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
     parser.add_argument("--warm", action="append", default=[])
@@ -237,6 +237,6 @@ def _warm_codec() -> None:
 
 
 if __name__ == "__main__":
-    from fray.node import zygote as _zygote
+    from fray.node.zygotes import zygote as _zygote
 
     _zygote.main()

@@ -17,10 +17,10 @@ import trio
 from attrs import Factory, frozen
 
 from fray.model.specs import Ticket
-from fray.node import freeing
-from fray.node.cgroups import Group, Groups
-from fray.node.cpus import CpuTable
-from fray.node.given import Given
+from fray.node.grants import freeing
+from fray.node.grants.cgroups import Group, Groups
+from fray.node.grants.cpus import CpuTable
+from fray.node.grants.given import Given
 from fray.node.preparing import NotPrepared
 from fray.node.proctree import descendants, start_ticks
 

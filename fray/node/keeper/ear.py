@@ -16,7 +16,7 @@ from typing import Any
 
 from fray.model.health import Progress
 from fray.model.said import LINE_LIMIT_BYTES, PIPE, Pulse, Said, Spoken, Used, parse, sentence
-from fray.node.watcher import Watcher
+from fray.node.keeper.watcher import Watcher
 
 TELL_EVERY_S = 0.1
 REMARK_EVERY_S = 10.0

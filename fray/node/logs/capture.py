@@ -19,8 +19,8 @@ from pathlib import Path
 from attrs import define, field
 
 from fray.model.lines import Bytes, head
-from fray.node.redact import Hide
-from fray.node.watcher import Watcher
+from fray.node.keeper.watcher import Watcher
+from fray.node.logs.redact import Hide
 
 LINE_LIMIT_BYTES = 64 * 1024
 """A longer line comes in pieces."""

@@ -18,8 +18,8 @@ from attrs import evolve
 
 from fray.model.resources import show_bytes
 from fray.model.specs import Cause, Outcome
+from fray.node.keeper.watcher import Watcher
 from fray.node.proctree import descendants
-from fray.node.watcher import Watcher
 
 MOST_SHARE = 0.02
 FIRST_LOOK_S = 0.05

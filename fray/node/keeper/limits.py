@@ -2,7 +2,7 @@
 
 A process that is moved waits for the kernel, 10 to 20 ms where nothing was moved lately. So the attempt starts outside
 and is put in by its keeper a moment later (`ENTER_AFTER_S`), on nobody's way; what it took until then is watched as in
-any other attempt (`fray.node.accounting`).
+any other attempt (`fray.node.keeper.accounting`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from attrs import evolve
 
 from fray.model.specs import Cause, Outcome
-from fray.node.accounting import too_much
-from fray.node.cgroups import Group
+from fray.node.grants.cgroups import Group
+from fray.node.keeper.accounting import too_much
+from fray.node.keeper.watcher import Watcher
 from fray.node.proctree import descendants
-from fray.node.watcher import Watcher
 
 ENTER_AFTER_S = 0.05
 LOOK_S = 0.25

@@ -12,7 +12,7 @@ from pathlib import Path
 from attrs import define, field
 
 from fray.model.lines import Chunk, records
-from fray.node.capture import segment
+from fray.node.logs.capture import segment
 
 BATCH_LIMIT_BYTES = 256 * 1024
 """Larger than any record."""

@@ -9,7 +9,7 @@ removed. Nothing is forced to the disk: after a boot of the machine all of it is
 lock shared, who makes or removes it holds it alone; whoever adds to ``files/`` holds the store's lock shared, and who
 removes from it holds that alone. Files carry a time that is made from their name, so one that was written to is known.
 
-Everything here blocks; `fray.node.workspaces` calls it from threads.
+Everything here blocks; `fray.node.workspaces.preparer` calls it from threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from attrs import frozen
 from fray.errors import InvalidRequest
 from fray.model.ids import BlobId
 from fray.model.workspace import LINK, PROGRAM, Entry, Manifest, Piece, content_of, read_manifest, spans, write_manifest
-from fray.node.spares import Spares
+from fray.node.workspaces.spares import Spares
 
 LINKED_FROM_BYTES = 1 << 20
 """Files from this size on are not copied for each attempt where they can be shared safely."""

@@ -19,8 +19,8 @@ from attrs import frozen
 
 from fray.model.lines import INDEX, archived_at
 from fray.net import storage
-from fray.node.logs import LogStore
-from fray.node.tails import end_of, segments
+from fray.node.logs.store import LogStore
+from fray.node.logs.tails import end_of, segments
 
 LOOK_EVERY_S = 30.0
 """For segments of long logs; the end of an attempt is seen at once."""
@@ -29,7 +29,7 @@ RETRY_FIRST_S, RETRY_MOST_S = 1.0, 300.0
 ARCHIVED = "archived"
 """The file in an attempt's directory that notes what is in the archive."""
 
-log = logging.getLogger("fray.node.logs")
+log = logging.getLogger("fray.node.logs.store")
 
 
 @frozen

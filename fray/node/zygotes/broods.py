@@ -15,7 +15,7 @@ from attrs import define, field
 
 from fray.errors import LaunchFailed
 from fray.node.preparing import NotPrepared, Prepared
-from fray.node.zygotes import Zygotes
+from fray.node.zygotes.hold import Zygotes
 
 IDLE_S = 300.0
 MOST_IDLE = 4

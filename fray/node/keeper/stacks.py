@@ -24,9 +24,9 @@ from attrs import evolve, frozen
 
 from fray.model.said import STACKS_FILE, STACKS_SIGNAL, TASKS_END
 from fray.model.vitals import STACKS_LIMIT_BYTES, cut
+from fray.node.keeper.spawn import close_all_but
+from fray.node.keeper.watcher import Watcher
 from fray.node.proctree import descendants, die_with, set_title
-from fray.node.spawn import close_all_but
-from fray.node.watcher import Watcher
 
 CAPTURED = "captured"
 """The file in the attempt's directory that holds the text."""

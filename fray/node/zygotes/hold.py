@@ -15,7 +15,7 @@ import trio
 from attrs import define, field
 
 from fray.errors import LaunchFailed
-from fray.node.zygote import Hatched
+from fray.node.zygotes.zygote import Hatched
 
 READY_S = 60.0
 """A zygote that has not imported what it should by then is killed."""
@@ -111,7 +111,7 @@ class Zygotes:
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             at_home = self.interpreter == sys.executable  # abroad, the node's directory is not to be imported from
-            command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygote"]
+            command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygotes.zygote"]
             command += ["--link-fd", str(theirs.fileno())]
             command += ["--node-pid", str(os.getpid()), *(f"--warm={name}" for name in self.warm)]
             command += ["--hold", self.hold] if self.hold else []

@@ -29,7 +29,7 @@ from fray.model.workspace import Manifest, Piece, join_parts
 from fray.net.codec import blob_id
 from fray.node.launcher import Ask
 from fray.node.preparing import NotPrepared, Prepared, Preparer, Say
-from fray.node.trees import Damaged, Kept, Trees, remove
+from fray.node.workspaces.trees import Damaged, Kept, Trees, remove
 
 PIECES_AT_ONCE = 4
 TRIES = 3

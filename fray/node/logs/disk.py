@@ -15,10 +15,10 @@ import trio
 from fray.model.ids import AttemptId
 from fray.model.lines import Bytes
 from fray.model.messages.node import LogPage, ReadLog
-from fray.node.logs import LogStore
+from fray.node.logs.store import LogStore
 
 if TYPE_CHECKING:
-    from fray.node.archive import Archiver
+    from fray.node.logs.archive import Archiver
 
 SWEEP_EVERY_S = 60.0
 SWEEP_REST = 100
@@ -26,17 +26,17 @@ SWEEP_REST = 100
 READERS = 2
 """Threads that look for pages at a time."""
 
-log = logging.getLogger("fray.node.logs")
+log = logging.getLogger("fray.node.logs.store")
 
 
 class DiskLogs:
-    """`fray.node.logs.Logs` of a node with a disk."""
+    """`fray.node.logs.store.Logs` of a node with a disk."""
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
         self.archiver: Archiver | None = None
         if store.rules.archive:
-            from fray.node.archive import Archiver  # few have one, and every node starts here
+            from fray.node.logs.archive import Archiver  # few have one, and every node starts here
 
             self.archiver = Archiver(store)
         self._readers = trio.CapacityLimiter(READERS)

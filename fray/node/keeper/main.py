@@ -7,7 +7,7 @@ the node. The node's end (its process descriptor, or the end of the control sock
 Conversation with the node, JSON lines on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
 ``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": py-spy}``. Up: ``{"keeper": pid}`` with its
 pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log": lines}`` now and then, ``{"said": what}``
-(`fray.node.ear`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.stacks`),
+(`fray.node.keeper.ear`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.keeper.stacks`),
 ``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk.
 """
 
@@ -31,23 +31,23 @@ from attrs import evolve
 
 from fray.model.specs import Cause, EntryKind, Outcome, Ticket
 from fray.net.codec import from_json
-from fray.node.accounting import Account
-from fray.node.capture import Output, Spool
-from fray.node.cgroups import Group
-from fray.node.ear import Ear, open_pipe
 from fray.node.entry import Body
-from fray.node.given import Given
-from fray.node.limits import Fence
-from fray.node.meter import Meter
-from fray.node.namespace import settle
+from fray.node.grants.cgroups import Group
+from fray.node.grants.given import Given
+from fray.node.keeper.accounting import Account
+from fray.node.keeper.ear import Ear, open_pipe
+from fray.node.keeper.limits import Fence
+from fray.node.keeper.meter import Meter
+from fray.node.keeper.namespace import settle
+from fray.node.keeper.spawn import Child, Start, spawn
+from fray.node.keeper.stacks import Scribes, Whom
+from fray.node.keeper.verdict import Descent, Ending, Rung, judge
+from fray.node.keeper.watcher import Watcher
+from fray.node.logs.capture import Output, Spool
+from fray.node.logs.redact import Redactor
 from fray.node.preparing import Prepared
 from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.record import Record, save
-from fray.node.redact import Redactor
-from fray.node.spawn import Child, Start, spawn
-from fray.node.stacks import Scribes, Whom
-from fray.node.verdict import Descent, Ending, Rung, judge
-from fray.node.watcher import Watcher
 
 READ_BYTES = 64 * 1024
 DRAIN_S = 1.0

@@ -1,8 +1,8 @@
 """Attempts that somebody wants watched: asked whether they are well, waited for when they say nothing, looked into.
 
-The counting is `fray.node.health`'s; here are the tasks that ask, wait and act. Law: a ward is watched from when it
-runs until its end begins, whoever began it. What follows from a failed check or a stall that shall restart is one
-thing: stacks first, then `Guardian.condemn`, which ends the attempt by its ladder, as a failure.
+The counting is `fray.node.health.counting`'s; here are the tasks that ask, wait and act. Law: a ward is watched from
+when it runs until its end begins, whoever began it. What follows from a failed check or a stall that shall restart is
+one thing: stacks first, then `Guardian.condemn`, which ends the attempt by its ladder, as a failure.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fray.model.ids import AttemptId
 from fray.model.said import Pulse, Said, Used, sentence
 from fray.model.specs import JobSpec
 from fray.model.vitals import CAPTURE_LIMIT_BYTES, cut
-from fray.node.asking import BadAnswer, ask_path
-from fray.node.health import Beats, Pulses, Standing
+from fray.node.health.asking import BadAnswer, ask_path
+from fray.node.health.counting import Beats, Pulses, Standing
+from fray.node.health.vitals import Vitals
 from fray.node.launcher import OnSaid
-from fray.node.vitals import Vitals
 
 CAPTURE_WITHIN_S = 10.0
 """Stacks that take longer are given up."""

@@ -23,18 +23,18 @@ from attrs import define, field, frozen
 from fray.model.ids import AttemptId
 from fray.model.lines import HEAD_BYTES, Bytes, Chunk, record, records
 from fray.model.messages.node import LogPage, ReadLog
-from fray.node.capture import READ_BYTES, LineCutter, Spool, said
 from fray.node.config import LogRules
-from fray.node.pages import Segment, read_page
-from fray.node.redact import Hide
-from fray.node.tails import Tail, end_of, segments
+from fray.node.logs.capture import READ_BYTES, LineCutter, Spool, said
+from fray.node.logs.pages import Segment, read_page
+from fray.node.logs.redact import Hide
+from fray.node.logs.tails import Tail, end_of, segments
 
 ATTEMPTS_LIMIT = 20_000
 """Of which logs are kept, however little they have printed."""
 PIPE_LIMIT_BYTES = 1024 * 1024
 _NAME, _ENDED = "attempt", "ended"
 
-log = logging.getLogger("fray.node.logs")
+log = logging.getLogger("fray.node.logs.store")
 
 
 class Logs(Protocol):
