@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -100,6 +101,36 @@ async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_pat
         outcome = await bench.outcome(more)
         assert outcome.cause is Cause.ENVIRONMENT
         assert "it offers more than there are" in outcome.message
+
+
+@needs_groups
+def test_a_node_that_is_killed_leaves_no_group_behind(tmp_path: Path) -> None:
+    """Its keepers see its end, and remove what it would have."""
+    node = subprocess.Popen([sys.executable, "-c", DIE_BESIDE_A_JOB, str(tmp_path)], stdout=subprocess.PIPE)
+    assert node.communicate()[0] == b"1\n"
+    assert node.returncode == -signal.SIGKILL
+    found = find(str(tmp_path))
+    assert found is not None
+    deadline = time.monotonic() + 30
+    while list(found.old()):
+        assert time.monotonic() < deadline
+
+
+DIE_BESIDE_A_JOB = """
+import os, signal, sys, trio
+from pathlib import Path
+from tests.processes.test_launcher import open_bench
+from tests.processes.test_limits_real import holdings
+
+async def main(state_dir):
+    held = holdings(state_dir, "group")
+    async with open_bench(state_dir, holdings=held) as bench:
+        await bench.until_line(bench.start("deaf"), "ready")
+        print(len(list(held.groups.old())), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+trio.run(main, Path(sys.argv[1]))
+"""
 
 
 @needs_groups

@@ -61,6 +61,9 @@ class Fence(Watcher):
             if before == len(set(descendants(os.getpid())) - set(self.group.pids())):
                 return  # zombies, or a system that says yes and does nothing
 
+    def abandoned(self) -> None:
+        self.group.remove()
+
     def finish(self, outcome: Outcome) -> Outcome:
         """A death by the kernel's hand is the first cause of what looks like a failure afterwards."""
         peak_bytes = max(self.group.peak_bytes() if self.entered else 0, outcome.peak_memory_bytes)

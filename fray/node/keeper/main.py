@@ -252,6 +252,7 @@ class Watch:
         if self.node_gone:
             self._drain()
             self.output.finish_lines()  # for the node's next life
+            self._ask(lambda watcher: watcher.abandoned())
         else:
             self._finish(swept, left)
         while left:
@@ -276,7 +277,8 @@ class Watch:
     # What happens
 
     def _on_exit(self) -> None:
-        self.status = os.waitpid(self.child.pid, 0)[1]
+        with contextlib.suppress(ChildProcessError):  # the sweep has waited for it: nobody asks how it ended
+            self.status = os.waitpid(self.child.pid, 0)[1]
         self.unwatch(self.child.pidfd)
 
     def _on_node_gone(self) -> None:

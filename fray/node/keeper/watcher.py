@@ -22,6 +22,9 @@ class Watcher:
     def closing(self) -> None:
         """The main process has ended, and what it left is about to be swept: the last look at what still lives."""
 
+    def abandoned(self) -> None:
+        """The node is gone, and nothing of the job lives any more: leave nothing behind that the node would remove."""
+
     def finish(self, outcome: Outcome) -> Outcome:
         """Nothing of the job lives any more: what is to be added to its record."""
         return outcome

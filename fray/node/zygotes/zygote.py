@@ -18,9 +18,11 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
@@ -37,6 +39,8 @@ from fray.node.proctree import become_subreaper, end_descendants, set_title
 from fray.node.zygotes.heap import settle
 
 PACKET_LIMIT_BYTES = 4096
+KEEPERS_S = 0.5
+"""How long keepers have to end what they keep, once the node is gone."""
 
 
 class Zygote:
@@ -72,8 +76,16 @@ class Zygote:
                 control = self._obey(json.loads(packet), descriptors)
                 if control is not None:
                     return control
+        self._wait_keepers()
         end_descendants()
         return None
+
+    def _wait_keepers(self) -> None:
+        """The node is gone: they have seen it too, and know better what to leave in order. The rest is killed."""
+        deadline = time.monotonic() + KEEPERS_S
+        while self.keepers and (left_s := deadline - time.monotonic()) > 0:
+            select.select([self.wake], [], [], left_s)
+            self._reap()
 
     def _obey(self, message: dict[str, int], descriptors: list[int]) -> socket.socket | None:
         if "keep" in message:
