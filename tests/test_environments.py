@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fray.model.environment import EnvironmentConfig, EnvironmentSpec
 from fray.node.entry import own_code
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, Kept, too_many
+from fray.node.environments.preparer import _project
 from fray.node.environments.recipe import (
     BadRecipe,
     Base,
@@ -97,6 +99,18 @@ def test_a_pyproject_without_a_project_is_only_a_file() -> None:
 def test_code_of_the_project_and_of_its_local_sources_is_used_from_where_it_is() -> None:
     assert source_directories(PROJECT) == ["."]
     assert source_directories(LOCKED) == [".", "lib/core"]
+
+
+@pytest.mark.parametrize("lock", ['package = "x"', "package = [1]", '[[package]]\nsource = "git"', "[package]\nx = 1"])
+def test_a_lock_file_of_another_shape_is_for_uv_to_complain_of(lock: str) -> None:
+    assert source_directories(Project(pyproject="[project]\nname='a'", lock=lock)) == ["."]
+
+
+@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
+def test_a_project_file_that_never_ends_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "pyproject.toml")
+    with pytest.raises(BadRecipe, match="cannot be read: it is no file"):
+        _project(str(tmp_path))
 
 
 def test_a_job_abroad_has_its_author_s_code_and_not_his_packages() -> None:

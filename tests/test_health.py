@@ -81,6 +81,7 @@ def test_a_stall_is_noticed_once_and_the_next_beat_ends_it() -> None:
         (b"1234567890.123456 1e300", Progress(done=1234567890.123456, total=1e300)),
         (b"well", Pulse(True)),
         (b"unwell ValueError: no", Pulse(False, "ValueError: no")),
+        (b"unwell \x1b]0;title\x07no", Pulse(False, "]0;title no")),
         (b"nan 3", None),
         (b"-1", None),
         (b"30 of 100", None),
@@ -202,6 +203,10 @@ async def answering(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "status 503 Service Unavailable"),
         (b"+PONG\r\n", "no answer of HTTP"),
         (b"", "no answer of HTTP"),
+        (b"HTTP/1.1\t500\r\n\r\n", "^status 500$"),
+        (b"HTTP/1.1 500 \x1b[2Jgone\x07\r\n\r\n", r"^status 500 \[2Jgone$"),
+        (b"HTTP/1.1 " + b"9" * 4000, "^status 9{60}$"),
+        (b"X" * 10_000_000, "no answer of HTTP"),
     ],
 )
 async def test_a_path_is_asked_for_and_the_status_decides(answer: bytes, wrong: str | None) -> None:

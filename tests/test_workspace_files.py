@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import random
@@ -269,6 +270,37 @@ def test_a_manifest_that_writes_through_a_link_or_twice_or_beyond_its_pieces_is_
     for text in (b"", b"{}", b"[1]", b'{"files":[[1]],"pieces":[]}', b'{"files":[["a","f","../x",0]],"pieces":[]}'):
         with pytest.raises(InvalidRequest):
             read_manifest(text)
+
+
+HASH = "a" * 64
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"files":[["a","f","%s",Infinity]],"pieces":[]}' % HASH,  # noqa: UP031
+        '{"files":[["a","f","%s",1e999]],"pieces":[]}' % HASH,  # noqa: UP031
+        json.dumps({"files": [["a", "f", list(HASH), 0]], "pieces": []}),
+        json.dumps({"files": [["a", "f", HASH, 1]], "pieces": [[list(HASH), 1, 0]]}),
+        json.dumps({"files": [["a", "f", HASH, 1.5]], "pieces": [[HASH, 1, 0]]}),
+        json.dumps({"files": [["a\ud800", "f", HASH, 0]], "pieces": []}),
+        json.dumps({"files": [[None, "f", HASH, 0]], "pieces": []}),
+        json.dumps({"files": [["a" * 256, "f", HASH, 0]], "pieces": []}),
+        json.dumps({"files": [["a", "l", HASH, 4096]], "pieces": [[HASH, 4096, 0]]}),
+        json.dumps({"files": [["a", "l", HASH, 0]], "pieces": []}),
+        json.dumps({"files": [], "pieces": [[HASH, 0, 0]] * 1000}),
+        json.dumps({"files": [["a", "f", HASH, 2000 * 10_001_000]], "pieces": [[HASH, 2_000_000, 1]] * 10_001}),
+        "[" * 100_000,
+    ],
+)
+def test_no_text_is_taken_for_a_manifest_or_raises_anything_but_a_refusal(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        read_manifest(text.encode())
+
+
+def test_the_longest_name_of_a_file_system_is_allowed() -> None:
+    manifest = Manifest((Entry("a" * 255, "f", HASH, 0), Entry("b\udcff", "f", HASH, 0)), ())
+    assert read_manifest(write_manifest(manifest)) == manifest
 
 
 def test_damaged_pieces_and_parts_are_refused() -> None:

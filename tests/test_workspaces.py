@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -25,6 +26,7 @@ from fray.model.ids import mint
 from fray.model.messages.bundles import BundleState, FetchBundle, FetchPiece, OfferBundle, PutPiece
 from fray.model.messages.client import ClientHello, Role
 from fray.model.specs import EntryKind, JobSpec
+from fray.model.workspace import Entry, Manifest, Piece, manifest_parts
 from fray.net.channel import RedialPolicy
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
@@ -364,6 +366,51 @@ def test_another_boot_of_the_machine_trusts_nothing(tmp_path: Path) -> None:
 
 
 # Full disks and damage -----------------------------------------------------------------------------------------------
+
+
+def hostile(files: list[tuple[str, str, bytes]]) -> tuple[Manifest, dict[str, bytes]]:
+    """A workspace that no driver of ours would make, and its pieces."""
+    entries = tuple(Entry(path, mode, blob_id(content), len(content)) for path, mode, content in files)
+    pieces = {blob_id(content): content for _, _, content in files}
+    return Manifest(entries, tuple(Piece(blob, len(data), False) for blob, data in pieces.items())), pieces
+
+
+async def test_a_controller_outlives_whatever_is_offered_as_a_manifest(tmp_path: Path) -> None:
+    texts = [
+        b'{"files":[["a","f","%s",Infinity]],"pieces":[]}' % (b"a" * 64),
+        json.dumps({"files": [["a", "f", "a" * 64, 1]], "pieces": [[["a"] * 64, 1, 0]]}).encode(),
+        b"\xff" * 100,
+    ]
+    async with stage(Store(tmp_path / "store")) as st:
+        client = await st.client()
+        for text in texts:
+            parts = {blob_id(part): part for part in manifest_parts(text)}
+            for piece, data in parts.items():
+                await client.ask(PutPiece(piece=piece), [data])
+            with pytest.raises(InvalidRequest):
+                await client.ask(OfferBundle(bundle=blob_id(text), parts=tuple(parts), size_bytes=-1))
+
+
+async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    async with stage(store, keeping=Keeping(reserve_bytes=1 << 60)) as st:
+        client = await st.client()
+        with pytest.raises(StoreError, match="make room on its disk"):
+            await client.ask(PutPiece(piece=blob_id(b"data")), [b"data"])
+        assert store.pieces.ages() == {}
+
+
+@pytest.mark.parametrize("target", [b"/etc", b"../../etc", b"a\0b", b"sub/../../x"])
+def test_a_link_that_leads_out_is_made_on_no_machine_whoever_says_so(tmp_path: Path, target: bytes) -> None:
+    trees = Trees(tmp_path / "trees")
+    trees.open()
+    manifest, pieces = hostile([("link", "l", target)])
+    for piece, data in pieces.items():
+        trees.put_piece(piece, data)
+    with pytest.raises(InvalidRequest, match="leads out of the workspace"):
+        trees.build("0" * 64, manifest, ())
+    assert not trees.has("0" * 64)
+    assert list((tmp_path / "trees" / "trees").iterdir()) == []
 
 
 async def test_a_full_disk_of_the_controller_is_said_and_nothing_half_done_stays(

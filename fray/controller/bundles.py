@@ -206,8 +206,11 @@ class Bundles:
     def _put(self, piece: BlobId, data: bytes) -> None:
         if hashlib.sha256(data).hexdigest() != piece:
             raise InvalidRequest(f"the piece {piece} came damaged: send it again")
-        if not self._pieces.has(piece):
-            self._pieces.put(piece, data)
+        if self._pieces.has(piece):
+            return
+        if self._pieces.free_bytes() < len(data) + self.keeping.reserve_bytes:  # whatever its bundle's offer said
+            raise OSError(errno.ENOSPC, "No space left on device but what the controller needs for itself")
+        self._pieces.put(piece, data)
 
     # Giving
 

@@ -96,7 +96,8 @@ def parse(line: bytes) -> Spoken | None:
     """What a line says; None if it says nothing of this kind."""
     head, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
     if head in ("well", "unwell"):
-        return Pulse(head == "well", rest[:TEXT_LIMIT_CHARS])
+        shown = "".join(char if char.isprintable() else " " for char in rest[:TEXT_LIMIT_CHARS])
+        return Pulse(head == "well", " ".join(shown.split()))
     second, _, unit = rest.strip().partition(" ")
     try:
         done, total = float(head), None if second in ("", UNKNOWN) else float(second)

@@ -23,6 +23,10 @@ FILE, PROGRAM, LINK = "f", "x", "l"
 FILES_LIMIT = 100_000
 """Files of one workspace."""
 MANIFEST_LIMIT_BYTES = 64 * 1024 * 1024
+SIZE_LIMIT_BYTES = 20 * 1000**3
+"""Of all files together: a small piece may be named a million times. Drivers have a lower limit of their own."""
+LINK_LIMIT_BYTES = 4095
+"""Of where a link leads."""
 PIECE_BYTES = 512 * 1024
 """Content of one piece, about."""
 _SMALL_BYTES = PIECE_BYTES // 2
@@ -94,8 +98,8 @@ def read_manifest(text: bytes) -> Manifest:
     try:
         data = json.loads(text)
         manifest = Manifest(
-            tuple(Entry(str(p), str(m), _name(b), int(s)) for p, m, b, s in data["files"]),
-            tuple(Piece(_name(b), int(s), bool(packed)) for b, s, packed in data["pieces"]),
+            tuple(Entry(_text(p), _text(m), _name(b), _amount(s)) for p, m, b, s in data["files"]),
+            tuple(Piece(_name(b), _amount(s), bool(packed)) for b, s, packed in data["pieces"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidRequest(f"this is no manifest of a workspace: {error}") from None
@@ -103,7 +107,21 @@ def read_manifest(text: bytes) -> Manifest:
     return manifest
 
 
-def _name(blob: str) -> BlobId:
+def _text(told: object) -> str:
+    if not isinstance(told, str):
+        raise ValueError(f"{told!r} is no text")
+    return told
+
+
+def _amount(told: object) -> int:
+    """No number that merely can be made one: infinity cannot, and that would be nobody's error but ours."""
+    if type(told) is not int:
+        raise ValueError(f"{told!r} is no number of bytes")
+    return told
+
+
+def _name(told: object) -> BlobId:
+    blob = _text(told)
     if len(blob) != 64 or not _NAME_CHARS.issuperset(blob):
         raise ValueError(f"{blob!r} is no SHA-256")
     return blob
@@ -112,7 +130,7 @@ def _name(blob: str) -> BlobId:
 def _check(manifest: Manifest) -> None:
     if len(manifest.files) > FILES_LIMIT:
         raise InvalidRequest(f"a workspace has at most {FILES_LIMIT:,} files, not {len(manifest.files):,}")
-    before, links = "", set()
+    before = ""
     for entry in manifest.files:
         if not before < entry.path:
             raise InvalidRequest(f"the paths of a manifest are sorted, and {entry.path!r} is not")
@@ -120,14 +138,16 @@ def _check(manifest: Manifest) -> None:
         check_path(entry.path)
         if entry.mode not in (FILE, PROGRAM, LINK) or entry.size_bytes < 0:
             raise InvalidRequest(f"{entry.path!r} has the mode {entry.mode!r} and {entry.size_bytes} bytes")
-        if entry.mode == LINK:
-            links.add(entry.path)
+        if entry.mode == LINK and not 0 < entry.size_bytes <= LINK_LIMIT_BYTES:
+            raise InvalidRequest(f"the link {entry.path!r} leads nowhere: its target has {entry.size_bytes} bytes")
     paths = {entry.path for entry in manifest.files}
     for path in paths:
         if any(above in paths for above in _above(path)):
             raise InvalidRequest(f"{path!r} is below another file of the workspace")
-    if any(not 0 <= piece.size_bytes <= PIECE_LIMIT_BYTES for piece in manifest.pieces):
-        raise InvalidRequest(f"a piece of a workspace has at most {PIECE_LIMIT_BYTES} bytes")
+    if any(not 0 < piece.size_bytes <= PIECE_LIMIT_BYTES for piece in manifest.pieces):
+        raise InvalidRequest(f"a piece of a workspace has 1 to {PIECE_LIMIT_BYTES} bytes")
+    if manifest.size_bytes > SIZE_LIMIT_BYTES:
+        raise InvalidRequest(f"a workspace has at most {SIZE_LIMIT_BYTES:,} bytes, not {manifest.size_bytes:,}")
     if manifest.size_bytes != sum(entry.size_bytes for entry in manifest.files):
         raise InvalidRequest("the pieces of the workspace do not make up its files")
 
@@ -136,8 +156,11 @@ def check_path(path: str) -> None:
     """Raises InvalidRequest: it is no path of a file below a directory."""
     parts = path.split("/")
     sound = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
-    encoded = path.encode("utf-8", "surrogatepass")
-    if not sound or len(encoded) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 800 for part in parts):
+    try:
+        encoded = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        sound, encoded = False, b""
+    if not sound or len(encoded) > 4000 or any(len(part) > 255 for part in encoded.split(b"/")):
         raise InvalidRequest(f"{path!r} is no path of a file in a workspace")
 
 

@@ -160,11 +160,23 @@ class Course:
             return Prepared(), None
         with trio.CancelScope() as attempt.preparing:
             try:
-                prepared = await self.place.preparer.prepare(attempt.ticket, self._say)
+                prepared = await self._make_ready(attempt.ticket)
                 return prepared, await self.place.broods.take(prepared)
             finally:
                 attempt.preparing = None
         return Prepared(), None
+
+    async def _make_ready(self, ticket: Ticket) -> Prepared:
+        """What jobs bring along is anybody's: an error nobody thought of costs this attempt, and not the node."""
+        try:
+            return await self.place.preparer.prepare(ticket, self._say)
+        except NotPrepared:
+            raise
+        except Exception as error:
+            log.exception("%s cannot be made ready", ticket.attempt_id)
+            raise NotPrepared(
+                f"what it needs cannot be made ready: {error!r}; the log of node {ticket.node} says where"
+            ) from error
 
     def _say(self, line: str) -> None:
         self.attempt.say(line)

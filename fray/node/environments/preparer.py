@@ -6,6 +6,7 @@ It is part of every node, and most nodes never make an environment: what that ta
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from fray.node.images import Images
 
 EVICT_EVERY_S = 600.0
+FILE_LIMIT_BYTES = 64 * 1024 * 1024
+"""Of a project's file or lock."""
 
 
 @define
@@ -187,12 +190,21 @@ def _project(workspace: str | None) -> Project | None:
     found = {}
     for name in (PROJECT, LOCK) if workspace is not None else ():
         try:
-            found[name] = Path(workspace or "", name).read_text()
+            found[name] = _read_file(Path(workspace or "", name))
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:
             raise BadRecipe(f"the workspace's {name} cannot be read: {error}") from None
     return project_of(found)
+
+
+def _read_file(path: Path) -> str:
+    """A file of a workspace, which may be a link to anything: a pipe or a device would never end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        seen = os.fstat(file.fileno())
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > FILE_LIMIT_BYTES:
+            raise OSError(f"it is no file of at most {FILE_LIMIT_BYTES} bytes")
+        return file.read(FILE_LIMIT_BYTES).decode()
 
 
 def _paths(workspace: str, project: Project) -> tuple[str, ...]:

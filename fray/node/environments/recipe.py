@@ -116,11 +116,12 @@ def source_directories(project: Project) -> list[str]:
     """
     if project.lock is None:
         return ["."]
-    found = ["."]
-    for package in _toml(project.lock, LOCK).get("package", []):
-        source = package.get("source", {})
-        found += [source[kind] for kind in ("editable", "virtual", "directory") if isinstance(source.get(kind), str)]
-    return list(dict.fromkeys(found))
+    packages = _toml(project.lock, LOCK).get("package", [])
+    tables = [package for package in packages if isinstance(package, dict)] if isinstance(packages, list) else []
+    sources = [package["source"] for package in tables if isinstance(package.get("source"), dict)]
+    kinds = ("editable", "virtual", "directory")
+    found = [source[kind] for source in sources for kind in kinds if isinstance(source.get(kind), str)]
+    return list(dict.fromkeys([".", *found]))
 
 
 def _toml(text: str, name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ async def ask_path(port: int, path: str, host: str = "127.0.0.1") -> None:
     if status is None:
         raise BadAnswer(f"no answer of HTTP: {line[:60]!r}")
     if not 200 <= status < 400:
-        raise BadAnswer(f"status {line.split(b' ', 1)[1][:60].decode('latin-1').strip()}")
+        raise BadAnswer(f"status {' '.join(shown(line).split()[1:])[:60]}")
 
 
 async def _first_line(stream: trio.SocketStream) -> bytes:
@@ -51,6 +51,11 @@ def status_of(line: bytes) -> int | None:
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
         return None
     return int(words[1])
+
+
+def shown(line: bytes) -> str:
+    """For a terminal: without characters that would steer it."""
+    return "".join(char if char.isprintable() else " " for char in line.decode("latin-1"))
 
 
 def _reason(error: OSError) -> str:

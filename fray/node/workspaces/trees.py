@@ -28,7 +28,18 @@ from attrs import frozen
 
 from fray.errors import InvalidRequest
 from fray.model.ids import BlobId
-from fray.model.workspace import LINK, PROGRAM, Entry, Manifest, Piece, content_of, read_manifest, spans, write_manifest
+from fray.model.workspace import (
+    LINK,
+    PROGRAM,
+    Entry,
+    Manifest,
+    Piece,
+    content_of,
+    leads_out,
+    read_manifest,
+    spans,
+    write_manifest,
+)
 from fray.node.workspaces.spares import Spares
 
 LINKED_FROM_BYTES = 1 << 20
@@ -178,7 +189,7 @@ class Trees:
             os.mkdir(directory, 0o700)
         for entry in manifest.files:
             if entry.mode == LINK:
-                os.symlink(os.fsdecode(self._file(entry).read_bytes()), f"{draft}/{entry.path}")
+                os.symlink(_target(entry, self._file(entry).read_bytes()), f"{draft}/{entry.path}")
             else:
                 os.link(self._file(entry), f"{draft}/{entry.path}")
 
@@ -299,6 +310,14 @@ class Trees:
 
     def _size_bytes(self) -> int:
         return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(self._files))
+
+
+def _target(entry: Entry, content: bytes) -> str:
+    """Where a link leads; who made the manifest need not be Fray."""
+    target = os.fsdecode(content)
+    if "\0" in target or leads_out(entry.path, target):
+        raise InvalidRequest(f"the link {entry.path!r} leads out of the workspace: {target!r}")
+    return target
 
 
 def is_untouched(seen: os.stat_result, entry: Entry) -> bool:
