@@ -6,22 +6,15 @@ import argparse
 import time
 from collections.abc import Sequence
 
-import attrs
-
 from fray.cli.out import clock, say, say_json, width
 from fray.cli.place import namespace_of
 from fray.cli.tables import amount, fields, size, span, table
 from fray.cluster import Cluster
 from fray.errors import InvalidRequest
+from fray.model import account
 from fray.model.actors import ActorInfo
 from fray.model.messages.client import NodeInfo
-from fray.model.specs import JobInfo, JobState
-
-KNOWN = {
-    *("name", "alive", "cpu_milli", "cpu_milli_free", "memory_bytes", "memory_bytes_free", "devices", "attributes"),
-    *("attempts", "pid"),
-}
-"""Fields of a `NodeInfo` that have a place of their own below; others are shown as they are."""
+from fray.model.specs import AttemptInfo, JobInfo, JobState
 
 
 async def nodes(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -43,7 +36,7 @@ def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
             "alive" if node.alive else "silent",
             free(node.cpu_milli_free / 1000, node.cpu_milli / 1000),
             f"{size(node.memory_bytes_free)} of {size(node.memory_bytes)}",
-            str(len(node.devices) or ""),
+            _devices_free(node).removesuffix(", see below"),
             str(node.attempts),
             attributes(node),
         ]
@@ -81,49 +74,59 @@ def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | N
     lines = fields(
         [
             ("node", node.name),
-            ("state", "alive" if node.alive else "silent"),
+            ("state", "alive" if node.alive else "silent: it has not been heard for a while, see docs/supervision.md"),
+            ("host", node.host),
             ("pid", str(node.pid or "")),
             ("CPUs free", free(node.cpu_milli_free / 1000, node.cpu_milli / 1000)),
             ("memory free", f"{size(node.memory_bytes_free)} of {size(node.memory_bytes)}"),
-            ("devices", ", ".join(node.devices)),
-            *([("not to be given", ", ".join(f"{id_} {why}" for id_, why in node.busy.items()))] if node.busy else []),
+            ("devices free", _devices_free(node)),
+            ("ports", f"{node.ports}, {node.ports_free} free" if node.ports else "none offered"),
             ("attributes", attributes(node)),
-            ("attempts", str(node.attempts)),
-            *_others(node),
         ]
     )
-    if here:
-        rows = [
-            [
-                info.name,
-                one.attempt_id,
-                str(one.pid or ""),
-                span(None if one.start_time is None else now - one.start_time),
-            ]
-            for info in here
-            for one in info.members
-            if one.node == node.name
-        ]
-        lines += ["", *table(["RUNS", "ATTEMPT", "PID", "FOR"], rows, room)]
-    return lines
+    lines += ["", *_way_of_working(node)]
+    if node.devices:
+        lines += ["", *table(["DEVICE", "STATE", "WHO HAS IT"], [device_row(node, one) for one in node.devices], room)]
+    rows = [run_row(info, one, now) for info in here for one in info.members if one.node == node.name]
+    if rows:
+        lines += ["", *table(["RUNS", "ATTEMPT", "PID", "FOR", "MEMORY", "PROGRESS"], rows, room)]
+    return lines if rows else [*lines, "", "nothing runs here"]
 
 
-def _others(node: NodeInfo) -> list[tuple[str, str]]:
-    """What else machines tell of themselves: isolation in force, quarantine, and what a later version adds."""
-    told = []
-    for field in attrs.fields(type(node)):
-        value = getattr(node, field.name)
-        if field.name not in KNOWN and value not in (None, "", (), {}):
-            told.append((field.name.replace("_", " "), _text(value)))
-    return told
+def _devices_free(node: NodeInfo) -> str:
+    if not node.devices:
+        return ""
+    left = sum(device not in node.granted and device not in node.busy for device in node.devices)
+    held = f"; {len(node.busy)} withheld, see below" if node.busy else ""
+    return f"{left} of {len(node.devices)}{held}"
 
 
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return "\n".join(f"{key}: {each}" for key, each in sorted(value.items()))
-    if isinstance(value, tuple | list):
-        return "\n".join(map(str, value))
-    return str(value)
+def _way_of_working(node: NodeInfo) -> list[str]:
+    """Isolation and limits in force, and what it keeps: in its own words, or as far as its attributes say."""
+    told = node.told or {
+        key.replace("_", " "): node.attributes[key] for key in ("isolation", "memory_limit") if key in node.attributes
+    }
+    return fields([*told.items(), ("containers", node.attributes.get("containers", "none: no docker, no podman"))])
+
+
+def device_row(node: NodeInfo, device: str) -> list[str]:
+    """A device that is withheld may still be an attempt's, whose end waits for it."""
+    if device in node.busy:
+        return [device, "withheld", node.busy[device]]
+    holder = node.granted.get(device, "")
+    return [device, "given" if holder else "free", holder]
+
+
+def run_row(info: JobInfo, one: AttemptInfo, now: float) -> list[str]:
+    """An attempt that runs there."""
+    return [
+        info.name,
+        one.attempt_id,
+        str(one.pid or ""),
+        span(None if one.start_time is None else now - one.start_time),
+        size(one.memory_bytes) if one.memory_bytes else "",
+        account.progress(one.progress),
+    ]
 
 
 async def actors(cluster: Cluster, options: argparse.Namespace) -> int:

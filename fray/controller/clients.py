@@ -456,7 +456,7 @@ class ClientLink:
     # The cluster
 
     def _list_nodes(self, ref: int, message: words.ListNodes, blobs: Sequence[Bytes]) -> Answer:
-        return words.Nodes(nodes=self._house.state.nodes_info()), ()
+        return words.Nodes(nodes=self._house.vitals.nodes(self._house.state.nodes_info())), ()
 
     def _end_session(self, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
         self._house.inbox.ask(SessionClosed(session=self.session, reason=message.reason, ref=ref))

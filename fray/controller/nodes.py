@@ -29,6 +29,7 @@ from fray.model.messages.node import (
     Measured,
     NodeGoodbye,
     NodeHello,
+    NodeTold,
     Report,
     Wanted,
 )
@@ -135,6 +136,8 @@ class NodeLink:
             self._house.vitals.hear(mine, self._house.inbox.time())
         elif isinstance(message, AttemptNoted):
             self._noted(message)
+        elif isinstance(message, NodeTold):
+            self._house.vitals.hear_node(self.node, message.told)
         elif isinstance(message, Captured):
             self._front.captured(self, message)
         elif isinstance(message, NodeGoodbye):

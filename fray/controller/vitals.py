@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 import trio
 from attrs import evolve
 
-from fray.model.ids import AttemptId, JobId, split_attempt
+from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
+from fray.model.messages.client import NodeInfo
+from fray.model.messages.node import short
 from fray.model.specs import JobInfo
 from fray.model.vitals import Vital, complete
 
@@ -21,6 +23,8 @@ KEPT_LIMIT = 50_000
 """Attempts; those that moved longest ago are forgotten first."""
 CAPTURED_LIMIT_BYTES = 32 * 1024 * 1024
 """Stacks of stalls, of all attempts together; the oldest go first."""
+NODES_LIMIT = 10_000
+"""Machines whose words about themselves are kept; those that spoke longest ago are forgotten first."""
 TOLD_LIMIT = 200
 """Attempts of one job in one piece of news: of a larger gang the others are told by the next answer."""
 
@@ -33,6 +37,7 @@ class VitalsBook:
         self._captured: OrderedDict[AttemptId, int] = OrderedDict()
         self._captured_bytes = 0
         self._moved: dict[JobId, dict[AttemptId, None]] = {}
+        self._nodes: OrderedDict[NodeName, dict[str, str]] = OrderedDict()
         self._wake = trio.Event()
 
     def __repr__(self) -> str:
@@ -81,6 +86,17 @@ class VitalsBook:
     def of(self, attempts: Iterable[AttemptId]) -> tuple[Vital, ...]:
         """What is known of these."""
         return tuple(self._vitals[attempt_id] for attempt_id in attempts if attempt_id in self._vitals)
+
+    def hear_node(self, node: NodeName, told: dict[str, str]) -> None:
+        """What a machine tells of itself."""
+        self._nodes[node] = short(told)
+        self._nodes.move_to_end(node)
+        while len(self._nodes) > NODES_LIMIT:
+            self._nodes.popitem(last=False)
+
+    def nodes(self, known: Iterable[NodeInfo]) -> tuple[NodeInfo, ...]:
+        """The machines with what they have told of themselves."""
+        return tuple(evolve(one, told=self._nodes.get(one.name, {})) for one in known)
 
     async def run(self, tell: Callable[[JobId, tuple[AttemptId, ...]], object]) -> None:
         """Tell which attempts of which jobs have moved, at most every `TELL_EVERY_S`; for ever."""

@@ -83,6 +83,15 @@ class Furnished(Protocol):
 
 
 @runtime_checkable
+class Particular(Protocol):
+    """A launcher that has more to tell of itself to people."""
+
+    async def particulars(self) -> dict[str, str]:
+        """A few short lines by what they are about, as they are now."""
+        ...
+
+
+@runtime_checkable
 class Asking(Protocol):
     """A launcher that needs more of the controller than tickets: workspaces."""
 

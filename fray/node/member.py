@@ -18,7 +18,17 @@ from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
 from fray.model.lines import Chunk
 from fray.model.messages.client import ControllerHello
-from fray.model.messages.node import AttemptLog, AttemptNoted, CaptureAsked, Captured, NodeHello, Report, Wanted
+from fray.model.messages.node import (
+    AttemptLog,
+    AttemptNoted,
+    CaptureAsked,
+    Captured,
+    NodeHello,
+    NodeTold,
+    Report,
+    Wanted,
+    short,
+)
 from fray.model.resources import Capacity
 from fray.model.said import Said
 from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket, Wish
@@ -33,7 +43,7 @@ from fray.node.config import NodeConfig
 from fray.node.forwards import Forwards
 from fray.node.health.vitals import Vitals
 from fray.node.health.wards import Wards
-from fray.node.launcher import Furnished, Launcher, Withholding
+from fray.node.launcher import Furnished, Launcher, Particular, Withholding
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
 
 REPORT_CHUNK_BYTES = 8 * 1024 * 1024
@@ -42,6 +52,9 @@ LIVE_LIMIT_BYTES = 1024 * 1024
 """Lines are not pushed while more than this waits for the controller: they are on the disk, and can be asked for."""
 PUSHED_LIMIT_BYTES = 64 * 1024
 """So much waits at most when lines that were not pushed are spoken of again."""
+
+TELL_EVERY_S = 5.0
+"""How often it looks whether there is news of itself for people."""
 
 log = logging.getLogger("fray.node")
 
@@ -74,6 +87,8 @@ class Member:
         self._ends: dict[AttemptId, int] = {}
         self._wake_log = trio.Event()
         self._told_busy: dict[str, str] = {}
+        self._forgotten = trio.Event()
+        """The controller knows nothing of what was told before."""
         self._wake = trio.Event()
         self._moving = trio.lowlevel.ParkingLot()
         self.forwards = Forwards(lambda: self.wanted, config.advertise)
@@ -143,6 +158,7 @@ class Member:
             self._requests.on_reset()
         self._whole = True
         self._wake.set()
+        self._forgotten.set()
         self.vitals.tell_again()
 
     def on_suspended(self, why: str) -> None:
@@ -321,6 +337,21 @@ class Member:
         end = self._unpushed.pop(attempt_id, None)
         if end is not None:
             self._push(channel, attempt_id, Chunk(end, end))
+
+    async def tell_of_itself(self, channel: Channel) -> None:
+        """What people want to know of this node: once it has joined, and whenever that is something else by now."""
+        launcher, told = self._launcher, dict[str, str]()
+        if not isinstance(launcher, Particular):
+            return
+        while channel.error is None:
+            if self._forgotten.is_set():
+                self._forgotten, told = trio.Event(), {}
+            found = short(await launcher.particulars())
+            if found != told and channel.connected:
+                told = found
+                self._tell(NodeTold(told=told))
+            with trio.move_on_after(TELL_EVERY_S):
+                await self._forgotten.wait()
 
     # Watching over them
 

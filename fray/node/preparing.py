@@ -92,6 +92,10 @@ class Household(Protocol):
         """The attempt's keeper was killed: end what that had to end and is below nobody here."""
         ...
 
+    async def told(self) -> str:
+        """What it has ready, for people; empty: nothing."""
+        ...
+
     def release(self, attempt_id: str) -> None:
         """The attempt has ended, whether or not it was prepared: what it used may go."""
         ...
@@ -114,6 +118,9 @@ class NothingToPrepare:
 
     async def clean_up(self, prepared: Prepared, attempt_id: str) -> None:
         pass
+
+    async def told(self) -> str:
+        return ""
 
     def release(self, attempt_id: str) -> None:
         pass

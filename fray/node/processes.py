@@ -115,6 +115,20 @@ class ProcessLauncher:
         held = isolation(self.pid_namespace, self.zygotes.no_namespace)
         return {"isolation": held, "memory_limit": self.holdings.limiter}
 
+    async def particulars(self) -> dict[str, str]:
+        """See `fray.node.launcher.Particular`."""
+        from fray.node import particulars as told  # a second after the node's start is early enough
+
+        found = {
+            "isolation": told.isolation(self.pid_namespace, self.zygotes.no_namespace),
+            "memory limit": told.memory_limit(self.holdings),
+            "environments": await self.household.told(),
+            "zygotes": told.zygotes(self.broods.interpreters),
+            "logs": told.logs(self.logs.store.rules),
+            "python": told.python(),
+        }
+        return {about: text for about, text in found.items() if text}
+
     @property
     def busy(self) -> dict[str, str]:
         """See `fray.node.launcher.Withholding`."""

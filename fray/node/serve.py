@@ -134,6 +134,7 @@ async def _be_member(
             task_status.started()
         nursery.start_soon(member.report, channel)
         nursery.start_soon(member.vitals.run, channel)
+        nursery.start_soon(member.tell_of_itself, channel)
         nursery.start_soon(member.forwards.run)
         nursery.start_soon(member.push_ends, channel)
         nursery.start_soon(member.answers.run, channel)

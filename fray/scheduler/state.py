@@ -205,6 +205,7 @@ class State(Tables):
             ports=str(node.capacity.ports),
             ports_free=machine.ports.free,
             busy=dict(node.busy),
+            granted={device: id_ for id_ in self.on_node.get(node.name, ()) for device in self.attempts[id_].devices},
         )
 
     # Names

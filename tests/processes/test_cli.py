@@ -181,6 +181,74 @@ def test_machines_and_actors_are_listed(run: Fray, lab: Lab, jobs: dict[str, str
     assert lines[1].split()[:3] == ["counter", "ready", "alpha"]
 
 
+def test_a_machine_says_what_is_in_force_there_and_who_has_which_device(
+    run: Fray, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAY_TEST_DEVICES", str(tmp_path))
+    files = [tmp_path / "nvidia0", tmp_path / "nvidia1"]
+    for file in files:
+        file.touch()
+    config = tmp_path / "beta.toml"
+    config.write_text('gpus = ["a100", "a100"]\n')
+    lab.start(
+        "beta",
+        "tests.processes.gpu_node",
+        "--controller",
+        lab.spec,
+        "--name",
+        "beta",
+        "--config",
+        str(config),
+        "--state-dir",
+        str(tmp_path / "state"),
+    )
+    given, freed = (
+        run(
+            "run", "--detach", "--name", name, "--gpu", "1", "--cpu", "0.1", "--memory", "50MB", "--", "sleep", "1000"
+        ).out[:-1]
+        for name in ("given", "freed")
+    )
+    wait_until(lambda: run("show", "--json", "freed").json["state"] == "running")
+    stranger = subprocess.Popen(["sleep", "1000"], stdin=files[1].open("rb"))
+    try:
+        assert run("stop", "freed").code == 0
+        node = wait_until(lambda: told_of(run, "beta"))
+        assert node["granted"] == {"gpu-0": f"{given}:0:0"}, freed
+        assert node["busy"] == {"gpu-1": f"held by pid {stranger.pid} (sleep)"}
+        shown = run("node", "show", "beta").out
+        assert re.search(rf"^gpu-0 +given +{given}:0:0$", shown, re.MULTILINE)
+        assert re.search(rf"^gpu-1 +withheld +held by pid {stranger.pid} \(sleep\)$", shown, re.MULTILINE)
+        words = dict(re.split("  +", line, maxsplit=1) for line in shown.splitlines() if re.search(r"\S  +\S", line))
+        assert words["devices free"] == "0 of 2; 1 withheld, see below"
+        assert "PID namespace" in words["isolation"]
+        assert words["memory limit"].startswith("by ")
+        assert words["logs"].startswith("kept for 7 days after an attempt's end")
+        assert words["zygotes"] == "its own"
+        assert words["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+        assert "0 of 2; 1 withheld" in run("nodes").out
+    finally:
+        stranger.kill()
+        stranger.wait()
+    wait_until(lambda: not told_of(run, "beta")["busy"])
+    assert re.search(r"^gpu-1 +free$", run("node", "show", "beta").out, re.MULTILINE)
+    run("stop", "given")
+    lab.kill("beta", signal.SIGTERM)
+
+
+def told_of(run: Fray, name: str) -> Any:
+    """A machine as JSON has it, once it has told of itself."""
+    return next((node for node in run("nodes", "--json").json if node["name"] == name and node["told"]), None)
+
+
+def wait_until(found: Callable[[], Any]) -> Any:
+    """The first true answer."""
+    give_up_at = time.monotonic() + 20
+    while not (answer := found()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    return answer
+
+
 def test_stacks_of_a_running_job_are_shown_and_of_others_refused(run: Fray, jobs: dict[str, str]) -> None:
     said = run("stacks", "lab/parent")
     assert said.code == 0

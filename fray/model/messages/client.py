@@ -449,6 +449,11 @@ class NodeInfo:
     ports_free: int = 0
     busy: dict[str, str] = Factory(dict)
     """Accelerators that are not given now, and who holds them."""
+    granted: dict[str, str] = Factory(dict)
+    """Accelerators that attempts have, and which."""
+    told: dict[str, str] = Factory(dict)
+    """What it tells people of itself, by what it is about: ``isolation``, ``memory limit``, ``environments``,
+    ``zygotes``, ``logs``, ``python``; empty before it has."""
 
 
 @frozen(kw_only=True)

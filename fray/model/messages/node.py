@@ -133,6 +133,25 @@ class Measured:
     vitals: tuple[Vital, ...]
 
 
+PARTICULARS_LIMIT = 20
+PARTICULAR_LIMIT_CHARS = 1000
+
+
+@frozen(kw_only=True)
+class NodeTold:
+    """Notice up: what the node tells people of itself; replaces what it told before. Nothing is decided by it."""
+
+    told: dict[str, str]
+
+
+def short(told: dict[str, str]) -> dict[str, str]:
+    """As much of it as is kept."""
+    return {
+        about[:PARTICULAR_LIMIT_CHARS]: text[:PARTICULAR_LIMIT_CHARS]
+        for about, text in list(told.items())[:PARTICULARS_LIMIT]
+    }
+
+
 @frozen(kw_only=True)
 class AttemptNoted:
     """Notice up: something for the story of an attempt's job."""

@@ -170,6 +170,12 @@ class Environments:
             self._builds = Builds(Cache(self.directory), self.environ, self.limits.build_s, self._nursery)
         return self._builds
 
+    async def told(self) -> str:
+        """See `Household.told`."""
+        from fray.node import particulars
+
+        return await particulars.environments(self.directory, self.limits, len(self._held))
+
     def release(self, attempt_id: str) -> None:
         """See `Household.release`."""
         for key, held in list(self._held.items()):
