@@ -164,9 +164,9 @@ def _freeze(pid: int, group: str) -> None:
 
 def sweep_shortly() -> None:
     """Run in the zygote: keepers are impatient."""
-    from fray.node.keeper import main as keeper
+    from fray.node.keeper import watch
 
-    keeper.SWEEP_S = 0.3
+    watch.SWEEP_S = 0.3
 
 
 def _child(body: object) -> int:
