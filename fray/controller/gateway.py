@@ -295,7 +295,7 @@ class Gateway:
                 self._job_moved(job_id)
             case NamesMoved(key=key):
                 for link in self._audience.of_name.of(key):
-                    link.names_moved(key)
+                    link.news.names_moved(key)
             case WishesMoved(node=name, changed=changed, gone=gone):
                 if name in self._nodes:
                     self._nodes[name].wishes_moved((*changed, *gone))
@@ -322,7 +322,9 @@ class Gateway:
         except NoSuchJob:
             return  # forgotten within the same batch
         for link in links:
-            link.job_moved(info)
+            link.news.job_moved(info)
+            if info.state.finished:
+                self._audience.of_job.drop(job_id, link)
 
     def _node_joined(self, hello: NodeHello) -> None:
         link = self._nodes.get(hello.node)
@@ -333,7 +335,7 @@ class Gateway:
 
     def _measured(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
         for link in list(self._audience.of_job.of(job_id)):
-            link.measured(job_id, attempts)
+            link.news.measured(job_id, attempts)
 
     def ask_stacks(self, link: ClientLink, ref: int, job_id: JobId) -> None:
         """Answer later. Raises NoSuchJob, ChannelFull."""
@@ -355,13 +357,13 @@ class Gateway:
         if job is not None and job.root and job.spec.log_to_owner:
             links |= dict.fromkeys(self._audience.of_log.of(job.root))
         for link in links:
-            link.log_moved(attempt)
+            link.news.log_moved(attempt)
         self._tell_readers(attempt, job_id)
 
     def _tell_readers(self, attempt: AttemptId, job_id: JobId) -> None:
         for link in list(self._audience.of_news.of(job_id)):
-            link.log_watched(attempt)
+            link.news.log_watched(attempt)
         if self._audience.of_tree:
             for ancestor in above(self._house.state, job_id):
                 for link in list(self._audience.of_tree.of(ancestor)):
-                    link.log_watched(attempt)
+                    link.news.log_watched(attempt)

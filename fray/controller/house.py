@@ -17,6 +17,7 @@ from fray.controller.secrets import SecretBook
 from fray.controller.store import Store
 from fray.controller.vitals import VitalsBook
 from fray.model.ids import AttemptId, BlobId
+from fray.model.messages.client import Names
 from fray.model.specs import RESULT_GONE, JobInfo, Outcome
 from fray.net.transport import Bytes
 from fray.scheduler.effects import Event
@@ -129,3 +130,9 @@ class House:
             return outcome, []
         data = self.store.blob(outcome.value)
         return (outcome, [data]) if data is not None else (evolve(outcome, value=None), [])
+
+    def names_now(self, key: str) -> tuple[Names, list[Bytes]]:
+        """All endpoints under a key; of an actor that has ended, how."""
+        names = self.state.names(key)
+        ended, error = self.with_error(names.ended)
+        return evolve(names, ended=ended), error
