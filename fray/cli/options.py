@@ -6,6 +6,7 @@ import argparse
 from typing import NoReturn, TypeAlias
 
 STATES = ("pending", "running", "succeeded", "failed", "stopped")
+AGAIN = "may be given several times"
 ABOUT = """\
 Look at, start and end what runs on a Fray cluster."""
 EPILOG = """\
@@ -160,38 +161,107 @@ def _run(verbs: Verbs) -> None:
         "run:run",
         "launch a program as a job, show what it prints, and end it on Ctrl-C",
         "  fray run -- python train.py\n"
-        "  fray run --name train --cpu 4 --memory 16GB --gpu h100:8 --env LR=3e-4 --workspace . -- python train.py\n"
-        "  fray run --detach --name serve --port http -- python -m http.server",
+        "  fray run --name train --cpu 4 --gpu h100:8 --workspace . --env LR=3e-4 -- python train.py\n"
+        "  fray run --max-retries 3 --exit-code 75=retry --exit-code 2=fail --backoff-s 5 -- ./sync.sh\n"
+        "  fray run --detach --name serve --port http --health /healthz -- python serve.py",
         opens="itself",
     )
+    parser.usage = "fray run [options] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--name", help="of the job (default: the program's name and a token)")
-    parser.add_argument("--cpu", type=float, default=1.0, help="CPUs of each replica (default: 1)")
-    parser.add_argument("--memory", default="2GB", help="of each replica (default: 2GB)")
-    parser.add_argument("--disk", default="0", help="scratch disk of each replica (default: none)")
-    device = parser.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="[TYPE:]N", help="GPUs of each replica: 1, h100:8")
-    device.add_argument("--tpu", metavar="TYPE", help="TPU slice of each replica: v5litepod-16")
-    parser.add_argument("--replicas", type=int, default=1, help="a gang of so many: all or none (default: 1)")
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="a variable of its process; K alone: the value it has here. May be given several times",
-    )
-    parser.add_argument(
-        "--secret", action="append", default=[], metavar="K[=NAME]", help="a variable whose value is a secret's"
-    )
-    parser.add_argument("--port", action="append", default=[], metavar="NAME", help="a port it wants, by name")
-    parser.add_argument("--workspace", metavar="DIR", help="directory whose files travel along: .")
-    parser.add_argument("--pip", action="append", default=[], metavar="REQ", help="a package it needs: 'polars>=1'")
-    parser.add_argument("--extra", action="append", default=[], metavar="NAME", help="an extra of the project there")
-    parser.add_argument("--image", metavar="IMAGE", help="run in a container of this image")
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="restarts after a failure (default: 0)")
     parser.add_argument(
         "--detach", action="store_true", help="return when it is accepted; it is the cluster's, and ends by itself"
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program and its arguments, behind --")
+    for add in (_run_where, _run_what, _run_retries, _run_health):
+        add(parser)
+
+
+def _run_where(parser: Parser) -> None:
+    group = parser.add_argument_group("where it runs, and what each replica gets")
+    group.add_argument("--cpu", type=float, default=1.0, metavar="N", help="CPUs (default: 1)")
+    group.add_argument("--pin-cpus", action="store_true", help="CPUs of its own; whole ones")
+    group.add_argument(
+        "--memory", metavar="SIZE", help="and no more than that: 16GB (default: 2GB reserved, 16GB with GPUs; no limit)"
+    )
+    group.add_argument("--disk", default=0, metavar="SIZE", help="scratch disk (default: none)")
+    device = group.add_mutually_exclusive_group()
+    device.add_argument("--gpu", metavar="[TYPE:]N", help="GPUs: 1, h100:8")
+    device.add_argument("--tpu", metavar="TYPE", help="a TPU slice: v5litepod-16")
+    group.add_argument("--replicas", type=int, default=1, metavar="N", help="a gang: all or none (default: 1)")
+    group.add_argument("--region", action="append", default=[], metavar="R", help=f"only there; {AGAIN}")
+    group.add_argument("--zone", action="append", default=[], metavar="Z", help=f"only there; {AGAIN}")
+
+
+def _run_what(parser: Parser) -> None:
+    group = parser.add_argument_group("what it is made of")
+    group.add_argument("--workspace", metavar="DIR", help="directory whose files travel along: .")
+    group.add_argument("--pip", action="append", default=[], metavar="REQ", help=f"a package: 'polars>=1'; {AGAIN}")
+    group.add_argument("--extra", action="append", default=[], metavar="NAME", help="an extra of the project there")
+    group.add_argument("--image", metavar="IMAGE", help="run in a container of this image")
+    group.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help=f"a variable; K alone: as it is here; {AGAIN}"
+    )
+    group.add_argument(
+        "--secret", action="append", default=[], metavar="K[=NAME]", help="a variable whose value is a secret's"
+    )
+    group.add_argument(
+        "--port", action="append", default=[], metavar="NAME", help="a port: FRAY_PORT_NAME, `fray forward JOB NAME`"
+    )
+
+
+def _run_retries(parser: Parser) -> None:
+    group = parser.add_argument_group("when it fails, or loses its machine (-1: any number of times)")
+    group.add_argument(
+        *("--max-retries", "--retries"), type=int, default=0, metavar="N", help="after a failure (default: 0)"
+    )
+    group.add_argument(
+        "--max-retries-preemption",
+        type=int,
+        default=100,
+        metavar="N",
+        help="after preemption and lost machines (default: 100)",
+    )
+    group.add_argument(
+        "--max-retries-machine-loss", type=int, metavar="N", help="a budget of its own for lost machines"
+    )
+    group.add_argument(
+        "--max-retries-out-of-memory", type=int, metavar="N", help="a budget of its own for lack of memory"
+    )
+    group.add_argument(
+        "--exit-code",
+        action="append",
+        default=[],
+        metavar="CODE=RULE",
+        help=f"what a code means: retry, fail or ignore (as good as 0), as 75=retry; {AGAIN}",
+    )
+    group.add_argument(
+        "--backoff-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="wait before it begins again, doubled each time (default: 0)",
+    )
+    group.add_argument("--backoff-max-s", type=float, default=30.0, metavar="S", help="longest such wait (default: 30)")
+
+
+def _run_health(parser: Parser) -> None:
+    group = parser.add_argument_group("whether it is well, and how it ends")
+    group.add_argument(
+        "--health", metavar="PATH", help="ask for this over HTTP; three bad answers in a row are a failure: /healthz"
+    )
+    group.add_argument(
+        "--health-port", default="http", metavar="NAME", help="at this port of its, which it gets (default: http)"
+    )
+    group.add_argument("--health-period-s", type=float, default=10.0, metavar="S", help="so often (default: 10)")
+    group.add_argument(
+        "--stall-s", type=float, metavar="S", help="without progress for so long its stacks go into its record"
+    )
+    group.add_argument(
+        "--on-stall", choices=("capture", "restart"), default="capture", help="restart: that, and it has failed"
+    )
+    group.add_argument(
+        "--term-s", type=float, default=2.0, metavar="S", help="from SIGTERM to SIGKILL when it is ended (default: 2)"
+    )
 
 
 def _stacks(verbs: Verbs) -> None:

@@ -25,12 +25,14 @@ from fray.errors import InvalidRequest
 from fray.jobs import Job
 from fray.model import account
 from fray.model.environment import EnvironmentConfig, Secret
+from fray.model.health import HealthCheck, OnStall
 from fray.model.ids import check_name, mint
 from fray.model.lines import LogLine
 from fray.model.messages.client import Role
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import JobInfo, JobState
+from fray.model.retries import ExitRule
+from fray.model.specs import JobInfo, JobState, Ladder
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -122,10 +124,45 @@ def request_of(options: argparse.Namespace) -> JobRequest:
             workspace=options.workspace,
             docker_image=options.image,
         ),
-        ports=tuple(options.port),
-        max_retries_failure=options.retries,
+        ports=ports_of(options),
+        max_retries_failure=options.max_retries,
+        max_retries_preemption=options.max_retries_preemption,
+        max_retries_machine_loss=options.max_retries_machine_loss,
+        max_retries_out_of_memory=options.max_retries_out_of_memory,
+        exit_codes=exit_codes(options.exit_code),
+        backoff_s=options.backoff_s,
+        backoff_max_s=options.backoff_max_s,
+        health=health_of(options),
+        stall_s=options.stall_s,
+        on_stall=OnStall(options.on_stall),
+        ladder=Ladder(term_s=options.term_s),
         detached=options.detach,
     )
+
+
+def ports_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """That where its health is asked for comes by itself."""
+    asked = [options.health_port] if options.health is not None else []
+    return tuple(dict.fromkeys([*options.port, *asked]))
+
+
+def health_of(options: argparse.Namespace) -> HealthCheck | None:
+    if options.health is None:
+        return None
+    return HealthCheck(path=options.health, port=options.health_port, period_s=options.health_period_s)
+
+
+def exit_codes(given: list[str]) -> dict[int, ExitRule]:
+    """``75=retry``, each code once. Raises InvalidRequest."""
+    found: dict[int, ExitRule] = {}
+    for text in given:
+        code, _, rule = text.partition("=")
+        if not code.isdecimal() or not 1 <= int(code) <= 255 or rule not in list(ExitRule):
+            raise InvalidRequest(f"--exit-code {text!r}: write a code from 1 to 255 and retry, fail or ignore: 2=fail")
+        if int(code) in found:
+            raise InvalidRequest(f"--exit-code {code} is there twice")
+        found[int(code)] = ExitRule(rule)
+    return found
 
 
 def made_up_name(program: str) -> str:
@@ -144,7 +181,14 @@ def resources_of(options: argparse.Namespace) -> ResourceConfig:
     elif options.tpu:
         device = TpuConfig(variant=options.tpu)
     return ResourceConfig(
-        device=device, cpu=options.cpu, memory=options.memory, disk=options.disk, replicas=options.replicas
+        device=device,
+        cpu=options.cpu,
+        memory=options.memory,
+        disk=options.disk,
+        replicas=options.replicas,
+        regions=options.region,
+        zones=options.zone,
+        pin_cpus=options.pin_cpus,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from attrs import frozen
@@ -22,6 +23,9 @@ from attrs import frozen
 import fray
 from fray import Entrypoint, JobRequest, ResourceConfig
 from fray.cli.main import main
+from fray.cli.options import parser_of
+from fray.cli.run import request_of
+from fray.model.health import HealthCheck
 from tests import bodies
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -318,6 +322,36 @@ def test_files_travel_along_and_only_what_the_program_prints_is_its_output(run: 
     assert run("logs", "there").out == "from the workspace\n"
 
 
+def test_every_field_of_a_request_that_concerns_programs_has_its_option() -> None:
+    words = (
+        "--name a --cpu 2 --pin-cpus --memory 1GB --disk 2GB --gpu h100:8 --replicas 3 --region eu --zone eu-a "
+        "--zone eu-b --workspace . --pip polars --extra gpu --env A=1 --secret B=C --port grpc --max-retries 3 "
+        "--max-retries-preemption 4 --max-retries-machine-loss 5 --max-retries-out-of-memory 6 --exit-code 75=retry "
+        "--exit-code 2=fail --backoff-s 1.5 --backoff-max-s 60 --health /healthz --health-period-s 2 --stall-s 300 "
+        "--on-stall restart --term-s 30 --detach -- python train.py --lr 1"
+    )
+    request = request_of(parser_of().parse_args(["run", *words.split()]))
+    blank = request_of(parser_of().parse_args(["run", "--name", "b", "--", "true"]))
+    names = [field.name for field in attrs.fields(JobRequest)]
+    same = {name for name in names if getattr(request, name) == getattr(blank, name)}
+    assert same == {"replicas", "result_storage"}, "of resources; programs have no result"
+    assert blank == JobRequest(name="b", entrypoint=Entrypoint.from_binary("true"))
+    assert request.ports == ("grpc", "http")
+    assert request.health == HealthCheck(path="/healthz", period_s=2)
+    assert request.exit_codes == {75: "retry", 2: "fail"}
+    found = request.resources
+    assert (found.regions, found.zones, found.pin_cpus) == (("eu",), ("eu-a", "eu-b"), True)
+    assert request.entrypoint == Entrypoint.from_binary("python", ["train.py", "--lr", "1"])
+
+
+def test_a_program_begins_again_as_its_options_say(run: Fray, tmp_path: Path) -> None:
+    script = f"echo run; test -e {tmp_path}/been && exit 4; touch {tmp_path}/been; exit 75"
+    rules = ("--exit-code", "75=retry", "--exit-code", "4=ignore", "--max-retries", "5")
+    said = run("run", "--cpu", "0.1", *rules, "--name", "again", "--", "sh", "-c", script)
+    assert (said.code, said.out) == (0, "run\nrun\n")
+    assert run("show", "again", "--json").json["retries"] == {"failure": 1}
+
+
 def test_a_detached_program_is_waited_for_and_stopped_by_other_commands(run: Fray) -> None:
     detached = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
     (job_id,) = run(*detached, "night/one", "--", "sleep", "1000").out.split()
@@ -406,6 +440,13 @@ def fetched(url: str) -> str:
         (["run", "--env", "a-b=1", "--", "true"], 2, "no name of a variable"),
         (["run", "--name", "no blanks", "--", "true"], 2, "cannot be the name of a job"),
         (["run", "--memory", "much", "--", "true"], 2, "much"),
+        (["run", "--exit-code", "75", "--", "true"], 2, "--exit-code '75': write a code from 1 to 255 and retry"),
+        (["run", "--exit-code", "2=fail", "--exit-code", "2=retry", "--", "true"], 2, "--exit-code 2 is there twice"),
+        (["run", "--max-retries", "-2", "--", "true"], 2, "must be 0 or more, or -1 for any number"),
+        (["run", "--health", "healthz", "--", "true"], 2, "must begin with a slash"),
+        (["run", "--stall-s", "0", "--", "true"], 2, "must be more than 0 seconds"),
+        (["run", "--term-s", "-1", "--", "true"], 2, "the last rung must be reached"),
+        (["run"], 2, "COMMAND"),
         (["wait"], 2, "which job?"),
     ],
 )
