@@ -35,7 +35,7 @@ class Census:
     tasks: int = 0
     """Of the driver's loop."""
     files: int = 0
-    """In the cluster's directories: sockets, records, logs."""
+    """In the cluster's directories: sockets, records. Not the logs, which outlive their attempts by design."""
     segments: int = 0
     """Files in the shared memory that living processes of the cluster lend."""
     orphans: int = 0
@@ -162,7 +162,7 @@ def held_directories(pids: Iterable[int], base: Path) -> set[Path]:
 
 
 def _count_below(directory: Path) -> int:
-    return sum(1 for _ in directory.rglob("*"))
+    return sum("logs" not in path.relative_to(directory).parts for path in directory.rglob("*"))
 
 
 def count_orphans() -> int:
