@@ -62,7 +62,7 @@ class InRegistry:
         def on_names(names: Names, blobs: Sequence[Any]) -> None:
             tell(names.endpoints)
 
-        return runtime.link.watch(f"name:{self.namespace}/{name}", on_names)
+        return runtime.link.names.watch(f"name:{self.namespace}/{name}", on_names)
 
 
 @frozen

@@ -37,7 +37,7 @@ from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo, JobState
 from fray.runtime.context import Runtime, current, current_or_none
 from fray.runtime.interrupts import deferred_in_our_code
-from fray.runtime.links import JobRecord
+from fray.runtime.job_records import JobRecord
 from fray.runtime.scope import ChildScope
 from fray.scopes import Scope, open_scope
 from fray.supervision import OnFailure
@@ -210,8 +210,8 @@ class Cluster(Directory):
 
         job_id, link = job_id_of(job), self._runtime.link
         (record,) = await self._records([job])
-        if on_line is not None or tree or not link.prints(record.info):
-            with link.not_printing(job_id) if on_line is None else nullcontext():
+        if on_line is not None or tree or not link.logs.prints(record.info):
+            with link.logs.not_printing(job_id) if on_line is None else nullcontext():
                 async with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
                     async for line in lines:
                         (on_line or print_line)(line)
@@ -250,12 +250,12 @@ class Cluster(Directory):
         ids = tuple(job_id_of(job) for job in wanted)
         if name == "" or prefix == "":
             raise InvalidRequest("terminate(name=) and (prefix=) need a text; list_jobs() has the ids of all jobs")
-        for record in self._runtime.link.known(ids):
+        for record in self._runtime.link.jobs.known(ids):
             record.asked_to_end = True
         message = Terminate(
             jobs=ids, reason=reason, name=name or "", prefix=prefix or "", namespace=namespace, tree=tree
         )
-        return list(await self._runtime.link.terminate(message))
+        return list(await self._runtime.link.jobs.terminate(message))
 
     async def list_jobs(
         self,
@@ -291,7 +291,7 @@ class Cluster(Directory):
         Raises:
             NoSuchJob: the cluster knows none of this name.
         """
-        record = await self._runtime.link.find_by_name(check_name(name, "a job"), namespace)
+        record = await self._runtime.link.jobs.find_by_name(check_name(name, "a job"), namespace)
         if record is not None:
             return Job(self._runtime, record)
         raise NoSuchJob(
@@ -386,7 +386,7 @@ class Cluster(Directory):
             pass  # so long over that it has been forgotten since
 
     async def _records(self, jobs: Sequence[Job | JobId]) -> list[JobRecord]:
-        return await self._runtime.link.watch_jobs([job_id_of(job) for job in jobs])
+        return await self._runtime.link.jobs.watch([job_id_of(job) for job in jobs])
 
     def __repr__(self) -> str:
         return f"<Cluster {self.address} namespace={self.namespace!r}>"

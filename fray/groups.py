@@ -158,7 +158,7 @@ class ActorGroup(Members[ActorHandle]):
             ConnectionFailed: the conversation with the controller has ended.
         """
         runtime, presences = self._here(), self._follow()
-        for record in runtime.link.known([presence.actor_id for presence in presences]):
+        for record in runtime.link.jobs.known([presence.actor_id for presence in presences]):
             record.asked_to_end = True
         with trio.move_on_after(grace_s):
             await self._end_in_order(presences)
@@ -176,7 +176,7 @@ class ActorGroup(Members[ActorHandle]):
                 await self._changed.wait()
             if not presence.is_light:
                 with suppress(NoSuchJob):  # so long over that it has been forgotten
-                    (record,) = await self._here().link.watch_jobs([presence.home])
+                    (record,) = await self._here().link.jobs.watch([presence.home])
                     await record.ended.wait()
 
     async def _cut_light(self, left: Sequence[Presence]) -> None:

@@ -16,8 +16,8 @@ from fray.runtime import payload
 from fray.runtime.attempt import check_blob
 from fray.runtime.context import Runtime
 from fray.runtime.ends import LONG_AGO, Numbers
+from fray.runtime.job_records import JobRecord
 from fray.runtime.light import Batch, Event, Gone, Past
-from fray.runtime.links import JobRecord
 from fray.runtime.methods import check_concurrency
 from fray.runtime.waiting_room import FIRST_LIGHT
 from fray.supervision import OnFailure

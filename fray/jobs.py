@@ -21,8 +21,8 @@ from fray.runtime import payload, results
 from fray.runtime.attempt import check_blob
 from fray.runtime.checkpoints import AT_END_S, check_class
 from fray.runtime.context import Runtime, current
+from fray.runtime.job_records import JobRecord
 from fray.runtime.life import CLEANUP
-from fray.runtime.links import JobRecord
 from fray.runtime.methods import check_concurrency, check_health, check_kill
 from fray.runtime.own_job import CurrentJob as CurrentJob
 from fray.runtime.own_job import current_job as current_job
@@ -213,9 +213,9 @@ class Job:
     def _record(self) -> JobRecord:
         if self._known is None:
             link = self._runtime.link
-            self._known, is_new = link.expect(*self._names)
+            self._known, is_new = link.jobs.expect(*self._names)
             if is_new:
-                self._runtime.token.run_sync_soon(self._runtime.nursery.start_soon, link.find_job, self._known)
+                self._runtime.token.run_sync_soon(self._runtime.nursery.start_soon, link.jobs.find, self._known)
         return self._known
 
     @property

@@ -28,7 +28,7 @@ from fray.runtime import payload
 from fray.runtime.context import Runtime
 from fray.runtime.crew import Crew, Function, Lane, Task
 from fray.runtime.family import Kind, Supervision
-from fray.runtime.links import JobRecord
+from fray.runtime.job_records import JobRecord
 from fray.runtime.scope import ChildScope, open_service_scope
 from fray.runtime.shelf import shelf_of
 from fray.runtime.task_worker import PIECE_LIMIT_BYTES, TaskWorker
@@ -344,7 +344,7 @@ class WorkerPool(TaskPool):
             slot.endpoint = names.endpoints[-1] if names.endpoints else None
             self._move(slot)
 
-        unwatch = self._runtime.link.watch(f"actor:{slot.job_id}", on_names)
+        unwatch = self._runtime.link.names.watch(f"actor:{slot.job_id}", on_names)
         try:
             await slot.record.ended.wait()
         finally:

@@ -20,8 +20,8 @@ from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, JobSpec
 from fray.runtime.context import Runtime
 from fray.runtime.family import Kind
+from fray.runtime.job_records import JobRecord
 from fray.runtime.light import LightHost
-from fray.runtime.links import JobRecord
 from fray.runtime.scope import ChildScope, open_child_scope, open_service_scope
 from fray.supervision import ACTOR_RESOURCES, Child, OnFailure, actor_request, build_group, label_of, supervision_of
 from fray.templates import instances

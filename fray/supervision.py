@@ -17,7 +17,7 @@ from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, JobSpec, Siblings, Strategy
 from fray.runtime.context import Runtime
 from fray.runtime.family import Supervision
-from fray.runtime.links import JobRecord
+from fray.runtime.job_records import JobRecord
 
 ACTOR_RESOURCES = ResourceConfig(cpu=0, memory=0)
 """An actor that asks for nothing reserves nothing, and goes where the fewest are."""

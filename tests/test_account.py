@@ -10,7 +10,7 @@ from fray.jobs import error_of
 from fray.model.account import how_it_ended, in_short
 from fray.model.health import Progress
 from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
-from fray.runtime.links import JobRecord
+from fray.runtime.job_records import JobRecord
 
 
 def info(state: str = "running", *nodes: str, generation: int = 0, **more: Any) -> JobInfo:

@@ -53,7 +53,12 @@ class House:
         self.members: dict[str, Member] = {}
         self.runtime = cast(
             Runtime,
-            SimpleNamespace(caller=stage.caller, link=stage.directory, rng=stage.rng, nursery=stage.nursery),
+            SimpleNamespace(
+                caller=stage.caller,
+                link=SimpleNamespace(names=stage.directory),
+                rng=stage.rng,
+                nursery=stage.nursery,
+            ),
         )
         self.pool = ActorPool("m", InRegistry("ns"), self.runtime)
 

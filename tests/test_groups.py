@@ -288,13 +288,13 @@ async def test_an_idle_member_of_a_group_is_an_ended_one(cluster: fray.Cluster, 
 
 async def test_members_that_have_ended_are_followed_no_longer(any_cluster: fray.Cluster) -> None:
     link = any_cluster._runtime.link
-    before = len(link._names)
+    before = len(link.names.watched)
     async with any_cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, count=2, name="brief")
         for handle in await group.wait_ready():
             assert await handle.twice(2) >= 4
         await group.shutdown()
     with trio.fail_after(10):
-        while len(link._names) > before:  # noqa: ASYNC110 - news of the controller's
+        while len(link.names.watched) > before:  # noqa: ASYNC110 - news of the controller's
             await trio.sleep(0.01)
     assert group.is_done()

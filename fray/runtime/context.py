@@ -28,7 +28,8 @@ from fray.net.transport import Credential, Network
 from fray.net.tunnel import Tunnels, is_relayed
 from fray.runtime.caller import Caller
 from fray.runtime.host import Host
-from fray.runtime.links import ControllerLink, OnLog
+from fray.runtime.links import ControllerLink
+from fray.runtime.log_watches import OnLog
 from fray.runtime.services import open_services
 from fray.runtime.thread_actor import ThreadActor
 
@@ -208,7 +209,7 @@ async def open_runtime(
                 runtime.namespace = (await link.wait_ready(CONNECT_WITHIN_S)).namespace
                 nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:
-                link.follow_logs(None)
+                link.logs.follow(None)
             yield runtime
         finally:
             _current.reset(token)
@@ -262,7 +263,7 @@ def _make_runtime(
         role=place.role,
         network=network,
         link=link,
-        caller=Caller(network, link, session=session, rng=rng),
+        caller=Caller(network, link.names, session=session, rng=rng),
         host=host,
         rng=rng,
         nursery=nursery,

@@ -10,7 +10,7 @@ from fray.errors import ConnectionFailed, FrayError
 from fray.model.messages.tunnels import OpenTunnel
 from fray.net.splice import Splice, reset_at_close
 from fray.runtime.context import Runtime
-from fray.runtime.links import JobRecord
+from fray.runtime.job_records import JobRecord
 
 log = logging.getLogger("fray.forward")
 

@@ -7,116 +7,37 @@ again by `fray.net.requests`. So a controller restart is a pause, nothing more.
 
 from __future__ import annotations
 
-import os
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
-from weakref import WeakSet, WeakValueDictionary
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import trio
 from attrs import evolve
 
-from fray.errors import ChannelClosed, FrayError, NoSuchJob, Unreachable
-from fray.model.ids import JobId, Namespace
-from fray.model.lines import LogLine
+from fray.errors import ChannelClosed, FrayError, Unreachable
+from fray.model.ids import JobId
 from fray.model.messages.client import (
-    BringSecrets,
     ClientHello,
     ControllerHello,
-    Ended,
     EndSession,
-    FindJob,
     FollowLogs,
     JobChanged,
     JobMeasured,
-    Jobs,
     Launch,
     LogLines,
     LogMoved,
     Names,
     Register,
-    Terminate,
-    Unwatch,
     Watch,
-    WatchJobs,
-    WatchLogs,
 )
-from fray.model.specs import JobInfo, JobSpec, JobState
-from fray.model.vitals import Vital, complete
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.requests import Requests, again
 from fray.net.transport import Credential, Network
 from fray.net.tunnel import Tunnels
-
-OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
-OnLog: TypeAlias = Callable[[Sequence[LogLine]], None]
-"""Told of lines of one attempt."""
-
-
-class JobRecord:
-    """What this process knows of one job; `ended` is set once, with ``info`` final and ``value`` there."""
-
-    def __init__(self, info: JobInfo) -> None:
-        self.info = info
-        self.value: bytes | None = None
-        self.ended = trio.Event()
-        self.changed = trio.Event()
-        self.asked_to_end = False
-        """This process itself has asked for the job's end: no error of the scope then."""
-        self.accepted = True
-        """False while the launch has not been answered: the controller may not know the job yet."""
-        self.lost: FrayError | None = None
-        """Set instead of an outcome when the conversation itself has ended."""
-        self.callbacks: list[Callable[[], object]] = []
-        """Called once, in the loop, when it has ended."""
-
-    def update(self, info: JobInfo, value: bytes | None) -> None:
-        if self.ended.is_set():
-            return
-        self.info = info
-        if info.state.finished:
-            self.value = value
-            self._end()
-        self.changed.set()
-        self.changed = trio.Event()
-
-    def measure(self, vitals: Sequence[Vital]) -> None:
-        """What is measured of it has changed."""
-        if not self.ended.is_set():
-            self.info = complete(self.info, {vital.attempt_id: vital for vital in vitals})
-            self.changed.set()
-            self.changed = trio.Event()
-
-    def lose(self, error: FrayError) -> None:
-        if not self.ended.is_set():
-            self.lost = error
-            self._end()
-            self.changed.set()
-
-    def _end(self) -> None:
-        self.ended.set()
-        callbacks, self.callbacks = self.callbacks, []
-        for callback in callbacks:
-            callback()
-
-
-class ReadsLogs(Protocol):
-    """One who reads logs and follows."""
-
-    watched: tuple[JobId, bool]
-    """The job, and whether also all below it."""
-
-    def on_moved(self, moved: LogMoved | None) -> None:
-        """Told of an attempt that has printed; None: of any, as hints may have been lost."""
-
-
-class _NamesWatch:
-    def __init__(self) -> None:
-        self.latest: tuple[Names, Sequence[Bytes]] | None = None
-        self.listeners: list[OnNames] = []
+from fray.runtime.job_records import JobRecords
+from fray.runtime.log_watches import LogWatches, OnLog
+from fray.runtime.name_watches import NameWatch, NameWatches
 
 
 class ControllerLink:
@@ -124,7 +45,9 @@ class ControllerLink:
 
     def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
-        self.on_log = on_log
+        self.jobs = JobRecords(self)
+        self.names = NameWatches(self)
+        self.logs = LogWatches(self, on_log)
         self.tunnels = tunnels
         """What is relayed over this conversation."""
         self.controller: ControllerHello | None = None
@@ -133,15 +56,6 @@ class ControllerLink:
         """Set when the controller first answered, or the conversation ended before."""
         self._channel: Channel | None = None
         self._requests: Requests | None = None
-        self._jobs: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
-        self.secret_of: Callable[[str], str | None] = os.environ.get
-        """What this process knows of secrets."""
-        self._secrets: dict[JobId, dict[str, str]] = {}
-        """Values brought for living jobs."""
-        self._names: dict[str, _NamesWatch] = {}
-        self._follow: dict[JobId | None, bool] = {}
-        self._not_printed: Counter[JobId] = Counter()
-        self._log_readers: WeakSet[ReadsLogs] = WeakSet()
         self._owed = trio.Event()
         self._resets = 0
         self._settled = False
@@ -174,7 +88,7 @@ class ControllerLink:
         if self.tunnels is not None:
             self.tunnels.on_reset()
         self._resets += 1
-        self._tell_readers(None)
+        self.logs.moved(None)
         self._owed.set()
         self.ready.set()
 
@@ -190,30 +104,22 @@ class ControllerLink:
             self._requests.on_end(error)
         if self.tunnels is not None:
             self.tunnels.on_end(error)
-        for record in list(self._jobs.values()):
-            record.lose(error)
+        self.jobs.lose_all(error)
         self._owed.set()
         self.ready.set()
         self.over.set()
 
     def _notice(self, message: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(message, JobChanged):
-            self._learn(message.job, blobs[0] if blobs else None)
+            self.jobs.learn(message.job, blobs[0] if blobs else None)
         elif isinstance(message, JobMeasured):
-            if (record := self._jobs.get(message.job_id)) is not None:
-                record.measure(message.vitals)
+            self.jobs.measured(message)
         elif isinstance(message, Names):
-            self._learn_names(message, blobs)
+            self.names.learn(message, blobs)
         elif isinstance(message, LogMoved):
-            self._tell_readers(message)
-        elif isinstance(message, LogLines) and self.on_log is not None and message.job_id not in self._not_printed:
-            from fray.runtime.log_lines import told  # not every process prints logs
-
-            self.on_log(told(message, blobs[0] if blobs else b""))
-
-    def _tell_readers(self, moved: LogMoved | None) -> None:
-        for reader in list(self._log_readers):
-            reader.on_moved(moved)
+            self.logs.moved(message)
+        elif isinstance(message, LogLines):
+            self.logs.lines(message, blobs[0] if blobs else b"")
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -311,225 +217,35 @@ class ControllerLink:
         self._settled = self._settled or isinstance(message, Launch | Register)
         return answer
 
-    # Jobs ------------------------------------------------------------------------------------------------------------
-
-    async def launch(self, specs: Sequence[JobSpec], payloads: Sequence[bytes]) -> list[JobRecord]:
-        """Launch all or none; the records follow the jobs to their end.
-
-        A record is of another job than its spec's where that asked for one that is there already.
-        """
-        records = [
-            self._record(JobInfo(job_id=spec.job_id, name=spec.name, state=JobState.PENDING, namespace=spec.namespace))
-            for spec in specs
-        ]
-        for record in records:
-            record.accepted = False
-
-        def accepted(reply: Any, blobs: Sequence[Bytes]) -> None:
-            for record in records:
-                record.accepted = True
-            records[:] = self._learn_all(reply, blobs, keep=True)
-
-        secrets = self._known_secrets(specs)
-        self._secrets.update((spec.job_id, secrets) for spec in specs if spec.secrets)
-        try:
-            await self.request_blobs(Launch(jobs=tuple(specs), secrets=secrets), payloads, on_answer=accepted)
-        except FrayError:
-            for spec in specs:
-                self._secrets.pop(spec.job_id, None)
-            raise
-        return records
-
-    def _known_secrets(self, specs: Sequence[JobSpec]) -> dict[str, str]:
-        """Of those the jobs ask for, what this process's own environment has under their names."""
-        names = {name for spec in specs for name in spec.secrets.values()}
-        values = {name: self.secret_of(name) for name in sorted(names)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    async def _bring_secrets(self) -> None:
-        """The controller may be another one, which never knew them."""
-        if self._secrets:
-            try:
-                await self.request(BringSecrets(secrets=dict(self._secrets)))
-            except FrayError:
-                pass  # the conversation has ended (`on_end` tells everybody)
-
-    async def terminate(self, message: Terminate) -> tuple[JobId, ...]:
-        """Ask for the end of jobs; those that end by this are no error of their scopes here."""
-
-        def asked(reply: Any, blobs: Sequence[Bytes]) -> None:
-            for record in self.known(reply.jobs):
-                record.asked_to_end = True
-
-        reply = await self.request_blobs(message, on_answer=asked)
-        assert isinstance(reply[0], Ended)
-        return reply[0].jobs
-
-    async def find_by_name(self, name: str, namespace: Namespace | None) -> JobRecord | None:
-        """The record of the job that has, or had, this name."""
-        found: list[JobRecord] = []
-
-        def learnt(reply: Any, blobs: Sequence[Bytes]) -> None:
-            found.extend(self._learn_all(reply, blobs, keep=True))
-
-        await self.request_blobs(FindJob(name=name, namespace=namespace), on_answer=learnt)
-        return found[0] if found else None
-
-    async def watch_jobs(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
-        """Records of these jobs, whoever launched them.
-
-        Raises:
-            NoSuchJob: the cluster knows one of them not (or no more).
-        """
-        unknown = [job_id for job_id in job_ids if job_id not in self._jobs]
-        held = [record for job_id in job_ids if (record := self._jobs.get(job_id)) is not None]
-        if unknown:
-
-            def known(reply: Any, blobs: Sequence[Bytes]) -> None:
-                held.extend(self._learn_all(reply, blobs, keep=True))
-
-            await self.request_blobs(WatchJobs(jobs=tuple(unknown)), on_answer=known)
-        by_id = {record.info.job_id: record for record in held}
-        missing = [job_id for job_id in job_ids if job_id not in by_id]
-        if missing:
-            raise NoSuchJob(f"the cluster knows no job {missing[0]!r}", job_id=missing[0])
-        return [by_id[job_id] for job_id in job_ids]
-
-    def expect(self, job_id: JobId, name: str) -> tuple[JobRecord, bool]:
-        """The record of a job that somebody else named, and whether it is new here: then `find_job` must fill it."""
-        record = self._jobs.get(job_id)
-        if record is not None:
-            return record, False
-        return self._record(JobInfo(job_id=job_id, name=name, state=JobState.PENDING)), True
-
-    async def find_job(self, record: JobRecord) -> None:
-        """Follow the job of this record, which ends as lost when the cluster does not know it."""
-        try:
-            await self.request_blobs(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._learn_all)
-        except FrayError as error:
-            record.lose(error)
-
-    def known(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
-        """The records this process already has of these jobs."""
-        return [record for job_id in job_ids if (record := self._jobs.get(job_id)) is not None]
-
-    def _record(self, info: JobInfo) -> JobRecord:
-        record = self._jobs.get(info.job_id)
-        if record is None:
-            record = self._jobs[info.job_id] = JobRecord(info)
-        return record
-
-    def _learn(self, info: JobInfo, value: Bytes | None) -> None:
-        if info.state.finished:
-            self._secrets.pop(info.job_id, None)
-        record = self._jobs.get(info.job_id)
-        if record is not None:
-            record.update(info, None if value is None else bytes(value))
-
-    def _learn_all(self, reply: Any, blobs: Sequence[Bytes], keep: bool = False) -> list[JobRecord]:
-        """Attachments stand in the order of the jobs that name a value."""
-        assert isinstance(reply, Jobs)
-        values = iter(blobs)
-        records = []
-        for info in reply.jobs:
-            value = next(values, None) if info.value is not None else None
-            if keep:
-                records.append(self._record(info))
-            self._learn(info, value)
-        return records
-
-    # Names -----------------------------------------------------------------------------------------------------------
-
-    def watch(self, key: str, on_names: OnNames) -> Callable[[], None]:
-        """Call back with all endpoints under ``key`` (see `Watch`): as known now, then at each change."""
-        entry = self._names.get(key)
-        if entry is None:
-            entry = self._names[key] = _NamesWatch()
-            self._owed.set()
-        entry.listeners.append(on_names)
-        if entry.latest is not None:
-            on_names(*entry.latest)
-
-        def unwatch() -> None:
-            if on_names in entry.listeners:
-                entry.listeners.remove(on_names)
-            if not entry.listeners and self._names.get(key) is entry:
-                del self._names[key]
-                self._forget_names(key)
-
-        return unwatch
-
-    def _forget_names(self, key: str) -> None:
+    def tell(self, message: Any) -> None:
+        """Say something that nobody has to hear."""
         if self._channel is not None and self.ended is None and self.ready.is_set():
             try:
-                self._channel.notice(Unwatch(key=key))
+                self._channel.notice(message)
             except FrayError:
-                pass  # full or ending: the controller forgets with the session
-
-    def _learn_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
-        entry = self._names.get(names.key)
-        if entry is not None:
-            entry.latest = (names, [bytes(blob) for blob in blobs])
-            for listener in list(entry.listeners):
-                listener(*entry.latest)
-
-    def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
-        if isinstance(reply, Names):
-            self._learn_names(reply, blobs)
-
-    def follow_logs(self, job: JobId | None, on: bool = True) -> None:
-        """Have `on_log` called with lines of one job, or (None) of all this session owns."""
-        self._follow[job] = on
-        self._owed.set()
-
-    def prints(self, job: JobInfo) -> bool:
-        """Whether what this job writes is told to `on_log` without being asked for."""
-        return self.on_log is not None and job.owner == self.hello.session
-
-    @contextmanager
-    def not_printing(self, job: JobId) -> Iterator[None]:
-        """Somebody else prints the lines of this job meanwhile."""
-        self._not_printed[job] += 1
-        try:
-            yield
-        finally:
-            self._not_printed[job] -= 1
-            self._not_printed += Counter()  # without those that are 0
-
-    def join_readers(self, reader: ReadsLogs) -> None:
-        """Have its `on_moved` called with every `LogMoved` of whatever is watched, as long as it is there."""
-        self._log_readers.add(reader)
-
-    async def leave_readers(self, reader: ReadsLogs) -> None:
-        """No more; the last one to watch a job says so to the controller. Takes at most a second."""
-        self._log_readers.discard(reader)
-        if any(other.watched == reader.watched for other in self._log_readers) or self.ended is not None:
-            return
-        job_id, tree = reader.watched
-        with trio.move_on_after(1, shield=True):
-            try:
-                await self.request(WatchLogs(job=job_id, tree=tree, follow=False))
-            except FrayError:
-                pass  # it has ended, or the job is forgotten: nobody is told of it then
+                pass  # full or ending
 
     # Subscribing again -----------------------------------------------------------------------------------------------
+
+    def owe(self) -> None:
+        """There is a subscription that the controller may not know."""
+        self._owed.set()
 
     async def _keep_subscribed(self) -> None:
         """Tell the controller every subscription it does not know, again after each reset."""
         await self.ready.wait()
-        told: dict[str, _NamesWatch] = {}
+        told: dict[str, NameWatch] = {}
         told_follow: dict[JobId | None, bool] = {}
         resets = 0
         while self.ended is None:
             self._owed = trio.Event()
             if resets != self._resets:
                 if resets:
-                    await self._bring_secrets()
-                    await self._rewatch_jobs()
+                    await self.jobs.watch_again()
                 resets, told, told_follow = self._resets, {}, {}
-            told = {key: watch for key, watch in told.items() if self._names.get(key) is watch}
-            owed = {key: watch for key, watch in self._names.items() if key not in told}
-            owed_logs = {job: on for job, on in self._follow.items() if told_follow.get(job) != on}
+            told = {key: watch for key, watch in told.items() if self.names.watched.get(key) is watch}
+            owed = {key: watch for key, watch in self.names.watched.items() if key not in told}
+            owed_logs = {job: on for job, on in self.logs.followed.items() if told_follow.get(job) != on}
             if not owed and not owed_logs:
                 await self._owed.wait()
                 continue
@@ -550,17 +266,6 @@ class ControllerLink:
             for job, on in logs.items():
                 nursery.start_soon(one, FollowLogs(job=job, on=on))
 
-    async def _rewatch_jobs(self) -> None:
-        waiting = [job_id for job_id, record in self._jobs.items() if record.accepted and not record.ended.is_set()]
-        for job_id in waiting:
-            try:
-                await self.request_blobs(WatchJobs(jobs=(job_id,)), on_answer=self._learn_all)
-            except NoSuchJob as gone:
-                self._lose_job(job_id, gone)
-            except FrayError:
-                return  # ended meanwhile: `on_end` has told the waiters
-
-    def _lose_job(self, job_id: JobId, error: FrayError) -> None:
-        record = self._jobs.get(job_id)
-        if record is not None:
-            record.lose(error)
+    def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
+        if isinstance(reply, Names):
+            self.names.learn(reply, blobs)

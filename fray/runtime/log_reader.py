@@ -25,7 +25,8 @@ from fray.runtime.archive import ArchivedLog
 from fray.runtime.log_lines import CUT_OFF, Lines
 
 if TYPE_CHECKING:
-    from fray.runtime.links import ControllerLink, JobRecord
+    from fray.runtime.job_records import JobRecord
+    from fray.runtime.links import ControllerLink
 
 PAGES_AT_ONCE = 16
 """Attempts whose pages are asked for at the same time."""
@@ -137,7 +138,7 @@ class LogReader:
             record, self._record = self._record, None
             if self._on_ended in record.callbacks:
                 record.callbacks.remove(self._on_ended)
-            await self._link.leave_readers(self)
+            await self._link.logs.leave(self)
 
     # One step
 
@@ -163,8 +164,8 @@ class LogReader:
         self._look = False
         query = self._query
         if query.follow and self._record is None:
-            (self._record,) = await self._link.watch_jobs([query.job_id])
-            self._link.join_readers(self)
+            (self._record,) = await self._link.jobs.watch([query.job_id])
+            self._link.logs.join(self)
             self._record.callbacks.append(self._on_ended)
         reply = await self._link.request(WatchLogs(job=query.job_id, tree=query.tree, follow=query.follow))
         assert isinstance(reply, LogSources)

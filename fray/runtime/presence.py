@@ -44,7 +44,7 @@ class Presence:
         if self._tidings is not None:
             self._tidings.listeners.setdefault(self._number, []).append(self._on_light)
             self._on_light()
-        self._unwatch = runtime.link.watch(f"actor:{self.home}", self._on_names)
+        self._unwatch = runtime.link.names.watch(f"actor:{self.home}", self._on_names)
         if self.is_over:
             self.close()
 

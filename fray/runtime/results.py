@@ -14,7 +14,7 @@ from fray.model.ids import split_attempt
 from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Outcome, Stored, Ticket
 from fray.net import storage
 from fray.runtime import payload
-from fray.runtime.links import JobRecord
+from fray.runtime.job_records import JobRecord
 
 TEXT_LIMIT_CHARS = 32_000
 """Of an error that is too large to travel itself: so much of its traceback does."""

@@ -40,7 +40,7 @@ PROOF_WAIT_S = 2.0
 
 
 class Directory(Protocol):
-    """Who is where; `fray.runtime.links.ControllerLink` is one."""
+    """Who is where; `fray.runtime.name_watches.NameWatches` is one."""
 
     def watch(self, key: str, on_names: Callable[[Names, Sequence[Bytes]], None]) -> Callable[[], None]:
         """Call back at once with what is known, then at each change; returns what ends the watch."""

@@ -20,7 +20,7 @@ from fray.model.specs import Cause, JobSpec
 from fray.runtime.context import Runtime
 from fray.runtime.family import Child, Family, Kind, Supervision, owes_error
 from fray.runtime.furnishing import furnished
-from fray.runtime.links import JobRecord
+from fray.runtime.job_records import JobRecord
 from fray.runtime.services import open_services
 
 CONFIRM_S = 10.0
@@ -68,9 +68,9 @@ class ChildScope:
             if not spec.detached:
                 known = supervision if isinstance(supervision, Supervision) else Supervision.ESCALATE
                 self.family.join(Child(spec.job_id, kind, known))
-        there = {record.info.job_id for record in self.runtime.link.known([spec.job_id for spec in specs])}
+        there = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
         try:
-            records = await self.runtime.link.launch(await furnished(self.runtime, specs), payloads)
+            records = await self.runtime.link.jobs.launch(await furnished(self.runtime, specs), payloads)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await self._take_back(specs, there, nothing_done=attaches and isinstance(error, FrayError))

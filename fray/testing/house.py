@@ -348,7 +348,7 @@ class DriverProcess:
         ) as runtime:
             self.session = runtime.session
             runtime.find_workspace = find
-            runtime.link.secret_of = secret_value
+            runtime.link.jobs.secret_of = secret_value
             house.truth.driver_began(runtime.session, self.name, grace_s)
             cluster = cluster_of(runtime)
             yield cluster
