@@ -1,12 +1,12 @@
 """Memory that processes of one host share: files below /dev/shm, reused while warm, lent and given back.
 
 A process that lends has one directory of its own, with a random name, for its user alone, and locked as long as it
-lives. Whoever proves that it can read the nonce there (`Borrowed.open`) is on the same host and may map the files in
-it, and no others. Fresh pages cost several times as much as warm ones, so a segment that came back is filled again
-(`fray.net.shelf` keeps the books); one that was free for `IDLE_S` goes. What a dead process leaves, `sweep` removes: it
-sees by the lock.
+lives (`fray.net.segment_rooms`). Whoever proves that it can read the nonce there (`fray.net.borrowed`) is on the same
+host and may map the files in it, and no others. Fresh pages cost several times as much as warm ones, so a segment that
+came back is filled again (`fray.net.shelf` keeps the books); one that was free for `IDLE_S` goes. What a dead process
+leaves, `sweep` removes.
 
-An array on a segment is a view of an exporter made by `_export`; when the last view is gone the exporter is, and a
+An array on a segment is a view of an exporter made by `export`; when the last view is gone the exporter is, and a
 callback ends the use, in whichever thread that happens.
 """
 
@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
 import shutil
-import stat
 import threading
 import time
 import weakref
@@ -27,9 +25,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define
 
 from fray.errors import ProtocolMismatch
+from fray.net import segment_rooms
+from fray.net.segment_rooms import BASES, NAME_BYTES, NONCE
 from fray.net.shelf import Shelf, capacity_for
 
 SEGMENT_FROM_BYTES = 256 * 1024
@@ -39,14 +39,8 @@ LIMIT_BYTES = 4 * 1024**3
 IDLE_S = 5.0
 SPARE_BYTES = 64 * 1024 * 1024
 """So much is left free in the file system."""
-WORTH_BYTES = 256 * 1024 * 1024
-"""A file system with less room is not used (containers often give /dev/shm 64 MiB)."""
 PIECE_BYTES = 4 * 1024 * 1024
 HUGE_FROM_BYTES = 4 * 1024 * 1024
-BASES = ("/dev/shm", "/tmp")
-STALE_S = 60.0
-_LOCK, _NONCE, _NEW = "lock", "nonce", ".new"
-_NAME_BYTES = 16
 
 
 def fresh(size_bytes: int) -> bytearray | memoryview:
@@ -59,14 +53,11 @@ def fresh(size_bytes: int) -> bytearray | memoryview:
     return memoryview(block)
 
 
-def _export(mapping: mmap.mmap, offset: int, size: int) -> Any:
+def export(mapping: mmap.mmap, offset: int, size: int) -> Any:
     """An object of which every view of these bytes holds a reference; ctypes has the only such class before 3.12."""
     import ctypes  # late: it costs milliseconds, and most processes never share memory
 
     return (ctypes.c_ubyte * size).from_buffer(mapping, offset)
-
-
-# Lending -------------------------------------------------------------------------------------------------------------
 
 
 @define(eq=False)
@@ -115,9 +106,9 @@ class Pool:
     """
 
     def __init__(self, limit_bytes: int, bases: tuple[str, ...] = BASES) -> None:
-        self.directory, self._lock_fd = _make_directory(bases)
-        self.nonce = secrets.token_hex(_NAME_BYTES)
-        with open(os.path.join(self.directory, _NONCE), "x", opener=_private) as file:
+        self.directory, self._lock_fd = segment_rooms.make(bases)
+        self.nonce = secrets.token_hex(NAME_BYTES)
+        with open(os.path.join(self.directory, NONCE), "x", opener=segment_rooms.private) as file:
             file.write(self.nonce)
         room = os.statvfs(self.directory)
         self._shelf = Shelf(min(limit_bytes, room.f_bavail * room.f_frsize // 2), IDLE_S)
@@ -243,7 +234,7 @@ class Pool:
         return segment
 
     def _snapshot(self, segment: _Segment, offset: int, size: int) -> Snapshot:
-        exporter = _export(segment.mapping, offset, size)
+        exporter = export(segment.mapping, offset, size)
         key, number = id(exporter), segment.number
 
         def ended(_: object) -> None:
@@ -316,6 +307,11 @@ def known_pool() -> Pool | None:
     return _pool
 
 
+def sweep(bases: tuple[str, ...] = BASES) -> int:
+    """Remove what dead processes of this user left; returns how many directories that were."""
+    return segment_rooms.sweep(bases, spare=_pool.directory if _pool is not None else "")
+
+
 def _forget_after_fork() -> None:
     global _pool, _refused, _making
     if _pool is not None:
@@ -324,189 +320,3 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-
-
-# Directories ---------------------------------------------------------------------------------------------------------
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _prefix() -> str:
-    return f"fray-{os.geteuid()}-"
-
-
-def _make_directory(bases: tuple[str, ...]) -> tuple[str, int]:
-    """A new directory, locked, and the descriptor that holds the lock.
-
-    It gets its name last: a directory of that name without a lock on it belongs to the dead.
-    """
-    error: OSError = FileNotFoundError("no directory for segments")
-    for base in bases:
-        try:
-            room = os.statvfs(base)
-            if room.f_bavail * room.f_frsize < WORTH_BYTES:
-                continue
-            path = os.path.join(base, _prefix() + secrets.token_hex(_NAME_BYTES))
-            os.mkdir(path + _NEW, 0o700)
-            lock = os.open(os.path.join(path + _NEW, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(path + _NEW, path)
-            return path, lock
-        except OSError as failed:
-            error = failed
-    raise error
-
-
-def _directories(base: str) -> Iterator[str]:
-    try:
-        names = os.listdir(base)
-    except OSError:
-        return
-    for name in names:
-        path = os.path.join(base, name)
-        if name.startswith(_prefix()) and (_pool is None or path != _pool.directory):
-            yield path
-
-
-def _is_left_over(path: str) -> bool:
-    """Whether its owner is dead: only then can its lock be had."""
-    try:
-        if path.endswith(_NEW):
-            return time.time() - os.stat(path).st_mtime > STALE_S
-        lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return os.path.isdir(path)
-    except OSError:
-        return False
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-
-
-def sweep(bases: tuple[str, ...] = BASES) -> int:
-    """Remove what dead processes of this user left; returns how many directories that were."""
-    doomed = [path for base in bases for path in _directories(base) if _is_left_over(path)]
-    for path in doomed:
-        shutil.rmtree(path, ignore_errors=True)
-    return len(doomed)
-
-
-# Borrowing -----------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Offer:
-    """What a lender says of itself: where its segments are, and what stands in the nonce file there."""
-
-    directory: str
-    nonce: str
-
-
-@define(eq=False)
-class _Mapped:
-    mapping: mmap.mmap
-    size: int
-
-
-@define(eq=False)
-class Borrowed:
-    """The segments of one lender, mapped here once each. Made by `open`."""
-
-    _fd: int
-    _mapped: dict[int, _Mapped] = field(factory=dict)
-    _loans: dict[int, weakref.ref[Any]] = field(factory=dict)
-    ended: deque[int] = field(factory=deque)
-    """Loans of which no view is left here; `on_ended` is called when one comes in."""
-    on_ended: Callable[[], None] = lambda: None
-
-    @classmethod
-    def open(cls, offer: Offer, bases: tuple[str, ...] = BASES) -> Borrowed | None:
-        """Prove that the lender is on this host, of this user, and says the truth about its directory; else None."""
-        base, name = os.path.split(offer.directory)
-        if base not in bases or not name.startswith(_prefix()) or len(name) != len(_prefix()) + 2 * _NAME_BYTES:
-            return None
-        try:
-            fd = os.open(offer.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            if _is_private(os.fstat(fd), stat.S_ISDIR) and _read(fd, _NONCE) == offer.nonce and offer.nonce:
-                fd, kept = -1, fd
-                return cls(kept)
-        except (OSError, UnicodeDecodeError):
-            pass
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        return None
-
-    def lease(self, loan: int, number: int, size: int) -> memoryview:
-        """The first ``size`` bytes of a segment, writable. When the last view of them is gone, the loan is `ended`.
-
-        Raises:
-            ProtocolMismatch: there is no such segment, or it is smaller.
-        """
-        mapped = self._mapped.get(number)
-        if mapped is None or mapped.size < size:
-            mapped = self._mapped[number] = self._map(number, size)
-        exporter = _export(mapped.mapping, 0, size)
-
-        def gone(_: object) -> None:
-            if self._loans.pop(loan, None) is not None:
-                self.ended.append(loan)
-                self.on_ended()
-
-        self._loans[loan] = weakref.ref(exporter, gone)
-        return memoryview(exporter).cast("B")
-
-    def find(self, exporter: object) -> int | None:
-        """The loan that this exporter belongs to."""
-        return next((loan for loan, known in list(self._loans.items()) if known() is exporter), None)
-
-    def hand_back(self, loan: int) -> None:
-        """The loan goes back with its content: its end is told in another way."""
-        self._loans.pop(loan, None)
-
-    def forget(self, numbers: list[int]) -> None:
-        """The lender has thrown these away."""
-        for number in numbers:
-            self._mapped.pop(number, None)
-
-    def close(self) -> None:
-        """Views that are left stay readable."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self._mapped.clear()
-        self._loans.clear()
-
-    def _map(self, number: int, size: int) -> _Mapped:
-        try:
-            fd = os.open(str(number), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError as error:
-            raise ProtocolMismatch(f"the peer lends segment {number}, which cannot be opened: {error}") from None
-        try:
-            found = os.fstat(fd)
-            if not _is_private(found, stat.S_ISREG) or found.st_size < size:
-                raise ProtocolMismatch(f"the peer lends {size} bytes of segment {number}, which has {found.st_size}")
-            return _Mapped(mmap.mmap(fd, found.st_size), found.st_size)
-        finally:
-            os.close(fd)
-
-
-def _is_private(found: os.stat_result, kind: Callable[[int], bool]) -> bool:
-    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-
-
-def _read(directory_fd: int, name: str) -> str:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
-    try:
-        return os.read(fd, 4 * _NAME_BYTES).decode()
-    finally:
-        os.close(fd)

@@ -20,10 +20,11 @@ from attrs import define, field
 
 from fray.errors import ChannelClosed, ChannelFull, ProtocolMismatch
 from fray.net import segments
+from fray.net.borrowed import Borrowed, Offer
 from fray.net.bulk import check_transfer
 from fray.net.channel import Channel
 from fray.net.codec import Bytes, Kind
-from fray.net.segments import SEGMENT_FROM_BYTES, Borrowed, Offer, Pool, Snapshot, fresh
+from fray.net.segments import SEGMENT_FROM_BYTES, Pool, Snapshot, fresh
 from fray.runtime import payload
 from fray.runtime.calls import pack_numbers, unpack_numbers
 from fray.runtime.parcel import INLINE_UP_TO_BYTES, HandBack, Parcel, Source, Terms, size_of

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 from attrs import define, frozen
 
 from fray.net import segments
-from fray.net.segments import SEGMENT_FROM_BYTES, Borrowed, Snapshot
+from fray.net.borrowed import Borrowed
+from fray.net.segments import SEGMENT_FROM_BYTES, Snapshot
 
 Source: TypeAlias = "memoryview | Snapshot | HandBack"
 """A flat view of bytes, a copy of some in a segment of ours, or a loan that goes back as it is."""

@@ -20,8 +20,9 @@ from attrs import define, evolve
 from fray.errors import ActorDied
 from fray.model.messages.client import ActorEndpoint
 from fray.net import segments
+from fray.net.borrowed import Borrowed, Offer
 from fray.net.codec import from_json, to_json
-from fray.net.segments import Borrowed, Offer, Pool
+from fray.net.segments import Pool
 from fray.net.websocket import WebSocketNetwork
 from fray.runtime.caller import Caller
 
