@@ -445,11 +445,16 @@ def _watched_law(watch: Watcher) -> Iterator[None]:
 
 @contextmanager
 def _no_threads() -> Iterator[None]:
-    """Actors of drivers run inline, and nobody looks at the real clock."""
+    """Actors of drivers run inline, nobody looks at the real clock, and nothing is done in threads: how long these
+    take is no part of a seed."""
 
     def make_runner(name: str, threads: int) -> InlineExecutor:
         return InlineExecutor()
 
     host = partial(Host, clock=lambda: 0.0, make_runner=make_runner)
-    with mock.patch.object(fray.runtime.context, "Host", host):
+    with mock.patch.object(fray.runtime.context, "Host", host), mock.patch.object(trio.to_thread, "run_sync", _refuse):
         yield
+
+
+async def _refuse(function: object, *args: object, **options: object) -> None:
+    raise AssertionError(f"{function!r} in a thread: no story with it would be told twice the same")

@@ -18,7 +18,7 @@ from fray.testing.truth import Life, Truth
 if TYPE_CHECKING:
     from fray.testing.story import Story
 
-INDEXES_EVERY_STEPS = 10
+THOROUGH_EVERY_STEPS = 10
 NEAR_S = 100.0
 """A trouble may show so long after it is over: heartbeats take a minute."""
 AWAY_S = 150.0
@@ -26,8 +26,8 @@ AWAY_S = 150.0
 
 
 def law(truth: Truth, state: State, steps: int) -> None:
-    """The invariants of the law's state, after each of its steps; its indexes after each tenth."""
-    for sentence in invariants.check(state, indexes=steps % INDEXES_EVERY_STEPS == 0):
+    """The invariants of the law's state, after each of its steps; all of them after each tenth."""
+    for sentence in invariants.check(state, thorough=steps % THOROUGH_EVERY_STEPS == 0):
         truth.breach("law", sentence)
 
 

@@ -10,9 +10,16 @@ import pytest
 
 from fray.testing.seed import Seed, Trace
 from fray.testing.sim import run_story
+from fray.testing.strategies import draw_plan
+
+ON_DISK = 2
 
 
-@pytest.mark.parametrize("seed", [3, 17])
+def test_one_of_the_stories_that_are_told_twice_has_its_controller_on_a_disk() -> None:
+    assert draw_plan(Seed(ON_DISK).stream("plan")).on_disk
+
+
+@pytest.mark.parametrize("seed", [3, ON_DISK])
 def test_the_same_seed_tells_the_same_story_twice(seed: int) -> None:
     first, second = Trace(keep=True), Trace(keep=True)
     run_story(seed, trace=first)
