@@ -12,7 +12,7 @@ from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
 from fray.groups import GROUP_LIMIT, ActorGroup, check_count
 from fray.model.ids import check_name, light_id, mint
 from fray.model.specs import ActorConfig
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.attempt import check_blob
 from fray.runtime.context import Runtime
 from fray.runtime.ends import LONG_AGO, Numbers
@@ -213,7 +213,7 @@ class ActorHost:
             self._living()
         if gone.error is None or handle is None:
             return
-        error = payload.load_error(gone.error)
+        error = remote_errors.load_error(gone.error)
         error.add_note(f"raised in light actor {label_of(handle)} of host {self.name}")
         verdict = self._on_failure(handle, error) if callable(self._on_failure) else self._on_failure
         if verdict == "escalate":

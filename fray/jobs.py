@@ -17,7 +17,7 @@ from fray.model.ids import ANONYMOUS, AttemptId, JobId, Namespace, mint_job_id
 from fray.model.messages.client import AskStacks, Stacks, Terminate
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
-from fray.runtime import payload, results
+from fray.runtime import payload, remote_errors, results
 from fray.runtime.attempt import check_blob
 from fray.runtime.checkpoints import AT_END_S, check_class
 from fray.runtime.context import Runtime, current
@@ -171,7 +171,7 @@ def error_of(record: JobRecord) -> BaseException:
         return record.lost
     info = record.info
     if record.value is not None and info.cause is Cause.FAILURE:
-        error = payload.load_error(record.value)
+        error = remote_errors.load_error(record.value)
         error.add_note(f"raised in job {info.job_id}{account.on_machines(info)}")
         if len(info.attempts) > 1:
             error.add_note(info.error_message or "")

@@ -25,7 +25,7 @@ from fray.model.messages.client import ActorEndpoint
 from fray.model.specs import Cause
 from fray.net.codec import Kind
 from fray.net.memory import Fate
-from fray.runtime import calls, payload
+from fray.runtime import calls, remote_errors
 from fray.runtime.caller import CallOptions
 from fray.runtime.host import Host
 from fray.runtime.route import PROOF_WAIT_S
@@ -232,7 +232,7 @@ async def test_the_directory_says_why_an_actor_has_ended(autojump_clock: Any) ->
         await way.call("add")
         stage.kill("h1")
         await trio.sleep(0.2)
-        error = payload.dump_error(LookupError("no model"))
+        error = remote_errors.dump_error(LookupError("no model"))
         stage.directory.end(KEY, Cause.FAILURE, "its process exited with code 1", error)
         with pytest.raises(OutcomeUnknown, match="its process exited with code 1") as caught:
             await call

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray.errors import ActorDied, NotPicklable, RemoteError, RemoteTraceback
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.parcel import Parcel
 
 plain = st.recursive(
@@ -184,7 +184,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 def travelled(error: BaseException) -> BaseException:
-    return payload.load_error(payload.dump_error(error))
+    return remote_errors.load_error(remote_errors.dump_error(error))
 
 
 def test_an_error_keeps_type_arguments_and_notes() -> None:
@@ -248,14 +248,14 @@ def test_an_error_with_an_argument_that_cannot_travel_becomes_text() -> None:
 def test_an_error_of_a_class_that_is_not_here_becomes_text() -> None:
     script = """
 import sys, types
-from fray.runtime import payload
+from fray.runtime import remote_errors
 module = types.ModuleType("elsewhere"); sys.modules["elsewhere"] = module
 exec("class Far(Exception): pass", module.__dict__)
 try: raise module.Far("unknown here")
-except Exception as error: sys.stdout.buffer.write(payload.dump_error(error))
+except Exception as error: sys.stdout.buffer.write(remote_errors.dump_error(error))
 """
     data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
-    back = payload.load_error(data)
+    back = remote_errors.load_error(data)
     assert isinstance(back, RemoteError)
     assert "elsewhere.Far: unknown here" in str(back)
     assert back.details["type"] == "elsewhere.Far"

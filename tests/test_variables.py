@@ -17,7 +17,7 @@ from fray.node.entry import job_variables
 from fray.node.logs.capture import Spool
 from fray.node.logs.redact import Redactor
 from fray.node.preparing import Prepared
-from fray.runtime import attempt, own_job, payload
+from fray.runtime import attempt, own_job, remote_errors
 
 VALUE = "hunter2-and-more"
 
@@ -150,11 +150,11 @@ def test_an_error_that_holds_a_secret_arrives_as_text_without_it(monkeypatch: py
     assert ended.outcome.message == "ValueError: bad token [secret T]"
     assert ended.value is not None
     assert VALUE.encode() not in ended.value
-    error = payload.load_error(ended.value)
+    error = remote_errors.load_error(ended.value)
     assert isinstance(error, fray.RemoteError)
     assert "bad token [secret T]" in str(error)
     kept = attempt.failed(ValueError("harmless"))
-    assert isinstance(payload.load_error(kept.value or b""), ValueError)
+    assert isinstance(remote_errors.load_error(kept.value or b""), ValueError)
 
 
 def test_a_line_that_is_not_whole_yet_is_not_written_where_it_may_hold_a_secret(tmp_path: Path) -> None:

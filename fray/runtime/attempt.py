@@ -25,7 +25,7 @@ from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.said import Said
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
 from fray.net.transport import Credential, Network
-from fray.runtime import own_job, payload
+from fray.runtime import own_job, payload, remote_errors
 from fray.runtime.checkpoints import Checkpoints, check_class
 from fray.runtime.context import Place, Runtime, open_runtime
 from fray.runtime.executor import Executor, Runner
@@ -114,10 +114,10 @@ def failed(error: BaseException, *, constructing: bool = False) -> Ended:
     if code == 0:
         return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), payload.dumps(None, "None"))
     raised = not isinstance(error, SystemExit)
-    data, redacted = payload.dump_error(error), own_job.redactor()
+    data, redacted = remote_errors.dump_error(error), own_job.redactor()
     if own_job.shows_secret(data):  # its type is lost, but the value of the secret goes nowhere
         text = redacted("".join(traceback.format_exception(error)))
-        data = payload.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
+        data = remote_errors.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
     message = redacted(message)
     outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, raised=raised, constructing=constructing)
     return Ended(outcome, data)

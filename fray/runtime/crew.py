@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from fray.errors import FrayError, MachineLost, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
-from fray.runtime import payload
+from fray.runtime import remote_errors
 from fray.runtime.current import current_actor_var
 from fray.runtime.future import CallFuture
 from fray.runtime.task_worker import CANCELLED, ERROR, VALUE, WireFunction, WireOutcome
@@ -259,7 +259,7 @@ class Crew:
     def _is_repeated(self, worker: str, task: Task, kind: int, data: bytes) -> bool:
         if kind != ERROR or not task.retry_exceptions or task.retries_left == 0:
             return False
-        if not isinstance(payload.load_error(data), task.retry_exceptions):
+        if not isinstance(remote_errors.load_error(data), task.retry_exceptions):
             return False
         self._again(worker, [task], FrayError("unused"))
         return True

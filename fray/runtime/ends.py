@@ -11,7 +11,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 ENDED_HERE = "ended_here"
 """In the details of a refusal: this light actor has ended for good, on a host that lives."""
 RAISED = "raised"
-"""There too: what its constructor raised, by `payload.dump_error`."""
+"""There too: what its constructor raised, by `remote_errors.dump_error`."""
 ENDS_KEPT = 1_000
 """Of so many, the last ones, it is known how they ended; of older ones, only that they did."""
 LONG_AGO = "it has ended, and its host does not know any more how"

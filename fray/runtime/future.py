@@ -9,7 +9,7 @@ import trio
 
 from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, NotPicklable
 from fray.net.codec import Kind
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.awaited import ERROR, VALUE, Awaited
 from fray.runtime.calls import CANCELLED
 from fray.runtime.current import current_actor_var
@@ -151,7 +151,7 @@ class CallFuture(Awaited):
 
     def _open(self) -> None:
         if self._state == _RAW_FAULT:
-            self._value, self._state = payload.load_error(self._value), ERROR
+            self._value, self._state = remote_errors.load_error(self._value), ERROR
             return
         try:
             self._value, self._state = unpack(self._value), VALUE
@@ -211,6 +211,6 @@ class CallFuture(Awaited):
 def close(error: BaseException | None, value: Any, what: str) -> tuple[bool, bytes]:
     """An opened outcome, closed again."""
     try:
-        return (True, payload.dumps(value, what)) if error is None else (False, payload.dump_error(error))
+        return (True, payload.dumps(value, what)) if error is None else (False, remote_errors.dump_error(error))
     except NotPicklable as problem:
-        return False, payload.dump_error(problem)
+        return False, remote_errors.dump_error(problem)

@@ -16,7 +16,7 @@ from fray.model.ids import SessionId
 from fray.model.messages.calls import Asked, AskEnd, AskMetrics, Bind, Bound
 from fray.net.channel import Channel
 from fray.net.codec import META, Bytes, Kind, decode_message
-from fray.runtime import payload
+from fray.runtime import remote_errors
 from fray.runtime.calls import (
     AGAIN,
     BUFFERS,
@@ -165,10 +165,10 @@ class Guest:
             self._send_answer(number, answer)
         elif verdict is Verdict.FORGOTTEN:
             text = f"the host has forgotten what came of call {number}: it may or may not have taken effect"
-            self._send_answer(number, (_FAULT, 0, payload.dump_error(OutcomeUnknown(text))))
+            self._send_answer(number, (_FAULT, 0, remote_errors.dump_error(OutcomeUnknown(text))))
         elif verdict is Verdict.FULL:
             text = f"caller {self.session} has {len(self.ledger)} calls open at this host: settle some first"
-            self._send_answer(number, (_FAULT, NOT_RUN, payload.dump_error(ChannelFull(text))))
+            self._send_answer(number, (_FAULT, NOT_RUN, remote_errors.dump_error(ChannelFull(text))))
 
     def _settle(self, flags: int, body: Bytes) -> None:
         numbers = unpack_numbers(body)

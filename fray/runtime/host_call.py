@@ -10,7 +10,7 @@ import trio
 from fray.errors import DeadlineExceeded, FrayError, NotPicklable
 from fray.net.bulk import check_transfer
 from fray.net.codec import Bytes, Kind
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.calls import BUFFERS, CANCELLED_ANSWER, KEYWORDS, NOT_RUN, Answer
 from fray.runtime.current import current_actor_var
 from fray.runtime.cycles import actor_of
@@ -200,7 +200,7 @@ class HostCall:
         """The answer that carries an error."""
         if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
             self.fatal = error
-        return _FAULT, 0, payload.dump_error(error)
+        return _FAULT, 0, remote_errors.dump_error(error)
 
     def finish(self, answer: Answer) -> None:
         """Answer the caller, once; later answers are dropped."""
@@ -208,7 +208,7 @@ class HostCall:
 
     def refuse(self, error: FrayError) -> None:
         """Answer that it has not been run and will not be."""
-        self.guest.answer(self, (_FAULT, NOT_RUN, payload.dump_error(error)))
+        self.guest.answer(self, (_FAULT, NOT_RUN, remote_errors.dump_error(error)))
 
     def is_over_time(self) -> bool:
         return self.deadline is not None and trio.current_time() >= self.deadline

@@ -21,7 +21,7 @@ from fray.model.ids import light_id
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.model.restarts import Restarts
 from fray.model.specs import ActorConfig
-from fray.runtime import context, payload
+from fray.runtime import context, payload, remote_errors
 from fray.runtime.ends import ENDED_HERE, ENDS_KEPT, RAISED, Numbers, Ranges
 from fray.runtime.executor import Runner
 from fray.runtime.hosted import Hosted
@@ -59,7 +59,7 @@ class Batch:
 
 @frozen
 class Gone:
-    """A light actor has ended for good. ``error``: `payload.dump_error` of what it failed with, if it did."""
+    """A light actor has ended for good. ``error``: `remote_errors.dump_error` of what it failed with, if it did."""
 
     number: int
     why: str
@@ -192,7 +192,7 @@ class LightHost:
     def over(self, tenant: Tenant, ending: Ending) -> None:
         """A tenant has ended for good."""
         self._tenants.pop(tenant.number, None)
-        error = None if ending.error is None else payload.dump_error(ending.error)
+        error = None if ending.error is None else remote_errors.dump_error(ending.error)
         self._happened(Gone(tenant.number, ending.text, error, ending.constructing))
 
     def born(self, tenant: Tenant) -> None:
@@ -355,8 +355,8 @@ class Tenant:
     def _bury(self, ending: Ending) -> ActorDied:
         error = ActorDied(f"actor {self.name} is gone: {ending.text}", actor=self.name, **{ENDED_HERE: ending.text})
         if ending.error is not None:
-            dumped = payload.dump_error(ending.error)
-            error.__cause__ = payload.load_error(dumped)  # the error itself would hold on to its frames
+            dumped = remote_errors.dump_error(ending.error)
+            error.__cause__ = remote_errors.load_error(dumped)  # the error itself would hold on to its frames
             if ending.constructing:
                 error.details[RAISED] = dumped
         self._house.host.absent.bury(self.number, error)

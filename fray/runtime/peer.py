@@ -15,7 +15,7 @@ from fray.net.codec import META, Bytes, Kind, encode_message
 from fray.net.requests import Requests
 from fray.net.session import HIGH_WATER_BYTES
 from fray.net.transport import Credential
-from fray.runtime import payload
+from fray.runtime import remote_errors
 from fray.runtime.call_stream import CallStream
 from fray.runtime.calls import (
     AGAIN,
@@ -282,7 +282,7 @@ class Peer:
             if call is None:
                 return
             if kind == _FAULT and flags & NOT_RUN:
-                call.route.refused(call, payload.load_error(body))
+                call.route.refused(call, remote_errors.load_error(body))
             else:
                 call.answer(kind, flags, body)
         elif kind == _SETTLED:

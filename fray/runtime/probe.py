@@ -13,7 +13,7 @@ import trio
 from fray.model.health import HealthCheck
 from fray.model.said import Pulse
 from fray.net.codec import Kind
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.calls import Answer
 from fray.runtime.host_call import NOBODYS, HostCall
 from fray.runtime.hosted import Hosted
@@ -32,7 +32,7 @@ class _Question:
 
     def answer(self, call: HostCall, answer: Answer) -> None:
         if answer[0] == Kind.FAULT:
-            error = payload.load_error(bytes(answer[2]))
+            error = remote_errors.load_error(bytes(answer[2]))
             self.wrong = f"{type(error).__name__}: {error}"
         self.answered.set()
 

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from fray.errors import CallCancelled
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.awaited import ERROR, VALUE, Awaited
 from fray.runtime.future import CANCEL_WAIT_S, close
 
@@ -89,7 +89,7 @@ class Future(Awaited):
         self._settle(_CLOSED_VALUE, data)
 
     def raised(self, data: bytes) -> None:
-        """Settle with an error as `payload.dump_error` packs it."""
+        """Settle with an error as `remote_errors.dump_error` packs it."""
         self._settle(_CLOSED_ERROR, data)
 
     def fail(self, error: BaseException) -> None:
@@ -110,7 +110,7 @@ class Future(Awaited):
     def _open(self) -> None:
         try:
             if self._state == _CLOSED_ERROR:
-                self._value, self._state = payload.load_error(self._value), ERROR
+                self._value, self._state = remote_errors.load_error(self._value), ERROR
             else:
                 self._value = self._value() if self._state == _MAKER else payload.loads(self._value)
                 self._state = VALUE

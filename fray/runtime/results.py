@@ -13,7 +13,7 @@ from fray.errors import FrayError, MessageTooLarge
 from fray.model.ids import split_attempt
 from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Outcome, Stored, Ticket
 from fray.net import storage
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.job_records import JobRecord
 
 TEXT_LIMIT_CHARS = 32_000
@@ -27,8 +27,9 @@ def placed(ticket: Ticket, outcome: Outcome, value: bytes) -> tuple[Outcome, byt
     except Exception as error:  # noqa: BLE001 - storages raise what they like, and it is what the job ends with
         if outcome.cause is Cause.SUCCEEDED:
             message = f"{type(error).__name__}: {error}"
-            return Outcome(cause=Cause.FAILURE, exit_code=1, raised=True, message=message), payload.dump_error(error)
-        return outcome, payload.dump_error_in_short(value, TEXT_LIMIT_CHARS, str(error))
+            failed = Outcome(cause=Cause.FAILURE, exit_code=1, raised=True, message=message)
+            return failed, remote_errors.dump_error(error)
+        return outcome, remote_errors.dump_error_in_short(value, TEXT_LIMIT_CHARS, str(error))
 
 
 def _stored(ticket: Ticket, outcome: Outcome, value: bytes) -> Outcome:

@@ -21,7 +21,7 @@ from fray.errors import ChannelFull, FrayError, NoSuchActor
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import Cause, Outcome
 from fray.net.codec import Bytes
-from fray.runtime import payload
+from fray.runtime import remote_errors
 from fray.runtime.calls import OPEN_BYTES_LIMIT, OPEN_CALLS_LIMIT, End, Fate, fate
 from fray.runtime.ends import ENDED_HERE, RAISED
 from fray.runtime.future import CallFuture
@@ -350,6 +350,6 @@ def why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> End:
 
 
 def failed_with(error: bytes, text: str, constructing: bool) -> End:
-    """The end of an actor that failed with ``error``, by `payload.dump_error`."""
-    load = partial(payload.load_error, error)
+    """The end of an actor that failed with ``error``, by `remote_errors.dump_error`."""
+    load = partial(remote_errors.load_error, error)
     return End(text=text, cause=load(), raised=load if constructing else None)

@@ -18,7 +18,7 @@ from attrs import define
 
 from fray.errors import DeadlineExceeded
 from fray.net.codec import MESSAGE_LIMIT_BYTES
-from fray.runtime import payload
+from fray.runtime import payload, remote_errors
 from fray.runtime.attempt import carries_cancellation
 from fray.runtime.context import current
 from fray.runtime.current import current_actor_var
@@ -194,7 +194,7 @@ class TaskRun:
             self.outcome = (self.number, CANCELLED, b"")
         else:
             text = f"task {self.method!r} ran longer than its {self._timeout_s:g} s"
-            self.outcome = (self.number, ERROR, payload.dump_error(DeadlineExceeded(text, task=self.method)))
+            self.outcome = (self.number, ERROR, remote_errors.dump_error(DeadlineExceeded(text, task=self.method)))
         self.cancelled = True
         if self._is_async:
             self._worker.ended(self)
@@ -214,7 +214,7 @@ class TaskRun:
         self.outcome = self.outcome or (self.number, VALUE, data)
 
     def _raised(self, error: BaseException) -> None:
-        self.outcome = self.outcome or (self.number, ERROR, payload.dump_error(error))
+        self.outcome = self.outcome or (self.number, ERROR, remote_errors.dump_error(error))
 
 
 class TaskWorker:
