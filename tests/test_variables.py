@@ -14,7 +14,7 @@ from fray.model.specs import EntryKind, JobSpec, Ticket
 from fray.net.codec import to_json
 from fray.node import secrets
 from fray.node.entry import job_variables
-from fray.node.logs.capture import Spool
+from fray.node.logs.capture import LINE_LIMIT_BYTES, READ_BYTES, LineCutter, Spool
 from fray.node.logs.redact import Redactor
 from fray.node.preparing import Prepared
 from fray.runtime import attempt, own_job, remote_errors
@@ -141,6 +141,8 @@ def test_lines_show_the_name_of_a_secret_and_not_its_value() -> None:
     assert redact.hide(f"token={VALUE}!\nabc\nabcdefghijkl\n".encode()) == b"token=[secret T]!\nabc\n[secret KEY]\n"
     assert redact.text(f"bad: {VALUE}") == "bad: [secret T]"
     assert Redactor({"SHORT": "abc"}).hide is None
+    assert Redactor({"T": "no-utf8-\udcff"}).hide is not None
+    assert Redactor({"T": "no-utf8-\udcff"}).text("bad: no-utf8-\udcff, \udcfe") == "bad: [secret T], \udcfe"
     assert Redactor({}).text("anything") == "anything"
 
 
@@ -164,3 +166,16 @@ def test_a_line_that_is_not_whole_yet_is_not_written_where_it_may_hold_a_secret(
     (written,) = tmp_path.iterdir()
     assert b"a [secret T]\n" in written.read_bytes()
     assert VALUE[:-1].encode() not in written.read_bytes()
+
+
+@pytest.mark.parametrize("before", [LINE_LIMIT_BYTES - 1, LINE_LIMIT_BYTES - len(VALUE) + 1, 2 * LINE_LIMIT_BYTES - 3])
+@pytest.mark.parametrize("read_bytes", [READ_BYTES, 7])
+def test_a_secret_is_found_where_a_long_line_is_cut(before: int, read_bytes: int) -> None:
+    redact = Redactor({"T": VALUE})
+    assert redact.hide is not None
+    cutter, line = LineCutter(seam=redact.seam), b"x" * before + VALUE.encode() + b"y" * 100_000 + b"\n"
+    lines = b"".join(cutter.feed(line[at : at + read_bytes]) for at in range(0, len(line), read_bytes))
+    shown = redact.hide(lines + cutter.flush())
+    assert shown.count(b"[secret T]") == 1
+    assert shown.count(b"x") == before
+    assert max(map(len, shown.split(b"\n"))) <= LINE_LIMIT_BYTES + len("[secret T]")

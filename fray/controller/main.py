@@ -28,7 +28,7 @@ from fray.model.environment import check_variable
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
 from fray.model.resources import parse_bytes
-from fray.net import journal
+from fray.net import descriptors, journal
 from fray.net.codec import from_json
 from fray.net.transport import Network
 from fray.scheduler.effects import Restarted
@@ -207,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidRequest as error:
         return _complain(error, 2)
     journal.configure(options.json_lines)
+    descriptors.raise_limit()
     try:
         trio.run(_serve, options)
     except (FrayError, OSError) as error:

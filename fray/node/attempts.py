@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 from attrs import asdict, define, field
@@ -23,6 +23,7 @@ from fray.net.codec import to_json
 from fray.node.control import Control
 from fray.node.grants.given import Given
 from fray.node.grants.holdings import Holdings
+from fray.node.grants.room import Room
 from fray.node.keeper.ear import said_of
 from fray.node.launcher import OnObserved, OnSaid
 from fray.node.logs.redact import Redactor
@@ -100,6 +101,7 @@ class Place(Protocol):
     preparer: Preparer
     household: Household
     broods: Broods
+    room: Room
     on_observed: OnObserved
     on_said: OnSaid
 
@@ -137,6 +139,7 @@ class Course:
             if brood is not None:
                 brood.release()
             self.place.household.release(self.attempt.attempt_id)
+            self.place.room.leave(self.attempt.attempt_id)
 
     async def _run(self, prepared: Prepared, brood: Brood | None) -> tuple[Outcome, bytes | None]:
         given = await self._take()
@@ -160,6 +163,7 @@ class Course:
             return Prepared(), None
         with trio.CancelScope() as attempt.preparing:
             try:
+                await self.place.room.enter(attempt.attempt_id, self._say)
                 prepared = await self._make_ready(attempt.ticket)
                 return prepared, await self.place.broods.take(prepared)
             finally:
@@ -188,7 +192,11 @@ class Course:
 
     async def _have_keeper(self, prepared: Prepared, given: Given, zygotes: Zygotes) -> Control | None:
         """The control socket of a new keeper; None if it could not be forked (the zygote died, no process left)."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            log.error("%s: no socket for its keeper: %s", self.attempt.attempt_id, error)
+            return None
         control, greeted = Control(ours), False
         try:
             with trio.move_on_after(START_S) as patience, theirs:
@@ -263,13 +271,13 @@ class Course:
         if self.attempt.log is not None:
             self.attempt.log.pass_on()
 
-    def _ended(self, message: dict[str, int]) -> tuple[Outcome, bytes | None]:
+    def _ended(self, message: dict[str, Any]) -> tuple[Outcome, bytes | None]:
         self._pass_on()
         self.attempt.left = message["left"]
         if message["swept"] or message["left"]:
             words = self.attempt.attempt_id, message["swept"], message["left"]
             log.info("%s: ended %d processes that it left behind; %d are left", *words)
-        return load(self.attempt.directory) or (unstarted("the keeper left no outcome"), None)
+        return load(self.attempt.directory, message.get("outcome")) or (unstarted("the keeper left no outcome"), None)
 
     async def _keeper_lost(self, prepared: Prepared, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
         """The keeper was killed: wait until it is dead, then until its orphans are."""

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from fray.errors import FrayError
 from fray.model.specs import Ticket
+from fray.net import descriptors
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import Limiter, NodeConfig
 from fray.node.containers import node_label
@@ -44,6 +45,7 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
     Raises:
         FrayError, OSError: the cluster does not take it, or it cannot work here.
     """
+    inherited = descriptors.raise_limit()
     mark = process_mark()
     config = evolve(config, boot_id=mark.boot_id, process=mark)
     offered = Counter(device.kind for device in config.capacity.devices)
@@ -58,6 +60,7 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
         holdings=_holdings(config),
         log_rules=config.logs,
         environments=_environments(config),
+        descriptors=inherited,
     )
     store = cache_directory(config) / "workspaces"
     workspaces = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)

@@ -29,6 +29,7 @@ from fray.node.attempts import Attempt, Course, close_keeper, unstarted
 from fray.node.config import LogRules, Mode
 from fray.node.entry import ENTRY, STATE_MARK, WARM, node_environ
 from fray.node.grants.holdings import Holdings
+from fray.node.grants.room import Room
 from fray.node.keeper.namespace import applies, isolation
 from fray.node.keeper.stacks import CAPTURED, find_py_spy
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
@@ -66,6 +67,7 @@ class ProcessLauncher:
         environments: makes ready what attempts need. Default: they need nothing but what is there.
         holdings: what else is given to attempts. Default: CPUs, no control groups, memory watched.
         log_rules: what is kept of what they print.
+        descriptors: how many each may have open. Default: as many as this process.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class ProcessLauncher:
         environments: Provider | None = None,
         holdings: Holdings | None = None,
         log_rules: LogRules | None = None,
+        descriptors: int | None = None,
     ) -> None:
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
@@ -97,8 +100,10 @@ class ProcessLauncher:
         self.household: Household = environments or NothingToPrepare()
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))
-        self.zygotes = Zygotes(warm, environ, self._on_zygote_lost, zygote)
+        self._descriptors = descriptors
+        self.zygotes = Zygotes(warm, environ, self._on_zygote_lost, zygote, descriptors=descriptors)
         self.broods = Broods(self.zygotes, partial(self._zygotes_of, warm))
+        self.room = Room()
         self._attempts: dict[str, Attempt] = {}
         self._nursery: trio.Nursery | None = None
         self._hatched = trio.Event()
@@ -358,7 +363,8 @@ class ProcessLauncher:
     def _zygotes_of(self, warm: Sequence[str], prepared: Prepared) -> Zygotes:
         environ = node_environ(prepared.environ, str(self.state_dir))
         interpreter, hold = prepared.interpreter, prepared.hold
-        return Zygotes(warm, environ, self._on_zygote_lost, interpreter=interpreter, hold=hold)
+        given = self._descriptors
+        return Zygotes(warm, environ, self._on_zygote_lost, interpreter=interpreter, hold=hold, descriptors=given)
 
     def _on_zygote_lost(self) -> None:
         self.sweep_adopted()

@@ -34,6 +34,8 @@ class Record:
     directory: Path
     header: Outcome | None = None
     broken: bool = False
+    unkept: str = ""
+    """Why the value is not on the disk."""
     _line: bytes = b""
     _size: int = 0
     _hash: hashlib._Hash = field(factory=hashlib.sha256)
@@ -61,8 +63,14 @@ class Record:
 
     def _feed_value(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size > VALUE_LIMIT_BYTES:
+        if self._size > VALUE_LIMIT_BYTES or self.unkept:
             return
+        try:
+            self._keep(data)
+        except OSError as error:
+            self.unkept = str(error.strerror)
+
+    def _keep(self, data: bytes) -> None:
         if self._file < 0:
             self._file = os.open(self.directory / _VALUE, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._hash.update(data)
@@ -79,6 +87,8 @@ class Record:
             return None
         if self._size > VALUE_LIMIT_BYTES:
             return _too_large(self._size)
+        if self.unkept:
+            return _unkept(self._size, self.unkept)
         blob = self._hash.hexdigest() if self._size else None
         whole = self.header.value in (None, blob)
         return evolve(self.header, value=blob) if whole else None
@@ -92,6 +102,11 @@ def _too_large(size: int) -> Outcome:
     return Outcome(cause=Cause.FAILURE, message=message)
 
 
+def _unkept(size: int, why: str) -> Outcome:
+    message = f"it ended with a result of {size} bytes, which its machine cannot keep: {why}"
+    return Outcome(cause=Cause.ENVIRONMENT, message=message)
+
+
 def save(directory: Path, outcome: Outcome) -> None:
     """Put the outcome into the directory, whole."""
     part = directory / f"{_OUTCOME}.part"
@@ -100,10 +115,14 @@ def save(directory: Path, outcome: Outcome) -> None:
     part.rename(directory / _OUTCOME)
 
 
-def load(directory: Path) -> tuple[Outcome, bytes | None] | None:
-    """What `save` and `Record` left there; None if the keeper did not get so far."""
+def load(directory: Path, told: str | None = None) -> tuple[Outcome, bytes | None] | None:
+    """What `save` and `Record` left there; None if the keeper did not get so far.
+
+    Args:
+        told: the outcome, from a keeper that could not `save` it.
+    """
     try:
-        outcome = from_json(Outcome, (directory / _OUTCOME).read_text())
+        outcome = from_json(Outcome, told or (directory / _OUTCOME).read_text())
     except FileNotFoundError:
         return None
     value = None

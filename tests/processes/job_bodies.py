@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from fray.model.specs import Cause, Outcome, Ticket
@@ -40,6 +41,12 @@ def wait_forever() -> NoReturn:
 
 def answer(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     succeed(outcome_fd, os.environ.get("VALUE", "42").encode())
+
+
+def fill(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Ends well, on a disk that has no room for this file of its directory."""
+    os.symlink("/dev/full", Path(ticket.directory, ticket.spec.env_vars["FILE"]))
+    succeed(outcome_fd, b"42")
 
 
 def describe(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:

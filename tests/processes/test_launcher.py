@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -24,6 +25,7 @@ from fray.model.messages.node import ReadLog
 from fray.model.specs import Cause, EntryKind, JobSpec, Ladder, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
 from fray.node.config import LogRules
+from fray.node.grants.room import Room
 from fray.node.logs.capture import Spool
 from fray.node.logs.store import LogStore
 from fray.node.processes import ProcessLauncher
@@ -31,6 +33,8 @@ from fray.node.processes import ProcessLauncher
 HERE = str(Path(__file__).parent)
 LIMIT_S = 90.0
 """For a machine that has much else to do."""
+FOR_ONE = "this node has descriptors for 1 attempts at a time (see ulimit -Hn)"
+NO_ROOM = "No space left on device"
 
 
 @define
@@ -310,6 +314,44 @@ async def test_a_new_zygote_takes_over_and_running_jobs_go_on(tmp_path: Path) ->
         assert await bench.value(bench.start("answer")) == b"42"
         bench.launcher.stop(old)
         assert "cancelled" in (await bench.outcome(old)).message
+
+
+async def test_attempts_for_which_a_node_has_no_descriptors_wait_until_another_ends(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        bench.launcher.room = Room(1)
+        first = bench.start("deaf")
+        await bench.until_phase(first, Phase.RUNNING)
+        second, third = bench.start("answer"), bench.start("answer-again")
+        await bench.until_line(third, "it waits for another attempt to end: " + FOR_ONE)
+        bench.launcher.stop(third)
+        assert (await bench.outcome(third)).cause is Cause.STOPPED
+        bench.launcher.kill(first)
+        assert await bench.value(second) == b"42"
+        assert await bench.value(bench.start("answer-later")) == b"42"
+
+
+async def test_a_node_without_a_descriptor_says_so_and_goes_on(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+        try:
+            outcome = await bench.outcome(bench.start("answer"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (outcome.cause, "cannot start a process" in outcome.message) == (Cause.ENVIRONMENT, True)
+        assert await bench.value(bench.start("answer-again")) == b"42"
+
+
+async def test_on_a_full_disk_the_outcome_arrives_all_the_same(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("fill", env_vars={"FILE": "outcome.json.part"})
+        assert await bench.value(attempt) == b"42"
+        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+        outcome = await bench.outcome(bench.start("fill-value", env_vars={"FILE": "value"}))
+        assert outcome.cause is Cause.ENVIRONMENT
+        assert outcome.message == "it ended with a result of 2 bytes, which its machine cannot keep: " + NO_ROOM
 
 
 async def test_what_is_forgotten_leaves_no_directory(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from attrs import define, field
 from fray.controller.main import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.resources import Capacity
+from fray.net import descriptors
 from fray.net.codec import to_json
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
@@ -102,10 +104,29 @@ async def open_site(directory: Path) -> AsyncIterator[Site]:
         nursery.cancel_scope.cancel()
 
 
+FEW = 300
+
+
+@contextmanager
+def few_descriptors() -> Iterator[None]:
+    """As many as most systems give a service at first, or less."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 async def test_a_node_joins_and_leaves_in_order_on_sigterm(tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
-        node = await site.start("a")
+        with few_descriptors():
+            node = await site.start("a")
         await said(node, "joined the cluster")
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        assert resource.prlimit(node.pid, resource.RLIMIT_NOFILE) == (min(hard, descriptors.MOST), hard)
+        (zygote,) = children(node.pid)
+        assert resource.prlimit(zygote, resource.RLIMIT_NOFILE) == (FEW, hard)
         node.send_signal(signal.SIGTERM)
         await said(node, "leaving")
         with trio.fail_after(LIMIT_S):

@@ -8,7 +8,7 @@ Conversation with the node, JSON lines on one socket. Down: the start, then ``{"
 ``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": py-spy}``. Up: ``{"keeper": pid}`` with its
 pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log": lines}`` now and then, ``{"said": what}``
 (`fray.node.keeper.ear`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.keeper.stacks`),
-``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk.
+``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk (or with it, if it cannot be there).
 """
 
 from __future__ import annotations

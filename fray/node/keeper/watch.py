@@ -15,6 +15,7 @@ from typing import Any
 from attrs import evolve
 
 from fray.model.specs import EntryKind, Outcome, Ticket
+from fray.net.codec import to_json
 from fray.node.keeper.lines import READ_BYTES, Lines
 from fray.node.keeper.spawn import Child
 from fray.node.keeper.verdict import Descent, Ending, Rung, judge
@@ -45,7 +46,7 @@ class Watch:
         self.condemned: Outcome | None = None
         self.lingered = self.node_gone = False
         self.redact = Redactor(ticket.secrets)
-        spool.hide = self.redact.hide
+        spool.hide, spool.seam = self.redact.hide, self.redact.seam
         self.output = Output(spool, self.watch, self.unwatch, lambda lines: self.lines.tell(log=lines))
         self.watchers: list[Watcher] = [self.output]
         self.words: dict[str, Callable[[Any], None]] = {
@@ -192,8 +193,13 @@ class Watch:
     def _finish(self, swept: int, left: int) -> None:
         self._drain()
         lines = self.output.finish_lines()
-        save(self.directory, evolve(self._outcome(), swept=swept))
-        self.lines.tell(ended=lines, swept=swept, left=left)
+        outcome = evolve(self._outcome(), swept=swept)
+        try:
+            save(self.directory, outcome)
+            told = {}
+        except OSError:  # the disk is full; the node, if it lives, hears it all the same
+            told = {"outcome": to_json(outcome)}
+        self.lines.tell(ended=lines, swept=swept, left=left, **told)
 
     def _outcome(self) -> Outcome:
         found = [judge(self._ending())]

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from attrs import define, field
 
@@ -35,12 +36,22 @@ LAST_LINES = 20
 LAST_LINES_LIMIT_BYTES = 4000
 
 
+Seam: TypeAlias = Callable[[bytes, int], int]
+"""Where to cut at a place or before it."""
+
+
+def _anywhere(line: bytes, at: int) -> int:
+    return at
+
+
 @define
 class LineCutter:
     """Bytes in, whole lines out, each with its newline."""
 
     rest: bytes = b""
     """Of a line whose end has not been read."""
+    seam: Seam = _anywhere
+    """Where a line that is too long may be cut."""
 
     def feed(self, data: bytes) -> bytes:
         cut = data.rfind(b"\n") + 1
@@ -49,11 +60,11 @@ class LineCutter:
             is_long = len(self.rest) + data.index(b"\n") > LINE_LIMIT_BYTES or len(data) > READ_BYTES
             whole, self.rest = self.rest + data[:cut], data[cut:]
             if is_long:
-                whole = b"".join(_pieces(line + b"\n") for line in whole[:-1].split(b"\n"))
+                whole = b"".join(self._pieces(line + b"\n") for line in whole[:-1].split(b"\n"))
         else:
             whole, self.rest = b"", self.rest + data
         while len(self.rest) >= LINE_LIMIT_BYTES:
-            piece, self.rest = _split(self.rest)
+            piece, self.rest = self._split(self.rest)
             whole += piece + b"\n"
         return whole
 
@@ -62,21 +73,20 @@ class LineCutter:
         rest, self.rest = self.rest, b""
         return rest + b"\n" if rest else b""
 
+    def _pieces(self, line: bytes) -> bytes:
+        pieces = []
+        while len(line) > LINE_LIMIT_BYTES + 1:
+            piece, line = self._split(line)
+            pieces.append(piece + b"\n")
+        return b"".join((*pieces, line))
 
-def _pieces(line: bytes) -> bytes:
-    pieces = []
-    while len(line) > LINE_LIMIT_BYTES + 1:
-        piece, line = _split(line)
-        pieces.append(piece + b"\n")
-    return b"".join((*pieces, line))
-
-
-def _split(line: bytes) -> tuple[bytes, bytes]:
-    """Cut at the limit, but not inside a character of UTF-8."""
-    at = LINE_LIMIT_BYTES
-    while at > LINE_LIMIT_BYTES - 4 and at < len(line) and line[at] & 0xC0 == 0x80:
-        at -= 1
-    return line[:at], line[at:]
+    def _split(self, line: bytes) -> tuple[bytes, bytes]:
+        """Cut at the limit, but not inside a character of UTF-8, nor inside a secret."""
+        at = LINE_LIMIT_BYTES
+        while at > LINE_LIMIT_BYTES - 4 and at < len(line) and line[at] & 0xC0 == 0x80:
+            at -= 1
+        at = self.seam(line, at)
+        return line[:at], line[at:]
 
 
 def said(text: str) -> bytes:
@@ -105,6 +115,8 @@ class Spool:
     """Of all segments together; the oldest are removed, the last one never."""
     hide: Hide | None = None
     """Takes secrets out of whole lines; what is there of an unfinished one is not written then."""
+    seam: Seam = _anywhere
+    """Where lines may be cut so that it finds them."""
     _file: int = field(default=-1, alias="_file")
     _size: int = 0
     _segments: deque[tuple[Path, int]] = field(factory=deque)
@@ -195,7 +207,7 @@ class Output(Watcher):
         return bool(self._streams)
 
     def add(self, descriptor: int, name: str) -> None:
-        self._streams[descriptor] = (name, LineCutter())
+        self._streams[descriptor] = (name, LineCutter(seam=self.spool.seam))
         self._watch(descriptor, partial(self._read, descriptor))
 
     def say(self, text: str) -> None:

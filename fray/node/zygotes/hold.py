@@ -51,9 +51,12 @@ class Zygotes:
         *,
         interpreter: str = sys.executable,
         hold: str = "",
+        descriptors: int | None = None,
     ) -> None:
         self.interpreter, self.hold = interpreter, hold
         """What runs it, and a lock that it holds, shared, while it lives."""
+        self.descriptors = descriptors
+        """How many it and its jobs may have open. Default: as this process."""
         self.warm, self.environ = tuple(warm), dict(environ)
         self.on_lost = on_lost
         """Called when a zygote has died: what it had below it has come to this process, if it is a subreaper."""
@@ -115,6 +118,7 @@ class Zygotes:
             command += ["--link-fd", str(theirs.fileno())]
             command += ["--node-pid", str(os.getpid()), *(f"--warm={name}" for name in self.warm)]
             command += ["--hold", self.hold] if self.hold else []
+            command += [f"--descriptors={self.descriptors}"] if self.descriptors is not None else []
             stdin = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
             try:
                 pid = os.posix_spawn(self.interpreter, command, self.environ, file_actions=[stdin], setsid=True)

@@ -31,6 +31,7 @@ from attrs import frozen
 
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Outcome, Ticket
 from fray.net.codec import from_json, to_json
+from fray.net.descriptors import lower_limit
 from fray.node.entry import enter
 from fray.node.keeper.main import keep
 from fray.node.keeper.namespace import fork_init, refusal
@@ -185,7 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--node-pid", type=int, required=True)
     parser.add_argument("--warm", action="append", default=[])
     parser.add_argument("--hold", help="a lock file of its environment")
+    parser.add_argument("--descriptors", type=int, help="how many it and its jobs may have open")
     options = parser.parse_args(arguments)
+    if options.descriptors is not None:
+        lower_limit(options.descriptors)
     if options.hold:
         _hold(options.hold)
     os.set_inheritable(options.link_fd, False)
