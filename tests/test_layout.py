@@ -59,7 +59,7 @@ PUT_TOGETHER = ("testing", "local", "cli")
 
 PURE = (
     *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "net/upgrade.py", "node/reconcile.py"),
-    "node/environments/recipe.py",
+    *("node/reports.py", "node/environments/recipe.py"),
     *("net/bulk.py", "net/shelf.py", "runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
     *("model/**/*.py", "scheduler/**/*.py"),
 )

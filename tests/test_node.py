@@ -24,7 +24,7 @@ from fray.net.memory import MemoryNetwork
 from fray.net.transport import Bytes, Claim
 from fray.node.config import NodeConfig
 from fray.node.logs.store import MemoryLogs
-from fray.node.member import REPORT_CHUNK_BYTES
+from fray.node.reports import REPORT_CHUNK_BYTES
 from fray.node.serve import is_final, run_node, wait_process_end
 
 PAYLOAD = b"pickle"
@@ -406,7 +406,7 @@ async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
         house.controller.want(wish("a"))
         await house.controller.until_phases(a="running")
         with monkeypatch.context() as patch:
-            patch.setattr("fray.node.member.LIVE_LIMIT_BYTES", -1)
+            patch.setattr("fray.node.logs.pushed.LIVE_LIMIT_BYTES", -1)
             house.launcher.on_log("a", Chunk(0, 7, b"too much"))
         house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
         await house.controller.until_phases(a="ended")

@@ -19,13 +19,11 @@ from fray.model.ids import AttemptId, BlobId
 from fray.model.lines import Chunk
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import (
-    AttemptLog,
     AttemptNoted,
     CaptureAsked,
     Captured,
     NodeHello,
     NodeTold,
-    Report,
     Wanted,
     short,
 )
@@ -44,14 +42,9 @@ from fray.node.forwards import Forwards
 from fray.node.health.vitals import Vitals
 from fray.node.health.wards import Wards
 from fray.node.launcher import Furnished, Launcher, Particular, Withholding
+from fray.node.logs.pushed import Pushed
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
-
-REPORT_CHUNK_BYTES = 8 * 1024 * 1024
-"""Values in one `Report`, about; the rest follows when there is room."""
-LIVE_LIMIT_BYTES = 1024 * 1024
-"""Lines are not pushed while more than this waits for the controller: they are on the disk, and can be asked for."""
-PUSHED_LIMIT_BYTES = 64 * 1024
-"""So much waits at most when lines that were not pushed are spoken of again."""
+from fray.node.reports import Reports
 
 TELL_EVERY_S = 5.0
 """How often it looks whether there is news of itself for people."""
@@ -75,18 +68,11 @@ class Member:
         self._launcher = launcher
         self._condemned: dict[AttemptId, str] = {}
         self.answers = Answers(launcher.logs)
-        self._values: dict[AttemptId, bytes] = {}
         self._payloads: dict[BlobId, bytes] = {}
         self._cluster_vars: dict[str, str] = {}
         self._newest = (0, 0)
-        self._moved: dict[AttemptId, None] = {}
-        self._gone: dict[AttemptId, None] = {}
-        self._whole = True
-        self._unpushed: dict[AttemptId, int] = {}
-        """How far the logs go of which the controller has not been told the end."""
-        self._ends: dict[AttemptId, int] = {}
-        self._wake_log = trio.Event()
-        self._told_busy: dict[str, str] = {}
+        self._reports = Reports(self.held)
+        self.pushed = Pushed()
         self._forgotten = trio.Event()
         """The controller knows nothing of what was told before."""
         self._wake = trio.Event()
@@ -156,7 +142,7 @@ class Member:
         self._newest = max(self._newest, (epoch, 0))
         if self._requests is not None:
             self._requests.on_reset()
-        self._whole = True
+        self._reports.tell_all()
         self._wake.set()
         self._forgotten.set()
         self.vitals.tell_again()
@@ -249,13 +235,10 @@ class Member:
     def _forget(self, attempt_id: AttemptId) -> None:
         self._launcher.forget(attempt_id)
         del self.held[attempt_id]
-        self._values.pop(attempt_id, None)
-        self._unpushed.pop(attempt_id, None)
-        self._ends.pop(attempt_id, None)
-        self._moved.pop(attempt_id, None)
+        self.pushed.forget(attempt_id)
         self._condemned.pop(attempt_id, None)
         self.vitals.forget(attempt_id)
-        self._gone[attempt_id] = None
+        self._reports.forget(attempt_id)
         self._wake.set()
 
     # What the launcher tells
@@ -265,7 +248,7 @@ class Member:
         if observed.attempt_id not in self.held:
             return
         if value is not None:
-            self._values[observed.attempt_id] = value
+            self._reports.keep(observed.attempt_id, value)
         self._watch_over(observed)
         self._observe(evolve(observed, outcome=self._with_stacks(observed.attempt_id, self._with_cause(observed))))
 
@@ -290,53 +273,18 @@ class Member:
         self.held[observed.attempt_id] = observed
         if observed.phase is Phase.ENDED:
             self.forwards.end(observed.attempt_id)
-        self._moved[observed.attempt_id] = None
+        self._reports.move(observed.attempt_id)
         self._wake.set()
         self._moving.unpark_all()
 
     def on_log(self, attempt_id: AttemptId, chunk: Chunk) -> None:
-        """Push lines to the controller as they come, unless nobody follows or too much waits there already."""
-        wish, channel = self.wanted.get(attempt_id), self.channel
-        if wish is None or not wish.followed:
-            return
-        self._ends[attempt_id] = chunk.end
-        if channel is None or not channel.connected or channel.outbox.size_bytes > LIVE_LIMIT_BYTES:
-            self._unpushed[attempt_id] = chunk.end
-            self._wake_log.set()
-            return
-        self._unpushed.pop(attempt_id, None)
-        self._push(channel, attempt_id, chunk)
+        """It has printed these lines, which are pushed to the controller if somebody follows."""
+        if self._is_followed(attempt_id):
+            self.pushed.push(self.channel, attempt_id, chunk)
 
-    def _push(self, channel: Channel, attempt_id: AttemptId, chunk: Chunk, *, over: bool = False) -> None:
-        told = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, over=over)
-        try:
-            channel.notice(told, [chunk.data] if chunk.data else ())
-        except (ChannelClosed, ChannelFull):
-            self._unpushed[attempt_id] = chunk.end
-
-    async def push_ends(self, channel: Channel) -> None:
-        """Say how far the logs go whose last lines were not pushed, when there is room."""
-        try:
-            while channel.error is None:
-                await self._wake_log.wait()
-                self._wake_log = trio.Event()
-                for attempt_id in list(self._unpushed):  # once each: a channel that is closing takes none
-                    await channel.wait_room(PUSHED_LIMIT_BYTES)
-                    self._push_end(channel, attempt_id)
-        except ChannelClosed:
-            pass
-
-    def _push_over(self, channel: Channel, attempt_id: AttemptId) -> None:
-        """Before its end: how far its log goes, and that it goes no further."""
-        wish, end = self.wanted.get(attempt_id), self._ends.get(attempt_id, 0)
-        self._unpushed.pop(attempt_id, None)
-        if wish is not None and wish.followed:
-            self._push(channel, attempt_id, Chunk(end, end), over=True)
-
-    def _push_end(self, channel: Channel, attempt_id: AttemptId) -> None:
-        end = self._unpushed.pop(attempt_id, None)
-        if end is not None:
-            self._push(channel, attempt_id, Chunk(end, end))
+    def _is_followed(self, attempt_id: AttemptId) -> bool:
+        wish = self.wanted.get(attempt_id)
+        return wish is not None and wish.followed
 
     async def tell_of_itself(self, channel: Channel) -> None:
         """What people want to know of this node: once it has joined, and whenever that is something else by now."""
@@ -420,46 +368,19 @@ class Member:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 self._reconcile()
-                while channel.error is None and self._has_news():
+                while channel.error is None and self._reports.waiting(self._busy()):
                     await channel.wait_room()
                     self._send_report(channel)
         except ChannelClosed:
             pass
 
-    def _has_news(self) -> bool:
-        return bool(self._whole or self._moved or self._gone or self._told_busy != self._busy())
-
     def _send_report(self, channel: Channel) -> None:
-        full, self._whole = self._whole, False
-        if full:
-            self._moved, self._gone = dict.fromkeys(self.held), {}
-        chunk = self._take_chunk()
-        for one in chunk:
-            if one.phase is Phase.ENDED:
-                self._push_over(channel, one.attempt_id)
-        later = [self._without_end(self.held[attempt_id]) for attempt_id in self._moved] if full else []
-        gone, self._gone = tuple(self._gone), {}
-        values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
-        self.vitals.send(channel, [one.attempt_id for one in chunk if one.phase is Phase.ENDED])
-        self._told_busy = self._busy()
-        channel.notice(Report(full=full, observed=(*chunk, *later), gone=gone, busy=self._told_busy), values)
+        report, values, ended = self._reports.next(self._busy())
+        for attempt_id in ended:
+            self.pushed.push_over(channel, attempt_id, followed=self._is_followed(attempt_id))
+        self.vitals.send(channel, ended)
+        channel.notice(report, values)
         self._moving.unpark_all()
-
-    def _take_chunk(self) -> list[Observed]:
-        """The next of what has moved, with no more values than fit one message; at least one."""
-        chunk, size_bytes = [], 0
-        for attempt_id in list(self._moved):
-            if size_bytes >= REPORT_CHUNK_BYTES:
-                break
-            size_bytes += len(self._values.get(attempt_id, b""))
-            chunk.append(self.held[attempt_id])
-            del self._moved[attempt_id]
-        return chunk
-
-    def _without_end(self, observed: Observed) -> Observed:
-        """In the whole set, the end of an attempt whose value follows later is not told yet."""
-        ended = observed.phase is Phase.ENDED
-        return evolve(observed, phase=Phase.STOPPING, outcome=None) if ended else observed
 
     # The end
 
@@ -480,7 +401,7 @@ class Member:
 
     async def wait_reported(self) -> None:
         """All that has moved was sent (or its channel has ended)."""
-        while self._moved and self.channel is not None and self.channel.error is None:
+        while self._reports.moved and self.channel is not None and self.channel.error is None:
             await self._moving.park()
 
 

@@ -136,7 +136,7 @@ async def _be_member(
         nursery.start_soon(member.vitals.run, channel)
         nursery.start_soon(member.tell_of_itself, channel)
         nursery.start_soon(member.forwards.run)
-        nursery.start_soon(member.push_ends, channel)
+        nursery.start_soon(member.pushed.run, channel)
         nursery.start_soon(member.answers.run, channel)
         over = await channel.wait_over()
         nursery.cancel_scope.cancel()

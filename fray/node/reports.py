@@ -1,0 +1,85 @@
+"""What a node has to report of its attempts: which of them have moved, and the next message about them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from fray.model.ids import AttemptId
+from fray.model.messages.node import Report
+from fray.model.specs import Observed, Phase
+
+REPORT_CHUNK_BYTES = 8 * 1024 * 1024
+"""Values in one `Report`, about; the rest follows when there is room."""
+
+
+class Reports:
+    """Of one membership; ``held`` is what the node holds, and stays the member's."""
+
+    def __init__(self, held: Mapping[AttemptId, Observed]) -> None:
+        self._held = held
+        self._values: dict[AttemptId, bytes] = {}
+        self._moved: dict[AttemptId, None] = {}
+        self._gone: dict[AttemptId, None] = {}
+        self._whole = True
+        self._told_busy: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Reports: {len(self._moved)} moved, {len(self._gone)} gone{', all to tell' * self._whole}>"
+
+    @property
+    def moved(self) -> bool:
+        """Something has moved that was not reported."""
+        return bool(self._moved)
+
+    def tell_all(self) -> None:
+        """The controller knows nothing of what was told before."""
+        self._whole = True
+
+    def keep(self, attempt_id: AttemptId, value: bytes) -> None:
+        """The value that goes with the attempt's end."""
+        self._values[attempt_id] = value
+
+    def move(self, attempt_id: AttemptId) -> None:
+        """What is observed of it is not what was told."""
+        self._moved[attempt_id] = None
+
+    def forget(self, attempt_id: AttemptId) -> None:
+        """It is held no longer."""
+        self._values.pop(attempt_id, None)
+        self._moved.pop(attempt_id, None)
+        self._gone[attempt_id] = None
+
+    def waiting(self, busy: Mapping[str, str]) -> bool:
+        """Whether there is news; ``busy``: which devices are, and why."""
+        return bool(self._whole or self._moved or self._gone or self._told_busy != busy)
+
+    def next(self, busy: dict[str, str]) -> tuple[Report, list[bytes], list[AttemptId]]:
+        """The next report, with its values, and whose end it tells."""
+        full, self._whole = self._whole, False
+        if full:
+            self._moved, self._gone = dict.fromkeys(self._held), {}
+        chunk = self._take_chunk()
+        later = [self._without_end(self._held[attempt_id]) for attempt_id in self._moved] if full else []
+        gone, self._gone = tuple(self._gone), {}
+        self._told_busy = busy
+        values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
+        ended = [one.attempt_id for one in chunk if one.phase is Phase.ENDED]
+        return Report(full=full, observed=(*chunk, *later), gone=gone, busy=busy), values, ended
+
+    def _take_chunk(self) -> list[Observed]:
+        """The next of what has moved, with no more values than fit one message; at least one."""
+        chunk, size_bytes = [], 0
+        for attempt_id in list(self._moved):
+            if size_bytes >= REPORT_CHUNK_BYTES:
+                break
+            size_bytes += len(self._values.get(attempt_id, b""))
+            chunk.append(self._held[attempt_id])
+            del self._moved[attempt_id]
+        return chunk
+
+    def _without_end(self, observed: Observed) -> Observed:
+        """In the whole set, the end of an attempt whose value follows later is not told yet."""
+        ended = observed.phase is Phase.ENDED
+        return evolve(observed, phase=Phase.STOPPING, outcome=None) if ended else observed
