@@ -35,7 +35,7 @@ from bench.census import Census
 from bench.measure import machine
 from fray import embedded
 from fray.controller import store
-from fray.controller.main import run_controller
+from fray.controller.serve import run_controller
 from fray.net.transport import Credential
 from fray.runtime.calls import CALLER_KEY_ID
 from fray.runtime.context import current

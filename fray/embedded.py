@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from fray.controller.main import RunningController, run_controller
+from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.ids import Namespace
 from fray.model.lines import LogLine

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from fray.controller.main import RunningController, run_controller
+from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.errors import FrayError
 from fray.model.ids import mint

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from fray.controller.main import RunningController, run_controller
+from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.messages.client import ActorEndpoint, Role
 from fray.net.memory import MemoryNetwork

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fray.controller.main import DEFAULT_LISTEN, check_address, find_token, parse
+from fray.controller.options import DEFAULT_LISTEN, check_address, find_token, parse
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
 

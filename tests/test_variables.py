@@ -8,7 +8,7 @@ import pytest
 
 import fray
 from fray import EnvironmentConfig, InvalidRequest, Secret
-from fray.controller.main import parse
+from fray.controller.options import parse
 from fray.controller.secrets import SECRET_LIMIT_CHARS, SecretBook, check_secrets
 from fray.model.specs import EntryKind, JobSpec, Ticket
 from fray.net.codec import to_json

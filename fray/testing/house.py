@@ -19,7 +19,7 @@ from attrs import frozen
 import fray.controller.loop
 import fray.runtime.context
 from fray.cluster import Cluster, cluster_of
-from fray.controller.main import RunningController, run_controller
+from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.errors import NodeNameTaken, StoreError
 from fray.model.ids import Namespace

@@ -16,7 +16,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from fray.controller.main import RunningController, run_controller
+from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.resources import Capacity
 from fray.net import descriptors

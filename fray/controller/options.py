@@ -1,0 +1,273 @@
+"""What the command line of ``fray-controller`` comes to: addresses, times, limits, and the cluster's token."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import define, evolve, field
+
+from fray.controller.admission import GRACE_LIMIT_S
+from fray.controller.bundles import Keeping
+from fray.errors import InvalidRequest
+from fray.model.environment import check_variable
+from fray.model.ids import mint
+from fray.model.resources import parse_bytes
+from fray.scheduler.rows import Rules
+
+DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
+
+LEASE_LEAST_S = 240.0
+"""A node must notice our silence, and end what it runs, within its lease."""
+
+KEEP_LIMIT_JOBS = 1_000_000
+KEEP_LEAST_S = 60.0
+KEEP_LEAST_GB = 0.01
+"""More than one result of the largest size."""
+
+_log = logging.getLogger("fray.controller")
+
+
+@define
+class Options:
+    """What the command line comes to."""
+
+    listen: tuple[str, ...]
+    store: Path
+    token_file: Path | None
+    insecure: bool
+    rules: Rules
+    json_lines: bool | None
+    env_vars: dict[str, str] = field(factory=dict)
+    keeping: Keeping = field(factory=Keeping)
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """Raises InvalidRequest for what cannot be: an address, a time, an amount, a variable."""
+    parser = argparse.ArgumentParser(prog="fray-controller", description="The controller of a Fray cluster.")
+    _add_place(parser)
+    _add_times(parser)
+    _add_keeping(parser)
+    parser.add_argument(
+        "--env",
+        action="append",
+        metavar="KEY=VALUE",
+        help="a variable of every job, over that of its node; may be given several times",
+    )
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
+    style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
+    found = parser.parse_args(argv)
+    listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
+    rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
+    rules = keeping(rules, found.keep_finished, found.keep_finished_s, found.keep_results_gb)
+    return Options(
+        listen,
+        found.store.expanduser(),
+        found.token_file,
+        found.insecure,
+        rules,
+        found.json_lines,
+        make_variables(found.env or ()),
+        Keeping(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
+    )
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    """Where it is, and who may come in."""
+    state_home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    parser.add_argument(
+        "--listen",
+        action="append",
+        metavar="ADDRESS",
+        help=f"HOST:PORT or unix:/path; may be given several times (default: {DEFAULT_LISTEN})",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=Path(state_home) / "fray",
+        metavar="DIR",
+        help="where the cluster's decisions are kept (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the cluster's token (default: FRAY_TOKEN, else the file `token` in the store, made if it is not there)",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine, although what passes can be read by others"
+    )
+
+
+def _add_times(parser: argparse.ArgumentParser) -> None:
+    """How long silence is waited for."""
+    rules = Rules()
+    parser.add_argument(
+        "--suspect-s",
+        type=float,
+        default=rules.suspect_s,
+        metavar="S",
+        help="after so much silence of a node its callers are told, and actors that may overlap begin anew elsewhere "
+        "(default: %(default)g)",
+    )
+    parser.add_argument(
+        "--lease-s",
+        type=float,
+        default=rules.lease_s,
+        metavar="S",
+        help="after so much silence everything else of a node is placed elsewhere; nodes need the same --lease-s, or a "
+        "shorter one (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--driver-grace-s",
+        type=float,
+        default=rules.driver_grace_s,
+        metavar="S",
+        help="so long may a driver that is lost without a goodbye stay away before all it owns ends, unless it asks "
+        "for another time with open_cluster(grace_s=...) (default: %(default)g)",
+    )
+
+
+def _add_keeping(parser: argparse.ArgumentParser) -> None:
+    """What is kept of what is over."""
+    rules = Rules()
+    parser.add_argument(
+        "--keep-finished",
+        type=int,
+        default=rules.finished_limit,
+        metavar="N",
+        help="so many ended jobs are kept with their attempts and results; of 50,000 before them only how they ended "
+        "(default: %(default)d)",
+    )
+    parser.add_argument(
+        "--keep-finished-s",
+        type=float,
+        default=rules.finished_keep_s,
+        metavar="S",
+        help="and none of them longer than this (default: %(default)g, a week)",
+    )
+    parser.add_argument(
+        "--keep-results-gb",
+        type=float,
+        default=rules.results_limit_bytes / 1000**3,
+        metavar="GB",
+        help="and of their results so many gigabytes; those of the oldest go first (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--workspaces",
+        default="20GB",
+        metavar="SIZE",
+        help="keep so much of workspaces that no living job needs (default: %(default)s)",
+    )
+
+
+def make_variables(given: Sequence[str]) -> dict[str, str]:
+    """Raises InvalidRequest: one of them is not written as KEY=VALUE, or is Fray's own."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidRequest(f"--env {text!r}: write KEY=VALUE")
+        check_variable(name, value)
+        found[name] = value
+    return found
+
+
+def keeping(rules: Rules, finished: int, finished_s: float, results_gb: float) -> Rules:
+    """Raises InvalidRequest: fewer jobs or less time than those who wait for a result need."""
+    if not 1 <= finished <= KEEP_LIMIT_JOBS:
+        raise InvalidRequest(f"--keep-finished {finished} must be 1 to {KEEP_LIMIT_JOBS}")
+    if not finished_s >= KEEP_LEAST_S:
+        raise InvalidRequest(
+            f"--keep-finished-s {finished_s:g} must be {KEEP_LEAST_S:g} or more: drivers that were away ask for results"
+        )
+    if not KEEP_LEAST_GB <= results_gb < float("inf"):
+        raise InvalidRequest(f"--keep-results-gb {results_gb:g} must be {KEEP_LEAST_GB:g} or more")
+    results_bytes = round(results_gb * 1000**3)
+    return evolve(rules, finished_limit=finished, finished_keep_s=finished_s, results_limit_bytes=results_bytes)
+
+
+def make_rules(suspect_s: float, lease_s: float, driver_grace_s: float = Rules().driver_grace_s) -> Rules:
+    """Raises InvalidRequest: times that cannot be kept."""
+    if not lease_s >= LEASE_LEAST_S:
+        raise InvalidRequest(
+            f"--lease-s {lease_s:g} must be {LEASE_LEAST_S:g} seconds or more, and nodes need the same"
+        )
+    if not 1 <= suspect_s < lease_s:
+        raise InvalidRequest(f"--suspect-s {suspect_s:g} must be 1 or more, and less than --lease-s")
+    if not 0 <= driver_grace_s <= GRACE_LIMIT_S:
+        raise InvalidRequest(f"--driver-grace-s {driver_grace_s:g} must be 0 to {GRACE_LIMIT_S:.0f} seconds (a week)")
+    return Rules(suspect_s=suspect_s, lease_s=lease_s, driver_grace_s=driver_grace_s)
+
+
+def check_address(text: str, insecure: bool) -> str:
+    """``tcp:HOST:PORT`` or ``unix:/path`` of an address as people write it.
+
+    Raises:
+        InvalidRequest: it is none, or one beyond this machine without ``insecure``.
+    """
+    if text.startswith("unix:"):
+        if not text.startswith("unix:/"):
+            raise InvalidRequest(f"--listen {text!r}: write an absolute path, unix:/run/fray.sock")
+        return text
+    host, colon, port = text.removeprefix("tcp:").rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidRequest(f"--listen {text!r} is no address: write HOST:PORT (0 takes a free port) or unix:/path")
+    if not insecure and not _is_loopback(host):
+        raise InvalidRequest(
+            f"--listen {text!r} would serve other machines without encryption: add --insecure if the network is "
+            "trusted, or listen at 127.0.0.1"
+        )
+    return f"tcp:{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def find_token(options: Options) -> str:
+    """The token given, or the one in the store's directory, made at the first start.
+
+    Raises:
+        InvalidRequest: it is empty.
+        OSError: its file cannot be read or written.
+    """
+    if options.token_file is not None:
+        return _read_token(options.token_file)
+    if "FRAY_TOKEN" in os.environ:
+        token = os.environ["FRAY_TOKEN"].strip()
+        if not token:
+            raise InvalidRequest("FRAY_TOKEN is set and empty: give a token, or unset it to have one made")
+        return token
+    file = options.store / "token"
+    if not file.exists():
+        _make_token(file)
+    _log.info("the token is in a file: give it to nodes and drivers as FRAY_TOKEN", extra={"file": str(file)})
+    return _read_token(file)
+
+
+def _read_token(file: Path) -> str:
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the token file {file} cannot be read: {error}") from error
+    if not token:
+        raise InvalidRequest(f"the token file {file} is empty")
+    if file.stat().st_mode & 0o077:
+        _log.warning("the token file can be read by others: chmod 600 it", extra={"file": str(file)})
+    return token
+
+
+def _make_token(file: Path) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as out:
+        out.write(mint(random.SystemRandom(), 40) + "\n")

@@ -1,0 +1,162 @@
+"""Be the controller of a cluster, as a task: all its parts together, over one store."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import trio
+from attrs import field, frozen
+
+from fray.controller.bundles import Bundles, Keeping
+from fray.controller.gateway import Gateway
+from fray.controller.house import House
+from fray.controller.loop import Loop, anchored_clock
+from fray.controller.mortality import world
+from fray.controller.store import Loaded, Store
+from fray.errors import ProtocolMismatch, StoreError
+from fray.model.ids import mint
+from fray.model.messages.node import NodeHello
+from fray.net.codec import from_json
+from fray.net.transport import Network
+from fray.scheduler.effects import Restarted
+from fray.scheduler.rows import TABLES, Rules
+from fray.scheduler.state import State
+
+_log = logging.getLogger("fray.controller")
+
+
+@frozen
+class RunningController:
+    """What `run_controller` reports as started. Cancel its task to crash it: the store is all that counts."""
+
+    addresses: tuple[str, ...]
+    epoch: int
+    cluster_id: str
+    state: State = field(repr=False)
+    """To look into."""
+    gateway: Gateway
+    loop: Loop
+
+
+async def run_controller(
+    store: Store,
+    network: Network,
+    addresses: Sequence[str],
+    token: str,
+    *,
+    clock: Callable[[], float] | None = None,
+    rng: random.Random | None = None,
+    declared: Sequence[NodeHello] = (),
+    declares_all_nodes: bool = False,
+    rules: Rules | None = None,
+    keeping: Keeping | None = None,
+    in_place: bool = False,
+    env_vars: Mapping[str, str] | None = None,
+    task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be the controller of the cluster in ``store`` until cancelled.
+
+    Args:
+        clock: seconds since the epoch; default: runs as the monotonic clock does.
+        rng: for ids and keys; default: the system's.
+        declared, declares_all_nodes: what fits none of these nodes is refused as never schedulable.
+        rules: times and limits of the law.
+        keeping: how many workspaces are kept, and for how long.
+        in_place: jobs run in the processes of their authors, so workspaces need not travel.
+        env_vars: variables of every job, over those of its node.
+
+    Raises:
+        StoreError: the store is damaged, or a save has failed.
+        OSError, FrayError: an address cannot be listened at.
+    """
+    rng = rng or random.SystemRandom()
+    clock = clock or anchored_clock()
+    house = _open_house(store, clock(), rng, rules, keeping)
+    house.in_place = in_place
+    house.env_vars = dict(env_vars or {})
+    loop = Loop(house, clock)
+    with one_error():
+        async with trio.open_nursery() as nursery:
+            gateway = Gateway(house, token, nursery, rng)
+            restarted = Restarted(epoch=house.epoch, declared=tuple(declared), declares_all_nodes=declares_all_nodes)
+            loop.begin(restarted, gateway.carry_out)
+            gateway.watch_absent()
+            bound: list[str] = []
+            for address in addresses:
+                serve = gateway.acceptor.handle
+                bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
+            nursery.start_soon(loop.run)
+            nursery.start_soon(house.bundles.run)
+            running = RunningController(
+                tuple(bound), house.epoch, house.cluster_id, state=house.state, gateway=gateway, loop=loop
+            )
+            _log.info(
+                "controller started", extra={"addresses": bound, "epoch": house.epoch, "jobs": len(house.state.jobs)}
+            )
+            task_status.started(running)
+
+
+def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | None, keeping: Keeping | None) -> House:
+    """Everything as it was saved; the new epoch is saved before anybody hears of it."""
+    loaded = store.load()
+    meta = loaded.meta
+    state = State.restore(_rows(store, loaded), max(now, meta.get("now", 0.0)), rules)
+    identity = {
+        "cluster_id": meta.get("cluster_id") or mint(rng),
+        "secret": meta.get("secret") or rng.randbytes(32).hex(),
+        "epoch": meta.get("epoch", 0) + 1,
+        "world": world(),
+    }
+    store.save(meta=identity)
+    store.forget([blob for blob in store.blobs() if not state.refers(blob)])
+    secret = bytes.fromhex(identity["secret"])
+    bundles = Bundles(store.pieces, lambda: _bundles_needed(state), keeping)
+    return House(
+        state,
+        store,
+        cluster_id=identity["cluster_id"],
+        epoch=identity["epoch"],
+        secret=secret,
+        bundles=bundles,
+        same_world=meta.get("world") == identity["world"] != "",
+    )
+
+
+def _bundles_needed(state: State) -> set[str]:
+    """The workspaces of living jobs."""
+    found = (job.spec.environment.bundle for job in state.jobs.values() if state.needs_payload(job))
+    return {bundle for bundle in found if bundle is not None}
+
+
+def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:
+    for table, key, text in loaded.rows:
+        try:
+            yield table, key, from_json(TABLES[table], text)
+        except (KeyError, ProtocolMismatch) as error:
+            raise StoreError(
+                f"the store {store.path} is damaged: row {key!r} of {table!r} cannot be read ({error}). "
+                "Nothing was changed. Put a copy of the directory back, or give another one as --store"
+            ) from error
+
+
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Let the one thing that went wrong out of its nursery's group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = [error for error in _leaves(group) if not isinstance(error, trio.Cancelled)]
+        if len(errors) == 1:
+            raise errors[0] from errors[0].__cause__
+        raise
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
