@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from fray.errors import InvalidRequest
-from fray.model.environment import EnvironmentConfig, EnvironmentSpec
+from fray.model.environment import EnvironmentConfig, EnvironmentSpec, check_spec
 from fray.node.entry import own_code
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, Kept, too_many
@@ -30,6 +31,7 @@ from fray.node.environments.recipe import (
     steps,
     uv_environ,
     variables_in,
+    without_credentials,
 )
 
 BASE = Base(fray="1", python="3.11", interpreter="/usr/bin/python3.11", platform="linux")
@@ -120,12 +122,45 @@ def test_a_job_abroad_has_its_author_s_code_and_not_his_packages() -> None:
     assert own_code(standard[1:]) == []
 
 
-@pytest.mark.parametrize("word", ["--index-url=http://x", "-e .", "a\nb"])
+@pytest.mark.parametrize("word", ["--index-url=http://x", "-e .", "a\nb", "a\r-e .", "a\x0c-e .", "a\u2028-e ."])
 def test_options_of_uv_are_no_packages(word: str) -> None:
     with pytest.raises(InvalidRequest, match="UV_INDEX_URL"):
         EnvironmentConfig(pip_packages=[word])
     with pytest.raises(InvalidRequest, match="list of names"):
         EnvironmentConfig(extras="gpu")
+
+
+@pytest.mark.parametrize("word", ["--index-url=http://x", "-", "a b", "a]", "a" * 101, "gpu\n"])
+def test_what_is_no_name_of_an_extra_is_refused(word: str) -> None:
+    with pytest.raises(InvalidRequest, match="no name of one"):
+        EnvironmentConfig(extras=[word])
+
+
+@pytest.mark.parametrize("image", ["--privileged", "-v=/:/host", "", "a b", "a\nb", "a;b", "x" * 1001, 3])
+def test_options_of_the_engine_are_no_images(image: Any) -> None:
+    with pytest.raises(InvalidRequest, match="no name of an image"):
+        EnvironmentConfig(docker_image=image)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        EnvironmentSpec(docker_image="--privileged"),
+        EnvironmentSpec(pip_packages=("-r /etc/passwd",)),
+        EnvironmentSpec(extras=("--directory=/",)),
+    ],
+)
+def test_a_controller_takes_no_environment_that_could_not_have_been_asked_for(spec: EnvironmentSpec) -> None:
+    with pytest.raises(InvalidRequest):
+        check_spec(spec)
+
+
+def test_credentials_in_addresses_are_not_said() -> None:
+    said = recipe(
+        EnvironmentSpec(pip_packages=("a @ https://me:p@ss@h.org/a.whl", "b @ git+ssh://git@h.org/b"))
+    ).describe()
+    assert said == "Python 3.11, packages a @ https://****@h.org/a.whl, b @ git+ssh://****@h.org/b"
+    assert without_credentials("GET https://h.org/x@2?a=1 a@b") == "GET https://h.org/x@2?a=1 a@b"
 
 
 # How it is made ------------------------------------------------------------------------------------------------------

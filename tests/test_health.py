@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from fray.errors import InvalidRequest
 from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.messages.node import Measured
-from fray.model.requests import JobRequest
+from fray.model.requests import Entrypoint, JobRequest
 from fray.model.said import Pulse, Used, check_progress, line_of, parse, sentence
 from fray.model.specs import AttemptInfo, Cause, EntryKind, JobInfo, JobSpec, JobState
 from fray.model.vitals import Vital, complete, cut
@@ -116,6 +116,11 @@ def test_progress_reads_as_people_say_it() -> None:
         {"health": lambda: HealthCheck(path="/a b")},
         {"health": lambda: HealthCheck(path="healthz")},
         {"health": lambda: HealthCheck(path="/", failures=0)},
+        {"health": lambda: HealthCheck(path="/", period_s=1e-9)},
+        {"health": lambda: HealthCheck(path="/" * 2001)},
+        {"exit_codes": [75]},
+        {"exit_codes": {75: []}},
+        {"entrypoint": lambda: Entrypoint.from_binary("true", ["a\0b"])},
         {"health": lambda: HealthCheck(path="/healthz")},  # on a port it does not ask for
     ],
 )

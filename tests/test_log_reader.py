@@ -22,6 +22,7 @@ from fray.node.config import LogRules
 from fray.node.logs.archive import Archiver
 from fray.node.logs.store import LogStore, open_spool
 from fray.runtime.context import Place, open_runtime
+from fray.runtime.log_reader import LogQuery
 from fray.scheduler.rows import Rules
 from tests.controlling import ADDRESS, TOKEN, Client, Node, Stage, spec, stage
 from tests.test_gateway import child_key
@@ -63,6 +64,18 @@ async def test_what_is_on_the_disk_alone_is_read_from_there(autojump_clock: Any)
         assert (found[0].job_id, found[0].name, found[0].stream, found[0].number) == ("work-1", "work", "out", 0)
         assert told([line async for line in me.logs("work-1", tail=2)]) == ["line 2998", "line 2999"]
         assert told([line async for line in me.logs("work-1", contains="77", tail=2)]) == ["line 2877", "line 2977"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"tail": -1}, {"tail": 1.5}, {"tail": 10**9}, {"since_s": float("nan")}, {"since_s": -1}),
+        *({"contains": "x" * 1001}, {"contains": b"x"}, {"stream": "both"}),
+    ],
+)
+def test_what_cannot_be_asked_of_a_log_is_refused_at_once(asked: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        LogQuery(job_id="j", **asked)
 
 
 async def test_a_follower_gets_old_and_new_lines_once_and_ends_with_the_job(autojump_clock: Any) -> None:

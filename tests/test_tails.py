@@ -204,6 +204,12 @@ def test_a_page_begins_where_it_is_asked_to(store: LogStore, ask: dict[str, Any]
     assert page_of(store, **ask)[1] == [f"line {number}" for number in wanted]
 
 
+def test_no_word_that_is_looked_for_is_too_odd(store: LogStore) -> None:
+    for word in ("\udcff", "\ud800", "\0", "a\nb", "\n" * 1000):
+        page, data = store.read(ReadLog(attempt_id="a:0:0", tail=10, contains=word), 0.0)
+        assert (page.caught_up, bytes(data)) == (True, b"")
+
+
 def test_a_page_says_what_is_lost_and_what_never_was(store: LogStore, tmp_path: Path) -> None:
     segment(store.directory("a:0:0"), 0).rename(segment(store.directory("a:0:0"), 0).with_name("gone"))
     spool = Spool(store.directory("a:0:0"), lines=100)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Container, Sequence
 
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
+from fray.model.environment import check_spec
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
@@ -132,6 +133,7 @@ def check_checkpoint(message: SaveCheckpoint, attached: Sequence[BlobId], has_bl
 
 def _check_spec(spec: JobSpec) -> None:
     check_name(spec.name, "a job")
+    check_spec(spec.environment)
     if spec.namespace:
         check_name(spec.namespace, "a namespace")
     token = spec.job_id.removeprefix(f"{spec.name}-")

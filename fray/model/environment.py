@@ -70,7 +70,7 @@ def secret_names(variables: Mapping[str, str | Secret]) -> dict[str, str]:
 
 def _packages(words: Sequence[str]) -> tuple[str, ...]:
     for word in _words("pip_packages", words):
-        if word.lstrip().startswith("-") or "\n" in word:
+        if word.lstrip().startswith("-") or not word.isprintable():
             raise InvalidRequest(
                 f"pip_packages: {word!r} is no requirement like 'polars>=1': indexes and other options of uv are set "
                 "by variables where fray-node runs (UV_INDEX_URL, UV_FIND_LINKS), files by workspace="
@@ -79,7 +79,32 @@ def _packages(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _extras(words: Sequence[str]) -> tuple[str, ...]:
-    return _words("extras", words)
+    for word in _words("extras", words):
+        if not _EXTRA.match(word):
+            raise InvalidRequest(f"extras: {word!r} is no name of one: letters, digits and . _ -, as in 'gpu'")
+    return tuple(words)
+
+
+def _image(word: str | None) -> str | None:
+    """It stands on the command line of the engine's client, where options do."""
+    if word is not None and not (isinstance(word, str) and _IMAGE.match(word)):
+        raise InvalidRequest(f"docker_image={word!r} is no name of an image, such as 'ghcr.io/me/train:3'")
+    return word
+
+
+def check_spec(spec: EnvironmentSpec) -> None:
+    """What a driver sends need not have been an `EnvironmentConfig` before.
+
+    Raises:
+        InvalidRequest: it could not have been one.
+    """
+    _extras(spec.extras)
+    _packages(spec.pip_packages)
+    _image(spec.docker_image)
+
+
+_EXTRA = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,999}\Z")
 
 
 def _words(what: str, words: Sequence[str]) -> tuple[str, ...]:
@@ -106,7 +131,7 @@ class EnvironmentConfig:
     pip_packages: tuple[str, ...] = field(default=(), converter=_packages)
     env_vars: dict[str, str | Secret] = field(factory=dict, converter=_variables)
     workspace: str | None = None
-    docker_image: str | None = None
+    docker_image: str | None = field(default=None, converter=_image)
 
     def __attrs_post_init__(self) -> None:
         if self.docker_image is not None and (self.extras or self.pip_packages):

@@ -7,6 +7,9 @@ from enum import StrEnum
 from fray.errors import InvalidRequest
 from fray.model.word import frozen
 
+PERIOD_LEAST_S = 0.01
+PATH_LIMIT_CHARS = 2_000
+
 
 @frozen
 class HealthCheck:
@@ -38,8 +41,12 @@ class HealthCheck:
             raise InvalidRequest(f"HealthCheck(path={self.path!r}) must begin with a slash: '/{self.path}'")
         if self.path is not None and not (self.path.isprintable() and self.path.isascii() and " " not in self.path):
             raise InvalidRequest(f"HealthCheck(path={self.path!r}): write it as it stands in a URL, blanks as %20")
-        if not (0 < self.period_s < float("inf") and self.failures >= 1 and self.start_s >= 0):
-            raise InvalidRequest(f"{self}: period_s must be more than 0 seconds, failures 1 or more, start_s 0 or more")
+        if self.path is not None and len(self.path) > PATH_LIMIT_CHARS:
+            raise InvalidRequest(f"HealthCheck: its path has more than {PATH_LIMIT_CHARS:,} characters")
+        if not (PERIOD_LEAST_S <= self.period_s < float("inf") and self.failures >= 1 and self.start_s >= 0):
+            raise InvalidRequest(
+                f"{self}: period_s must be {PERIOD_LEAST_S} seconds or more, failures 1 or more, start_s 0 or more"
+            )
 
 
 class OnStall(StrEnum):

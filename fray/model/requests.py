@@ -57,7 +57,7 @@ class Entrypoint:
             InvalidRequest: the command is empty or an argument is no string.
         """
         argv = (command, *args)
-        if not command or not all(isinstance(part, str) for part in argv):
+        if not command or not all(isinstance(part, str) and "\0" not in part for part in argv):
             raise InvalidRequest(f"Entrypoint.from_binary needs a program and string arguments, not {argv!r}")
         return cls(argv=argv)
 
@@ -77,7 +77,7 @@ def _ports(names: Sequence[str]) -> tuple[str, ...]:
 def _rules(rules: Mapping[int, str]) -> dict[int, ExitRule]:
     try:
         found = {code: ExitRule(rule) for code, rule in rules.items()}
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):
         found = {-1: ExitRule.FAIL}
     if not all(isinstance(code, int) and 1 <= code <= 255 for code in found):
         words = ", ".join(repr(rule.value) for rule in ExitRule)

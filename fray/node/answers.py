@@ -56,6 +56,9 @@ class Answers:
                 self._fail(ref, error)
             except OSError as error:
                 self._fail(ref, FrayError(f"the node cannot read it: {error}"))
+            except Exception as error:
+                log.exception("a question could not be answered")  # it is not worth the node
+                self._fail(ref, FrayError(f"the node has failed to answer, its log says where: {error!r}"))
 
     async def _answer(self, ref: int, message: object) -> None:
         if not isinstance(message, ReadLog):

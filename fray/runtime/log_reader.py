@@ -38,6 +38,7 @@ LOOK_AGAIN_S = 10.0
 has."""
 CLOSING_LOOK_S = 0.2
 TAIL_LIMIT = 100_000
+CONTAINS_LIMIT_CHARS = 1_000
 
 
 @frozen(kw_only=True)
@@ -56,10 +57,12 @@ class LogQuery:
     def __attrs_post_init__(self) -> None:
         if self.stream and self.stream not in STREAMS:
             raise InvalidRequest(f"stream={self.stream!r} is no stream: write 'out', 'err' or 'sys', or leave it out")
-        if self.tail is not None and not 0 <= self.tail <= TAIL_LIMIT:
-            raise InvalidRequest(f"tail={self.tail} must be 0 to {TAIL_LIMIT} lines; leave it out for all of them")
-        if self.since_s is not None and self.since_s < 0:
+        if self.tail is not None and not (isinstance(self.tail, int) and 0 <= self.tail <= TAIL_LIMIT):
+            raise InvalidRequest(f"tail={self.tail!r} must be 0 to {TAIL_LIMIT} lines; leave it out for all of them")
+        if self.since_s is not None and not self.since_s >= 0:
             raise InvalidRequest(f"since_s={self.since_s} must be 0 or more seconds ago")
+        if not isinstance(self.contains, str) or len(self.contains) > CONTAINS_LIMIT_CHARS:
+            raise InvalidRequest(f"contains= must be a text of at most {CONTAINS_LIMIT_CHARS} characters")
 
 
 @define(eq=False)

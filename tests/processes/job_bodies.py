@@ -5,6 +5,7 @@ Each is called in the process of an attempt as the runtime's ``main`` would be; 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -32,6 +33,10 @@ def succeed(outcome_fd: int, value: bytes = b"") -> None:
 def dispatch(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     """Run the function that the job's name (before the first dash) says."""
     globals()[ticket.spec.name.partition("-")[0]](ticket, outcome_fd, control_fd)
+
+
+_libc = ctypes.CDLL(None)
+_PR_SET_DUMPABLE, _PR_SET_NAME, _PTRACE_TRACEME = 4, 15, 0
 
 
 def wait_forever() -> NoReturn:
@@ -161,6 +166,33 @@ def scatter(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     if "FREEZER" in os.environ:
         _freeze(sleeper.pid, os.environ["FREEZER"])
     succeed(outcome_fd)
+
+
+def hide(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+    """Leaves processes that have no parent, no mark, no descriptor, hear no signal, and cannot be looked into: one that
+    sleeps, one that is stopped, one that is stopped by its tracer, which is stopped."""
+    for body in (wait_forever, _stop, _trace):
+        pid = _child(lambda body=body: (os.setsid(), _child(lambda: (_strip(), body()))))  # type: ignore[misc]
+        os.waitpid(pid, 0)
+    print("ready", flush=True)
+    wait_forever()
+
+
+def _strip() -> None:
+    os.chdir("/")
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, b"hidden", 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+    os.closerange(0, 1000)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _trace() -> None:
+    _child(lambda: (_libc.ptrace(_PTRACE_TRACEME, 0, 0, 0), _stop()))
+    _stop()
 
 
 def _freeze(pid: int, group: str) -> None:

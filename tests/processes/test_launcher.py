@@ -29,6 +29,7 @@ from fray.node.grants.room import Room
 from fray.node.logs.capture import Spool
 from fray.node.logs.store import LogStore
 from fray.node.processes import ProcessLauncher
+from fray.node.proctree import descendants
 
 HERE = str(Path(__file__).parent)
 LIMIT_S = 90.0
@@ -510,6 +511,31 @@ def _belongs(pid: int, job: int | None) -> bool:
         return Path(f"/proc/{pid}/comm").read_text() == "fray:scatter\n" or os.getsid(pid) == job
     except (OSError, ProcessLookupError):
         return False
+
+
+@pytest.mark.parametrize("end", ["kill", "keeper"])
+async def test_processes_that_hide_in_every_way_end_with_their_job(tmp_path: Path, end: str) -> None:
+    async with open_bench(tmp_path, subreaper=False) as bench:
+        job = bench.start("hide")
+        await bench.until_line(job, "ready")
+        hidden = [pid for pid in descendants(os.getpid()) if comm(pid) == "hidden"]
+        with trio.fail_after(LIMIT_S):
+            while len(hidden) < 4:
+                await trio.sleep(0.01)
+                hidden = [pid for pid in descendants(os.getpid()) if comm(pid) == "hidden"]
+        if end == "kill":
+            bench.launcher.kill(job)
+        else:
+            os.kill(bench.launcher.statistics()["attempts"][job][1], signal.SIGKILL)
+        await bench.outcome(job)
+        assert [pid for pid in hidden if comm(pid) == "hidden"] == []
+
+
+def comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 async def test_two_launchers_cannot_share_a_state_directory(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from fray.node.environments.recipe import (
     no_python,
     steps,
     uv_environ,
+    without_credentials,
 )
 from fray.node.proctree import become_subreaper, die_with, end_descendants, set_title
 
@@ -88,8 +89,9 @@ def _report(plan: Plan) -> int:
 
 
 def _tell(**message: str) -> None:
+    told = {key: without_credentials(value) for key, value in message.items()}
     with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
 
 

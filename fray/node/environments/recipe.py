@@ -68,7 +68,15 @@ class Recipe:
             parts.append("project as locked" if self.project.lock is not None else "project")
         parts += [f"extras {', '.join(self.extras)}"] if self.extras else []
         parts += [f"packages {', '.join(self.pip_packages)}"] if self.pip_packages else []
-        return ", ".join(parts)
+        return without_credentials(", ".join(parts))
+
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
+
+
+def without_credentials(text: str) -> str:
+    """What is said of addresses is read by all who read the log: ``https://****@example.org/alpha.whl``."""
+    return _CREDENTIALS.sub("****@", text)
 
 
 class BadRecipe(Exception):

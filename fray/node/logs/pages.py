@@ -112,7 +112,7 @@ def _wanted(found: Head, lines: bytes, ask: ReadLog) -> Iterator[bytes]:
     stream, _, first, count, time, size = found
     if ask.stream and stream != ask.stream:
         return
-    word = ask.contains.encode()
+    word = ask.contains.encode("utf-8", "replace")  # of what came from bytes that are no UTF-8, lines show as much
     if not word:
         yield head(stream, first, count, time, size) + lines
     elif word in lines:
