@@ -12,6 +12,8 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock
 
+from fray.controller.answers import LIST_LIMIT_BYTES, RECORD_BYTES, bounded_list
+from fray.controller.vitals import LISTED_LIMIT_BYTES, VitalsBook
 from fray.errors import InvalidRequest
 from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.messages.node import Measured
@@ -373,6 +375,25 @@ def test_memory_and_cpu_time_are_told_when_they_are_news() -> None:
     assert not is_news(known, Used(memory_bytes=1040, peak_memory_bytes=1040, cpu_s=10.5))
     assert is_news(known, Used(memory_bytes=900, peak_memory_bytes=1000, cpu_s=10.0))
     assert is_news(known, Used(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=11.1))
+
+
+def test_lists_of_jobs_have_the_ends_of_long_messages_and_no_stacks() -> None:
+    over = AttemptInfo(
+        attempt_id="j:0:0", node="n", cause=Cause.FAILURE, message="a" + "x" * 8000 + "z", captured="stacks"
+    )
+    (listed,) = VitalsBook().listed(JobInfo(job_id="j", name="j", state=JobState.FAILED, attempts=(over,))).attempts
+    assert (listed.message[0], listed.message[-1], listed.captured) == ("a", "z", "")
+    assert len(listed.message) <= LISTED_LIMIT_BYTES
+
+
+def test_a_list_that_no_reply_carries_is_refused_before_it_is_written() -> None:
+    info = JobInfo(
+        job_id="j", name="j", state=JobState.FAILED, attempts=(AttemptInfo(attempt_id="j:0:0", node="n"),) * 100
+    )
+    fits = LIST_LIMIT_BYTES // RECORD_BYTES // 100
+    assert bounded_list((info,) * fits)
+    with pytest.raises(InvalidRequest, match="ask for fewer, with limit="):
+        bounded_list((info,) * (fits + 1))
 
 
 def test_what_is_measured_of_an_attempt_completes_its_record_and_never_replaces_it() -> None:

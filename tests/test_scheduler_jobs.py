@@ -6,7 +6,7 @@ import pytest
 from law import Cluster, demand, ended, job
 
 from fray.errors import InvalidRequest
-from fray.model.specs import RESULT_GONE, Cause, EntryKind, JobState, Phase
+from fray.model.specs import RESULT_GONE, Cause, EntryKind, JobState, Outcome, Phase
 from fray.scheduler.effects import Forget, Happened, JobMoved, NamesMoved, WishesMoved
 from fray.scheduler.explain import explain
 from fray.scheduler.lifecycle import (
@@ -21,6 +21,7 @@ from fray.scheduler.lifecycle import (
     Sight,
     moved,
 )
+from fray.scheduler.records import bounded
 from fray.scheduler.rows import AttemptPhase, JobPhase, NodePhase, Rules
 
 
@@ -165,6 +166,11 @@ def test_records_of_old_generations_are_bounded() -> None:
     kept = [attempt.attempt_id for attempt in law.info("a").attempts]
     assert kept == ["a:6:0", "a:7:0", "a:8:0", "a:9:0"]
     assert law.state.blobs == {}
+
+
+def test_what_a_large_gang_says_of_its_end_is_bounded_together() -> None:
+    said = Outcome(cause=Cause.FAILURE, message="x" * 10_000_000)
+    assert [len(bounded(said, members).message) // 100 for members in (1, 400, 4_000, 100_000)] == [80, 80, 10, 3]
 
 
 # Gangs

@@ -35,6 +35,10 @@ from fray.scheduler.explain import explain
 if TYPE_CHECKING:
     from fray.controller.clients import ClientLink
 
+LIST_LIMIT_BYTES = MESSAGE_LIMIT_BYTES * 3 // 4
+"""Of the records in a list of jobs, about."""
+RECORD_BYTES = 500
+"""Of an attempt in it, about, beside its message."""
 REPLY_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 """Attachments of one reply; the rest of a message is for the words around them."""
 
@@ -112,7 +116,22 @@ def list_jobs(link: ClientLink, ref: int, message: words.ListJobs, blobs: Sequen
         states=message.states,
         limit=max(0, message.limit),
     )
-    return words.Jobs(jobs=tuple(map(link.house.vitals.listed, found))), ()
+    return words.Jobs(jobs=bounded_list(tuple(map(link.house.vitals.listed, found)))), ()
+
+
+def bounded_list(infos: tuple[JobInfo, ...]) -> tuple[JobInfo, ...]:
+    """A list that one reply carries: to find out by writing it would hold up everybody.
+
+    Raises:
+        InvalidRequest: it is too long.
+    """
+    size_bytes = sum(len(each.message) + RECORD_BYTES for info in infos for each in info.attempts)
+    if size_bytes > LIST_LIMIT_BYTES:
+        raise InvalidRequest(
+            f"the records of these {len(infos):,} jobs have about {size_bytes / 1e6:,.0f} MB, more than one reply "
+            f"carries ({LIST_LIMIT_BYTES / 1e6:,.0f} MB): ask for fewer, with limit=, prefix= or states="
+        )
+    return infos
 
 
 def ask_stacks(link: ClientLink, ref: int, message: words.AskStacks, blobs: Sequence[Bytes]) -> Answer:

@@ -15,8 +15,8 @@ from attrs import evolve
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
 from fray.model.messages.client import NodeInfo
 from fray.model.messages.node import short
-from fray.model.specs import JobInfo
-from fray.model.vitals import Vital, complete
+from fray.model.specs import AttemptInfo, JobInfo
+from fray.model.vitals import Vital, complete, cut
 
 TELL_EVERY_S = 0.5
 KEPT_LIMIT = 50_000
@@ -25,8 +25,14 @@ CAPTURED_LIMIT_BYTES = 32 * 1024 * 1024
 """Stacks of stalls, of all attempts together; the oldest go first."""
 NODES_LIMIT = 10_000
 """Machines whose words about themselves are kept; those that spoke longest ago are forgotten first."""
+LISTED_LIMIT_BYTES = 1_000
+"""Of the message of an attempt in a list of jobs."""
 TOLD_LIMIT = 200
 """Attempts of one job in one piece of news: of a larger gang the others are told by the next answer."""
+
+
+def _listed(attempt: AttemptInfo) -> AttemptInfo:
+    return evolve(attempt, captured="", message=cut(attempt.message, LISTED_LIMIT_BYTES))
 
 
 class VitalsBook:
@@ -77,11 +83,11 @@ class VitalsBook:
         return complete(info, self._vitals)
 
     def listed(self, info: JobInfo) -> JobInfo:
-        """The same for a list: without stacks, which one asks for by the job."""
+        """The same for a list: without stacks and the whole of long messages, which one asks for by the job."""
         info = self.complete(info)
-        if not any(attempt.captured for attempt in info.attempts):
+        if not any(attempt.captured or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts):
             return info
-        return evolve(info, attempts=tuple(evolve(attempt, captured="") for attempt in info.attempts))
+        return evolve(info, attempts=tuple(map(_listed, info.attempts)))
 
     def of(self, attempts: Iterable[AttemptId]) -> tuple[Vital, ...]:
         """What is known of these."""

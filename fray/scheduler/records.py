@@ -19,6 +19,8 @@ from fray.scheduler.state import State
 
 MESSAGE_LIMIT = 8_000
 """Characters of what an attempt says of its end."""
+MESSAGES_LIMIT = 4_000_000
+"""Of those of all members of a generation: a gang of 500 and more has less for each."""
 CAPTURED_LIMIT = 64_000
 """Characters of the stacks captured of all members of a generation."""
 CAPTURED_LEAST = 2_000
@@ -32,9 +34,10 @@ LINE_LIMIT = 300
 def bounded(outcome: Outcome, members: int) -> Outcome:
     """The outcome with texts of a length that can be kept and told to everybody."""
     captured = max(CAPTURED_LEAST, CAPTURED_LIMIT // members)
-    if len(outcome.message) <= MESSAGE_LIMIT and len(outcome.captured) <= captured:
+    message = max(LINE_LIMIT, min(MESSAGE_LIMIT, MESSAGES_LIMIT // members))
+    if len(outcome.message) <= message and len(outcome.captured) <= captured:
         return outcome
-    return evolve(outcome, message=_cut(outcome.message, MESSAGE_LIMIT), captured=_cut(outcome.captured, captured))
+    return evolve(outcome, message=_cut(outcome.message, message), captured=_cut(outcome.captured, captured))
 
 
 def _cut(text: str, most: int) -> str:
