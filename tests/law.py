@@ -30,7 +30,7 @@ from fray.scheduler.effects import (
     TerminateAsked,
     Tick,
 )
-from fray.scheduler.invariants import check
+from fray.scheduler.invariants import Decided, check
 from fray.scheduler.match import weightless
 from fray.scheduler.rows import TABLES, Rules
 from fray.scheduler.starvation import holds_back, starving_heads
@@ -85,6 +85,7 @@ class Cluster:
         self.refs = 0
         self.epoch = 0
         self.incarnations: dict[str, str] = {}
+        self.decided = Decided()
         self.tell(self._restarted(**restarted))
 
     def tell(self, event: Event, now: float | None = None) -> list[Effect]:
@@ -94,7 +95,7 @@ class Cluster:
         effects = step(self.state, event, self.now)
         self.save()
         self.check_ends(living)
-        broken = [*check(self.state), *self.overlooked()]
+        broken = [*check(self.state), *self.decided.check(self.state), *self.overlooked()]
         assert not broken, f"{broken} after {event}"
         return effects
 

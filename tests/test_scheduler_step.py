@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from attrs import evolve
 from law import Cluster, ended, job
 
 from fray.model.ids import attempt_id
+from fray.model.specs import Cause
 from fray.net.codec import from_json, to_json
 from fray.scheduler import effects
 from fray.scheduler.effects import Happened, JobMoved, NamesMoved, Reply, SessionOver, WishesMoved
 from fray.scheduler.invariants import check
-from fray.scheduler.rows import TABLES
+from fray.scheduler.rows import TABLES, JobPhase
 from fray.scheduler.state import State
 from fray.scheduler.step import HANDLERS
 
@@ -98,3 +100,30 @@ def test_a_restart_takes_the_epoch_and_its_own_loss_of_connections(law: Cluster)
     assert not law.state.node_alive("n1")
     assert law.state.session_known("d")
     assert not law.state.session_known("stranger")
+
+
+def test_an_outcome_that_is_decided_twice_is_seen(law: Cluster) -> None:
+    law.launch(job("a"))
+    law.run("a:0:0")
+    law.see("a:0:0", ended())
+    assert law.decided.check(law.state) == []
+    for row, name in ((law.state.jobs["a"], "a had"), (law.state.attempts["a:0:0"], "a:0:0 had")):
+        first = row.outcome
+        assert first is not None
+        for other in (None, evolve(first, cause=Cause.STOPPED), evolve(first, value="another")):
+            row.outcome = other
+            assert any(text.startswith(name) for text in law.decided.check(law.state)), other
+        row.outcome = first
+
+
+def test_a_back_off_that_is_over_or_not_kept_is_seen(law: Cluster) -> None:
+    law.launch(job("a", max_retries_failure=1, backoff_s=8.0))
+    law.run("a:0:0")
+    law.see("a:0:0", ended(Cause.FAILURE))
+    row = law.state.jobs["a"]
+    assert row.phase is JobPhase.HELD
+    assert check(law.state) == []
+    until, row.held_until = row.held_until, law.state.now
+    assert "a: held for nothing" in check(law.state)
+    row.held_until, row.phase = until, JobPhase.RUNNING
+    assert any("its back-off lasts until" in text for text in check(law.state))

@@ -43,13 +43,13 @@ class Forwards:
     Args:
         wanted: what this node shall hold.
         host: under which it is known to others.
-        connect: opens the connections.
+        connect: opens the connections; default: `open_port`.
     """
 
     def __init__(
-        self, wanted: Callable[[], Mapping[AttemptId, Wish]], host: str, connect: OpenPort = open_port
+        self, wanted: Callable[[], Mapping[AttemptId, Wish]], host: str, connect: OpenPort | None = None
     ) -> None:
-        self._wanted, self._host, self._connect = wanted, host, connect
+        self._wanted, self._host, self._connect = wanted, host, connect or open_port
         self._carrier: Carrier | None = None
         self._nursery: trio.Nursery | None = None
         self._open: dict[AttemptId, dict[Splice, None]] = {}

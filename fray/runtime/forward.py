@@ -8,7 +8,7 @@ import trio
 
 from fray.errors import ConnectionFailed, FrayError
 from fray.model.messages.tunnels import OpenTunnel
-from fray.net.splice import Splice, reset_at_close
+from fray.net.splice import Splice, Stream, reset_at_close
 from fray.runtime.context import Runtime
 from fray.runtime.job_records import JobRecord
 
@@ -21,7 +21,7 @@ async def serve_forward(
     """Until the job has ended."""
 
     async def carry(stream: trio.SocketStream) -> None:
-        await _carry(runtime, message, stream)
+        await carry_forward(runtime, message, stream)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, carry, listeners)
@@ -29,7 +29,8 @@ async def serve_forward(
         nursery.cancel_scope.cancel()
 
 
-async def _carry(runtime: Runtime, message: OpenTunnel, stream: trio.SocketStream) -> None:
+async def carry_forward(runtime: Runtime, message: OpenTunnel, stream: Stream) -> None:
+    """Carry one connection until both sides have said all, or one of them is cut; it is closed then."""
     splice = Splice()
     assert runtime.link.tunnels is not None
     try:

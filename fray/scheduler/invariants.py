@@ -6,9 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from attrs import Factory, define, evolve
+
 from fray.model.gangs import port_names
 from fray.model.ids import split_attempt
-from fray.model.specs import Cause, JobState
+from fray.model.specs import Cause, JobState, Outcome
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
@@ -29,6 +31,31 @@ def check(state: State, *, thorough: bool = True) -> list[str]:
     """
     rules = RULES if thorough else RULES_OF_THE_LIVING
     return [sentence for rule in rules for sentence in rule(state)]
+
+
+@define
+class Decided:
+    """What was decided once stays so: what no single state shows. Told of states in their order."""
+
+    outcomes: dict[tuple[str, int], Outcome] = Factory(dict)
+    """Of jobs and attempts, with the order of the job: an id that was forgotten may be used again."""
+
+    def check(self, state: State) -> list[str]:
+        """Jobs and attempts that have another outcome than they had, in words."""
+        jobs = ((job_id, job.order, job.outcome) for job_id, job in state.jobs.items())
+        attempts = ((id_, state.jobs[one.job_id].order, one.outcome) for id_, one in state.attempts.items())
+        return [sentence for one in (*jobs, *attempts) for sentence in self._one(*one)]
+
+    def _one(self, name: str, order: int, now: Outcome | None) -> Iterator[str]:
+        before = self.outcomes.get((name, order))
+        if now is before:
+            return
+        if before is not None and (now is None or evolve(now, value=before.value) != before):
+            yield f"{name} had the outcome {before}, and has {now}"
+        elif now is not None:
+            if before is not None and now.value not in (None, before.value):  # they are dropped when nobody needs them
+                yield f"{name} had the value {before.value}, and has {now.value}"
+            self.outcomes[name, order] = now
 
 
 # Machines -------------------------------------------------------------------------------------------------------------
@@ -194,8 +221,12 @@ def _held(state: State, job: Job) -> Iterator[str]:
     if (job.phase is JobPhase.HELD) is not (job.job_id in state.held or alarm in state.alarms):
         yield f"{job.phase.value}, and held: {job.job_id in state.held}, with an alarm: {alarm in state.alarms}"
     if job.phase is not JobPhase.HELD:
+        goes_on = job.phase in (JobPhase.QUEUED, JobPhase.STARTING, JobPhase.RUNNING)
+        if goes_on and job.held_until is not None and job.held_until > state.now:
+            yield f"{job.phase.value}, and its back-off lasts until {job.held_until}"
         return
-    if job.held_until is None and next(waits_for(state, job), None) is None:
+    over = job.held_until is None or job.held_until <= state.now
+    if over and next(waits_for(state, job), None) is None:
         yield "held for nothing"
     if state.members(job):
         yield "held with members placed"

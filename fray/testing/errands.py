@@ -100,6 +100,14 @@ async def linger(token: str, cleanup_s: float) -> None:
                 await trio.sleep(cleanup_s)
 
 
+async def leave(token: str, left_s: float) -> None:
+    """Launch a detached job, and stay until cancelled."""
+    with running(token):
+        left = f"{token}.left"
+        await fray.current_cluster().launch(request(left, give, left, 1, left_s, detached=True))
+        await trio.sleep_forever()
+
+
 async def dawdle(token: str, pauses_s: Sequence[float], for_ever: bool) -> None:
     """Say progress after each pause; then stay, if it is for ever."""
     with running(token):

@@ -39,6 +39,7 @@ from fray.scheduler.state import State
 from fray.scheduler.step import step
 from fray.testing.environments import SimEnvironments
 from fray.testing.fakes import SimLauncher, SimNetwork
+from fray.testing.ports import echoing
 from fray.testing.seed import Seed
 from fray.testing.truth import Truth, secret_value
 from fray.testing.workspaces import SimShelf, find
@@ -421,7 +422,7 @@ async def open_house(
     async with trio.open_nursery() as nursery:
         opener = open_store or (lambda: memory)
         house = SimHouse(seed, network, truth, machines, rules, declares, opener, nursery)
-        with house.freezer.installed(), _watched_law(watch), _no_threads():
+        with house.freezer.installed(), _watched_law(watch), _no_threads(), echoing(truth, here.get):
             await house.controller.start()
             for machine in house.machines.values():
                 machine.boot()

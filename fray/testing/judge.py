@@ -25,10 +25,13 @@ AWAY_S = 150.0
 """So long a controller must be away before nodes may give it up."""
 
 
-def law(truth: Truth, state: State, steps: int) -> None:
+def law(truth: Truth, state: State, steps: int, decided: invariants.Decided) -> None:
     """The invariants of the law's state, after each of its steps; all of them after each tenth."""
-    for sentence in invariants.check(state, thorough=steps % THOROUGH_EVERY_STEPS == 0):
+    thorough = steps % THOROUGH_EVERY_STEPS == 0
+    for sentence in invariants.check(state, thorough=thorough):
         truth.breach("law", sentence)
+    for sentence in decided.check(state) if thorough else ():
+        truth.breach("P4", sentence)
 
 
 def hanging(truth: Truth, acts: Iterable[str], drivers: Sequence[str]) -> None:
@@ -87,7 +90,7 @@ def final(story: Story) -> None:
     _outcomes_stand(story, running.state)
     _nothing_is_held(story, running.state)
     _the_dead_were_dead(story, running.state)
-    law(story.truth, running.state, 0)
+    law(story.truth, running.state, 0, story.decided)
 
 
 def _nothing_lives(story: Story) -> None:

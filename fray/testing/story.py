@@ -22,10 +22,12 @@ from fray.errors import (
     JobFailed,
     NoSuchActor,
     ProtocolMismatch,
+    SessionEnded,
     Unauthorized,
 )
 from fray.model.ids import AttemptId, JobId
 from fray.scheduler.effects import Effect, Event, LaunchAsked
+from fray.scheduler.invariants import Decided
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
 from fray.testing import acts, errands, faults, judge, stuck
@@ -141,6 +143,7 @@ class Story:
     house: SimHouse = None  # type: ignore[assignment]
     gone_within_s: float = GONE_WITHIN_S
     steps: int = 0
+    decided: Decided = Factory(Decided)
     _driven: trio.Event = Factory(trio.Event)
     _drivers: dict[int, DriverProcess] = Factory(dict)
     _leaving: dict[str, str] = Factory(dict)
@@ -157,7 +160,7 @@ class Story:
         """Told of every step of the law."""
         self.steps += 1
         self.trace.note("law", f"{trio.current_time():.9f}", event, effects)
-        judge.law(self.truth, state, self.steps)
+        judge.law(self.truth, state, self.steps, self.decided)
         if isinstance(event, LaunchAsked):
             for spec in event.launch.jobs:
                 if not spec.detached:
@@ -299,6 +302,8 @@ class Story:
         texts = []
         for leaf in leaves(error):
             texts.append(f"{type(leaf).__name__}: {leaf}"[:160])
+            if isinstance(leaf, SessionEnded) and who.startswith("driver") and error is not leaf:
+                self.truth.breach("P3", f"{who} was told of the end of its session as {error!r}, and not plainly")
             self.outcomes[type(leaf).__name__] += 1
             own = isinstance(leaf, Boom) and leaf.token == who
             if not own and not (is_explicable(leaf) and self.explained(began)):

@@ -72,6 +72,8 @@ ACTS: Mapping[str, int] = {
     "sick job": 2,
     "followed job": 4,
     "late reader": 3,
+    "forwarded port": 3,
+    "whole tree": 2,
 }
 """How often each act is tried, as weights."""
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import trio
+from attrs import evolve
 
 from fray import Cause, Entrypoint, ExitRule, JobFailed, JobInfo, JobRequest
-from fray.model.restarts import CRASH_S, CRASHES
+from fray.model.restarts import CRASH_S, CRASHES, JITTER
 from fray.testing import errands
 from fray.testing.acts.bench import Act, Bench, booms, launch
 from fray.testing.errands import SMALL, request
 
+EPSILON_S = 1e-3
+"""Times on record are seconds since 1970: they have not all digits of a clock that begins at nought."""
 SHARED = 4
 """Names and ids that the drivers of a story have in common."""
 
@@ -19,8 +23,9 @@ SHARED = 4
 async def stumbling_job(b: Bench) -> str:
     """A job that fails a few times before it works: what it was retried for is what its budgets allow."""
     fails, allowed = b.rng.randint(0, 4), b.rng.randint(0, 4)
+    backoff_s, lost = b.rng.choice((0.0, 0.0, 1.0, 4.0)), b.rng.choice((None, 0, 1))
     wanted = request(b.token, errands.stumble, b.token, fails, b.rng.uniform(0, 1), max_retries_failure=allowed)
-    job = await launch(b, b.cluster, wanted)
+    job = await launch(b, b.cluster, evolve(wanted, backoff_s=backoff_s, max_retries_machine_loss=lost))
     b.op("wait")
     info = await job.wait_ended()
     b.saw(info)
@@ -30,8 +35,20 @@ async def stumbling_job(b: Bench) -> str:
     if set(info.retries) <= {"failure"} and info.cause in (Cause.SUCCEEDED, Cause.FAILURE):
         b.check("P2", spent == min(fails, allowed), f"{b.token} failed {fails} times, and was retried {spent} times")
         b.check("P2", (info.cause is Cause.SUCCEEDED) is (fails <= allowed), f"{b.token} ended by {info.cause}")
+    machines = info.retries.get("machine_lost", 0)
+    b.check("P2", lost is None or machines <= lost, f"{b.token} was retried after {machines} lost machines, not {lost}")
+    _waits_are_kept(b, info, backoff_s)
     await _loops_are_told(b, info)
     return f"{info.cause} after {info.retries}"
+
+
+def _waits_are_kept(b: Bench, info: JobInfo, backoff_s: float) -> None:
+    """After a failure the next attempt starts no sooner than the job's back-off allows."""
+    for old, new in pairwise(info.attempts):
+        if old.cause is Cause.FAILURE and old.end_time is not None and new.start_time is not None:
+            waited_s = new.start_time - old.end_time
+            text = f"{new.attempt_id} begins {waited_s:.3f} s after a failure, its back-off is {backoff_s} s"
+            b.check("P2", waited_s >= backoff_s * (1 - JITTER) - EPSILON_S, text)
 
 
 async def _loops_are_told(b: Bench, info: JobInfo) -> None:
