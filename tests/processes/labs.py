@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import trio
+
+from fray import ResourceConfig
+
 TOKEN = "a-token-nobody-guesses"
+SMALL = ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
 
 
 def free_port() -> int:
@@ -87,3 +92,22 @@ def open_lab(directory: Path, *nodes: str) -> Iterator[Lab]:
         yield lab
     finally:
         lab.close()
+
+
+async def connected(lab: Lab) -> None:
+    """Wait until the port answers, as a person would who has just typed the command."""
+    with trio.fail_after(20):
+        while True:
+            try:
+                stream = await trio.open_tcp_stream("127.0.0.1", lab.port)
+            except OSError:
+                await trio.sleep(0.05)
+            else:
+                await stream.aclose()
+                return
+
+
+def start_script(script: str) -> subprocess.Popen[bytes]:
+    """A driver of its own process, with the token."""
+    environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": os.getcwd()}
+    return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)

@@ -29,7 +29,7 @@ from fray.model.health import HealthCheck
 from tests import bodies
 
 sys.path.insert(0, str(Path(__file__).parent))
-from labs import TOKEN, Lab, open_lab
+from tests.processes.labs import TOKEN, Lab, open_lab
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
 

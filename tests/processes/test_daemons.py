@@ -2,93 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import trio
 
 import fray
-from fray import Entrypoint, JobRequest, ResourceConfig
+from fray import Entrypoint, JobRequest
 from tests import bodies
-
-TOKEN = "a-token-nobody-guesses"
-SMALL = ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Lab:
-    """The daemons of one test, on a port of their own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.port = free_port()
-        self.spec = f"fray://127.0.0.1:{self.port}"
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, module: str, *arguments: str) -> None:
-        with (self.directory / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "FRAY_TOKEN": TOKEN},
-                start_new_session=True,
-            )
-
-    def start_controller(self) -> None:
-        store = str(self.directory / "store")
-        self.start("controller", "fray.controller.main", "--listen", f"tcp:127.0.0.1:{self.port}", "--store", store)
-
-    def start_node(self, name: str) -> None:
-        state = str(self.directory / name)
-        self.start(name, "fray.node", "--controller", self.spec, "--name", name, "--state-dir", state)
-
-    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        process = self.running.pop(name)
-        process.send_signal(number)
-        return process.wait(timeout=15)
-
-    def close(self) -> None:
-        for name in list(self.running):
-            self.kill(name, signal.SIGTERM)
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    try:
-        yield lab
-    finally:
-        lab.close()
-
-
-def start_script(script: str) -> subprocess.Popen[bytes]:
-    environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": os.getcwd()}
-    return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
-
-
-async def connected(lab: Lab) -> None:
-    """Wait until the port answers, as a person would who has just typed the command."""
-    with trio.fail_after(20):
-        while True:
-            try:
-                stream = await trio.open_tcp_stream("127.0.0.1", lab.port)
-            except OSError:
-                await trio.sleep(0.05)
-            else:
-                await stream.aclose()
-                return
+from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
 
 
 async def test_a_driver_runs_jobs_and_actors_on_daemons(lab: Lab) -> None:
@@ -174,6 +96,7 @@ async def test_kill_9_of_a_driver_ends_its_jobs_on_daemons_of_the_same_machine(l
     script = f"""
 import fray, trio
 from tests import bodies
+from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
 async def main():
     async with fray.open_cluster({lab.spec!r}, namespace="lost") as cluster:
         async with cluster.open_scope("run") as scope:

@@ -18,7 +18,8 @@ from tests import bodies
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cutting import open_saboteur
-from labs import TOKEN, Lab, open_lab
+
+from tests.processes.labs import TOKEN, Lab, open_lab
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
 

@@ -7,10 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import trio
 
 import fray
@@ -18,19 +16,11 @@ from fray import ActorConfig, ActorDied, OutcomeUnknown
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fire_bodies import NUMBER, Recorder, effects
-from test_daemons import TOKEN, Lab, connected
+
+from tests.processes.labs import TOKEN, Lab, connected
 
 IN_FLIGHT = 10_000
 ALL_ENDED_WITHIN_S = 20.0
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    try:
-        yield lab
-    finally:
-        lab.close()
 
 
 async def kill_in_the_midst(actor: fray.ActorHandle, call: fray.ActorMethod, path: str) -> dict[int, str]:

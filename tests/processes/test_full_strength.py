@@ -19,8 +19,8 @@ from fray import ActorStatus
 from fray.blocking import ActorServer, ClusterResolver, WorkerPool, as_completed
 from fray.blocking import open_cluster as open_blocking
 from tests import bodies
+from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
 from tests.processes.strong_bodies import Blocking, Cell, Keeper, Link, Member, square, whereabouts
-from tests.processes.test_daemons import SMALL, TOKEN, Lab, connected, start_script
 
 LIGHT = 200
 """Light actors in one process."""

@@ -18,8 +18,8 @@ from fray.errors import LaunchFailed
 from fray.model.specs import Cause, EntryKind, Ladder, Phase
 from fray.node.config import Mode
 from fray.node.keeper.namespace import applies, isolation, refusal
-from tests.processes.test_launcher import Bench, open_bench
-from tests.processes.test_process_tree import lives, open_tree, seconds_until_gone
+from tests.processes.benches import Bench, open_bench
+from tests.processes.trees import lives, open_tree, seconds_until_gone
 
 HERE = str(Path(__file__).parent)
 NONE_HERE = refusal()

@@ -10,92 +10,22 @@ import socket
 import stat
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from attrs import define, field
 
 from fray.errors import LaunchFailed
-from fray.model.lines import Chunk, unpack
-from fray.model.messages.node import ReadLog
-from fray.model.specs import Cause, EntryKind, JobSpec, Ladder, Observed, Outcome, Phase, Ticket
+from fray.model.specs import Cause, EntryKind, Ladder, Phase
 from fray.net.codec import blob_id
-from fray.node.config import LogRules
 from fray.node.grants.room import Room
-from fray.node.logs.capture import Spool
-from fray.node.logs.store import LogStore
 from fray.node.processes import ProcessLauncher
 from fray.node.proctree import descendants
+from tests.processes.benches import HERE, LIMIT_S, Bench, open_bench
 
-HERE = str(Path(__file__).parent)
-LIMIT_S = 90.0
-"""For a machine that has much else to do."""
 FOR_ONE = "this node has descriptors for 1 attempts at a time (see ulimit -Hn)"
 NO_ROOM = "No space left on device"
-
-
-@define
-class Bench:
-    """A launcher and all it has told."""
-
-    launcher: ProcessLauncher
-    told: list[tuple[Observed, bytes | None]] = field(factory=list)
-    lines: list[tuple[str, str, str]] = field(factory=list)
-    moved: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-
-    def on_observed(self, observed: Observed, value: bytes | None) -> None:
-        self.told.append((observed, value))
-        self.moved.unpark_all()
-
-    def on_log(self, attempt_id: str, chunk: Chunk) -> None:
-        self.lines += [(attempt_id, stream, text) for _, stream, _, texts in unpack(chunk.data) for text in texts]
-        self.moved.unpark_all()
-
-    def start(self, name: str, *, entry: EntryKind = EntryKind.CALLABLE, **more: Any) -> str:
-        """Start the function of `job_bodies` that the name begins with; returns the attempt id."""
-        payload, devices = more.pop("payload", None), more.pop("devices", ())
-        spec = JobSpec(job_id=name, name=name, namespace="space", entry=entry, sys_path=(HERE,), **more)
-        attempt = f"{name}:0:0"
-        self.launcher.start(
-            Ticket(attempt_id=attempt, spec=spec, controller="unix:/c", key="key", node="n", devices=devices), payload
-        )
-        return attempt
-
-    async def until_phase(self, attempt: str, phase: Phase) -> tuple[Observed, bytes | None]:
-        with trio.fail_after(LIMIT_S):
-            while True:
-                for observed, value in self.told:
-                    if observed.attempt_id == attempt and observed.phase is phase:
-                        return observed, value
-                await self.moved.park()
-
-    async def until_line(self, attempt: str, text: str) -> None:
-        with trio.fail_after(LIMIT_S):
-            while not any(line[0] == attempt and line[2] == text for line in self.lines):
-                await self.moved.park()
-
-    async def outcome(self, attempt: str) -> Outcome:
-        outcome = (await self.until_phase(attempt, Phase.ENDED))[0].outcome
-        assert outcome is not None
-        return outcome
-
-    async def value(self, attempt: str) -> bytes | None:
-        return (await self.until_phase(attempt, Phase.ENDED))[1]
-
-
-@asynccontextmanager
-async def open_bench(state_dir: Path, **options: Any) -> AsyncIterator[Bench]:
-    launcher = ProcessLauncher(state_dir, **{"entry": "job_bodies:dispatch", "warm": ("fray.net.codec",), **options})
-    bench = Bench(launcher)
-    launcher.on_observed, launcher.on_log = bench.on_observed, bench.on_log
-    async with trio.open_nursery() as nursery:
-        await nursery.start(launcher.run)
-        yield bench
-        nursery.cancel_scope.cancel()
 
 
 # What a job finds ----------------------------------------------------------------------------------------------------
@@ -405,94 +335,6 @@ async def test_a_program_can_be_piped_into_one_that_ends_first(tmp_path: Path) -
         attempt = program(bench, "sh", "-c", "yes | head -n 1")
         with trio.fail_after(LIMIT_S):
             assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
-
-
-# What it prints ------------------------------------------------------------------------------------------------------
-
-
-async def test_every_line_is_there_when_the_end_is_told(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        attempt = bench.start("chatter")
-        await bench.outcome(attempt)
-        out = [text for _, stream, text in bench.lines if stream == "out"]
-        assert out == ["first", "from a child", "no newline"]
-        assert [text for _, stream, text in bench.lines if stream == "err"] == ["warning"]
-
-
-async def test_a_flood_is_all_on_the_disk_and_starves_nobody(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        flood = bench.start("flood", env_vars={"LINES": "200000"})
-        await bench.until_line(flood, "0 " + "x" * 200)
-        assert await bench.value(bench.start("answer")) == b"42"
-        assert not any(observed.phase is Phase.ENDED for observed, _ in bench.told if observed.attempt_id == flood)
-        await bench.outcome(flood)
-        texts = [line.partition(" ")[0] for line in await logged(bench, flood)]
-        assert texts == [str(number) for number in range(200000)]
-
-
-async def logged(bench: Bench, attempt: str) -> list[str]:
-    """All that is on the disk of it."""
-    found: list[str] = []
-    place = 0
-    while True:
-        page, data = await bench.launcher.logs.read(ReadLog(attempt_id=attempt, first=place))
-        found += [text for _, _, _, texts in unpack(data) for text in texts]
-        place = page.next
-        if page.caught_up:
-            return found
-
-
-async def test_the_last_words_of_a_killed_job_are_there(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        job = bench.start("murmur")
-        await bench.until_line(job, "line 9")
-        pid = (await bench.until_phase(job, Phase.RUNNING))[0].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        await bench.outcome(job)
-        assert (await logged(bench, job))[-1] == "unfinished"
-
-
-async def test_what_a_killed_keeper_has_not_read_is_read_by_its_node(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        job = bench.start("murmur", env_vars={"AFTER": str(tmp_path / "go"), "SAID": str(tmp_path / "said")})
-        await bench.until_line(job, "line 9")
-        keeper = bench.launcher.statistics()["attempts"][job][1]
-        os.kill(keeper, signal.SIGSTOP)  # the job goes on into its pipe
-        (tmp_path / "go").touch()
-        with trio.fail_after(LIMIT_S):
-            while not (tmp_path / "said").exists():  # noqa: ASYNC110 - another process makes it
-                await trio.sleep(0.01)
-        os.kill(keeper, signal.SIGKILL)
-        await bench.outcome(job)
-        assert await logged(bench, job) == [f"line {n}" for n in range(10)] + ["unfinished and ended", "late", "last"]
-
-
-async def test_the_next_node_finishes_the_logs_of_the_one_before(tmp_path: Path) -> None:
-    store = LogStore(tmp_path / "logs", LogRules())
-    log = store.open("old:0:0", lambda chunk: None)
-    spool = Spool(log.directory)
-    spool.write("out", 1.0, b"whole\n", b"ha")
-    spool.write("out", 2.0, b"", b"half")
-    (tmp_path / "attempts").mkdir()
-    async with open_bench(tmp_path) as bench:
-        assert await logged(bench, "old:0:0") == ["whole", "half"]
-
-
-async def test_the_node_speaks_in_the_log_before_and_while_there_is_a_process(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        attempt = bench.start("deaf")
-        bench.launcher.say(attempt, "made ready\nin two lines")
-        await bench.until_line(attempt, "ready")
-        bench.launcher.say(attempt, "still here")
-        await bench.until_line(attempt, "still here")
-        bench.launcher.kill(attempt)
-        await bench.outcome(attempt)
-        assert [line for line in bench.lines if line[1] == "sys"] == [
-            (attempt, "sys", "made ready"),
-            (attempt, "sys", "in two lines"),
-            (attempt, "sys", "still here"),
-        ]
 
 
 # The house -----------------------------------------------------------------------------------------------------------

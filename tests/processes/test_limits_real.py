@@ -20,8 +20,8 @@ from fray.model.specs import Cause, Phase
 from fray.node.grants.cgroups import Groups, find
 from fray.node.grants.holdings import Holdings
 from fray.node.processes import ProcessLauncher
-from tests.processes.test_launcher import open_bench
-from tests.processes.test_process_tree import lives
+from tests.processes.benches import open_bench
+from tests.processes.trees import lives
 
 MB = 1024**2
 
@@ -120,7 +120,7 @@ def test_a_node_that_is_killed_leaves_no_group_behind(tmp_path: Path) -> None:
 DIE_BESIDE_A_JOB = """
 import os, signal, sys, trio
 from pathlib import Path
-from tests.processes.test_launcher import open_bench
+from tests.processes.benches import open_bench
 from tests.processes.test_limits_real import holdings
 
 async def main(state_dir):

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import trio
-from labs import TOKEN, Lab
 
 import fray
 from fray import Entrypoint, JobRequest, LineKind, ResourceConfig
 from fray.blocking import open_cluster
+from tests.processes.labs import TOKEN, Lab
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="64MB")
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 import trio
 
 import fray
@@ -27,7 +26,8 @@ from tests import bodies
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cutting import open_saboteur
-from test_daemons import SMALL, TOKEN, Lab, connected
+
+from tests.processes.labs import SMALL, TOKEN, Lab, connected
 
 NOWHERE = "tcp:203.0.113.1:9"
 
@@ -57,15 +57,6 @@ class Walled:
     ) -> None:
         task_status.started(NOWHERE)
         await trio.sleep_forever()
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    try:
-        yield lab
-    finally:
-        lab.close()
 
 
 @asynccontextmanager

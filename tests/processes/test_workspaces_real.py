@@ -13,7 +13,7 @@ import trio
 
 import fray
 from fray import Entrypoint, EnvironmentConfig, JobRequest
-from tests.processes.test_daemons import SMALL, TOKEN, Lab, connected
+from tests.processes.labs import SMALL, TOKEN, Lab, connected
 from tests.test_workspace_files import git, write
 
 

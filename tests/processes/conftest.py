@@ -1,0 +1,20 @@
+"""What tests with real processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.labs import Lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """Of one test; nothing runs in it yet."""
+    lab = Lab(tmp_path)
+    try:
+        yield lab
+    finally:
+        lab.close()

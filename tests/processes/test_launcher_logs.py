@@ -1,0 +1,102 @@
+"""What attempts print, as real processes: all of it arrives, whoever is killed in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import trio
+
+from fray.model.lines import unpack
+from fray.model.messages.node import ReadLog
+from fray.model.specs import Phase
+from fray.node.config import LogRules
+from fray.node.logs.capture import Spool
+from fray.node.logs.store import LogStore
+from tests.processes.benches import LIMIT_S, Bench, open_bench
+
+
+async def test_every_line_is_there_when_the_end_is_told(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("chatter")
+        await bench.outcome(attempt)
+        out = [text for _, stream, text in bench.lines if stream == "out"]
+        assert out == ["first", "from a child", "no newline"]
+        assert [text for _, stream, text in bench.lines if stream == "err"] == ["warning"]
+
+
+async def test_a_flood_is_all_on_the_disk_and_starves_nobody(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        flood = bench.start("flood", env_vars={"LINES": "200000"})
+        await bench.until_line(flood, "0 " + "x" * 200)
+        assert await bench.value(bench.start("answer")) == b"42"
+        assert not any(observed.phase is Phase.ENDED for observed, _ in bench.told if observed.attempt_id == flood)
+        await bench.outcome(flood)
+        texts = [line.partition(" ")[0] for line in await logged(bench, flood)]
+        assert texts == [str(number) for number in range(200000)]
+
+
+async def logged(bench: Bench, attempt: str) -> list[str]:
+    """All that is on the disk of it."""
+    found: list[str] = []
+    place = 0
+    while True:
+        page, data = await bench.launcher.logs.read(ReadLog(attempt_id=attempt, first=place))
+        found += [text for _, _, _, texts in unpack(data) for text in texts]
+        place = page.next
+        if page.caught_up:
+            return found
+
+
+async def test_the_last_words_of_a_killed_job_are_there(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        job = bench.start("murmur")
+        await bench.until_line(job, "line 9")
+        pid = (await bench.until_phase(job, Phase.RUNNING))[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await bench.outcome(job)
+        assert (await logged(bench, job))[-1] == "unfinished"
+
+
+async def test_what_a_killed_keeper_has_not_read_is_read_by_its_node(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        job = bench.start("murmur", env_vars={"AFTER": str(tmp_path / "go"), "SAID": str(tmp_path / "said")})
+        await bench.until_line(job, "line 9")
+        keeper = bench.launcher.statistics()["attempts"][job][1]
+        os.kill(keeper, signal.SIGSTOP)  # the job goes on into its pipe
+        (tmp_path / "go").touch()
+        with trio.fail_after(LIMIT_S):
+            while not (tmp_path / "said").exists():  # noqa: ASYNC110 - another process makes it
+                await trio.sleep(0.01)
+        os.kill(keeper, signal.SIGKILL)
+        await bench.outcome(job)
+        assert await logged(bench, job) == [f"line {n}" for n in range(10)] + ["unfinished and ended", "late", "last"]
+
+
+async def test_the_next_node_finishes_the_logs_of_the_one_before(tmp_path: Path) -> None:
+    store = LogStore(tmp_path / "logs", LogRules())
+    log = store.open("old:0:0", lambda chunk: None)
+    spool = Spool(log.directory)
+    spool.write("out", 1.0, b"whole\n", b"ha")
+    spool.write("out", 2.0, b"", b"half")
+    (tmp_path / "attempts").mkdir()
+    async with open_bench(tmp_path) as bench:
+        assert await logged(bench, "old:0:0") == ["whole", "half"]
+
+
+async def test_the_node_speaks_in_the_log_before_and_while_there_is_a_process(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("deaf")
+        bench.launcher.say(attempt, "made ready\nin two lines")
+        await bench.until_line(attempt, "ready")
+        bench.launcher.say(attempt, "still here")
+        await bench.until_line(attempt, "still here")
+        bench.launcher.kill(attempt)
+        await bench.outcome(attempt)
+        assert [line for line in bench.lines if line[1] == "sys"] == [
+            (attempt, "sys", "made ready"),
+            (attempt, "sys", "in two lines"),
+            (attempt, "sys", "still here"),
+        ]
