@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -37,6 +36,7 @@ from fray.node.logs.disk import DiskLogs
 from fray.node.logs.store import LogStore
 from fray.node.preparing import Household, NothingToPrepare, Prepared, Preparer, Provider
 from fray.node.proctree import become_subreaper, children, end_all, end_descendants, environ_of, has_terminal, works_in
+from fray.node.removal import remove
 from fray.node.zygotes.broods import Broods
 from fray.node.zygotes.hold import Zygotes
 from fray.node.zygotes.zygote import Hatched
@@ -165,7 +165,7 @@ class ProcessLauncher:
                 if self.subreaper:
                     end_descendants()
                     become_subreaper(False)
-                shutil.rmtree(self._root, ignore_errors=True)
+                remove(self._root)
                 segments.sweep()  # of a driver that was killed, too: this node ends with it
             if error is not None:
                 raise error
@@ -336,7 +336,7 @@ class ProcessLauncher:
         try:
             self.before_removal(attempt.ticket)
         finally:
-            shutil.rmtree(attempt.directory, ignore_errors=True)
+            remove(attempt.directory)
 
     # Processes that came to this one
 
@@ -351,7 +351,7 @@ class ProcessLauncher:
                 log.warning("ended %d processes of an earlier life of this node (%d are left)", ended, left)
             if left:
                 self.holdings.hold_survivors(lambda pid: _is_ours(pid, mark))
-            shutil.rmtree(self._root, ignore_errors=True)
+            remove(self._root)
             self.logs.store.recover()
         self._root.mkdir(mode=0o700, parents=True)
 

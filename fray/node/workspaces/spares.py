@@ -19,6 +19,7 @@ from attrs import define
 
 from fray.model.ids import BlobId
 from fray.model.workspace import LINK, PROGRAM, Entry, Manifest
+from fray.node.removal import remove, unmount
 
 SPARES_LIMIT_BYTES = 2 * 1000**3
 """Of all copies that wait for an attempt."""
@@ -39,13 +40,18 @@ class Spares:
     """Of size and time."""
 
     def give_back(self, bundle: BlobId, manifest: Manifest, copy: Path) -> bool:
-        """Take a copy nobody works in any more; False if it is not wanted, and still where it was."""
+        """Take a copy nobody works in any more; False if it is not wanted, and still where it was.
+
+        What stands in its place may be a link to the data of its author: nothing is undone there.
+        """
         waiting = [name.split(".") for name in self._names()]
         held = sum(int(size) for _, size, _ in waiting)
         alike = sum(name == bundle for name, _, _ in waiting)
         if held + manifest.size_bytes > SPARES_LIMIT_BYTES or alike >= SPARES_LIMIT:
             return False
         try:
+            if not stat.S_ISDIR(os.lstat(copy).st_mode) or not unmount(copy):
+                return False
             self.prune(manifest, copy)
             os.rename(copy, self.root / f"{bundle}.{manifest.size_bytes}.{os.urandom(6).hex()}")
         except OSError:
@@ -102,7 +108,7 @@ class Spares:
                     elif path in directories:
                         below.append(f"{path}/")
                     else:
-                        shutil.rmtree(found.path)
+                        remove(Path(found.path))
         return whole
 
     def _is_as_it_was(self, found: os.DirEntry[str], entry: Entry) -> bool:
