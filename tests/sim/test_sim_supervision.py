@@ -75,6 +75,13 @@ def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
     assert any("had it first" in text for text in breaches(run_story(1, plan=calm(*["replaced actor"] * 20)), "law"))
 
 
+def test_a_second_of_a_name_that_cannot_be_called_while_its_machine_is_silent_has_not_died_with_the_first() -> None:
+    faults = [(0.1, "slow link", 200.0), (6.0, "crash controller", 1.0)]
+    told = run_story(5, plan=direct_plan(["replaced actor"] * 8, faults, machines=1, every_s=0.3))
+    assert told.outcomes["MachineLost"]
+    assert told.breaches == ()
+
+
 def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checkpoints, "_keep", lambda *arguments: None)
     assert any("are gone" in text for text in breaches(run_story(1, plan=calm(*["keeper"] * 8)), "P7"))
