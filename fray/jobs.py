@@ -323,10 +323,12 @@ class Job:
             raise JobFailed(f"job {self.id} has ended: nobody is at its port {name!r} any more", job_id=self.id)
         attempt = info.members[member] if 0 <= member < len(info.members) else None
         if attempt is None or name not in attempt.ports:
+            if attempt is None:
+                raise InvalidRequest(f"job {self.id} has no member {member}: write 0 to {len(info.members) - 1}")
             ports = ", ".join(info.ports) or "none"
             raise InvalidRequest(
-                f"job {self.id} has {len(info.members)} members with the ports {ports}, and no {name!r} of member "
-                f"{member}: ask for it by JobRequest(ports=[{name!r}])"
+                f"job {self.id} has no port {name!r} (its ports: {ports}): ask for it by JobRequest(ports=[{name!r}]), "
+                f"or `fray run --port {name}`"
             )
         return attempt.addresses[name]
 

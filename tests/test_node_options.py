@@ -9,6 +9,7 @@ import pytest
 
 from fray.errors import InvalidRequest
 from fray.node.config import LogRules, NodeConfig
+from fray.node.daemon import cache_directory
 from fray.node.main import main, make_config, parse, parse_controller
 
 ENVIRON = {"FRAY_TOKEN": " secret\n", "XDG_STATE_HOME": "/var/state"}
@@ -130,3 +131,11 @@ def test_how_much_of_environments_is_kept_is_the_file_s_to_say(tmp_path: Path) -
     file.write_text("[environments]\nage = 3\n")
     with pytest.raises(InvalidRequest, match="known are size_bytes"):
         config(*HERE, "--config", str(file))
+
+
+def test_the_cache_is_where_it_was_said_to_be_also_for_what_works_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = config(*HERE, "--cache-dir", "cache")
+    assert cache_directory(made) == tmp_path / "cache"

@@ -17,7 +17,7 @@ from fray.cluster import Cluster
 from fray.errors import DeadlineExceeded, InvalidRequest
 from fray.model import account
 from fray.model.ids import JobId, split_attempt
-from fray.model.specs import AttemptInfo, JobInfo, JobState
+from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
 
 
 async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -79,10 +79,18 @@ def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: fl
 
 
 def lasted(info: JobInfo, now: float) -> str:
-    """How long it has run, or ran."""
+    """How long it has waited, has run, or ran."""
+    if info.state is JobState.PENDING:
+        since = waits_since(info)
+        return "" if since is None else span(now - since)
     if info.start_time is None:
         return ""
     return span((now if info.end_time is None else info.end_time) - info.start_time)
+
+
+def waits_since(info: JobInfo) -> float | None:
+    """When its last attempt ended, else when it was launched."""
+    return max((one.end_time for one in info.attempts if one.end_time is not None), default=info.launch_time)
 
 
 def why(info: JobInfo) -> str:
@@ -90,7 +98,7 @@ def why(info: JobInfo) -> str:
     if info.state is JobState.PENDING:
         return info.reason
     if info.state is JobState.RUNNING:
-        return account.progress(info.progress)
+        return ", ".join(part for part in (*unwell(info), account.progress(info.progress)) if part)
     return info.error_message or ""
 
 
@@ -114,7 +122,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("job", info.job_id),
             ("name", info.name),
             ("namespace", info.namespace),
-            ("state", account.state(info)),
+            ("state", state_now(info, now)),
             ("why", info.reason if info.state is JobState.PENDING else info.error_message or ""),
             ("owner", info.owner or "the cluster (detached)"),
             ("parent", info.parent),
@@ -125,35 +133,77 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("launched", clock(info.launch_time)),
             ("started", clock(info.start_time)),
             ("ended", clock(info.end_time)),
-            ("ran for", lasted(info, now)),
+            ("ran for", "" if info.state is JobState.PENDING else lasted(info, now)),
             ("progress", account.progress(info.progress)),
             ("ports", ", ".join(f"{name} {address}" for name, address in info.ports.items())),
+            ("next", advice(info)),
         ]
     )
     if info.attempts:
-        heads = ["ATTEMPT", "ON", "PID", "STARTED", "FOR", "ENDED AS", "PEAK", "CPU", "WHY"]
-        rows = [_attempt_row(one, now) for one in info.attempts]
-        lines += ["", *table(heads, rows, room)]
+        lines += ["", *table(*told_columns(ATTEMPT_HEADS, [_attempt_row(one, now) for one in info.attempts]), room)]
     for one in info.attempts:
         if one.captured:
             lines += ["", f"stacks of {one.attempt_id}:", *one.captured.splitlines()]
     return lines
 
 
+def state_now(info: JobInfo, now: float) -> str:
+    """``pending for 35s``, ``running for 2m05s, stalled``, ``failed (environment) 20s ago``."""
+    word = account.state(info)
+    if info.state.finished:
+        return word if info.end_time is None else f"{word} {span(now - info.end_time)} ago"
+    lasting = lasted(info, now)
+    return ", ".join([f"{word} for {lasting}" if lasting else word, *unwell(info)])
+
+
+def unwell(info: JobInfo) -> list[str]:
+    """What is wrong with its living members, each thing once."""
+    return sorted({one.health for one in info.members} - {"", "well"})
+
+
+def advice(info: JobInfo) -> str:
+    """What can be done about it from here."""
+    job = info.job_id
+    if info.state is JobState.PENDING:
+        first = f"`fray logs {job}`" if info.attempts else f"`fray explain {job}` has it machine by machine"
+        return f"{first}; `fray nodes`; `fray stop {job}`"
+    if info.state is JobState.RUNNING:
+        return f"`fray logs -f {job}`; `fray stacks {job}`; `fray stop {job}`"
+    if info.cause is Cause.ENVIRONMENT:
+        return f"`fray logs {job}` has every step; it is not retried: mend what it says and launch it again"
+    if info.state is JobState.FAILED:
+        return f"`fray logs {job}`; `fray story {job}`"
+    return ""
+
+
+ATTEMPT_HEADS = ("ATTEMPT", "ON", "PID", "STARTED", "FOR", "STATE", "MEMORY", "PEAK", "CPU", "LEFT", "PROGRESS", "WHY")
+"""LEFT: processes that it left behind, and that were ended."""
+
+
 def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
     _, generation, member = split_attempt(one.attempt_id)
     began, end = one.start_time, now if one.end_time is None else one.end_time
+    living = one.cause is None
     return [
         f"{generation}.{member}",
         one.node,
         str(one.pid or ""),
         clock(began),
         "" if began is None else span(end - began),
-        ended_as(one),
+        (one.health or ("running" if began is not None else "starting")) if living else ended_as(one),
+        size(one.memory_bytes) if living and one.memory_bytes else "",
         size(one.peak_memory_bytes) if one.peak_memory_bytes else "",
         span(one.cpu_s) if one.cpu_s else "",
+        str(one.swept or ""),
+        account.progress(one.progress),
         one.message,
     ]
+
+
+def told_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that say nothing in any row."""
+    kept = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    return [heads[column] for column in kept], [[row[column] for column in kept] for row in rows]
 
 
 def ended_as(one: AttemptInfo) -> str:

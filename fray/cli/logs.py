@@ -10,7 +10,9 @@ from fray.cli.place import find
 from fray.cli.tables import parse_span
 from fray.cluster import Cluster
 from fray.errors import InvalidRequest
+from fray.model.ids import split_attempt
 from fray.model.lines import LineKind, LogLine
+from fray.model.specs import JobInfo
 
 
 async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -26,12 +28,31 @@ async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
         contains=options.grep,
         tree=options.tree,
     )
+    anything = False
     async with reader as lines:
         async for line in lines:
+            anything = True
             _say(line, options)
             if options.follow:
                 sys.stdout.flush()
+    if not anything:
+        note(silence(info, options))
     return 0
+
+
+def silence(info: JobInfo, options: argparse.Namespace) -> str:
+    """Why there is nothing to read."""
+    if not info.attempts and not options.tree:
+        return f"{info.job_id} has not been started yet; `fray explain {info.job_id}` says why"
+    chosen = (options.attempt, options.stream, options.since, options.grep, options.tail)
+    if any(given not in (None, "") for given in chosen):
+        return f"nothing of what {info.job_id} has printed is meant by these options; it has {_attempts(info)}"
+    return f"{info.job_id} has printed nothing"
+
+
+def _attempts(info: JobInfo) -> str:
+    many = 1 + max((split_attempt(one.attempt_id)[1] for one in info.attempts), default=-1)
+    return f"{many} attempt{'' if many == 1 else 's'}"
 
 
 def since_s(text: str | None) -> float | None:

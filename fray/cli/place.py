@@ -58,6 +58,10 @@ def spec_of(options: argparse.Namespace) -> Spec:
 def token_of(options: argparse.Namespace) -> str | None:
     """The one in the file named on the command line; None: that of the environment. Raises InvalidRequest."""
     if options.token_file is None:
+        if not os.environ.get("FRAY_TOKEN", "").strip():
+            raise InvalidRequest(
+                "there is no token: set FRAY_TOKEN or say --token-file FILE; fray-controller says where it is"
+            )
         return None
     try:
         token = Path(options.token_file).read_text().strip()

@@ -34,6 +34,9 @@ from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.retries import ExitRule
 from fray.model.specs import JobInfo, JobState, Ladder
 
+WAITS_S = 3.0
+"""A job that has waited for so long is said to."""
+
 
 async def run(options: argparse.Namespace) -> int:
     """``fray run``"""
@@ -44,7 +47,7 @@ async def run(options: argparse.Namespace) -> int:
     lines = Lines(request.name)
     async with open_place(options, role=Role.DRIVER, on_log=lines) as cluster:
         job = await cluster.launch(request)
-        info = await _followed(job)
+        info = await _followed(cluster, job)
     if options.json:
         say_json(info)
     if info.state is not JobState.SUCCEEDED:
@@ -67,13 +70,26 @@ async def _detach(cluster: Cluster, request: JobRequest, options: argparse.Names
     return 0
 
 
-async def _followed(job: Job) -> JobInfo:
+async def _followed(cluster: Cluster, job: Job) -> JobInfo:
     """Wait for its end; a first Ctrl-C asks for it, a second leaves at once."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_on_signals, job)
+        nursery.start_soon(_tell_waits, cluster, job)
         info = await job.wait_ended()
         nursery.cancel_scope.cancel()
     return info
+
+
+async def _tell_waits(cluster: Cluster, job: Job) -> None:
+    """Once each time that it waits for longer than a moment: for what."""
+    told = False
+    while True:
+        await trio.sleep(WAITS_S)
+        info = await cluster.poll(job)
+        waits = info.state is JobState.PENDING and not info.members and bool(info.reason)
+        if waits and not told:
+            note(f"{job.id} waits: {info.reason}")
+        told = waits
 
 
 async def _on_signals(job: Job) -> None:

@@ -108,7 +108,7 @@ def _environments(config: NodeConfig) -> Environments:
 def cache_directory(config: NodeConfig) -> Path:
     """Where this machine keeps what it can have again."""
     if config.cache_dir:
-        return Path(config.cache_dir).expanduser()
+        return Path(config.cache_dir).expanduser().absolute()  # what works for it works elsewhere
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home if os.path.isabs(home) else config.state_dir, "fray")
 

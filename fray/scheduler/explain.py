@@ -153,7 +153,8 @@ def _machine_line(state: Tables, job: Job, node: Node) -> str:
     wrong = [text for _, text in misfits(job.spec.demand, machine)]
     if not wrong:
         return f"{node.name} has room for a member"
-    return f"{node.name} {' and '.join(wrong)}{_holders(state, node)}{_busy(job.spec.demand, node)}"
+    held = _holders(state, node) if admits(job.spec.demand, machine.capacity) else ""  # else their end would not help
+    return f"{node.name} {' and '.join(wrong)}{held}{_busy(job.spec.demand, node)}"
 
 
 def _busy(demand: Demand, node: Node) -> str:
@@ -371,7 +372,8 @@ def _budget(job: Job, budget: Budget) -> str:
 def _attempt_line(attempt: Attempt) -> str:
     if attempt.outcome is None:
         return f"  {attempt.attempt_id} on {attempt.node}: {attempt.phase.value}"
-    told = f": {attempt.outcome.message}" if attempt.outcome.message else ""
+    message = attempt.outcome.message.replace("\n", "\n    ")
+    told = f": {message}" if message else ""
     return f"  {attempt.attempt_id} on {attempt.node}: {attempt.outcome.cause.value}{told}"
 
 

@@ -148,7 +148,7 @@ def test_show_tells_all_of_a_job(run: Fray, jobs: dict[str, str]) -> None:
     said = run("show", "lab/broken")
     words = dict(line.split(None, 1) for line in said.out.split("\n\n")[0].splitlines() if " " in line)
     assert words["job"] == jobs["lab/broken"]
-    assert words["state"] == "failed"
+    assert words["state"].split()[::2] == ["failed", "ago"]
     assert "no luck" in words["why"]
     assert words["owner"] == "the cluster (detached)"
     assert "ATTEMPT" in said.out
@@ -312,6 +312,24 @@ def test_run_shows_what_the_program_prints_on_its_streams_and_returns_its_exit_c
     assert told.startswith("fray: sh-")
     assert told.endswith(" failed: ended with exit code 3")
     assert run("run", "--cpu", "0.1", "--memory", "50MB", "--", "true") == Said(0, "", "")
+
+
+def test_a_program_that_waits_for_room_says_for_what(run: Fray, lab: Lab) -> None:
+    process = command(lab, "run", "--name", "large", "--cpu", "5000", "--", "true")
+    assert process.stderr is not None
+    told = process.stderr.readline()
+    assert re.match(r"fray: large-\w+ waits: needs 5000 CPUs", told), told
+    job = told.split()[1]
+    assert run("logs", job).err == f"fray: {job} has not been started yet; `fray explain {job}` says why\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+
+def test_nothing_to_read_is_said(run: Fray, jobs: dict[str, str]) -> None:
+    job = jobs["lab/broken"]
+    said = run("logs", job, "--attempt", "7")
+    assert (said.code, said.out) == (0, "")
+    assert said.err == f"fray: nothing of what {job} has printed is meant by these options; it has 1 attempt\n"
 
 
 def test_files_travel_along_and_only_what_the_program_prints_is_its_output(run: Fray, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from fray.node.proctree import descendants
 ENTER_AFTER_S = 0.05
 LOOK_S = 0.25
 """How often the kernel's count of kills is read, where there is a limit."""
+_LOOKS_LIKE = (Cause.KILLED, Cause.FAILURE, Cause.OUT_OF_MEMORY)
+"""What a kill by the kernel looks like from outside. The kernel counts those of groups among the machine's, too."""
 
 
 class Fence(Watcher):
@@ -67,10 +69,11 @@ class Fence(Watcher):
     def finish(self, outcome: Outcome) -> Outcome:
         """A death by the kernel's hand is the first cause of what looks like a failure afterwards."""
         peak_bytes = max(self.group.peak_bytes() if self.entered else 0, outcome.peak_memory_bytes)
-        if self.limit_bytes and outcome.cause in (Cause.KILLED, Cause.FAILURE) and self.group.kills():
-            told = self._killed()
-            message = f"{told.message}. What was seen of it: {outcome.message}"
-            return evolve(told, message=message, exit_code=outcome.exit_code, signal=outcome.signal)
+        if self.limit_bytes and outcome.cause in _LOOKS_LIKE and self.group.kills():
+            told, message = self._killed(), ""
+            if outcome.cause is not Cause.OUT_OF_MEMORY:
+                message = f". What was seen of it: {outcome.message}"
+            return evolve(told, message=told.message + message, exit_code=outcome.exit_code, signal=outcome.signal)
         return evolve(outcome, peak_memory_bytes=peak_bytes)
 
     def _killed(self) -> Outcome:

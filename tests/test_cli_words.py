@@ -1,0 +1,59 @@
+"""What `fray` says of a job at a glance: what it does, since when, what is wrong, what can be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fray.cli.jobs import advice, described, job_table, lasted, state_now
+from fray.model.health import Progress
+from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
+
+
+def info(state: JobState, *attempts: AttemptInfo, **more: Any) -> JobInfo:
+    return JobInfo(job_id="train-k3x9", name="train", state=state, attempts=attempts, **more)
+
+
+def attempt(number: int = 0, **more: Any) -> AttemptInfo:
+    return AttemptInfo(attempt_id=f"train-k3x9:{number}:0", node="alpha", **more)
+
+
+RUNNING = info(JobState.RUNNING, attempt(start_time=100.0, health="stalled"), start_time=100.0)
+HELD = info(JobState.PENDING, attempt(cause=Cause.FAILURE, start_time=100.0, end_time=110.0), start_time=100.0)
+QUEUED = info(JobState.PENDING, launch_time=90.0, reason="needs 8 gpu h100")
+BROKEN = info(JobState.FAILED, cause=Cause.ENVIRONMENT, launch_time=90.0, end_time=100.0)
+
+
+@pytest.mark.parametrize(
+    ("job", "state", "lasting", "next_word"),
+    [
+        (RUNNING, "running for 30s, stalled", "30s", "`fray logs -f train-k3x9`; `fray stacks"),
+        (HELD, "pending for 20s", "20s", "`fray logs train-k3x9`; `fray nodes`; `fray stop"),
+        (QUEUED, "pending for 40s", "40s", "`fray explain train-k3x9` has it machine by machine"),
+        (BROKEN, "failed (environment) 30s ago", "", "it is not retried: mend what it says"),
+        (info(JobState.FAILED, cause=Cause.FAILURE), "failed", "", "`fray story train-k3x9`"),
+    ],
+)
+def test_a_glance_says_what_it_does_since_when_and_what_can_be_done(
+    job: JobInfo, state: str, lasting: str, next_word: str
+) -> None:
+    assert state_now(job, 130.0) == state
+    assert lasted(job, 130.0) == lasting
+    assert next_word in advice(job)
+    assert f"state {state}" in [" ".join(line.split()) for line in described(job, 130.0, None)]
+
+
+def test_what_went_well_needs_no_advice() -> None:
+    assert advice(info(JobState.SUCCEEDED)) == ""
+
+
+def test_columns_that_say_nothing_are_left_out_and_an_attempt_shows_how_far_it_is() -> None:
+    one = attempt(start_time=100.0, health="well", progress=Progress(done=3, total=10, unit="files"), swept=2)
+    head, row = described(info(JobState.RUNNING, one), 130.0, None)[-2:]
+    assert head.split() == ["ATTEMPT", "ON", "STARTED", "FOR", "STATE", "LEFT", "PROGRESS"]
+    assert row.split()[-7:] == ["well", "2", "3", "of", "10", "files", "(30%)"]
+
+
+def test_the_list_says_that_a_job_is_stalled() -> None:
+    assert job_table([(0, RUNNING)], False, 130.0, None)[1].endswith("stalled")
