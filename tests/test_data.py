@@ -17,7 +17,7 @@ from fray.net.bulk import TRANSFER_LIMIT_BYTES
 from fray.net.memory import Fate
 from fray.runtime import caller as caller_module
 from fray.runtime import payload
-from fray.runtime.parcel import Parcel
+from fray.runtime.parcel import BUFFERS_LIMIT, Parcel
 
 MB = 1 << 20
 
@@ -90,6 +90,16 @@ async def test_arrays_come_back_equal_and_writable(size: int, autojump_clock: An
         back["f"][0] = 7
         assert array[-1] == size // 8 - 1
         assert await store.call("what", array) == ("ndarray", True)
+
+
+async def test_more_arrays_than_may_travel_beside_the_pickle_arrive_in_it(autojump_clock: Any) -> None:
+    count = BUFFERS_LIMIT + 1
+    many = [numpy.full(1, number % 251, numpy.uint8) for number in range(count)]
+    async with open_stage() as stage:
+        store = await stage.actor(Store())
+        back = await store.call("echo", many)
+        assert len(back) == count
+        assert (numpy.concatenate(back) == numpy.concatenate(many)).all()
 
 
 async def test_arrays_in_what_only_cloudpickle_can_send_arrive_writable(autojump_clock: Any) -> None:

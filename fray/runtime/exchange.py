@@ -34,8 +34,6 @@ ANSWER = 4
 """Flag of SHARE: the body says whether the offer could be read (one byte)."""
 INLINE_TOTAL_BYTES = 192 * 1024
 """What all small buffers of one frame may take; more travel as chunks."""
-BUFFERS_LIMIT = 65_535
-"""Buffers of one call, result or item."""
 _COUNT = struct.Struct("<HB")
 _ENTRY = struct.Struct("<BQQQ")
 _INLINE, _CHUNKS, _LENT, _RETURNED = range(4)

@@ -19,6 +19,8 @@ from fray.net.segments import SEGMENT_FROM_BYTES, Snapshot
 Source: TypeAlias = "memoryview | Snapshot | HandBack"
 """A flat view of bytes, a copy of some in a segment of ours, or a loan that goes back as it is."""
 
+BUFFERS_LIMIT = 4096
+"""Buffers of one call, result or item. Of what has more all stay in the pickle: flows cost more than copies."""
 INLINE_UP_TO_BYTES = 64 * 1024
 """Smaller buffers travel inside the frame and are always copied."""
 

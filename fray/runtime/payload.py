@@ -21,7 +21,7 @@ from fray.errors import MessageTooLarge, NotPicklable
 from fray.model.ids import BlobId
 from fray.net.codec import blob_id
 from fray.runtime.culprit import culprit_of
-from fray.runtime.parcel import INLINE_UP_TO_BYTES, Parcel
+from fray.runtime.parcel import BUFFERS_LIMIT, INLINE_UP_TO_BYTES, Parcel
 from fray.runtime.tensors import reduce_tensor
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -87,6 +87,8 @@ def pack(obj: Any, what: str = "the value") -> bytes | Parcel:
         return _packed(_dumps_by_value(obj, what, found), found)
     if b"__main__" in data:
         data = _dumps_by_value(obj, what, found)
+    if len(found) > BUFFERS_LIMIT:
+        return _packed(dumps(obj, what), [])
     return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
 
 
@@ -120,6 +122,8 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
             data = _cloudpickle(call, found)
     except Exception:  # noqa: BLE001 - see dumps
         data = _dumps_arguments(method, args, kwargs, found)
+    if len(found) > BUFFERS_LIMIT:
+        return _packed(dumps_call(method, args, kwargs), [])
     return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
 
 
