@@ -350,7 +350,7 @@ def test_a_detached_child_outlives_its_launcher(law: Cluster) -> None:
     law.launch(job("child", detached=True), session="s-parent:0:0")
     law.see("parent:0:0", ended())
     assert (law.info("child").state, law.info("child").owner) == (JobState.PENDING, "")
-    assert law.state.root_session("child") is None
+    assert law.state.jobs["child"].root == ""
 
 
 # Records

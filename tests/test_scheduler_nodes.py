@@ -8,7 +8,7 @@ from law import Cluster, demand, ended, job
 from fray.model.specs import Cause, JobState, Phase
 from fray.scheduler.effects import AttemptRemarked, Happened, JobMoved, WishesMoved
 from fray.scheduler.nodes import REMARK_LIMIT_CHARS
-from fray.scheduler.rows import Rules
+from fray.scheduler.rows import NodePhase, Rules
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_dead_incarnation_can_say_nothing(law: Cluster) -> None:
     assert law.report("n1", [("a:1:0", Phase.RUNNING)], incarnation="i1") == []
     law.incarnations["n1"] = "i1"
     assert law.silence() == law.die() == []
-    assert law.state.node_alive("n1")
+    assert law.state.nodes["n1"].phase is NodePhase.ALIVE
 
 
 def test_a_machine_that_comes_back_after_its_lease_changes_nothing(law: Cluster) -> None:

@@ -14,7 +14,7 @@ from fray.net.codec import from_json, to_json
 from fray.scheduler import effects
 from fray.scheduler.effects import Happened, JobMoved, NamesMoved, Reply, SessionOver, WishesMoved
 from fray.scheduler.invariants import check
-from fray.scheduler.rows import TABLES, JobPhase
+from fray.scheduler.rows import TABLES, JobPhase, NodePhase
 from fray.scheduler.state import State
 from fray.scheduler.step import HANDLERS
 
@@ -82,7 +82,7 @@ def test_a_state_restored_in_any_order_of_rows_is_the_same(law: Cluster) -> None
     assert forwards.list_jobs() == law.state.list_jobs()
     assert forwards.wanted("n1") == law.state.wanted("n1")
     assert forwards.owned("d") == law.state.owned("d") == ("a", "b", "c")
-    assert forwards.root_session("c") == "d"
+    assert forwards.jobs["c"].root == "d"
 
 
 def test_owned_of_a_process_is_what_it_launched(law: Cluster) -> None:
@@ -97,7 +97,7 @@ def test_owned_of_a_process_is_what_it_launched(law: Cluster) -> None:
 def test_a_restart_takes_the_epoch_and_its_own_loss_of_connections(law: Cluster) -> None:
     law.restart()
     assert law.state.law.epoch == 2
-    assert not law.state.node_alive("n1")
+    assert law.state.nodes["n1"].phase is not NodePhase.ALIVE
     assert law.state.session_known("d")
     assert not law.state.session_known("stranger")
 

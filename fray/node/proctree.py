@@ -237,11 +237,6 @@ def has_terminal(pid: int) -> bool:
         return False
 
 
-def end_marked(has_mark: Callable[[dict[str, str]], bool], *, limit_s: float = 10.0) -> tuple[int, int]:
-    """`end_all` of those whose environment at their last exec satisfies ``has_mark``."""
-    return end_all(lambda pid: has_mark(environ_of(pid)), limit_s=limit_s)
-
-
 def end_all(is_meant: Callable[[int], bool], *, limit_s: float = 10.0) -> tuple[int, int]:
     """Kill every process but this one that is meant.
 

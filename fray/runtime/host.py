@@ -132,10 +132,6 @@ class Host:
         """Listen at another TCP address and return it as ``host:port``. Raises OSError if it is taken."""
         return (await self._open(f"tcp:{host}:{port}")).partition(":")[2]
 
-    async def serve_at(self, address: str) -> str:
-        """Listen at any address of the network and return the bound one."""
-        return await self._open(address)
-
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where it listens, in order of preference; the relay comes last."""

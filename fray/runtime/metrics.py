@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
+from fray.model.messages.calls import ActorMetrics
 
 _BUCKETS = 64
 
@@ -31,8 +31,3 @@ class Counters:
             queued=queued,
             latency_buckets=tuple(buckets[: last + 1]),
         )
-
-
-def bucket_of(seconds: float) -> int:
-    """The bucket of a latency; `fray.runtime.hosted` writes this expression out."""
-    return int(seconds * LATENCY_STEPS_PER_S).bit_length()

@@ -117,11 +117,6 @@ class State(Tables):
 
     # Sessions and owners
 
-    def root_session(self, job_id: JobId) -> SessionId | None:
-        """The driver's session at the top of a job's chain of owners; None below a detached job."""
-        job = self.jobs.get(job_id)
-        return job.root or None if job else None
-
     def owned(self, session: SessionId) -> tuple[JobId, ...]:
         """Living jobs of a session, direct and below, oldest first."""
         known = self.sessions.get(session)
@@ -175,11 +170,6 @@ class State(Tables):
         """The complete wanted set of a node."""
         wishes = (self.wish(attempt_id) for attempt_id in self.on_node.get(node, ()))
         return tuple(wish for wish in wishes if wish is not None)
-
-    def node_alive(self, node: NodeName) -> bool:
-        """Connected as far as the law knows: a second node of this name is an impostor."""
-        known = self.nodes.get(node)
-        return known is not None and known.phase is NodePhase.ALIVE
 
     def suspect(self, attempt: Attempt) -> bool:
         """Its machine has been silent for ``suspect_s``."""

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import define, field
 
 from fray.node.entry import STATE_MARK
-from fray.node.proctree import end_marked, environ_of
+from fray.node.proctree import end_all, environ_of
 
 TREE = Path(__file__).with_name("tree.py")
 ROLES = ("driver", "unrelated", "node", "zygote", "keeper")
@@ -148,7 +148,7 @@ def open_tree(state_dir: str, pid_namespace: str = "off") -> Iterator[Tree]:
     finally:
         tree.kill(*ROLES)
         popen.wait()
-        end_marked(lambda environ: state_dir in environ.get(STATE_MARK, "").split(":"))
+        end_all(lambda pid: state_dir in environ_of(pid).get(STATE_MARK, "").split(":"))
         for pid in tree.below():
             kill_if(pid, lambda pid: _argv0(pid).startswith(state_dir))
         tree.close()
