@@ -114,6 +114,7 @@ def test_fields_of_a_later_minor_version_are_ignored() -> None:
         (b"\1\0\0", "cannot be read"),
         (b"\xff\0\0\0{}", "255 bytes of JSON announced"),
         (b"\2\0\0\0[]", "no object"),
+        (b'\x11\0\0\0{"t":"x","a":NaN}', "NaN is no number"),
         (b"\2\0\0\0\xff\xff", "cannot be read"),
         (b"\2\0\0\0{}", "unknown message None"),
         (edit(Text(text=""), t="os.system"), "unknown message 'os.system'"),

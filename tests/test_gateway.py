@@ -23,6 +23,7 @@ from fray.errors import (
     ProtocolMismatch,
     Unauthorized,
 )
+from fray.model.environment import EnvironmentSpec
 from fray.model.lines import unpack
 from fray.model.messages.client import (
     ActorEndpoint,
@@ -123,6 +124,11 @@ async def test_a_payload_that_is_there_already_need_not_be_sent_again(autojump_c
         ((spec(namespace="a b"),), [b"payload"], "cannot be the name of a namespace"),
         ((spec(members=0),), [b"payload"], "members=0 must be 1 to 100000"),
         ((spec(demand=Demand(cpu_milli=-1)),), [b"payload"], "negative or endless"),
+        ((spec(backoff_s=float("inf")),), [b"payload"], "negative or endless"),
+        ((spec(backoff_max_s=-1.0),), [b"payload"], "negative or endless"),
+        ((spec(stall_s=float("nan")),), [b"payload"], "NaN is no number"),
+        ((spec(stall_s=-1.0),), [b"payload"], "stall_s=-1.0 must be more"),
+        ((spec(environment=EnvironmentSpec(docker_image="--privileged")),), [b"payload"], "no name of an image"),
         ((spec(),), [bytes(BLOB_LIMIT_BYTES + 1)], "over the limit of 8388608"),
     ],
 )
@@ -325,13 +331,14 @@ async def test_a_driver_gets_a_namespace_of_its_own_and_keeps_it(autojump_clock:
         {"session": "two words"},
         {"session": "x" * 300},
         {"grace_s": -1.0},
-        {"grace_s": float("nan")},
+        {"grace_s": float("inf")},
+        {"grace_s": float("nan")},  # never gets so far
         {"namespace": "a b"},
     ],
 )
 async def test_a_greeting_that_makes_no_sense_is_refused(autojump_clock: Any, hello: dict[str, Any]) -> None:
     async with stage() as cluster:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises((InvalidRequest, ProtocolMismatch)):
             await cluster.client(**hello)
 
 

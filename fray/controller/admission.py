@@ -141,9 +141,13 @@ def _check_spec(spec: JobSpec) -> None:
         raise InvalidRequest(f"job id {spec.job_id!r} must be the job's name, a dash, and letters or digits")
     demand = spec.demand
     amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count)
-    waits_s = (spec.ladder.cancel_s, spec.ladder.term_s)
+    waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s)
     if min(amounts) < 0 or not all(0 <= wait_s < float("inf") for wait_s in waits_s):
-        raise InvalidRequest(f"job {spec.name!r}: no amount of {demand} or {spec.ladder} may be negative or endless")
+        raise InvalidRequest(
+            f"job {spec.name!r}: no amount of {demand}, {spec.ladder} or its back-off may be negative or endless"
+        )
+    if spec.stall_s is not None and not 0 < spec.stall_s < float("inf"):
+        raise InvalidRequest(f"job {spec.name!r}: stall_s={spec.stall_s} must be more than 0 seconds")
     if not 1 <= spec.members <= MEMBERS_LIMIT:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 to {MEMBERS_LIMIT}")
     if demand.ports != len(port_names(spec)):

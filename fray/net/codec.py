@@ -242,13 +242,23 @@ def read_error(data: object) -> FrayError:
         raise ProtocolMismatch(f"an error of the peer's cannot be read: {error!r}") from None
 
 
+def _constant(word: str) -> float:
+    """Infinity is an amount, and may be refused as one. What is no number passes every comparison, or none."""
+    if word == "NaN":
+        raise ValueError("NaN is no number")
+    return float(word)
+
+
+_decoder = json.JSONDecoder(parse_constant=_constant)
+
+
 def _read_json(body: Bytes) -> tuple[dict[str, Any], memoryview]:
     try:
         (size,) = _LENGTH.unpack_from(body)
         view = memoryview(body)[_LENGTH.size :]
         if size > len(view):
             raise ValueError(f"{size} bytes of JSON announced, {len(view)} there")
-        data = json.loads(bytes(view[:size]))
+        data = _decoder.decode(str(view[:size], "utf-8"))
         if not isinstance(data, dict):
             raise ValueError("the JSON is no object")
         return data, view[size:]
