@@ -50,12 +50,19 @@ class Decided:
         before = self.outcomes.get((name, order))
         if now is before:
             return
-        if before is not None and (now is None or evolve(now, value=before.value) != before):
+        if before is not None and (now is None or now != _kept(before, now)):
             yield f"{name} had the outcome {before}, and has {now}"
         elif now is not None:
             if before is not None and now.value not in (None, before.value):  # they are dropped when nobody needs them
                 yield f"{name} had the value {before.value}, and has {now.value}"
             self.outcomes[name, order] = now
+
+
+def _kept(before: Outcome, now: Outcome) -> Outcome:
+    """An outcome without what is kept for a while only: its value, and the stacks of its last moments."""
+    size_bytes = before.value_bytes if now.value else now.value_bytes
+    captured = before.captured if now.captured else ""
+    return evolve(before, value=now.value, value_bytes=size_bytes, captured=captured)
 
 
 # Machines -------------------------------------------------------------------------------------------------------------
