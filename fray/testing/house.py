@@ -68,15 +68,18 @@ class Killed(Exception):
 class Freezer:
     """Stops whole machines: their tasks are not run, whatever wakes them, until `thaw`."""
 
-    def __init__(self) -> None:
+    def __init__(self, stopped: set[str]) -> None:
         self._frozen: dict[str, list[Any]] = {}
+        self._stopped = stopped
 
     def freeze(self, machine: str) -> None:
         """As SIGSTOP to every process."""
         self._frozen.setdefault(machine, [])
+        self._stopped.add(machine)
 
     def thaw(self, machine: str) -> None:
         """As SIGCONT: what woke them meanwhile is delivered, late."""
+        self._stopped.discard(machine)
         for task in self._frozen.pop(machine, ()):
             task._runner.runq.append(task)
 
@@ -103,8 +106,8 @@ class Freezer:
 class _Lease:
     """The store as one life of the controller sees it; after a crash it writes nothing more."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, on_saved: Callable[[int], None]) -> None:
+        self._store, self._on_saved = store, on_saved
         self.severed = False
         self.dies_at_save: str = ""
         """``before`` or ``after`` the next transaction."""
@@ -122,6 +125,7 @@ class _Lease:
             raise Killed
         self._store.save(*args, **kwargs)
         self.saves += 1
+        self._on_saved(self.saves)
         if when == "after":
             self.severed = True
             raise Killed
@@ -162,7 +166,7 @@ class ControllerSeat:
         self._scope, self._over = trio.CancelScope(), trio.Event()
         self.lives += 1
         self._store = self._open_store()
-        self._lease = _Lease(self._store)
+        self._lease = _Lease(self._store, self._saved)
         await self._house.nursery.start(self._live, self._lease)
         if self.running is not None:
             self.up_since = trio.current_time()
@@ -195,6 +199,10 @@ class ControllerSeat:
                 house.truth.breach("house", f"the controller failed: {_leaves(error)!r}")
         finally:
             self._is_down(lease)
+
+    def _saved(self, saves: int) -> None:
+        if self.running is not None:
+            self._house.on_saved(saves, self.running.state)
 
     def _is_down(self, lease: _Lease) -> None:
         if not self._over.is_set():
@@ -395,7 +403,8 @@ class SimHouse:
         nursery: trio.Nursery,
     ) -> None:
         self.seed, self.network, self.truth, self.rules, self.nursery = seed, network, truth, rules, nursery
-        self.freezer = Freezer()
+        self.freezer = Freezer(truth.stopped)
+        self.on_saved: Callable[[int, State], None] = lambda saves, state: None
         self.declared: tuple[NodeHello, ...] = ()
         if declares:
             self.declared = tuple(

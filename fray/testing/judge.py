@@ -25,12 +25,15 @@ AWAY_S = 150.0
 """So long a controller must be away before nodes may give it up."""
 
 
-def law(truth: Truth, state: State, steps: int, decided: invariants.Decided) -> None:
+def law(truth: Truth, state: State, steps: int) -> None:
     """The invariants of the law's state, after each of its steps; all of them after each tenth."""
-    thorough = steps % THOROUGH_EVERY_STEPS == 0
-    for sentence in invariants.check(state, thorough=thorough):
+    for sentence in invariants.check(state, thorough=steps % THOROUGH_EVERY_STEPS == 0):
         truth.breach("law", sentence)
-    for sentence in decided.check(state) if thorough else ():
+
+
+def saved(truth: Truth, state: State, decided: invariants.Decided) -> None:
+    """P4: what was decided, and saved, stays so. (A step whose save fails has never been.)"""
+    for sentence in decided.check(state):
         truth.breach("P4", sentence)
 
 
@@ -90,7 +93,8 @@ def final(story: Story) -> None:
     _outcomes_stand(story, running.state)
     _nothing_is_held(story, running.state)
     _the_dead_were_dead(story, running.state)
-    law(story.truth, running.state, 0, story.decided)
+    law(story.truth, running.state, 0)
+    saved(story.truth, running.state, story.decided)
 
 
 def _nothing_lives(story: Story) -> None:

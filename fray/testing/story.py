@@ -160,12 +160,17 @@ class Story:
         """Told of every step of the law."""
         self.steps += 1
         self.trace.note("law", f"{trio.current_time():.9f}", event, effects)
-        judge.law(self.truth, state, self.steps, self.decided)
+        judge.law(self.truth, state, self.steps)
         if isinstance(event, LaunchAsked):
             for spec in event.launch.jobs:
                 if not spec.detached:
                     self.owners.setdefault(spec.job_id, event.session)
                 self.named.setdefault(spec.name, []).append(spec.job_id)
+
+    def saved(self, saves: int, state: State) -> None:
+        """Told of every transaction of the controller."""
+        if saves % judge.THOROUGH_EVERY_STEPS == 0:
+            judge.saved(self.truth, state, self.decided)
 
     # The course of it
 
@@ -349,7 +354,7 @@ async def tell(
             open_store=open_store,
             watch=story.watch,
         ) as house:
-            story.house = house
+            story.house, house.on_saved = house, story.saved
             await story.run()
     return Told(
         seed.number,

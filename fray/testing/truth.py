@@ -109,6 +109,8 @@ class Truth:
     """Lines."""
     gripped: set[tuple[str, str]] = Factory(set)
     """Machine and id of devices that somebody holds who has no right to."""
+    stopped: set[str] = Factory(set)
+    """Machines (and drivers, and the controller) of which no process gets a turn now."""
     ghosts: int = 0
     """Steps of code whose process had been killed; they count for nothing."""
 
@@ -167,9 +169,13 @@ class Truth:
             life.ended, life.how = self.clock(), how
 
     def _check_successor(self, new: Life) -> None:
-        """No generation lives beside another, and none comes after its successor."""
+        """No generation lives beside another, and none comes after its successor.
+
+        A process that is stopped for longer than the lease cannot end in time. It does nothing, either: whether it
+        does when it goes on, `_check_not_replaced` sees.
+        """
         for old in self.of_job.get(new.job_id, ()):
-            if old.ended is None and old.generation != new.generation:
+            if old.ended is None and old.generation != new.generation and old.machine not in self.stopped:
                 beside = f"{old.attempt_id} lives on {old.machine}"
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine}, and {beside}")
             if old.generation > new.generation:
