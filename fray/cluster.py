@@ -14,12 +14,11 @@ from fray.directory import Directory, nobody, told
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
 from fray.groups import ActorGroup
 from fray.hosts import ActorHost
-from fray.jobs import Job, error_of, job_id_of
+from fray.jobs import Job, error_of, job_id_of, stacks_of
 from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.lines import LogLine
 from fray.model.messages.client import (
-    AskStacks,
     Event,
     Events,
     Explain,
@@ -28,7 +27,6 @@ from fray.model.messages.client import (
     ListNodes,
     NodeInfo,
     Nodes,
-    Stacks,
     Story,
     Terminate,
     Text,
@@ -324,9 +322,7 @@ class Cluster(Directory):
         Raises:
             NoSuchJob: the cluster does not know it, or no more.
         """
-        reply = await self._runtime.link.request(AskStacks(job=job_id_of(job)))
-        assert isinstance(reply, Stacks)
-        return dict(reply.stacks)
+        return await stacks_of(self._runtime, job_id_of(job))
 
     async def nodes(self) -> list[NodeInfo]:
         """The machines of the cluster."""

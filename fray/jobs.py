@@ -339,9 +339,7 @@ class Job:
 
     async def stacks(self) -> dict[str, str]:
         """Look into its processes: see `Cluster.stacks`."""
-        reply = await self._runtime.link.request(AskStacks(job=self.id))
-        assert isinstance(reply, Stacks)
-        return dict(reply.stacks)
+        return await stacks_of(self._runtime, self.id)
 
     def logs(
         self,
@@ -372,6 +370,13 @@ class Job:
     def __repr__(self) -> str:
         """What is known here of its state, and why: ``<Job train-k3x9 pending: waits for 8 h100>``."""
         return f"<Job {self.id} {account.in_short(self._known.info) if self._known else 'elsewhere'}>"
+
+
+async def stacks_of(runtime: Runtime, job_id: JobId) -> dict[str, str]:
+    """See `Cluster.stacks`."""
+    reply = await runtime.link.request(AskStacks(job=job_id))
+    assert isinstance(reply, Stacks)
+    return dict(reply.stacks)
 
 
 @frozen

@@ -25,10 +25,10 @@ from fray.model.lines import LogLine
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
 from fray.node.config import Mode, NodeConfig
+from fray.node.ends import wait_process_end
 from fray.node.entry import node_environ
 from fray.node.inventory import read_capacity
 from fray.node.ports import OFFERED_EMBEDDED, find_ports
-from fray.node.serve import wait_process_end
 from fray.rundir import RunDirectory, open_run_directory, remove_abandoned
 from fray.runtime.context import Runtime
 from fray.runtime.services import open_services

@@ -23,9 +23,10 @@ from fray.net.codec import blob_id, decode_message, encode_message
 from fray.net.memory import MemoryNetwork
 from fray.net.transport import Bytes, Claim
 from fray.node.config import NodeConfig
+from fray.node.ends import wait_process_end
 from fray.node.logs.store import MemoryLogs
 from fray.node.reports import REPORT_CHUNK_BYTES
-from fray.node.serve import is_final, run_node, wait_process_end
+from fray.node.serve import is_final, run_node
 
 PAYLOAD = b"pickle"
 SPEC = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.CALLABLE, payload=blob_id(PAYLOAD))

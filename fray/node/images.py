@@ -11,6 +11,7 @@ import trio
 from attrs import define, field
 
 from fray.node.containers import Engine, container_name, list_command, remove_command
+from fray.node.ends import wait_process_end
 from fray.node.preparing import NotPrepared
 
 LAST_LINES = 10
@@ -93,10 +94,5 @@ async def _listen(process: subprocess.Popen[bytes], say: Callable[[str], None]) 
                 for line in whole:
                     lines.append(line.decode(errors="replace").rstrip())
                     say(f"  {lines[-1]}")
-    pidfd = os.pidfd_open(process.pid)
-    try:
-        await trio.lowlevel.wait_readable(pidfd)
-    finally:
-        trio.lowlevel.notify_closing(pidfd)
-        os.close(pidfd)
+    await wait_process_end(process.pid)
     return process.wait(), lines

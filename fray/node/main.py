@@ -102,6 +102,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--cache-dir", metavar="DIR", help="what all nodes of this machine share (default: ~/.cache/fray)"
     )
     parser.add_argument("--token-file", metavar="FILE", help="the cluster's token (default: FRAY_TOKEN)")
+    _add_rules(parser)
+    parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="talk to other machines, although what passes can be read by others",
+    )
+    add_log_options(parser)
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
+    style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
+    return parser.parse_args(argv)
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    """What jobs may have here, and for how long."""
     parser.add_argument(
         "--lease-s",
         type=float,
@@ -127,18 +144,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="a file for each secret that jobs may ask for (mode 600), by its name",
     )
-    parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        default=None,
-        help="talk to other machines, although what passes can be read by others",
-    )
-    add_log_options(parser)
-    style = parser.add_mutually_exclusive_group()
-    style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
-    style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
-    return parser.parse_args(argv)
 
 
 def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> NodeConfig:

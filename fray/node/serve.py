@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 
 import trio
@@ -14,6 +13,7 @@ from fray.model.messages.node import NodeGoodbye
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
+from fray.node.ends import wait_process_end
 from fray.node.health.wards import Attentive
 from fray.node.launcher import Asking, Launcher, Withholding
 from fray.node.member import Member
@@ -189,15 +189,3 @@ async def _end_with(pid: int, scope: trio.CancelScope) -> None:
     await wait_process_end(pid)
     log.warning("the process this node belongs to (pid %d) is gone; ending all", pid)
     scope.cancel()
-
-
-async def wait_process_end(pid: int) -> None:
-    """Returns when the process is gone (or was never there)."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        await trio.lowlevel.wait_readable(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,8 +23,8 @@ from fray.net import descriptors
 from fray.net.codec import to_json
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
+from fray.node.ends import wait_process_end
 from fray.node.proctree import children
-from fray.node.serve import wait_process_end
 
 LIMIT_S = 90.0
 """For a machine that has much else to do."""

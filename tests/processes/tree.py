@@ -19,8 +19,8 @@ import trio
 from fray.model.lines import Chunk
 from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
 from fray.node.config import Mode
+from fray.node.ends import wait_process_end
 from fray.node.processes import ProcessLauncher
-from fray.node.serve import wait_process_end
 
 HERE = str(Path(__file__).parent)
 STORMS = ("storm-a", "storm-b")

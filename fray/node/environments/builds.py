@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import trio
 from attrs import define, field
 
+from fray.node.ends import wait_process_end
 from fray.node.environments.cache import Cache, Environment, Lock
 from fray.node.environments.recipe import Plan, Recipe
 from fray.node.preparing import NotPrepared, Say
@@ -186,12 +187,7 @@ async def _listen(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:
 
 
 async def _wait_end(process: subprocess.Popen[bytes]) -> int:
-    pidfd = os.pidfd_open(process.pid)
-    try:
-        await trio.lowlevel.wait_readable(pidfd)
-    finally:
-        trio.lowlevel.notify_closing(pidfd)
-        os.close(pidfd)
+    await wait_process_end(process.pid)
     return process.wait()
 
 
