@@ -143,6 +143,9 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         result_storage=request.result_storage or "",
         memory_limit_bytes=request.resources.memory_limit_bytes(),
         pin_cpus=request.resources.pin_cpus,
+        band=request.priority,
+        time_limit_s=request.time_limit_s,
+        wait_limit_s=request.wait_limit_s,
     )
     containers = spec.environment.docker_image is not None
     return evolve(spec, demand=evolve(demand, ports=len(port_names(spec)), containers=containers))

@@ -31,7 +31,6 @@ from fray.scheduler.effects import (
     Tick,
 )
 from fray.scheduler.invariants import Decided, check
-from fray.scheduler.match import weightless
 from fray.scheduler.rows import TABLES, Rules
 from fray.scheduler.starvation import holds_back, starving_heads
 from fray.scheduler.state import State
@@ -112,15 +111,14 @@ class Cluster:
             if at <= self.state.now:
                 yield f"{job_id} should have been woken at {at}"
         held: dict[str, None] = {}
-        starved = [row.job_id for row in starving_heads(self.state)]
-        for job_id in self.state.queue:
-            row = self.state.jobs[job_id]
-            shape = self.state.shape(row)
-            exempt = shape.child or weightless(shape.demand)
-            if self.state.pool.place(shape.demand, shape.members, () if exempt else held) is not None:
-                yield f"{job_id} waits and could start"
-            if job_id in starved:
-                held.update(dict.fromkeys(holds_back(self.state, row)))
+        starved = [applicant.id for applicant in starving_heads(self.state)]
+        for applicant in self.state.queue:
+            shape = applicant.shape
+            exempt = shape.child or shape.ask.weightless
+            if self.state.pool.place(shape.ask, () if exempt else held) is not None:
+                yield f"{applicant.id} waits and could start"
+            if applicant.id in starved:
+                held.update(dict.fromkeys(holds_back(self.state, applicant)))
 
     def save(self) -> None:
         upserts, deletes = self.state.take_dirty()

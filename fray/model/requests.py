@@ -9,6 +9,7 @@ from typing import Any
 from attrs import Factory, field
 
 from fray.errors import InvalidRequest
+from fray.model.bands import Band, parse_band
 from fray.model.environment import EnvironmentConfig
 from fray.model.health import HealthCheck, OnStall
 from fray.model.ids import check_name
@@ -92,6 +93,10 @@ def _on_stall(word: str) -> OnStall:
         raise InvalidRequest(f"on_stall={word!r} must be 'capture' or 'restart'") from None
 
 
+def _band(word: str | None) -> Band | None:
+    return None if word is None else parse_band(word, "a job")
+
+
 def check_stall(what: str, stall_s: float | None) -> None:
     """Raises: InvalidRequest."""
     if stall_s is not None and not 0 < stall_s < float("inf"):
@@ -129,6 +134,11 @@ class JobRequest:
         result_storage: fsspec address of a directory (``file:///shared/results``, ``gs://bucket/results``) for a
             result or an error over 8 MiB; the files are yours, Fray deletes none. Default None: that is an error.
         detached: owned by the cluster, not by the scope or driver that launched it. Default False.
+        priority: its band: ``"system"``, ``"production"``, ``"interactive"`` or ``"batch"``. Default None: that of the
+            job that launches it, else interactive.
+        time_limit_s: it is ended, as a failure, when it has run for so long; to know it lets it start in gaps that
+            would else stay empty. Default None: no limit.
+        wait_limit_s: it fails as ``unschedulable`` when it has waited so long for machines. Default None: it waits on.
     """
 
     name: str
@@ -150,6 +160,9 @@ class JobRequest:
     on_stall: OnStall = field(default=OnStall.CAPTURE, converter=_on_stall)
     ladder: Ladder = Factory(Ladder)
     result_storage: str | None = None
+    priority: Band | None = field(default=None, converter=_band)
+    time_limit_s: float | None = None
+    wait_limit_s: float | None = None
 
     def __attrs_post_init__(self) -> None:
         check_name(self.name, "a job")
@@ -167,6 +180,12 @@ class JobRequest:
                     f"job {self.name!r}: {name}={amount!r} must be 0 or more, or -1 for any number{none}"
                 )
         check_stall(f"job {self.name!r}", self.stall_s)
+        for name in ("time_limit_s", "wait_limit_s"):
+            amount = getattr(self, name)
+            if amount is not None and not 0 < amount < float("inf"):
+                raise InvalidRequest(
+                    f"job {self.name!r}: {name}={amount} must be more than 0 seconds; leave it out for no limit"
+                )
         for name in ("backoff_s", "backoff_max_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidRequest(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more seconds")

@@ -7,6 +7,7 @@ from enum import StrEnum
 from attrs import Factory, field
 
 from fray.errors import InvalidRequest
+from fray.model.bands import Band
 from fray.model.environment import EnvironmentSpec
 from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace
@@ -202,6 +203,18 @@ class JobSpec:
     """More than this of one member's process tree is its end; 0: no limit."""
     pin_cpus: bool = False
     """Run on CPUs of its own: the demand is of whole ones."""
+    alternatives: tuple[Demand, ...] = ()
+    """Any-of devices: what else would do in place of ``demand``, in order; they differ in their devices alone."""
+    band: Band | None = None
+    """None: that of the job that launches it, else interactive."""
+    time_limit_s: float | None = None
+    """It is ended so long after its start; None: never."""
+    wait_limit_s: float | None = None
+    """It has failed when it has waited so long for machines; None: it waits on."""
+    reservation_id: str = ""
+    """Whose machines it takes; empty: those of the fleet."""
+    job_group: str = ""
+    """Id of the group with which it is placed; empty: by itself."""
 
 
 class JobState(StrEnum):

@@ -215,7 +215,7 @@ def _are_being(names: list[JobId]) -> str:
 
 
 def _lacking(state: Tables, job: Job) -> str:
-    holder = blocker(state, job)
+    holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
     wants = needs(job.spec.demand)
@@ -331,10 +331,10 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     yield f"needs {members}{needs(job.spec.demand)}"
     ahead = state.queue.ahead(job.job_id)
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
-    holder = blocker(state, job)
+    holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"
-    if starving(state, job):
+    if starving(state, state.queue.applicants[job.job_id]):
         yield "it has waited so long that later jobs are kept off the machines it could use"
     if not state.nodes:
         yield "no machine is connected"

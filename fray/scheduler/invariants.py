@@ -73,7 +73,7 @@ def _capacity(state: State) -> Iterator[str]:
     living = _living_by_node(state)
     for node in state.nodes.values():
         fresh, held = Machine.empty(node.name, node.capacity), living[node.name]
-        demands = [state.jobs[a.job_id].spec.demand for a in held]
+        demands = [state.demand(state.jobs[a.job_id]) for a in held]
         free = (
             fresh.cpu_milli - sum(d.cpu_milli for d in demands),
             fresh.memory_bytes - sum(d.memory_bytes for d in demands),
@@ -100,7 +100,7 @@ def _devices(state: State, held: list[Attempt], machine: Machine) -> Iterator[st
     if sorted([*given, *free, *idle]) != sorted(machine.places):
         yield f"devices of {machine.name} do not add up: {sorted(given)} given, {free} free"
     for attempt in held:
-        demand = state.jobs[attempt.job_id].spec.demand
+        demand = state.demand(state.jobs[attempt.job_id])
         variants = {machine.places[device][0] for device in attempt.devices}
         if len(attempt.devices) != demand.device_count or len(variants) > 1:
             yield f"{attempt.attempt_id} asked for {demand.device_count} devices of a kind and has {attempt.devices}"

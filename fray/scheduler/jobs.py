@@ -5,11 +5,15 @@ What ends takes with it what it owns: an attempt's end removes the names it had 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
+from fray.model.bands import Band
 from fray.model.gangs import port_names, slice_hosts
 from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
+from fray.scheduler.asks import Grant, Placed
 from fray.scheduler.exits import as_ruled
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
@@ -21,7 +25,6 @@ from fray.scheduler.lifecycle import (
     job_state,
     moved,
 )
-from fray.scheduler.match import Grant
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.ports import AVOID_S
 from fray.scheduler.records import bounded, forget_generations, slim, strip_value
@@ -60,6 +63,7 @@ def accept(
         parent=parent,
         launched_at=state.now,
         queued_at=state.now,
+        band=spec.band or (state.jobs[parent].band if parent in state.jobs else Band.INTERACTIVE),
     )
     state.add_job(job)
     out.job(job.job_id)
@@ -68,8 +72,9 @@ def accept(
         hold(state, out, job)  # those who have the name are being ended, or it would have been refused
 
 
-def start(state: State, out: Outbox, job: Job, grants: list[Grant]) -> None:
+def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
     """Every member has its machine; the pool has given its share already."""
+    grants, job.choice = placed.grants, placed.choice
     turn(state, out, job, JobTurn.PLACED)
     state.tally[job.job_id].ran = 0
     names = port_names(job.spec)
@@ -91,7 +96,7 @@ def start(state: State, out: Outbox, job: Job, grants: list[Grant]) -> None:
     out.happened(job.job_id, "placed", ", ".join(map(_place, grants)))
 
 
-def _by_rank(state: State, spec: JobSpec, grants: list[Grant]) -> list[Grant]:
+def _by_rank(state: State, spec: JobSpec, grants: Sequence[Grant]) -> Sequence[Grant]:
     """Hosts of a TPU slice have numbers of their own: ranks go by them, slice by slice."""
     return sorted(grants, key=lambda grant: _tpu_place(state, grant)) if slice_hosts(spec) else grants
 

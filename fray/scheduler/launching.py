@@ -17,6 +17,7 @@ from fray.scheduler.lifecycle import job_state
 from fray.scheduler.lookup import differences, named, tree, who
 from fray.scheduler.match import ever
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.queue import Kind
 from fray.scheduler.registry import bound, taken
 from fray.scheduler.rows import Session
 from fray.scheduler.sessions import living
@@ -210,7 +211,8 @@ def known_machines(state: State) -> dict[str, Capacity]:
 
 def end_the_impossible(state: State, out: Outbox) -> None:
     """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
-    for job_id in [*state.queue, *state.held, *(job_id for _, _, job_id in state.alarms)]:
+    waiting = [applicant.id for applicant in state.queue if applicant.kind is Kind.JOB]
+    for job_id in [*waiting, *state.held, *(job_id for _, _, job_id in state.alarms)]:
         job = state.jobs[job_id]
         reason = _never(state, job.spec)
         if reason:

@@ -18,10 +18,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
+from fray.scheduler.asks import Ask, Grant, Part, Placed, weightless
 from fray.scheduler.ports import Ports
 
 Variant: TypeAlias = tuple[str, str]
@@ -34,15 +35,6 @@ _MANY = 1 << 30
 FEW = 50
 TOLD_S = 5.0
 TOLD_LIMIT = 1000
-
-
-@frozen
-class Grant:
-    """One member's place: a node and the devices of it."""
-
-    node: NodeName
-    devices: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
 
 
 @define(eq=False)
@@ -79,11 +71,6 @@ class Machine:
     @property
     def free_devices(self) -> int:
         return sum(len(ids) for ids in self.devices.values())
-
-
-def weightless(demand: Demand) -> bool:
-    """Takes nothing of a machine."""
-    return not (demand.cpu_milli or demand.memory_bytes or demand.disk_bytes or demand.device_count)
 
 
 def admits(demand: Demand, capacity: Capacity) -> bool:
@@ -290,6 +277,32 @@ class Pool:
     # Placing
 
     def place(
+        self, ask: Ask, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placed, ...] | None:
+        """Take places for all parts of an ask and return them part by part, or None and nothing is taken.
+
+        Args:
+            closed: machines that may not be used.
+            preferred: for each part in turn what `place_members` is told; empty: nothing.
+        """
+        placed: list[Placed] = []
+        for index, part in enumerate(ask.parts):
+            one = self._place_part(part, closed, preferred[index] if index < len(preferred) else ())
+            if one is None:
+                for done, of in zip(placed, ask.parts, strict=False):
+                    self._give_back(of.choices[done.choice], done.grants)
+                return None
+            placed.append(one)
+        return tuple(placed)
+
+    def _place_part(self, part: Part, closed: Container[NodeName], preferred: Sequence[NodeName]) -> Placed | None:
+        for choice, demand in enumerate(part.choices):
+            grants = self.place_members(demand, part.members, closed, preferred)
+            if grants is not None:
+                return Placed(tuple(grants), choice)
+        return None
+
+    def place_members(
         self, demand: Demand, members: int, closed: Container[NodeName] = (), preferred: Sequence[NodeName] = ()
     ) -> list[Grant] | None:
         """Take places for a whole gang and return them, or None and nothing is taken.

@@ -8,19 +8,30 @@ ones (which those may be waiting for), are not held back.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from fray.model.ids import NodeName
+from fray.scheduler.asks import Placed
 from fray.scheduler.jobs import start
-from fray.scheduler.match import takes, weightless
+from fray.scheduler.match import Pool, takes
 from fray.scheduler.outbox import Outbox
-from fray.scheduler.queue import Shape
-from fray.scheduler.rows import Job
+from fray.scheduler.queue import Applicant, Kind, Shape
 from fray.scheduler.starvation import holds_back, starving, starving_heads
 from fray.scheduler.state import State
 
 
+def _start_job(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Placed]) -> None:
+    start(state, out, state.jobs[applicant.id], placed[0])
+
+
+Starter: TypeAlias = Callable[[State, Outbox, Applicant, Sequence[Placed]], None]
+STARTERS: Mapping[Kind, Starter] = {Kind.JOB: _start_job}
+"""Who makes something of the places an applicant was given; it is out of the queue already."""
+
+
 def place_waiting(state: State, out: Outbox) -> None:
-    """Place all waiting jobs that can be placed, oldest first; each shape is given up at its first refusal."""
+    """Place all that waits and can be placed, in order; each shape is given up at its first refusal."""
     version = None
     state.pool.now = state.now
     while state.queue and version != state.pool.version:
@@ -33,20 +44,20 @@ def _pass(state: State, out: Outbox) -> None:
     hopeful = [shape for shape in state.queue.waiting if _hopeful(state, shape)]
     if not hopeful:
         return
-    starved = {state.shape(job): None for job in starving_heads(state)}
+    starved = {applicant.shape: None for applicant in starving_heads(state)}
     heads = [(state.queue.waiting[shape][0], shape) for shape in dict.fromkeys([*hopeful, *starved])]
     line = [(entry, index, shape) for index, (entry, shape) in enumerate(heads)]
     heapq.heapify(line)
     held: dict[NodeName, None] = {}
     while line:
-        (_, job_id), index, shape = heapq.heappop(line)
-        job = state.jobs[job_id]
-        if _place(state, out, job, shape, held):
+        entry, index, shape = heapq.heappop(line)
+        applicant = state.queue.applicants[entry[2]]
+        if _place(state, out, applicant, held):
             left = state.queue.waiting.get(shape)
             if left:
                 heapq.heappush(line, (left[0], index, shape))
-        elif shape in starved and len(held) < state.pool.open_machines and starving(state, job):
-            held.update(dict.fromkeys(holds_back(state, job)))
+        elif shape in starved and len(held) < state.pool.open_machines and starving(state, applicant):
+            held.update(dict.fromkeys(holds_back(state, applicant)))
 
 
 def _hopeful(state: State, shape: Shape) -> bool:
@@ -54,17 +65,22 @@ def _hopeful(state: State, shape: Shape) -> bool:
     pool = state.pool
     if state.queue.failed.get(shape) != pool.version:
         return True
-    return any(takes(pool.machines[name], shape.demand) for name in pool.freed)
+    return any(_takes_any(pool, name, shape) for name in pool.freed)
 
 
-def _place(state: State, out: Outbox, job: Job, shape: Shape, held: dict[NodeName, None]) -> bool:
-    exempt = shape.child or weightless(shape.demand)
-    grants = state.pool.place(shape.demand, shape.members, () if exempt else held, job.places)
-    if grants is None:
+def _takes_any(pool: Pool, name: NodeName, shape: Shape) -> bool:
+    return any(takes(pool.machines[name], demand) for demand in shape.ask.demands)
+
+
+def _place(state: State, out: Outbox, applicant: Applicant, held: dict[NodeName, None]) -> bool:
+    shape = applicant.shape
+    exempt = shape.child or shape.ask.weightless
+    placed = state.pool.place(shape.ask, () if exempt else held, state.places_of(applicant))
+    if placed is None:
         state.queue.failed[shape] = state.pool.version
         return False
-    if starving(state, job):
+    if starving(state, applicant):
         state.pool.version += 1  # what was held back for it may fit now
-    state.queue.remove(job.job_id)
-    start(state, out, job, grants)
+    state.queue.remove(applicant.id)
+    STARTERS[applicant.kind](state, out, applicant, placed)
     return True

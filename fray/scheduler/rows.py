@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from attrs import Factory, define, frozen
 
+from fray.model.bands import Band
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
 from fray.model.resources import Capacity
@@ -87,6 +88,10 @@ class Job:
     """The job whose process launched it."""
     launched_at: float = 0.0
     queued_at: float = 0.0
+    band: Band = Band.INTERACTIVE
+    """As asked for, else that of the job it was launched by, else interactive."""
+    choice: int = 0
+    """Which of its any-of devices it was given last: 0 is ``spec.demand``, then ``spec.alternatives``."""
     phase: JobPhase = JobPhase.QUEUED
     generation: int = 0
     """Of the attempts there are, or of the next ones while it is queued."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from attrs import evolve
+
 from fray.errors import NoSuchJob
 from fray.model.gangs import is_gang
 from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
@@ -148,9 +150,10 @@ class State(Tables):
         attempt = self.attempts.get(attempt_id)
         if attempt is None or not attempt.living:
             return None
+        job = self.jobs[attempt.job_id]
         return Wish(
             attempt_id=attempt_id,
-            spec=self.jobs[attempt.job_id].spec,
+            spec=evolve(job.spec, demand=self.demand(job)) if job.choice else job.spec,
             devices=attempt.devices,
             ports=attempt.ports,
             peers=self._peers(attempt),

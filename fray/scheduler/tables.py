@@ -13,9 +13,11 @@ from typing import Any
 from attrs import define
 
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
+from fray.model.resources import Demand
 from fray.model.specs import Outcome
+from fray.scheduler.asks import ask_of
 from fray.scheduler.match import Pool
-from fray.scheduler.queue import Queue, Shape
+from fray.scheduler.queue import Applicant, Queue, Shape, Tenant
 from fray.scheduler.rows import (
     Attempt,
     Binding,
@@ -309,11 +311,30 @@ class Tables:
         del self.jobs[job.job_id], self.tally[job.job_id], self.finished[job.job_id]
         self.touch("job", job.job_id)
 
-    def shape(self, job: Job) -> Shape:
-        return Shape(job.spec.demand, job.spec.members, bool(job.owner) and job.owner != job.root)
+    def applicant(self, job: Job) -> Applicant:
+        """The job as something that waits for machines."""
+        spec = job.spec
+        return Applicant(
+            job.job_id,
+            Shape(ask_of(spec), bool(job.owner) and job.owner != job.root, spec.reservation_id),
+            job.order,
+            job.queued_at,
+            band=job.band,
+            tenant=Tenant(spec.user, spec.namespace),
+            time_limit_s=spec.time_limit_s,
+        )
 
     def enqueue(self, job: Job) -> None:
-        self.queue.add(job.job_id, job.order, self.shape(job))
+        self.queue.add(self.applicant(job))
+
+    def places_of(self, applicant: Applicant) -> tuple[tuple[NodeName, ...], ...]:
+        """Where its members would like to be, part by part; empty: anywhere."""
+        job = self.jobs.get(applicant.id)
+        return (job.places,) if job is not None and job.places else ()
+
+    def demand(self, job: Job) -> Demand:
+        """What each of its members takes of a machine, or will: of any-of devices those it was given last."""
+        return (job.spec.demand, *job.spec.alternatives)[job.choice]
 
     def hold(self, job: Job) -> None:
         """It is HELD: index it by what it waits for first."""
@@ -369,11 +390,11 @@ class Tables:
         if attempt.living:
             tally.living += 1
             self.on_node[attempt.node][attempt.attempt_id] = None
-            self.pool.take(attempt.node, job.spec.demand, attempt.devices, attempt.ports.values())
+            self.pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
 
     def vacate(self, attempt: Attempt) -> None:
         """It has ended: its share of the machine is free."""
-        demand = self.jobs[attempt.job_id].spec.demand
+        demand = self.demand(self.jobs[attempt.job_id])
         self.tally[attempt.job_id].living -= 1
         del self.on_node[attempt.node][attempt.attempt_id]
         self.pool.release(attempt.node, demand, attempt.devices, attempt.ports.values())

@@ -1,0 +1,98 @@
+"""What is asked of a pool in one decision: an `Ask`, placed whole or not at all.
+
+An ask has parts: one for a job, one for each job of a group, one for the units of a reservation. All members of a part
+want the same; any-of devices are several `choices`, of which the whole part gets one. A part with ``slice_hosts`` is
+made of runs of so many members, and each run takes all hosts of one TPU slice.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from fray.model.gangs import slice_hosts
+from fray.model.ids import NodeName
+from fray.model.resources import Demand
+from fray.model.specs import JobSpec
+
+
+def weightless(demand: Demand) -> bool:
+    """Takes nothing of a machine."""
+    return not (demand.cpu_milli or demand.memory_bytes or demand.disk_bytes or demand.device_count)
+
+
+@frozen(cache_hash=True)
+class Part:
+    """Members that want the same.
+
+    Attributes:
+        choices: what each takes of its machine; one of these for all, the first that can be had. Never empty.
+        members: how many. With ``slice_hosts`` a multiple of it.
+        slice_hosts: hosts of one TPU slice, if that is more than one; else 0.
+    """
+
+    choices: tuple[Demand, ...]
+    members: int = 1
+    slice_hosts: int = 0
+
+    @property
+    def demand(self) -> Demand:
+        """The one that is liked best."""
+        return self.choices[0]
+
+
+@frozen(cache_hash=True)
+class Ask:
+    """Parts that are placed together.
+
+    Attributes:
+        same: ``"region"`` or ``"zone"`` that all parts must share; empty: anywhere.
+    """
+
+    parts: tuple[Part, ...]
+    same: str = ""
+
+    @property
+    def members(self) -> int:
+        return sum(part.members for part in self.parts)
+
+    @property
+    def weightless(self) -> bool:
+        """It takes nothing of any machine."""
+        return all(weightless(part.demand) for part in self.parts)
+
+    @property
+    def demands(self) -> tuple[Demand, ...]:
+        """All that any member might take."""
+        return tuple(choice for part in self.parts for choice in part.choices)
+
+
+@frozen
+class Grant:
+    """One member's place: a node, and the devices and ports of it."""
+
+    node: NodeName
+    devices: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+@frozen
+class Placed:
+    """Where the members of one part go, in order, and which of its choices they got."""
+
+    grants: tuple[Grant, ...]
+    choice: int = 0
+
+    @property
+    def nodes(self) -> tuple[NodeName, ...]:
+        return tuple(grant.node for grant in self.grants)
+
+
+def part_of(spec: JobSpec) -> Part:
+    """What a job asks for."""
+    hosts = slice_hosts(spec)
+    return Part((spec.demand, *spec.alternatives), spec.members, hosts if hosts > 1 else 0)
+
+
+def ask_of(spec: JobSpec) -> Ask:
+    """What a job asks for by itself."""
+    return Ask((part_of(spec),))
