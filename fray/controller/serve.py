@@ -103,7 +103,7 @@ def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | Non
     """Everything as it was saved; the new epoch is saved before anybody hears of it."""
     loaded = store.load()
     meta = loaded.meta
-    state = State.restore(_rows(store, loaded), max(now, meta.get("now", 0.0)), rules)
+    state = restored(store, loaded, now, rules)
     identity = {
         "cluster_id": meta.get("cluster_id") or mint(rng),
         "secret": meta.get("secret") or rng.randbytes(32).hex(),
@@ -123,6 +123,15 @@ def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | Non
         bundles=bundles,
         same_world=meta.get("world") == identity["world"] != "",
     )
+
+
+def restored(store: Store, loaded: Loaded, now: float, rules: Rules | None) -> State:
+    """All the law knew when it was last saved.
+
+    Raises:
+        StoreError: a row cannot be read.
+    """
+    return State.restore(_rows(store, loaded), max(now, loaded.meta.get("now", 0.0)), rules)
 
 
 def _bundles_needed(state: State) -> set[str]:

@@ -1,0 +1,1 @@
+"""How fast and how well the law places: see `__main__`."""

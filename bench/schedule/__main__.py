@@ -1,0 +1,236 @@
+"""The law on simulated fleets: ``python -m bench.schedule [--nodes N] [--queued Q] [--only steady] [--json FILE]``.
+
+- **burst**: small tasks come a hundred a request to an empty fleet, are placed, and end. Placements a second.
+- **steady**: a full fleet with Q mixed tasks of 20 users waiting; tasks end, others come. p50 and p99 of a step.
+- **quality**: a day's load of bursts, gangs and small work on a small fleet: utilisation, waiting and fragmentation,
+  beside a naive first-fit on the same load and the bound that nobody passes.
+- **restart**: a controller starts on a store of 100,000 living tasks.
+
+``--grid`` runs burst and steady on 100, 1,000 and 10,000 nodes with up to 1,000,000 waiting tasks. All on one core,
+without processes: times are those of `step` and of the question for the next deadline; saving is timed in ``restart``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from bench.schedule.fleet import RULES, Fleet
+from bench.schedule.loads import GB, Work, backlog, day, odd, small
+from bench.schedule.rivals import first_fit, fluid
+from fray.controller.serve import restored
+from fray.controller.store import Store
+from fray.model.resources import Demand
+from fray.scheduler.effects import Restarted
+from fray.scheduler.step import step
+
+REQUEST = 100
+"""Tasks of a burst that come in one launch."""
+GRID = ((100, 10_000), (1_000, 10_000), (1_000, 100_000), (10_000, 100_000), (1_000, 1_000_000))
+
+
+def burst(nodes: int, tasks: int, seed: int) -> dict[str, float]:
+    """Tasks that all fit, in requests of `REQUEST`; then all of them end."""
+    rng = random.Random(seed)
+    fleet = Fleet(nodes)
+    tasks = min(tasks, nodes * 25)
+    works = [_light(small(f"b{number}", rng, 0.0)) for number in range(tasks)]
+    _settle()
+    began = time.perf_counter()
+    for at in range(0, tasks, REQUEST):
+        fleet.now += 0.01
+        fleet.launch(works[at : at + REQUEST])
+    took_s = sum(fleet.took_s["launch"])
+    fleet.finish()
+    return {
+        "placements": fleet.placed,
+        "placements_per_s": fleet.placed / took_s,
+        "ends_per_s": len(fleet.took_s["end"]) / sum(fleet.took_s["end"]),
+        "wall_s": time.perf_counter() - began,
+    }
+
+
+def _light(work: Work) -> Work:
+    """So small that all of a burst fit at once."""
+    return evolve(work, spec=evolve(work.spec, demand=Demand(1000, GB), time_limit_s=None), runs_s=60.0)
+
+
+def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
+    """A full fleet, a long queue, and what every end and every arrival costs."""
+    rng = random.Random(seed)
+    fleet = Fleet(nodes)
+    before_mb = _rss_mb()
+    began = time.perf_counter()
+    line: list[Work] = []
+    room = nodes * 30
+    for work in backlog(queued + room, rng):
+        line.append(work)
+        if len(line) == REQUEST:
+            fleet.launch(line, "fill")
+            line = []
+        if len(fleet.state.queue) >= queued:
+            break
+    fill_s = time.perf_counter() - began
+    memory_mb = _rss_mb() - before_mb
+    fleet.took_s.clear()
+    fleet.placed = 0
+    _settle()
+    begun = fleet.placed
+    for number in range(events):
+        fleet.happen()
+        make = small if rng.random() < 0.9 else odd
+        fleet.launch([make(f"s{number}", rng, fleet.now)])
+    times = fleet.took_s["end"] + fleet.took_s["launch"] + fleet.took_s["tick"]
+    return {
+        "queued": len(fleet.state.queue),
+        "shapes": len({applicant.shape for applicant in fleet.state.queue}) if queued <= 100_000 else -1,
+        "fill_s": fill_s,
+        "memory_mb": memory_mb,
+        "steps": len(times),
+        "placements": fleet.placed - begun,
+        "decisions_per_s": len(times) / sum(times),
+        "p50_ms": statistics.median(times) * 1e3,
+        "p99_ms": statistics.quantiles(times, n=100)[98] * 1e3,
+        "max_ms": max(times) * 1e3,
+        "end_p99_ms": statistics.quantiles(fleet.took_s["end"], n=100)[98] * 1e3,
+        "launch_p99_ms": statistics.quantiles(fleet.took_s["launch"], n=100)[98] * 1e3,
+    }
+
+
+def quality(nodes: int, tasks: int, seed: int) -> dict[str, Any]:
+    """How well the fleet is used, and who waits, on a day's load."""
+    works = day(tasks, nodes, random.Random(seed))
+    fleet = Fleet(nodes)
+    for work in works:
+        fleet.happen_until(work.arrives_s)
+        fleet.launch([work])
+    until = works[-1].arrives_s
+    ours = fleet.utilisation(until)
+    broken = _free_but_waiting(fleet)
+    shares = dict(fleet.shares())
+    fleet.finish()
+    naive = first_fit(works, nodes)
+    bound = fluid(works, nodes, until)
+    return {
+        "utilisation": ours,
+        "utilisation_first_fit": naive.utilisation(nodes, until),
+        "utilisation_bound": bound,
+        "of_bound": ours / bound,
+        "free_cpus_while_waiting": broken,
+        "wait_s": _waits(fleet.waited_s),
+        "wait_first_fit_s": _waits(naive.waited_s),
+        "wait_by_user_s": {user: statistics.mean(waits) for user, waits in sorted(fleet.waited_s.items())},
+        "shares_at_the_end": shares,
+        "started": sum(map(len, fleet.waited_s.values())),
+        "tasks": len(works),
+    }
+
+
+def _waits(waited_s: dict[str, list[float]]) -> dict[str, float]:
+    every = [wait for waits in waited_s.values() for wait in waits]
+    mean = statistics.mean(statistics.mean(waits) for waits in waited_s.values())
+    return {"p50": statistics.median(every), "p99": statistics.quantiles(every, n=100)[98], "mean_of_users": mean}
+
+
+def _free_but_waiting(fleet: Fleet) -> float:
+    """Fragmentation: part of the CPUs that lie idle at a moment when something waits for CPUs."""
+    if not len(fleet.state.queue):
+        return 0.0
+    machines = fleet.state.pool.machines.values()
+    return sum(machine.cpu_milli for machine in machines) / sum(machine.capacity.cpu_milli for machine in machines)
+
+
+def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
+    """A store of so many running tasks: how long until the law has them again."""
+    rng = random.Random(seed)
+    fleet = Fleet(nodes, unsaved=False)
+    for at in range(0, tasks, REQUEST):
+        works = [small(f"r{number}", rng, 0.0) for number in range(at, min(at + REQUEST, tasks))]
+        fleet.launch([evolve(w, spec=evolve(w.spec, demand=Demand(cpu_milli=100))) for w in works])
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory) / "store", "NORMAL")
+        began = time.perf_counter()
+        store.save(*fleet.state.take_dirty())
+        save_s = time.perf_counter() - began
+        store.close()
+        living = len(fleet.state.attempts)
+        del fleet
+        _settle()
+        began = time.perf_counter()
+        again = Store(Path(directory) / "store", "NORMAL")
+        state = restored(again, again.load(), 0.0, RULES)
+        step(state, Restarted(epoch=2), 1.0)
+        ready_s = time.perf_counter() - began
+        again.close()
+    assert len(state.attempts) == living
+    return {"living": living, "save_s": save_s, "ready_s": ready_s}
+
+
+def _settle() -> None:
+    """What is there stays: no collection shall walk over it while steps are timed."""
+    gc.collect()
+    gc.freeze()
+
+
+def _rss_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _show(name: str, figures: dict[str, Any]) -> None:
+    flat = ", ".join(f"{key} {_short(value)}" for key, value in figures.items() if not isinstance(value, dict))
+    print(f"{name:<28} {flat}", flush=True)
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            print(f"{'':<28}   {key}: " + ", ".join(f"{k} {_short(v)}" for k, v in value.items()), flush=True)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench.schedule", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=1_000)
+    parser.add_argument("--queued", type=int, default=100_000)
+    parser.add_argument("--events", type=int, default=5_000, help="ends (and as many arrivals) timed in steady")
+    parser.add_argument("--quality", type=int, nargs=2, default=(50, 6_000), metavar=("NODES", "TASKS"))
+    parser.add_argument("--living", type=int, default=100_000, help="tasks in the store of restart")
+    parser.add_argument("--only", default="burst,steady,quality,restart", help="which of them, with commas")
+    parser.add_argument("--grid", action="store_true", help="burst and steady on fleets of 100 to 10,000 nodes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    probes: dict[str, Callable[[], dict[str, Any]]] = {}
+    sizes = GRID if args.grid else ((args.nodes, args.queued),)
+    for nodes, queued in sizes:
+        probes[f"burst {nodes:,}"] = lambda nodes=nodes, queued=queued: burst(nodes, queued, args.seed)
+        probes[f"steady {nodes:,} / {queued:,}"] = lambda nodes=nodes, queued=queued: steady(
+            nodes, queued, args.seed, args.events
+        )
+    probes["quality"] = lambda: quality(*args.quality, args.seed)
+    probes["restart"] = lambda: restart(args.nodes, args.living, args.seed)
+    wanted = args.only.split(",")
+    found = {}
+    for name, probe in probes.items():
+        if name.split()[0] in wanted:
+            found[name] = probe()
+            _show(name, found[name])
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A fleet without machines: the law on a clock of its own, and what its placements come to."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import define, field
+
+from bench.schedule.loads import Work, machine
+from fray.model.messages.client import Launch, Role
+from fray.model.messages.node import NodeHello, Report
+from fray.model.specs import Cause, Observed, Outcome, Phase
+from fray.scheduler.effects import (
+    Effect,
+    Event,
+    LaunchAsked,
+    NodeJoined,
+    NodeReported,
+    SessionOpened,
+    Tick,
+    WishesMoved,
+)
+from fray.scheduler.rows import Rules
+from fray.scheduler.state import State
+from fray.scheduler.step import step
+
+TERM_S = 2.0
+"""How long a victim takes to end."""
+RULES = Rules(living_limit=2_000_000, finished_limit=1_000, history_limit=1_000)
+RUNNING, SUCCEEDED, PREEMPTED = "running", Cause.SUCCEEDED, Cause.PREEMPTED
+
+
+@define
+class Fleet:
+    """Machines, the law over them, and a heap of what will happen by itself."""
+
+    machines: int
+    state: State = field(factory=lambda: State(0.0, RULES))
+    now: float = 0.0
+    took_s: dict[str, list[float]] = field(factory=lambda: defaultdict(list))
+    """Of each step, by kind of event."""
+    placed: int = 0
+    """Attempts."""
+    waited_s: dict[str, list[float]] = field(factory=lambda: defaultdict(list))
+    """From arrival to the first start, by user."""
+    used: list[tuple[float, int]] = field(factory=list)
+    """(time, milli-CPUs in use from then on)"""
+    busy_milli: int = 0
+    works: dict[str, Work] = field(factory=dict)
+    unsaved: bool = True
+    """What a step changes is forgotten; else it is kept for `State.take_dirty`."""
+    _coming: list[tuple[float, int, str, str]] = field(factory=list)
+    _known: dict[str, bool] = field(factory=dict)
+    _numbers: itertools.count[int] = field(factory=itertools.count)
+
+    def __attrs_post_init__(self) -> None:
+        self.tell("session", SessionOpened(session="tool", role=Role.TOOL, namespace="bench"))
+        for index in range(self.machines):
+            hello = NodeHello(node=f"n{index:05}", incarnation="i", boot_id="b", capacity=machine(index))
+            self.tell("join", NodeJoined(hello=hello))
+
+    def tell(self, kind: str, event: Event) -> None:
+        """One step, timed, and its effects carried out."""
+        began = time.perf_counter()
+        effects = step(self.state, event, self.now)
+        self.state.next_deadline()
+        self.took_s[kind].append(time.perf_counter() - began)
+        if self.unsaved:
+            self.state.take_dirty()
+        self._carry_out(effects)
+
+    def launch(self, works: Sequence[Work], kind: str = "launch") -> None:
+        """All in one request."""
+        self.works.update((work.spec.job_id, work) for work in works)
+        launch = Launch(jobs=tuple(work.spec for work in works))
+        self.tell(kind, LaunchAsked(session="tool", ref=next(self._numbers), launch=launch))
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, WishesMoved):
+                for attempt_id in effect.changed:
+                    self._wished(attempt_id)
+
+    def _wished(self, attempt_id: str) -> None:
+        attempt = self.state.attempts[attempt_id]
+        if attempt.stop_cause is not None:
+            self._later(TERM_S, attempt_id, attempt.stop_cause.value)
+        elif attempt_id not in self._known:
+            self._known[attempt_id] = True
+            self.placed += 1
+            self._use(attempt_id, +1)
+            work = self.works[attempt.job_id]
+            if attempt.member == 0 and attempt.generation == 0:
+                self.waited_s[work.user].append(self.now - work.arrives_s)
+            self._later(work.runs_s, attempt_id, SUCCEEDED.value)
+
+    def _use(self, attempt_id: str, sign: int) -> None:
+        self.busy_milli += sign * self.works[self.state.attempts[attempt_id].job_id].spec.demand.cpu_milli
+        self.used.append((self.now, self.busy_milli))
+
+    def _later(self, after_s: float, attempt_id: str, what: str) -> None:
+        heapq.heappush(self._coming, (self.now + after_s, next(self._numbers), attempt_id, what))
+
+    def next_at(self) -> float:
+        """When something happens by itself; infinity: never."""
+        deadline = self.state.next_deadline()
+        coming = self._coming[0][0] if self._coming else float("inf")
+        return min(coming, float("inf") if deadline is None else deadline)
+
+    def happen(self) -> None:
+        """The next thing that happens by itself: an end, or a moment the law has asked for."""
+        deadline = self.state.next_deadline()
+        if not self._coming or (deadline is not None and deadline < self._coming[0][0]):
+            assert deadline is not None
+            self.now = max(self.now, deadline)
+            self.tell("tick", Tick())
+            return
+        at, _, attempt_id, what = heapq.heappop(self._coming)
+        self.now = max(self.now, at)
+        attempt = self.state.attempts.get(attempt_id)
+        if attempt is None or not attempt.living:
+            return
+        self._use(attempt_id, -1)
+        self._known.pop(attempt_id, None)
+        outcome = Outcome(cause=Cause(what), duration_s=self.now - attempt.placed_at)
+        observed = (Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome),)
+        report = Report(full=False, observed=observed)
+        self.tell("end", NodeReported(node=attempt.node, incarnation="i", report=report))
+
+    def happen_until(self, at: float) -> None:
+        """Everything up to then."""
+        while self.next_at() <= at < float("inf"):
+            self.happen()
+        self.now = max(self.now, at)
+
+    def finish(self) -> None:
+        """Everything that is still to come by itself."""
+        while self.next_at() < float("inf"):
+            self.happen()
+
+    def utilisation(self, until: float) -> float:
+        """Part of all CPU time in use from 0 to ``until``."""
+        area = 0.0
+        for (since, milli), (end, _) in itertools.pairwise([*self.used, (until, 0)]):
+            area += milli * (min(end, until) - min(since, until))
+        capacity = sum(machine(index).cpu_milli for index in range(self.machines))
+        return area / (capacity * until) if until else 0.0
+
+    def shares(self) -> Mapping[str, float]:
+        """Part of the CPUs in use now, by user."""
+        found: dict[str, int] = defaultdict(int)
+        for attempt_id in self._known:
+            work = self.works[self.state.attempts[attempt_id].job_id]
+            found[work.user] += work.spec.demand.cpu_milli
+        return {user: milli / max(1, self.busy_milli) for user, milli in sorted(found.items())}
