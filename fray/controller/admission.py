@@ -58,7 +58,8 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
         InvalidRequest: the session or a namespace has an impossible name, the grace is none.
     """
     attempt = key_id.removeprefix(ATTEMPT_KEY) if key_id.startswith(ATTEMPT_KEY) else None
-    if (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
+    known_key = attempt is not None or key_id == CLUSTER_KEY
+    if not known_key or (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
         raise Unauthorized(
             f"key {key_id!r} does not let one speak as {hello.role.value} {hello.attempt_id or ''}".rstrip()
         )

@@ -16,6 +16,7 @@ from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, de
 from fray.controller.captures import Captures
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
+from fray.controller.joining import Silent, show_out
 from fray.controller.log_desk import above
 from fray.controller.mortality import Witness, wait_gone
 from fray.controller.nodes import NodeLink
@@ -29,11 +30,10 @@ from fray.errors import (
     NoSuchJob,
     ProtocolMismatch,
     SessionEnded,
-    Unauthorized,
 )
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, ProcessMark, Role, Stacks
-from fray.model.messages.node import CaptureAsked, Captured, NodeHello
+from fray.model.messages.node import CaptureAsked, Captured, JoinAsked, NodeHello
 from fray.net.carrier import Carrier
 from fray.net.channel import Acceptor, Channel, Handler, HandlerFactory
 from fray.net.codec import decode_message, encode_message
@@ -93,9 +93,9 @@ class Gateway:
         if key_id == CLUSTER_KEY:
             return self._token
         attempt = key_id.removeprefix(ATTEMPT_KEY)
-        if attempt != key_id and self._house.state.attempt_living(attempt):
-            return self._house.attempt_key(attempt)
-        return None
+        if attempt == key_id:
+            return self._house.joins.key_of(key_id)
+        return self._house.attempt_key(attempt) if self._house.state.attempt_living(attempt) else None
 
     def _on_greeting(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         if self._links >= LINKS_LIMIT:
@@ -105,6 +105,8 @@ class Gateway:
             return self._greet_node(claim, hello)
         if isinstance(hello, ClientHello):
             return self._greet_client(claim, hello)
+        if isinstance(hello, JoinAsked):
+            return self._greet_joining(claim, hello)
         raise ProtocolMismatch(f"a controller is greeted by a client or a node, not with {type(hello).__name__}")
 
     def _greet_client(self, claim: Claim, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
@@ -134,9 +136,17 @@ class Gateway:
             return job.spec.namespace if job is not None else ""
         return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
 
+    def _greet_joining(self, claim: Claim, asked: JoinAsked) -> tuple[bytes, HandlerFactory]:
+        given = self._house.joins.spend(claim.key_id, asked, claim.remote, self._house.inbox.time())
+        return encode_message(given), self._see_off
+
+    def _see_off(self, channel: Channel) -> Handler:
+        self._nursery.start_soon(show_out, channel)
+        return Silent()
+
     def _greet_node(self, claim: Claim, hello: NodeHello) -> tuple[bytes, HandlerFactory]:
         if claim.key_id != CLUSTER_KEY:
-            raise Unauthorized("a node needs the token of the cluster")
+            self._house.joins.check_member(claim.key_id, hello)
         check_name(hello.node, "a node")
         lease_s = self._house.state.rules.lease_s
         if hello.lease_s > lease_s:

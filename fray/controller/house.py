@@ -12,6 +12,7 @@ from typing import Protocol
 from attrs import define, evolve, field
 
 from fray.controller.bundles import Bundles
+from fray.controller.joining import Joins
 from fray.controller.logs import LogBook
 from fray.controller.secrets import SecretBook
 from fray.controller.store import Store
@@ -49,6 +50,7 @@ class House:
     epoch: int
     secret: bytes = field(repr=False)
     bundles: Bundles = field(repr=False)
+    joins: Joins = field(repr=False)
     same_world: bool = False
     """The controller before this one saw the same processes under the same numbers."""
     book: LogBook = field(factory=LogBook)

@@ -13,6 +13,7 @@ from attrs import field, frozen
 from fray.controller.bundles import Bundles, Keeping
 from fray.controller.gateway import Gateway
 from fray.controller.house import House
+from fray.controller.joining import Joins
 from fray.controller.loop import Loop, anchored_clock
 from fray.controller.mortality import world
 from fray.controller.store import Loaded, Store
@@ -121,6 +122,7 @@ def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | Non
         epoch=identity["epoch"],
         secret=secret,
         bundles=bundles,
+        joins=Joins(secret, store, Joins.stored(meta)),
         same_world=meta.get("world") == identity["world"] != "",
     )
 

@@ -140,7 +140,7 @@ class Store:
     ) -> None:
         """One transaction: all of it is on disk when this returns, or none of it.
 
-        Blobs put since the last call go to disk first.
+        Blobs put since the last call go to disk first. A meta value that is None is deleted.
 
         Raises:
             StoreError: the disk is full or gone. The controller must stop: it may tell nobody what it could not save.
@@ -175,8 +175,9 @@ class Store:
         self._db.executemany("DELETE FROM rows WHERE tbl = ? AND key = ?", deletes)
         self._db.executemany(
             "INSERT INTO meta (key, json) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET json = excluded.json",
-            [(key, json.dumps(value)) for key, value in meta.items()],
+            [(key, json.dumps(value)) for key, value in meta.items() if value is not None],
         )
+        self._db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key, value in meta.items() if value is None])
         self._log(events)
 
     def _log(self, events: Sequence[LogEvent]) -> None:

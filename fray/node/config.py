@@ -76,6 +76,8 @@ class NodeConfig:
     capacity: Capacity
     state_dir: str
     """Its own directory; ignored by launchers without processes."""
+    join_token: str = field(default="", repr=False)
+    """In place of ``token``: lets this machine join once (`fray.node.joining`)."""
     parent_pid: int | None = None
     """The node ends, with all it runs, when this process does."""
     advertise: str = "127.0.0.1"

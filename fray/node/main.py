@@ -25,6 +25,7 @@ from fray.net import journal
 from fray.node.config import LEASE_LEAST_S, EnvironmentLimits, Limiter, Mode, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
+from fray.node.joining import as_machine
 from fray.node.logs.options import FILE_KEYS, add_log_options, log_rules
 from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
 from fray.node.secrets import check_directory
@@ -33,6 +34,7 @@ from fray.node.serve import run_node
 __all__ = ["NodeConfig", "main", "run_node"]
 
 DEFAULT_PORT = 7421
+JOIN_VARIABLE = "FRAY_JOIN_TOKEN"
 _WORDS: dict[str, type[StrEnum]] = {"pid_namespace": Mode, "memory_limit": Limiter}
 _FILE_KEYS = {
     "controller": str,
@@ -40,6 +42,7 @@ _FILE_KEYS = {
     "state_dir": str,
     "cache_dir": str,
     "token_file": str,
+    "join_token_file": str,
     "advertise": str,
     "insecure": bool,
     "lease_s": (int, float),
@@ -59,7 +62,17 @@ _FILE_KEYS = {
 
 
 _OPTIONS = (
-    *("controller", "name", "state_dir", "cache_dir", "token_file", "advertise", "insecure", "lease_s"),
+    *(
+        "controller",
+        "name",
+        "state_dir",
+        "cache_dir",
+        "token_file",
+        "join_token_file",
+        "advertise",
+        "insecure",
+        "lease_s",
+    ),
     *("pid_namespace", "memory_limit", "ports", "secrets", *FILE_KEYS),
 )
 """What the command line may say too; it wins."""
@@ -70,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(0.0005)
     try:
         options = parse(argv)
-        config = make_config(options)
+        config = make_config(options, _take_environ())
         journal.configure(options.json_lines)
         with _claim(config.capacity.ports) as claim:
             trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)))
@@ -78,6 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fray-node: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidRequest) else 1
     return 0
+
+
+def _take_environ() -> Mapping[str, str]:
+    """The variables; what lets this machine join is nobody else's from now on."""
+    environ = dict(os.environ)
+    os.environ.pop(JOIN_VARIABLE, None)
+    return environ
 
 
 def _claim(ports: PortRange) -> PortClaim:
@@ -102,6 +122,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--cache-dir", metavar="DIR", help="what all nodes of this machine share (default: ~/.cache/fray)"
     )
     parser.add_argument("--token-file", metavar="FILE", help="the cluster's token (default: FRAY_TOKEN)")
+    parser.add_argument(
+        "--join-token-file",
+        metavar="FILE",
+        help=f"a token for this machine alone, in place of the cluster's (default: {JOIN_VARIABLE}); used once",
+    )
     _add_rules(parser)
     parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
     parser.add_argument(
@@ -172,10 +197,12 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     if lease_s < LEASE_LEAST_S:
         raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_LEAST_S:g} seconds or more")
     state_dir = _state_dir(told.get("state_dir"), name, environ)
-    return NodeConfig(
+    join_token = _join_token(told, environ)
+    config = NodeConfig(
         name=name,
         controller=controller,
-        token=_token(told.get("token_file"), environ),
+        token="" if join_token else _token(told.get("token_file"), environ),
+        join_token=join_token,
         capacity=override(read_capacity(), told),
         state_dir=state_dir,
         cache_dir=told.get("cache_dir", ""),
@@ -187,6 +214,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         environments=_environment_limits(told.get("environments", {})),
         **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
+    return as_machine(config) if join_token else config
 
 
 def _environment_limits(told: Mapping[str, Any]) -> EnvironmentLimits:
@@ -272,6 +300,18 @@ def _token(file: str | None, environ: Mapping[str, str]) -> str:
     if not token:
         where = f"the token file {file} is empty" if file else "there is no token"
         raise InvalidRequest(f"{where}: set FRAY_TOKEN or give --token-file (fray-controller says where its token is)")
+    return token
+
+
+def _join_token(told: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    file = told.get("join_token_file")
+    if file and told.get("token_file"):
+        raise InvalidRequest("give --token-file or --join-token-file, not both: a machine that joins has its own key")
+    if not file:
+        return environ.get(JOIN_VARIABLE, "").strip()
+    token = Path(file).expanduser().read_text().strip()
+    if not token:
+        raise InvalidRequest(f"the join token file {file} is empty")
     return token
 
 

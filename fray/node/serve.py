@@ -15,6 +15,7 @@ from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
 from fray.node.ends import wait_process_end
 from fray.node.health.wards import Attentive
+from fray.node.joining import as_machine, find_credential
 from fray.node.launcher import Asking, Launcher, Withholding
 from fray.node.member import Member
 
@@ -61,6 +62,8 @@ async def run_node(
         NodeNameTaken, Unauthorized, ProtocolMismatch: the controller does not take it.
         LaunchFailed: the launcher could not start.
     """
+    if config.join_token:
+        config = as_machine(config)
     desk, leave = _Desk(config, launcher), trio.Event() if leave is None else leave
     error: FrayError | None = None
     async with trio.open_nursery() as nursery:
@@ -87,9 +90,10 @@ async def _belong(
 ) -> None:
     """One membership after the other, until it leaves in order."""
     joined, pause_s = False, REJOIN_FIRST_S
-    while not leave.is_set():
+    credential = await _find_credential(config, network, rng, leave)
+    while credential is not None and not leave.is_set():
         desk.member = member = Member(config, launcher, mint(rng))
-        error = await _be_member(member, network, rng, leave, None if joined else task_status)
+        error = await _be_member(member, credential, network, rng, leave, None if joined else task_status)
         if leave.is_set():
             return
         joined_now = member.channel is not None
@@ -104,6 +108,31 @@ async def _belong(
             await leave.wait()
 
 
+async def _find_credential(
+    config: NodeConfig, network: Network, rng: random.Random, leave: trio.Event
+) -> Credential | None:
+    """With what it dials; None: it was asked to leave before that was known."""
+    if not config.join_token:
+        return Credential("cluster", config.token)
+    found, refused = None, None
+    async with trio.open_nursery() as nursery:
+
+        async def give_up() -> None:
+            await leave.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up)
+        nursery.start_soon(_remind, config, trio.CancelScope())
+        try:
+            found = await find_credential(config, network, rng)
+        except FrayError as error:
+            refused = error
+        nursery.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+    return found
+
+
 def is_final(error: FrayError, was_member: bool) -> bool:
     """Whether there is no use in trying to join (again)."""
     refused = isinstance(error, Unauthorized | ProtocolMismatch) or not isinstance(error, ConnectionFailed)
@@ -112,6 +141,7 @@ def is_final(error: FrayError, was_member: bool) -> bool:
 
 async def _be_member(
     member: Member,
+    credential: Credential,
     network: Network,
     rng: random.Random,
     leave: trio.Event,
@@ -125,7 +155,7 @@ async def _be_member(
         nursery.start_soon(_leave_in_order, member, leave, nursery.cancel_scope)
         await nursery.start(member.wards.run)
         try:
-            channel: Channel = await nursery.start(_dial, member, network, rng)
+            channel: Channel = await nursery.start(_dial, member, credential, network, rng)
         except FrayError as error:
             nursery.cancel_scope.cancel()
             return error
@@ -146,6 +176,7 @@ async def _be_member(
 
 async def _dial(
     member: Member,
+    credential: Credential,
     network: Network,
     rng: random.Random,
     task_status: trio.TaskStatus[Channel] = trio.TASK_STATUS_IGNORED,
@@ -154,7 +185,7 @@ async def _dial(
     await run_dialled(
         network,
         [config.controller],
-        Credential("cluster", config.token),
+        credential,
         greeting=member.greeting,
         handler=member.attach,
         incarnation=member.incarnation,

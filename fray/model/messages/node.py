@@ -5,7 +5,7 @@ Full sets on connection, deltas between; each keyed by attempt id, so a lost mes
 
 from __future__ import annotations
 
-from attrs import Factory
+from attrs import Factory, field
 
 from fray.model.ids import AttemptId, NodeName
 from fray.model.messages.client import ProcessMark
@@ -37,6 +37,26 @@ class NodeHello:
     """Where it copies the logs of its attempts to; empty: nowhere."""
     busy: dict[str, str] = Factory(dict)
     """As in `Report`."""
+
+
+@frozen(kw_only=True)
+class JoinAsked:
+    """Greeting of a machine that has a join token (`fray.model.joining`), proven by the handshake. Answer: `JoinGiven`.
+    Errors: Unauthorized (expired, or spent by another machine), InvalidRequest."""
+
+    node: NodeName
+    worker: int
+    """Which host of its unit it is, from 0."""
+    claim: str = field(repr=False)
+    """Made up by this machine: who shows the token again with the same claim is the same machine."""
+
+
+@frozen(kw_only=True)
+class JoinGiven:
+    """The host's own key, with which it dials from now on; there is nothing else to say in this conversation."""
+
+    key_id: str
+    key: str = field(repr=False)
 
 
 @frozen(kw_only=True)

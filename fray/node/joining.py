@@ -1,0 +1,181 @@
+"""The first words of a machine that has a join token instead of the cluster's: they get it a key of its own.
+
+Law. The key is kept in the node's directory (mode 600), so that a node that starts again needs no second token. Before
+the token is shown for the first time, a claim is made up and kept there too: if the answer is lost, or this process
+dies, the same claim says that it is the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+from attrs import evolve, field, frozen
+
+from fray.errors import FrayError, InvalidRequest, ProtocolMismatch
+from fray.model.ids import mint
+from fray.model.joining import MACHINE_ATTRIBUTE, WORKER_ATTRIBUTE, JoinKey, read_token
+from fray.model.messages.node import JoinAsked, JoinGiven
+from fray.net.channel import RedialPolicy, run_dialled
+from fray.net.codec import decode_message, encode_message
+from fray.net.transport import Bytes, Credential, Network
+from fray.node.config import NodeConfig
+
+FILE = "machine-key.json"
+CLAIM_LENGTH = 32
+
+log = logging.getLogger("fray.node")
+
+
+@frozen
+class Kept:
+    """What a node remembers of its joining.
+
+    Args:
+        token: the key id of the token it is about; no secret.
+    """
+
+    token: str
+    claim: str = field(repr=False)
+    key_id: str = ""
+    key: str = field(default="", repr=False)
+
+
+def as_machine(config: NodeConfig) -> NodeConfig:
+    """The config of a node that says which machine it is, as its join token has it.
+
+    Raises:
+        InvalidRequest: it is no join token, or the operator names another machine.
+    """
+    token, _ = read_token(config.join_token)
+    told = config.capacity.attributes.get(MACHINE_ATTRIBUTE, token.unit)
+    if told != token.unit:
+        raise InvalidRequest(f"the join token is for machine {token.unit!r}, and this node says machine={told}")
+    attributes = {**config.capacity.attributes, MACHINE_ATTRIBUTE: token.unit}
+    return evolve(config, capacity=evolve(config.capacity, attributes=attributes))
+
+
+async def find_credential(config: NodeConfig, network: Network, rng: random.Random) -> Credential:
+    """The key of this machine's own: kept, or asked for now.
+
+    Raises:
+        InvalidRequest: the token is none, or the number of this host among those of its machine is missing.
+        Unauthorized: the token has expired or is spent.
+        OSError: the key cannot be kept.
+    """
+    token, key = read_token(config.join_token)
+    kept = _read(config)
+    if kept is None or kept.token != token.key_id:
+        kept = Kept(token.key_id, mint(rng, CLAIM_LENGTH))
+        _write(config, kept)
+    if not kept.key:
+        asked = JoinAsked(node=config.name, worker=_worker(config, token), claim=kept.claim)
+        given = await _ask(config, network, Credential(token.key_id, key), asked, rng)
+        kept = evolve(kept, key_id=given.key_id, key=given.key)
+        _write(config, kept)
+        log.info("joined the cluster as a host of machine %s", token.unit, extra={"worker": asked.worker})
+    return Credential(kept.key_id, kept.key)
+
+
+def _worker(config: NodeConfig, token: JoinKey) -> int:
+    told = config.capacity.attributes.get(WORKER_ATTRIBUTE, "" if token.hosts > 1 else "0")
+    if not told.isdecimal():
+        raise InvalidRequest(
+            f"machine {token.unit!r} has {token.hosts} hosts: which of them is this? Set the attribute "
+            f"{WORKER_ATTRIBUTE} to its number, from 0 (it is {told!r})"
+        )
+    return int(told)
+
+
+async def _ask(
+    config: NodeConfig, network: Network, credential: Credential, asked: JoinAsked, rng: random.Random
+) -> JoinGiven:
+    heard = _Heard()
+    async with trio.open_nursery() as nursery:
+
+        async def dial() -> None:
+            try:
+                await run_dialled(
+                    network,
+                    [config.controller],
+                    credential,
+                    greeting=lambda: encode_message(asked),
+                    handler=heard,
+                    incarnation=mint(rng),
+                    policy=RedialPolicy(refused_ends=False, give_up_s=None),
+                    rng=rng,
+                )
+            except FrayError as error:
+                heard.on_end(error)
+
+        nursery.start_soon(dial)
+        await heard.over.wait()
+        nursery.cancel_scope.cancel()
+    if isinstance(heard.answer, FrayError):
+        raise heard.answer
+    if not isinstance(heard.answer, JoinGiven):
+        raise ProtocolMismatch(f"the controller answered a join token with {type(heard.answer).__name__}")
+    return heard.answer
+
+
+class _Heard:
+    """Handler that keeps the controller's greeting, or why there is none."""
+
+    def __init__(self) -> None:
+        self.answer: object = None
+        self.over = trio.Event()
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        pass
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        self.answer, _ = decode_message(greeting)
+        self.over.set()
+
+    def on_suspended(self, why: str) -> None:
+        pass
+
+    def on_resumed(self) -> None:
+        pass
+
+    def on_end(self, error: FrayError) -> None:
+        self.answer = self.answer or error
+        self.over.set()
+
+
+# On disk -------------------------------------------------------------------------------------------------------------
+
+
+def _read(config: NodeConfig) -> Kept | None:
+    """None if there is nothing (that can be read): then the token is shown."""
+    if not config.state_dir:
+        return None
+    try:
+        return Kept(**json.loads(Path(config.state_dir, FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(config: NodeConfig, kept: Kept) -> None:
+    """Whole or not at all. A node without a directory (in simulation) keeps nothing."""
+    if not config.state_dir:
+        return
+    directory = Path(config.state_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{FILE}.new"
+    with suppress(FileNotFoundError):
+        path.unlink()
+    told = {"token": kept.token, "claim": kept.claim, "key_id": kept.key_id, "key": kept.key}
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(json.dumps(told))
+        out.flush()
+        os.fsync(out.fileno())
+    path.rename(directory / FILE)
