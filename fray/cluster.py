@@ -23,8 +23,10 @@ from fray.model.messages.client import (
     Events,
     Explain,
     Jobs,
+    JoinMinted,
     ListJobs,
     ListNodes,
+    MintJoin,
     NodeInfo,
     Nodes,
     Story,
@@ -329,6 +331,21 @@ class Cluster(Directory):
         reply = await self._runtime.link.request(ListNodes())
         assert isinstance(reply, Nodes)
         return list(reply.nodes)
+
+    async def join_token(self, machine: str, *, hosts: int = 1, life_s: float = 3600.0) -> str:
+        """A token with which a machine that is yet to come can join the cluster, once, as ``machine``.
+
+        Args:
+            hosts: of a TPU slice; each may use it once, told apart by the attribute ``tpu_worker``.
+            life_s: how long it can be used, in seconds; default an hour, at most 30 days.
+
+        Raises:
+            InvalidRequest: an impossible name, number or time.
+            Unauthorized: this is a job.
+        """
+        reply = await self._runtime.link.request(MintJoin(machine=machine, hosts=hosts, life_s=life_s))
+        assert isinstance(reply, JoinMinted)
+        return reply.token
 
     async def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
         """Wait until ``count`` machines are there.

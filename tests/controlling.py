@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -331,6 +331,7 @@ class Stage:
         credential: Credential | None = None,
         log_archive: str = "",
         lease_s: float = 600.0,
+        attributes: Mapping[str, str] | None = None,
     ) -> Node:
         incarnation = incarnation or mint(self.rng)
 
@@ -339,7 +340,9 @@ class Stage:
                 node=name,
                 incarnation=incarnation,
                 boot_id="boot",
-                capacity=Capacity(cpu_milli=cpu * 1000, memory_bytes=16 * GB, disk_bytes=GB),
+                capacity=Capacity(
+                    cpu_milli=cpu * 1000, memory_bytes=16 * GB, disk_bytes=GB, attributes=dict(attributes or {})
+                ),
                 process=process,
                 log_archive=log_archive,
                 lease_s=lease_s,

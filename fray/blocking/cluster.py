@@ -210,6 +210,10 @@ class Cluster(Maker):
         """The machines of the cluster."""
         return self._portal.call(self._native.nodes)
 
+    def join_token(self, machine: str, *, hosts: int = 1, life_s: float = 3600.0) -> str:
+        """A token with which a machine that is yet to come can join the cluster; see `fray.Cluster.join_token`."""
+        return self._portal.call(lambda: self._native.join_token(machine, hosts=hosts, life_s=life_s))
+
     def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
         """Wait until ``count`` machines are there. Raises DeadlineExceeded (a TimeoutError)."""
         return self._portal.call(self._native.wait_for_nodes, count, timeout)

@@ -53,6 +53,16 @@ def attributes(node: NodeInfo) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(node.attributes.items()))
 
 
+async def token(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray token``"""
+    made = await cluster.join_token(options.for_machine, hosts=options.hosts, life_s=options.life_s)
+    if options.json:
+        say_json({"machine": options.for_machine, "token": made})
+    else:
+        say([made])
+    return 0
+
+
 async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray node show``"""
     found = {node.name: node for node in await cluster.nodes()}

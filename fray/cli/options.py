@@ -35,7 +35,22 @@ def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    for add in (_jobs, _show, _story, _explain, _logs, _run, _wait, _stop, _stacks, _forward, _nodes, _node, _actors):
+    for add in (
+        _jobs,
+        _show,
+        _story,
+        _explain,
+        _logs,
+        _run,
+        _wait,
+        _stop,
+        _stacks,
+        _forward,
+        _nodes,
+        _node,
+        _actors,
+        _token,
+    ):
         add(verbs)
     return parser
 
@@ -294,6 +309,17 @@ def _node(verbs: Verbs) -> None:
     text = "everything that is known of a machine: devices, isolation in force, what runs there"
     parser = _verb(below, "show", "nodes:show", text, "  fray node show alpha")
     parser.add_argument("node", metavar="NAME")
+
+
+def _token(verbs: Verbs) -> None:
+    text = "let a machine in: print a token with which it can join the cluster, once"
+    example = (
+        "  fray token --for-machine gpu-7 > join && scp join gpu-7:  # there: fray-node --join-token-file join ..."
+    )
+    parser = _verb(verbs, "token", "nodes:token", text, example)
+    parser.add_argument("--for-machine", required=True, metavar="NAME", help="it joins with the attribute machine=NAME")
+    parser.add_argument("--hosts", type=int, default=1, metavar="N", help="of a TPU slice: each may use it once")
+    parser.add_argument("--life-s", type=float, default=3600.0, metavar="S", help="how long (default: %(default)g)")
 
 
 def _actors(verbs: Verbs) -> None:

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from fray.controller.admission import check_bundles, check_checkpoint, check_id, check_launch
 from fray.controller.secrets import check_secrets
-from fray.errors import FrayError, InvalidRequest, StoreError
+from fray.errors import FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
 from fray.model.messages import client as words
 from fray.model.messages.bundles import OfferBundle, PutPiece
@@ -287,6 +287,14 @@ def list_nodes(link: ClientLink, ref: int, message: words.ListNodes, blobs: Sequ
     return words.Nodes(nodes=link.house.vitals.nodes(link.house.state.nodes_info())), ()
 
 
+def mint_join(link: ClientLink, ref: int, message: words.MintJoin, blobs: Sequence[Bytes]) -> Answer:
+    if link.hello.role is words.Role.JOB:
+        raise Unauthorized("a job lets no machine in: who has the cluster's token may ask for a join token")
+    house = link.house
+    token = house.joins.mint(message.machine, message.hosts, house.inbox.time(), message.life_s)
+    return words.JoinMinted(token=token), ()
+
+
 def end_session(link: ClientLink, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
     link.house.inbox.ask(SessionClosed(session=link.session, reason=message.reason, ref=ref))
     link.has_left = True
@@ -316,6 +324,7 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     words.SaveCheckpoint: save_checkpoint,
     words.FetchCheckpoint: fetch_checkpoint,
     words.ListNodes: list_nodes,
+    words.MintJoin: mint_join,
     OfferBundle: about_bundle,
     PutPiece: about_bundle,
     words.EndSession: end_session,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve, field
 
 from fray.controller.bundles import Bundles
 from fray.controller.joining import Joins
@@ -50,7 +50,6 @@ class House:
     epoch: int
     secret: bytes = field(repr=False)
     bundles: Bundles = field(repr=False)
-    joins: Joins = field(repr=False)
     same_world: bool = False
     """The controller before this one saw the same processes under the same numbers."""
     book: LogBook = field(factory=LogBook)
@@ -60,6 +59,7 @@ class House:
     """Variables of every job."""
     in_place: bool = False
     """Jobs run where their authors do: no workspace travels."""
+    joins: Joins = field(default=Factory(lambda self: Joins(self.secret, self.store, {}), takes_self=True), repr=False)
     inbox: Inbox = field(init=False)
     """Set by the loop, before anybody can connect."""
     _pins: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)

@@ -40,6 +40,8 @@ class RunningController:
     """To look into."""
     gateway: Gateway
     loop: Loop
+    joins: Joins
+    """Tokens for machines that are yet to come."""
 
 
 async def run_controller(
@@ -92,7 +94,13 @@ async def run_controller(
             nursery.start_soon(loop.run)
             nursery.start_soon(house.bundles.run)
             running = RunningController(
-                tuple(bound), house.epoch, house.cluster_id, state=house.state, gateway=gateway, loop=loop
+                tuple(bound),
+                house.epoch,
+                house.cluster_id,
+                state=house.state,
+                gateway=gateway,
+                loop=loop,
+                joins=house.joins,
             )
             _log.info(
                 "controller started", extra={"addresses": bound, "epoch": house.epoch, "jobs": len(house.state.jobs)}

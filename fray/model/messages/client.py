@@ -426,6 +426,20 @@ class Checkpoint:
 
 
 @frozen(kw_only=True)
+class MintJoin:
+    """A token for a machine that is yet to come (`fray.model.joining`); not for jobs. Reply: `JoinMinted`."""
+
+    machine: str
+    hosts: int = 1
+    life_s: float = 3600.0
+
+
+@frozen(kw_only=True)
+class JoinMinted:
+    token: str = field(repr=False)
+
+
+@frozen(kw_only=True)
 class ListNodes:
     """Reply: `Nodes`."""
 
