@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import groupby
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from attrs import frozen
@@ -19,6 +20,9 @@ from fray.model.lines import LogLine
 from fray.model.messages.client import Role
 from fray.net.transport import Credential
 from fray.runtime.context import Place, Runtime, open_runtime
+
+if TYPE_CHECKING:
+    from fray.model.policy import Policy
 
 DEFAULT_PORT = 7421
 OWN_ADDRESS = "tcp:127.0.0.1:0"
@@ -37,17 +41,21 @@ class Spec:
     cpu: float | None = None
     memory: str | None = None
     pid_namespace: str = "auto"
+    policy: str | None = None
+    """File."""
 
 
 def parse_spec(spec: str) -> Spec:
     """``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port``, ``fray+unix:///path``.
 
+    The first two may have ``policy=FILE`` among their options.
+
     Raises:
         UnknownClusterSpec: anything else.
     """
     url = urlsplit(spec)
-    if spec == "local":
-        return Spec("local")
+    if url.path == "local" and not url.scheme:
+        return _local_spec(spec, dict(parse_qsl(url.query, keep_blank_values=True)))
     if url.path == "machine" and not url.scheme:
         return _machine_spec(spec, dict(parse_qsl(url.query, keep_blank_values=True)))
     if url.scheme == "fray+unix" and url.path:
@@ -68,8 +76,17 @@ def _port(netloc: str, spec: str) -> int:
     return int(port)
 
 
+def _local_spec(spec: str, options: dict[str, str]) -> Spec:
+    unknown = sorted(options.keys() - {"policy"})
+    if unknown:
+        raise UnknownClusterSpec(
+            f"{spec!r}: unknown option {unknown[0]!r}; write 'local' or 'local?policy=FILE'", spec=spec
+        )
+    return Spec("local", policy=options.get("policy"))
+
+
 def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
-    unknown = sorted(options.keys() - {"nodes", "cpu", "memory", "pid_namespace"})
+    unknown = sorted(options.keys() - {"nodes", "cpu", "memory", "pid_namespace", "policy"})
     try:
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}")
@@ -88,6 +105,7 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
         cpu=None if cpu is None else float(cpu),
         memory=options.get("memory"),
         pid_namespace=options.get("pid_namespace", "auto"),
+        policy=options.get("policy"),
     )
 
 
@@ -100,24 +118,37 @@ def open_by_spec(
     grace_s: float | None = None,
     env_vars: Mapping[str, str] | None = None,
 ) -> AbstractAsyncContextManager[Runtime]:
-    """The driver's place in the cluster that the spec names."""
+    """The driver's place in the cluster that the spec names.
+
+    Raises:
+        InvalidRequest: something in its policy cannot be.
+    """
     on_log = LogPrinter() if logs else None
     variables = plain(EnvironmentConfig.create(env_vars=env_vars).env_vars)
+    policy = _policy(spec.policy)
     if spec.kind == "local":
         from fray.local import open_local
 
-        return open_local(namespace=namespace, on_log=on_log, env_vars=variables)
+        return open_local(namespace=namespace, on_log=on_log, env_vars=variables, policy=policy)
     if spec.kind == "machine":
         from fray.machine import open_machine
 
         size = spec.nodes, spec.cpu, spec.memory, spec.pid_namespace
-        return open_machine(*size, namespace=namespace, on_log=on_log, env_vars=variables)
+        return open_machine(*size, namespace=namespace, on_log=on_log, env_vars=variables, policy=policy)
     if variables:
         raise InvalidRequest(
             "env_vars= of open_cluster are for clusters made here; a running one has its own: start its controller "
             "with fray-controller --env KEY=VALUE, or use open_scope(env_vars=...)"
         )
     return open_remote(spec.address, namespace=namespace, token=token, on_log=on_log, grace_s=grace_s)
+
+
+def _policy(file: str | None) -> Policy | None:
+    if file is None:
+        return None
+    from fray.controller.policy_file import read_policy_file
+
+    return read_policy_file(file)
 
 
 @asynccontextmanager

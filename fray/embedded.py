@@ -16,6 +16,7 @@ from fray.model.ids import Namespace
 from fray.model.lines import LogLine
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello
+from fray.model.policy import Policy
 from fray.net.memory import MemoryNetwork, is_memory
 from fray.net.mixed import MixedNetwork
 from fray.net.transport import Credential, Network
@@ -40,6 +41,7 @@ async def serve_controller(
     nodes: Sequence[NodeConfig],
     workspaces: Path | None = None,
     env_vars: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled.
@@ -58,6 +60,7 @@ async def serve_controller(
         declares_all_nodes=True,
         in_place=workspaces is None,
         env_vars=env_vars,
+        policy=policy,
         task_status=task_status,
     )
 

@@ -25,6 +25,7 @@ from fray.embedded import CONTROLLER, embedded_network, open_driver, serve_contr
 from fray.model.health import Progress
 from fray.model.ids import AttemptId, Namespace
 from fray.model.lines import LogLine
+from fray.model.policy import Policy
 from fray.model.resources import Capacity, PortRange, parse_bytes
 from fray.model.said import Said, parse
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
@@ -245,6 +246,7 @@ async def open_local(
     namespace: Namespace | None,
     on_log: Callable[[Sequence[LogLine]], None] | None,
     env_vars: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit."""
     rng = random.SystemRandom()
@@ -255,7 +257,7 @@ async def open_local(
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
     with claim:
         async with open_services() as nursery:
-            await nursery.start(serve_controller, network, (), token, rng, [config], None, env_vars)
+            await nursery.start(serve_controller, network, (), token, rng, [config], None, env_vars, policy)
             await nursery.start(_node, config, network, rng)
             async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
                 yield runtime

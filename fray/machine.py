@@ -22,6 +22,7 @@ from attrs import evolve
 from fray.errors import LaunchFailed
 from fray.model.ids import Namespace
 from fray.model.lines import LogLine
+from fray.model.policy import Policy
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
 from fray.node.config import Mode, NodeConfig
@@ -65,6 +66,7 @@ async def open_machine(
     namespace: Namespace | None,
     on_log: Callable[[Sequence[LogLine]], None] | None,
     env_vars: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of real processes on this machine; all of it ends on exit.
 
@@ -75,7 +77,7 @@ async def open_machine(
         children = [NodeProcess(f"node-{index}", directory) for index in range(nodes)]
         try:
             async with _open_among(
-                children, directory, cpu, memory, pid_namespace, namespace, on_log, env_vars
+                children, directory, cpu, memory, pid_namespace, namespace, on_log, env_vars, policy
             ) as runtime:
                 yield runtime
         finally:
@@ -93,6 +95,7 @@ async def _open_among(
     namespace: Namespace | None,
     on_log: Callable[[Sequence[LogLine]], None] | None,
     env_vars: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> AsyncIterator[Runtime]:
     """Be the controller of nodes that are starting, and a driver beside it."""
     from fray.embedded import embedded_network, open_driver, serve_controller  # the nodes start while this is imported
@@ -117,9 +120,8 @@ async def _open_among(
     network = embedded_network(rng)
     async with open_services() as nursery:
         try:
-            await nursery.start(
-                serve_controller, network, [socket], token, rng, configs, Path(directory.path, "workspaces"), env_vars
-            )
+            where = Path(directory.path, "workspaces")
+            await nursery.start(serve_controller, network, [socket], token, rng, configs, where, env_vars, policy)
             for child, config in zip(children, configs, strict=True):
                 child.tell(config)
                 nursery.start_soon(child.watch)

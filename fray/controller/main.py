@@ -6,14 +6,18 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 
 from fray.controller.options import Options, find_token, parse
+from fray.controller.policy_file import read_again_on_hangup, read_policy_file
 from fray.controller.serve import one_error, run_controller
 from fray.controller.store import Store
 from fray.errors import FrayError, InvalidRequest
+from fray.model.policy import Policy
 from fray.net import descriptors, journal
+from fray.scheduler.effects import PolicyChanged
 
 _log = logging.getLogger("fray.controller")
 
@@ -23,12 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(0.0005)
     try:
         options = parse(argv)
+        policy = read_policy_file(options.policy_file) if options.policy_file is not None else Policy()
     except InvalidRequest as error:
         return _complain(error, 2)
     journal.configure(options.json_lines)
     descriptors.raise_limit()
     try:
-        trio.run(_serve, options)
+        trio.run(_serve, options, policy)
     except (FrayError, OSError) as error:
         return _complain(error, 1)
     return 0
@@ -39,7 +44,7 @@ def _complain(error: Exception, status: int) -> int:
     return status
 
 
-async def _serve(options: Options) -> None:
+async def _serve(options: Options, policy: Policy) -> None:
     """Serve until a signal says to leave. Peers see a lost connection and wait for the next controller."""
     from fray.net.websocket import WebSocketNetwork
 
@@ -49,15 +54,17 @@ async def _serve(options: Options) -> None:
         with one_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_leave_on_signal, nursery.cancel_scope)
-                await run_controller(
-                    store,
-                    WebSocketNetwork(),
-                    options.listen,
-                    token,
+                serve = partial(
+                    run_controller,
                     rules=options.rules,
+                    policy=policy,
                     keeping=options.keeping,
                     env_vars=options.env_vars,
                 )
+                running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
+                if options.policy_file is not None:
+                    tell = lambda policy: running.loop.tell(PolicyChanged(policy=policy))  # noqa: E731
+                    nursery.start_soon(read_again_on_hangup, options.policy_file, tell)
     finally:
         store.close()
 

@@ -45,6 +45,7 @@ class Options:
     json_lines: bool | None
     env_vars: dict[str, str] = field(factory=dict)
     keeping: Keeping = field(factory=Keeping)
+    policy_file: Path | None = None
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -58,6 +59,12 @@ def parse(argv: Sequence[str] | None) -> Options:
         action="append",
         metavar="KEY=VALUE",
         help="a variable of every job, over that of its node; may be given several times",
+    )
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE",
+        help="who gets how much of the cluster, and who goes first (TOML, see docs/policy.md); read again on SIGHUP",
     )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
@@ -75,6 +82,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         found.json_lines,
         make_variables(found.env or ()),
         Keeping(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
+        found.policy,
     )
 
 

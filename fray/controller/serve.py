@@ -20,6 +20,7 @@ from fray.controller.store import Loaded, Store
 from fray.errors import ProtocolMismatch, StoreError
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
+from fray.model.policy import Policy
 from fray.net.codec import from_json
 from fray.net.transport import Network
 from fray.scheduler.effects import Restarted
@@ -55,6 +56,7 @@ async def run_controller(
     declared: Sequence[NodeHello] = (),
     declares_all_nodes: bool = False,
     rules: Rules | None = None,
+    policy: Policy | None = None,
     keeping: Keeping | None = None,
     in_place: bool = False,
     env_vars: Mapping[str, str] | None = None,
@@ -67,6 +69,7 @@ async def run_controller(
         rng: for ids and keys; default: the system's.
         declared, declares_all_nodes: what fits none of these nodes is refused as never schedulable.
         rules: times and limits of the law.
+        policy: who gets how much, and who goes first. Default: all alike.
         keeping: how many workspaces are kept, and for how long.
         in_place: jobs run in the processes of their authors, so workspaces need not travel.
         env_vars: variables of every job, over those of its node.
@@ -84,7 +87,12 @@ async def run_controller(
     with one_error():
         async with trio.open_nursery() as nursery:
             gateway = Gateway(house, token, nursery, rng)
-            restarted = Restarted(epoch=house.epoch, declared=tuple(declared), declares_all_nodes=declares_all_nodes)
+            restarted = Restarted(
+                epoch=house.epoch,
+                declared=tuple(declared),
+                declares_all_nodes=declares_all_nodes,
+                policy=policy or Policy(),
+            )
             loop.begin(restarted, gateway.carry_out)
             gateway.watch_absent()
             bound: list[str] = []

@@ -15,6 +15,7 @@ from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeNam
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Launch, ProcessMark, Register, Role
 from fray.model.messages.node import NodeHello, Report
+from fray.model.policy import Policy
 
 # Events --------------------------------------------------------------------------------------------------------------
 
@@ -27,6 +28,14 @@ class Restarted:
     declares_all_nodes: bool = False
     """The nodes of this cluster are known beforehand (embedded): what fits none of ``declared`` never will."""
     declared: tuple[NodeHello, ...] = ()
+    policy: Policy = Policy()  # noqa: RUF009 - it is a value
+
+
+@frozen(kw_only=True)
+class PolicyChanged:
+    """The operator has written another one. What was accepted by the old one stays."""
+
+    policy: Policy
 
 
 @frozen(kw_only=True)
@@ -156,6 +165,7 @@ class Tick:
 
 Event: TypeAlias = (
     Restarted
+    | PolicyChanged
     | SessionOpened
     | SessionLost
     | SessionClosed

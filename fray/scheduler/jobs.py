@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from fray.model.bands import Band
 from fray.model.gangs import port_names, slice_hosts
 from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
@@ -63,7 +62,7 @@ def accept(
         parent=parent,
         launched_at=state.now,
         queued_at=state.now,
-        band=spec.band or (state.jobs[parent].band if parent in state.jobs else Band.INTERACTIVE),
+        band=spec.band or (state.jobs[parent].band if parent in state.jobs else state.policy.user(spec.user).band),
     )
     state.add_job(job)
     out.job(job.job_id)

@@ -155,6 +155,7 @@ def _check(state: State, specs: list[JobSpec], owner: str) -> None:
         _check_unshared(state, spec)
         _check_name(state, spec, others)
         _check_size(state, spec)
+        _check_band(state, spec)
         others[spec.namespace, spec.name] = spec.job_id
 
 
@@ -163,6 +164,16 @@ def _check_spec(spec: JobSpec, owner: str) -> None:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 or more")
     if not owner and not spec.detached:
         raise InvalidRequest(f"job {spec.name!r}: a tool owns nothing, so it can only launch with detached=True")
+
+
+def _check_band(state: State, spec: JobSpec) -> None:
+    allowed = state.policy.user(spec.user).bands
+    if spec.band is not None and spec.band not in allowed:
+        whose = f"user {spec.user!r}" if spec.user else "a job without a user"
+        raise InvalidRequest(
+            f"job {spec.name!r}: {whose} may not have priority={spec.band.value!r} by this cluster's policy, only "
+            f"{', '.join(repr(band.value) for band in allowed)}; ask for one of these, or its operator for more"
+        )
 
 
 def _check_unshared(state: State, spec: JobSpec) -> None:

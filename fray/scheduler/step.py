@@ -23,6 +23,7 @@ from fray.scheduler.effects import (
     NodeJoined,
     NodeReported,
     NodeSilent,
+    PolicyChanged,
     Restarted,
     SessionClosed,
     SessionLost,
@@ -40,10 +41,16 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
     state.law.epoch = event.epoch
     state.declares_all_nodes = event.declares_all_nodes
     state.declared = event.declared
+    state.policy = event.policy
     state.touch("law", "law")
     nodes.restarted(state, out)
     sessions.restarted(state)
     launching.end_the_impossible(state, out)
+
+
+def _policy_changed(state: State, event: PolicyChanged, out: Outbox) -> None:
+    state.policy = event.policy
+    state.pool.version += 1  # what was kept back may start now
 
 
 def _tick(state: State, event: Tick, out: Outbox) -> None:
@@ -53,6 +60,7 @@ def _tick(state: State, event: Tick, out: Outbox) -> None:
 
 HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     Restarted: _restarted,
+    PolicyChanged: _policy_changed,
     SessionOpened: sessions.opened,
     SessionLost: sessions.lost,
     SessionClosed: sessions.closed,

@@ -13,6 +13,7 @@ from typing import Any
 from attrs import define
 
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
+from fray.model.policy import Policy
 from fray.model.resources import Demand
 from fray.model.specs import Outcome
 from fray.scheduler.asks import ask_of
@@ -60,6 +61,7 @@ class Tables:
 
     def __init__(self, now: float = 0.0, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
+        self.policy = Policy()
         self.law = Law(now=now)
         self.jobs: dict[JobId, Job] = {}
         self.attempts: dict[AttemptId, Attempt] = {}
