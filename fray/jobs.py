@@ -120,8 +120,9 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         entry=entry,
         payload=None if content is None else payload.name_of(content),
         demand=demand,
+        alternatives=request.resources.alternatives(),
         members=members,
-        gang=request.replicas is not None or demand.device_kind == "tpu",
+        gang=request.replicas is not None or any(device.kind == "tpu" for device in request.resources.devices),
         env_vars=plain(variables),
         secrets=secret_names(variables),
         sys_path=tuple(path or os.getcwd() for path in sys.path),
@@ -147,8 +148,9 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         time_limit_s=request.time_limit_s,
         wait_limit_s=request.wait_limit_s,
     )
-    containers = spec.environment.docker_image is not None
-    return evolve(spec, demand=evolve(demand, ports=len(port_names(spec)), containers=containers))
+    ports, containers = len(port_names(spec)), spec.environment.docker_image is not None
+    choices = (evolve(one, ports=ports, containers=containers) for one in (demand, *spec.alternatives))
+    return evolve(spec, demand=next(choices), alternatives=tuple(choices))
 
 
 def _environment_of(request: JobRequest, entry: EntryKind) -> EnvironmentSpec:

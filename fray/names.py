@@ -42,6 +42,7 @@ from fray.groups import ActorGroup
 from fray.hosts import ActorHost
 from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.lines import LineKind, LogLine
@@ -88,6 +89,7 @@ __all__ = [
     "Cluster",
     "ClusterResolver",
     "ConnectionFailed",
+    "Constraint",
     "CpuConfig",
     "CurrentActor",
     "CurrentJob",

@@ -9,6 +9,7 @@ from fray.blocking.jobs import Job
 from fray.blocking.pools import WorkerPool
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.jobs import CurrentJob, current_job
+from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
@@ -27,6 +28,7 @@ __all__ = [
     "Cause",
     "Cluster",
     "ClusterResolver",
+    "Constraint",
     "Conversation",
     "CpuConfig",
     "CurrentJob",

@@ -200,11 +200,18 @@ def _run_where(parser: Parser) -> None:
     )
     group.add_argument("--disk", default=0, metavar="SIZE", help="scratch disk (default: none)")
     device = group.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="[TYPE:]N", help="GPUs: 1, h100:8")
-    device.add_argument("--tpu", metavar="TYPE", help="a TPU slice: v5litepod-16")
+    device.add_argument("--gpu", metavar="[TYPE:]N", help="GPUs: 1, h100:8; any of several types: h100,a100:8")
+    device.add_argument("--tpu", metavar="TYPE", help="a TPU slice: v5litepod-16; any of several: v5litepod-16,v6e-16")
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="a gang: all or none (default: 1)")
     group.add_argument("--region", action="append", default=[], metavar="R", help=f"only there; {AGAIN}")
     group.add_argument("--zone", action="append", default=[], metavar="Z", help=f"only there; {AGAIN}")
+    group.add_argument(
+        "--constraint",
+        action="append",
+        default=[],
+        metavar="C",
+        help=f"what the machine's attributes must be: 'pool == a', 'disk in ssd,nvme', 'nvlink exists'; {AGAIN}",
+    )
 
 
 def _run_what(parser: Parser) -> None:

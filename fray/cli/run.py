@@ -189,13 +189,16 @@ def made_up_name(program: str) -> str:
 
 def resources_of(options: argparse.Namespace) -> ResourceConfig:
     device: CpuConfig | GpuConfig | TpuConfig = CpuConfig()
+    others: list[str] = []
     if options.gpu:
         kind, _, count = options.gpu.rpartition(":")
         if not count.isdigit():
             raise InvalidRequest(f"--gpu {options.gpu!r}: write a number, or a type and a number: 1, h100:8")
+        kind, *others = kind.split(",")
         device = GpuConfig(variant=kind or "auto", count=int(count))
     elif options.tpu:
-        device = TpuConfig(variant=options.tpu)
+        kind, *others = options.tpu.split(",")
+        device = TpuConfig(variant=kind)
     return ResourceConfig(
         device=device,
         cpu=options.cpu,
@@ -205,6 +208,8 @@ def resources_of(options: argparse.Namespace) -> ResourceConfig:
         regions=options.region,
         zones=options.zone,
         pin_cpus=options.pin_cpus,
+        device_alternatives=others,
+        constraints=options.constraint,
     )
 
 

@@ -6,11 +6,14 @@ import hashlib
 import re
 from collections.abc import Callable, Container, Sequence
 
+from attrs import evolve
+
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
 from fray.model.environment import check_spec
-from fray.model.gangs import port_names
+from fray.model.gangs import hosts_of, port_names, slice_hosts
 from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
+from fray.model.resources import Demand
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.session import HEARTBEAT_S
 from fray.scheduler.rows import Session, SessionPhase
@@ -24,6 +27,8 @@ LAUNCH_LIMIT_JOBS = 10_000
 ID_LIMIT = NAME_LIMIT + 40
 GRACE_LIMIT_S = 7 * 86_400.0
 MEMBERS_LIMIT = 100_000
+CHOICES_LIMIT = 16
+"""Any-of devices of one job."""
 LOCATION_LIMIT = 2_000
 """Characters of the place of a checkpoint in a storage."""
 _ID = re.compile(r"[!-~]+\Z")
@@ -132,6 +137,26 @@ def check_checkpoint(message: SaveCheckpoint, attached: Sequence[BlobId], has_bl
         raise InvalidRequest(f"the checkpoint does not name the attachment {min(extra)}")
 
 
+def _least(demand: Demand) -> int:
+    return min(demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
+
+
+def _check_alternatives(spec: JobSpec) -> None:
+    """Any of them can be taken in place of the demand, and nothing else changes by that."""
+    if len(spec.alternatives) >= CHOICES_LIMIT:
+        raise InvalidRequest(f"job {spec.name!r}: {len(spec.alternatives) + 1} any-of devices, at most {CHOICES_LIMIT}")
+    for other in spec.alternatives:
+        same = evolve(
+            other,
+            device_kind=spec.demand.device_kind,
+            device_variant=spec.demand.device_variant,
+            device_count=spec.demand.device_count,
+        )
+        hosts = max(1, hosts_of(other))
+        if _least(other) < 0 or same != spec.demand or hosts != max(1, slice_hosts(spec)):
+            raise InvalidRequest(f"job {spec.name!r}: {other} does not replace {spec.demand} by another device alone")
+
+
 def _check_spec(spec: JobSpec) -> None:
     check_name(spec.name, "a job")
     check_spec(spec.environment)
@@ -141,9 +166,8 @@ def _check_spec(spec: JobSpec) -> None:
     if token == spec.job_id or not token.isalnum() or len(spec.job_id) > ID_LIMIT:
         raise InvalidRequest(f"job id {spec.job_id!r} must be the job's name, a dash, and letters or digits")
     demand = spec.demand
-    amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count)
     waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s)
-    if min(amounts) < 0 or not all(0 <= wait_s < float("inf") for wait_s in waits_s):
+    if _least(demand) < 0 or not all(0 <= wait_s < float("inf") for wait_s in waits_s):
         raise InvalidRequest(
             f"job {spec.name!r}: no amount of {demand}, {spec.ladder} or its back-off may be negative or endless"
         )
@@ -154,6 +178,13 @@ def _check_spec(spec: JobSpec) -> None:
     if demand.ports != len(port_names(spec)):
         raise InvalidRequest(
             f"job {spec.name!r}: its demand has {demand.ports} ports, its names are {port_names(spec)}"
+        )
+    if spec.alternatives:
+        _check_alternatives(spec)
+    if slice_hosts(spec) and spec.members % slice_hosts(spec):
+        raise InvalidRequest(
+            f"job {spec.name!r}: members={spec.members} must be whole slices of {demand.device_variant}, "
+            f"of {slice_hosts(spec)} hosts each"
         )
     if spec.entry is EntryKind.BINARY:
         if not spec.argv:

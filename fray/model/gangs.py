@@ -5,8 +5,9 @@ rank and peers, so two members never disagree.
 from __future__ import annotations
 
 from fray.model.ids import split_attempt
+from fray.model.resources import Demand
 from fray.model.specs import JobSpec, Peer, Ticket
-from fray.model.topology import TPU_TOPOLOGIES
+from fray.model.topology import find_topology
 
 COORDINATOR = "coordinator"
 """Every member of a gang has a port of this name; that of the first is where they meet."""
@@ -19,10 +20,15 @@ def is_gang(spec: JobSpec) -> bool:
     return spec.gang or spec.members > 1
 
 
+def hosts_of(demand: Demand) -> int:
+    """Members of one TPU slice; 0 without TPUs."""
+    topology = find_topology(demand.device_variant) if demand.device_kind == "tpu" else None
+    return topology.hosts if topology else 0
+
+
 def slice_hosts(spec: JobSpec) -> int:
     """Members of one TPU slice; 0 for a job without TPUs."""
-    topology = TPU_TOPOLOGIES.get(spec.demand.device_variant) if spec.demand.device_kind == "tpu" else None
-    return topology.hosts if topology else 0
+    return hosts_of(spec.demand)
 
 
 def slices(spec: JobSpec) -> int:
@@ -32,8 +38,9 @@ def slices(spec: JobSpec) -> int:
 
 
 def port_names(spec: JobSpec) -> tuple[str, ...]:
-    """Names of the ports each member of the job is given, without repetition."""
-    names = [*spec.ports, *([COORDINATOR] if is_gang(spec) else []), *([MEGASCALE] if slices(spec) > 1 else [])]
+    """Names of the ports each member of the job is given, without repetition, whichever of its devices it gets."""
+    several = any(0 < hosts_of(demand) < spec.members for demand in (spec.demand, *spec.alternatives))
+    names = [*spec.ports, *([COORDINATOR] if is_gang(spec) else []), *([MEGASCALE] if several else [])]
     return tuple(dict.fromkeys(names))
 
 

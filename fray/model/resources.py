@@ -10,9 +10,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from attrs import Factory, field
+import attrs
+from attrs import Factory
 
 from fray.errors import InvalidRequest
+from fray.model.constraints import Constraint, parse_constraints
 from fray.model.topology import tpu_topology
 from fray.model.word import frozen
 
@@ -56,7 +58,7 @@ class CpuConfig:
 
 @frozen
 class GpuConfig:
-    """``count`` GPUs of one machine; ``variant`` such as ``h100``, or ``auto`` for any."""
+    """``count`` GPUs of one machine, all of one type; ``variant`` such as ``h100``, or ``auto`` for any."""
 
     variant: str = "auto"
     count: int = 1
@@ -65,7 +67,7 @@ class GpuConfig:
 
 @frozen
 class TpuConfig:
-    """A TPU slice type such as ``v5litepod-16``. ``count`` is the number of slices and stays 1 in new code."""
+    """A TPU slice type such as ``v5litepod-16``. ``count`` stays 1: how many slices is said by ``replicas``."""
 
     variant: str
     count: int = 1
@@ -75,9 +77,9 @@ class TpuConfig:
 DeviceConfig: TypeAlias = CpuConfig | GpuConfig | TpuConfig
 
 
-@frozen
+@attrs.frozen(cache_hash=True)
 class Demand:
-    """What one member of a job takes from one machine."""
+    """What one member of a job takes from one machine. It is looked up often, so it knows its hash."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -92,13 +94,11 @@ class Demand:
     """How many; see `fray.model.gangs.port_names`."""
     containers: bool = False
     """Only machines that run containers."""
+    constraints: tuple[Constraint, ...] = ()
+    """All of them have to be met."""
 
 
-def _names(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
-
-
-@frozen
+@attrs.frozen(init=False)
 class ResourceConfig:
     """Resources of one replica.
 
@@ -107,24 +107,67 @@ class ResourceConfig:
         cpu: CPUs, fractions allowed (0.5). Default 1.
         memory: size such as ``"2GB"``; units are powers of 1024. What is written here is also the limit: a process tree
             that takes more is ended as ``out_of_memory``. Default: 2 GB are reserved (16 GB with GPUs), and there is
-            no limit; 0: nothing is reserved, and there is none either.
-        pin_cpus: its processes run on CPUs of their own among the pinned jobs of the machine: ``cpu`` must be a whole
-            number then, and OMP_NUM_THREADS and the like are set to it. Default False.
+            no limit; 0: nothing is reserved, and there is none either. ``ram`` is another name for it.
         disk: scratch disk. Default 0.
         replicas: whole gang, all or none. For a TPU type of several hosts each replica is one slice.
         preemptible: may run on machines that can be taken away. Default True.
-        regions, zones: where it may run; empty means anywhere.
+        regions, zones: where it may run; empty means anywhere. ``zone`` is one zone alone.
+        pin_cpus: its processes run on CPUs of their own among the pinned jobs of the machine: ``cpu`` must be a whole
+            number then, and OMP_NUM_THREADS and the like are set to it. Default False.
+        device_alternatives: what would do in place of ``device``, best first: devices, or their types alone
+            (``"v5p-32"``). All members get the same. Default none.
+        constraints: what the machine's attributes must be: ``"pool == a"``, ``"disk in ssd,nvme"``,
+            ``"kernel != 5.4"``, ``"nvlink exists"``, or `Constraint`; all of them. Default none.
+
+    Raises:
+        InvalidRequest: an amount that is negative, endless or unreadable, an unknown TPU type, part of a CPU to pin,
+            two different sizes of memory, devices that do not replace each other, or what is no constraint.
     """
 
-    device: DeviceConfig = Factory(CpuConfig)
-    cpu: float = 1
-    memory: str | int | None = None
-    disk: str | int = 0
-    replicas: int = 1
-    preemptible: bool = True
-    regions: tuple[str, ...] = field(default=(), converter=_names)
-    zones: tuple[str, ...] = field(default=(), converter=_names)
-    pin_cpus: bool = False
+    device: DeviceConfig
+    cpu: float
+    memory: str | int | None
+    disk: str | int
+    replicas: int
+    preemptible: bool
+    regions: tuple[str, ...]
+    zones: tuple[str, ...]
+    pin_cpus: bool
+    device_alternatives: tuple[DeviceConfig, ...]
+    constraints: tuple[Constraint, ...]
+
+    def __init__(
+        self,
+        device: DeviceConfig | None = None,
+        cpu: float = 1,
+        memory: str | int | None = None,
+        disk: str | int = 0,
+        replicas: int = 1,
+        preemptible: bool = True,
+        regions: str | Sequence[str] | None = None,
+        zones: str | Sequence[str] | None = None,
+        pin_cpus: bool = False,
+        device_alternatives: Sequence[DeviceConfig | str] | None = None,
+        constraints: str | Constraint | Sequence[str | Constraint] | None = None,
+        *,
+        ram: str | int | None = None,
+        zone: str | Sequence[str] | None = None,
+    ) -> None:
+        device = CpuConfig() if device is None else device
+        self.__attrs_init__(
+            device=device,
+            cpu=cpu,
+            memory=_one_of("memory", memory, "ram", ram),
+            disk=disk,
+            replicas=replicas,
+            preemptible=preemptible,
+            regions=_names(regions, "regions"),
+            zones=_names(_one_of("zones", zones, "zone", zone), "zones"),
+            pin_cpus=pin_cpus,
+            device_alternatives=_alternatives(device, device_alternatives),
+            constraints=parse_constraints(constraints),
+        )
+        self._check()
 
     @classmethod
     def with_cpu(cls, cpu: float = 1, memory: str | int | None = None, **more: Any) -> ResourceConfig:
@@ -133,65 +176,164 @@ class ResourceConfig:
 
     @classmethod
     def with_gpu(
-        cls, gpu_type: str = "auto", count: int = 1, cpu: float = 4, memory: str | int | None = None, **more: Any
+        cls,
+        gpu_type: str | Sequence[str] = "auto",
+        count: int = 1,
+        cpu: float = 4,
+        memory: str | int | None = None,
+        **more: Any,
     ) -> ResourceConfig:
-        """``count`` GPUs of one type on one machine."""
-        return cls(device=GpuConfig(variant=gpu_type, count=count), cpu=cpu, memory=memory, **more)
+        """``count`` GPUs of one type on one machine; of several types any will do, the first is liked best."""
+        first, *others = _types(gpu_type, "gpu_type")
+        device = GpuConfig(variant=first, count=count)
+        return cls(device=device, cpu=cpu, memory=memory, **({"device_alternatives": others} | more))
 
     @classmethod
-    def with_tpu(cls, tpu_type: str, slice_count: int = 1, **more: Any) -> ResourceConfig:
-        """``slice_count`` slices of a TPU type (``v4-8``, ``v5litepod-16``, …); each slice is whole or absent."""
-        return cls(device=TpuConfig(variant=tpu_type), replicas=slice_count, **more)
+    def with_tpu(cls, tpu_type: str | Sequence[str], slice_count: int = 1, **more: Any) -> ResourceConfig:
+        """``slice_count`` slices of a TPU type (``v4-8``, ``v5litepod-16``, …); each slice is whole or absent.
+
+        Of several types any will do, the first is liked best; they must have the same number of hosts.
+        """
+        first, *others = _types(tpu_type, "tpu_type")
+        alternatives = {"device_alternatives": others} | more
+        return cls(device=TpuConfig(variant=first), replicas=slice_count, **alternatives)
+
+    @property
+    def ram(self) -> str | int | None:
+        """The same as ``memory``."""
+        return self.memory
+
+    @property
+    def zone(self) -> str | None:
+        """Its zone, if it names exactly one."""
+        return self.zones[0] if len(self.zones) == 1 else None
+
+    @property
+    def devices(self) -> tuple[DeviceConfig, ...]:
+        """All that would do, best first."""
+        return self.device, *self.device_alternatives
 
     def demand(self) -> Demand:
-        """The same in integers.
+        """What one member takes of a machine, in integers, with the device that is liked best."""
+        return self._demand(self.device)
 
-        Raises:
-            InvalidRequest: a negative or unreadable amount, an unknown TPU type, part of a CPU to pin.
-        """
-        if not isinstance(self.cpu, int | float) or self.cpu < 0:
-            raise InvalidRequest(f"cpu={self.cpu!r} must be a number of CPUs, 0 or more")
-        if not isinstance(self.replicas, int) or self.replicas < 1:
-            raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more")
-        if self.pin_cpus and (self.cpu < 1 or self.cpu != int(self.cpu)):
-            raise InvalidRequest(f"pin_cpus=True needs whole CPUs, 1 or more, not cpu={self.cpu:g}: write cpu=1")
-        kind, count = self._device()
+    def alternatives(self) -> tuple[Demand, ...]:
+        """The same with each of the other devices that would do; they differ from `demand` in these alone."""
+        return tuple(map(self._demand, self.device_alternatives))
+
+    def memory_limit_bytes(self) -> int:
+        """What one member may take; 0: no limit, as nothing was written."""
+        return 0 if self.memory is None else parse_bytes(self.memory, "memory")
+
+    def hosts_per_replica(self) -> int:
+        """Machines one replica spans: the hosts of its TPU slice type, else 1."""
+        return _hosts(self.device)
+
+    def _demand(self, device: DeviceConfig) -> Demand:
+        kind, variant, count = _device(device)
         return Demand(
             cpu_milli=round(self.cpu * 1000),
             memory_bytes=self._reserved_bytes(),
             disk_bytes=parse_bytes(self.disk, "disk"),
             device_kind=kind,
-            device_variant=self.device.variant if kind else "auto",
+            device_variant=variant,
             device_count=count,
             preemptible=self.preemptible,
             regions=self.regions,
             zones=self.zones,
+            constraints=self.constraints,
         )
-
-    def memory_limit_bytes(self) -> int:
-        """What one member may take; 0: no limit, as nothing was written.
-
-        Raises:
-            InvalidRequest: an unreadable amount.
-        """
-        return 0 if self.memory is None else parse_bytes(self.memory, "memory")
 
     def _reserved_bytes(self) -> int:
         default = GPU_MEMORY if isinstance(self.device, GpuConfig) else MEMORY
         return parse_bytes(default if self.memory is None else self.memory, "memory")
 
-    def hosts_per_replica(self) -> int:
-        """Machines one replica spans: the hosts of its TPU slice type, else 1."""
-        return tpu_topology(self.device.variant).hosts if isinstance(self.device, TpuConfig) else 1
+    def _check(self) -> None:
+        if not _is_number(self.cpu) or not 0 <= self.cpu < float("inf"):
+            raise InvalidRequest(f"cpu={self.cpu!r} must be a number of CPUs, 0 or more")
+        if not _is_whole(self.replicas) or self.replicas < 1:
+            raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more")
+        if self.pin_cpus and (self.cpu < 1 or self.cpu != int(self.cpu)):
+            raise InvalidRequest(f"pin_cpus=True needs whole CPUs, 1 or more, not cpu={self.cpu:g}: write cpu=1")
+        parse_bytes(self.disk, "disk")
+        self.memory_limit_bytes()
+        for device in self.devices:
+            _device(device)
+            if _hosts(device) != _hosts(self.device):
+                raise InvalidRequest(
+                    f"{self.device.variant} spans {_many(_hosts(self.device))} and {device.variant} "
+                    f"{_many(_hosts(device))}: one can only stand for the other if both span the same number"
+                )
 
-    def _device(self) -> tuple[str | None, int]:
-        if isinstance(self.device, TpuConfig):
-            return "tpu", tpu_topology(self.device.variant).chips_per_host
-        if isinstance(self.device, GpuConfig):
-            if self.device.count < 1:
-                raise InvalidRequest(f"GpuConfig(count={self.device.count}) must be 1 or more")
-            return "gpu", self.device.count
-        return None, 0
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _many(hosts: int) -> str:
+    return "1 host" if hosts == 1 else f"{hosts} hosts"
+
+
+def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
+    """Two names for one thing."""
+    if value is not None and other is not None and value != other:
+        raise InvalidRequest(f"{name}={value!r} and {other_name}={other!r} mean the same: write one of them")
+    return other if value is None else value
+
+
+def _names(value: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
+    names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) and name for name in names):
+        raise InvalidRequest(f"{what}={value!r} must be names, as [{'us-central1' + ('-a' * (what == 'zones'))!r}]")
+    return names
+
+
+def _types(value: str | Sequence[str], what: str) -> tuple[str, ...]:
+    types = (value,) if isinstance(value, str) else tuple(value)
+    if not types or not all(isinstance(one, str) for one in types):
+        raise InvalidRequest(f"{what}={value!r} must be a type or a list of types, best first")
+    return types
+
+
+def _alternatives(device: DeviceConfig, given: Sequence[DeviceConfig | str] | None) -> tuple[DeviceConfig, ...]:
+    """Types stand for as many devices of the same kind; what is there already is left out."""
+    if isinstance(given, str):
+        raise InvalidRequest(f"device_alternatives={given!r} must be a list: write [{given!r}]")
+    found = [attrs.evolve(device, variant=one) if isinstance(one, str) else one for one in given or ()]
+    if isinstance(device, CpuConfig) and found:
+        raise InvalidRequest(f"device_alternatives={given!r}: a job without a device has nothing to replace")
+    return tuple(one for one in dict.fromkeys(found) if one != device)
+
+
+def _device(device: DeviceConfig) -> tuple[str | None, str, int]:
+    """Kind, type and number on one host.
+
+    Raises:
+        InvalidRequest: no device, an unknown TPU type, or an impossible number.
+    """
+    if isinstance(device, TpuConfig):
+        if device.count != 1:
+            count = f"TpuConfig({device.variant!r}, count={device.count!r})"
+            raise InvalidRequest(f"{count}: how many slices is said by replicas= or with_tpu(…, slice_count=)")
+        topology = tpu_topology(device.variant)
+        return "tpu", topology.variant, topology.chips_per_host
+    if isinstance(device, GpuConfig):
+        if not _is_whole(device.count) or device.count < 1:
+            raise InvalidRequest(f"GpuConfig(count={device.count!r}) must be a whole number, 1 or more")
+        if not isinstance(device.variant, str) or not device.variant:
+            raise InvalidRequest(f"GpuConfig(variant={device.variant!r}) must be a type such as 'h100', or 'auto'")
+        return "gpu", device.variant, device.count
+    if not isinstance(device, CpuConfig):
+        raise InvalidRequest(f"device={device!r} must be a CpuConfig, a GpuConfig or a TpuConfig")
+    return None, "auto", 0
+
+
+def _hosts(device: DeviceConfig) -> int:
+    return tpu_topology(device.variant).hosts if isinstance(device, TpuConfig) else 1
 
 
 @frozen

@@ -73,7 +73,7 @@ def _places(demand: Demand) -> list[str]:
         parts.append("a machine that is not preemptible")
     if demand.containers:
         parts.append("docker (a daemon that answers) or podman")
-    return parts
+    return parts + [str(constraint) for constraint in demand.constraints]
 
 
 def has(capacity: Capacity) -> str:
@@ -121,6 +121,10 @@ def _wrong_place(demand: Demand, capacity: Capacity) -> Iterator[tuple[str, str]
         yield "preemptible", "is preemptible"
     if demand.containers and not capacity.attributes.get("containers"):
         yield "without docker or podman", "has neither a docker daemon that answers nor podman"
+    for constraint in demand.constraints:
+        if not constraint.meets(capacity.attributes):
+            have = capacity.attributes.get(constraint.key)
+            yield f"without {constraint}", f"has {constraint.key} {have}" if have else f"has no {constraint.key}"
 
 
 def _wrong_devices(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:

@@ -74,13 +74,14 @@ class Machine:
 
 
 def admits(demand: Demand, capacity: Capacity) -> bool:
-    """The machine's attributes (region, zone, preemptible) allow the demand."""
+    """The machine's attributes (region, zone, preemptible, and those it has constraints on) allow the demand."""
     attributes = capacity.attributes
     return (
         (demand.preemptible or attributes.get("preemptible", "false").lower() != "true")
         and (not demand.regions or attributes.get("region") in demand.regions)
         and (not demand.zones or attributes.get("zone") in demand.zones)
         and (not demand.containers or bool(attributes.get("containers")))
+        and (not demand.constraints or all(constraint.meets(attributes) for constraint in demand.constraints))
     )
 
 
