@@ -894,7 +894,7 @@ async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
 
 async def test_a_later_minor_version_with_unknown_fields_is_welcome(autojump_clock: MockClock) -> None:
     async with a_house() as house:
-        body = codec.encode_message(Hello(protocol=(1, 7), session="s", incarnation="i"), [b"hi"])
+        body = codec.encode_message(Hello(protocol=(1, 7), session="s", incarnation="i", dial=7), [b"hi"])
         assert b'"dial"' in body
         body = body.replace(b'"dial"', b'"news"')
         welcome = await answer(await introduce(house, encode_frame(Kind.HELLO, 0, body)))

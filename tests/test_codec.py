@@ -196,3 +196,13 @@ def test_a_blob_is_named_by_its_content() -> None:
     data = random.Random(1).randbytes(100)
     assert codec.blob_id(data) == codec.blob_id(memoryview(data)) != codec.blob_id(data + b"!")
     assert len(codec.blob_id(b"")) == 64
+
+
+def test_what_is_empty_by_default_is_left_out_of_a_record_and_comes_back() -> None:
+    plain = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.BINARY)
+    assert set(json.loads(codec.to_json(plain))).isdisjoint(
+        {"payload", "argv", "env_vars", "actor", "pin_cpus", "index"}
+    )
+    assert codec.from_json(JobSpec, codec.to_json(plain)) == plain
+    odd = attrs.evolve(plain, max_retries_failure=0, max_retries_preemption=0, exclusive_name=False, env_vars={"A": ""})
+    assert codec.from_json(JobSpec, codec.to_json(odd)) == odd  # empty where the default is not: written

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 from cattrs import Converter, transform_error
+from cattrs.gen import make_dict_unstructure_fn, override
 from cattrs.preconf.json import make_converter
 
 from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
@@ -128,6 +129,23 @@ def read_frames(message: Bytes) -> Iterator[Frame]:
 _converter = make_converter(detailed_validation=False)
 """It says only that something does not fit. Its hooks are compiled in half the time, and every process starts here."""
 
+
+def _is_empty(attribute: attrs.Attribute[Any]) -> bool:
+    """Its default is: None, False, 0, an empty text or collection."""
+    default: Any = attribute.default
+    return not (default.factory() if hasattr(default, "factory") else default)
+
+
+def _leaving_out(cls: type) -> Callable[[Any], dict[str, Any]]:
+    """A writer that leaves out what is empty by default, and is: most of a record, and most of the time to read one.
+
+    Who reads puts the default there. So an empty default must never become another one: add another field.
+    """
+    empty: Any = {one.name: override(omit_if_default=True) for one in attrs.fields(cls) if _is_empty(one)}
+    return make_dict_unstructure_fn(cls, _converter, **empty)
+
+
+_converter.register_unstructure_hook_factory(attrs.has, _leaving_out)
 
 _writers: dict[type, Callable[[Any], Any]] = {}
 """Hooks by class, kept here: cattrs drops what it has compiled for one class whenever it compiles for another."""
