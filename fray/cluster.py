@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
-import trio
-
 from fray.actors import ActorHandle
 from fray.directory import Directory, nobody, told
-from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
+from fray.errors import InvalidRequest, NoSuchJob
+from fray.fleet import Fleet
 from fray.groups import ActorGroup
 from fray.hosts import ActorHost
 from fray.jobs import Job, error_of, job_id_of, stacks_of
@@ -25,10 +24,7 @@ from fray.model.messages.client import (
     Jobs,
     JoinMinted,
     ListJobs,
-    ListNodes,
     MintJoin,
-    NodeInfo,
-    Nodes,
     Story,
     Terminate,
     Text,
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
     from fray.runtime.log_reader import LogReader
 
 
-class Cluster(Directory):
+class Cluster(Directory, Fleet):
     """A connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
@@ -326,12 +322,6 @@ class Cluster(Directory):
         """
         return await stacks_of(self._runtime, job_id_of(job))
 
-    async def nodes(self) -> list[NodeInfo]:
-        """The machines of the cluster."""
-        reply = await self._runtime.link.request(ListNodes())
-        assert isinstance(reply, Nodes)
-        return list(reply.nodes)
-
     async def join_token(self, machine: str, *, hosts: int = 1, life_s: float = 3600.0) -> str:
         """A token with which a machine that is yet to come can join the cluster, once, as ``machine``.
 
@@ -346,18 +336,6 @@ class Cluster(Directory):
         reply = await self._runtime.link.request(MintJoin(machine=machine, hosts=hosts, life_s=life_s))
         assert isinstance(reply, JoinMinted)
         return reply.token
-
-    async def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
-        """Wait until ``count`` machines are there.
-
-        Raises:
-            DeadlineExceeded: not within ``timeout`` seconds.
-        """
-        with trio.move_on_after(timeout):
-            while len(alive := [node for node in await self.nodes() if node.alive]) < count:  # noqa: ASYNC110
-                await trio.sleep(0.1)  # machines have no subscription yet
-            return alive
-        raise DeadlineExceeded(f"the cluster has fewer than {count} nodes after {timeout:g} s")
 
     # Actors ----------------------------------------------------------------------------------------------------------
 

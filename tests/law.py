@@ -12,6 +12,7 @@ from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Obser
 from fray.net.codec import from_json, to_json
 from fray.scheduler.effects import (
     CheckpointTaken,
+    CordonAsked,
     Effect,
     Event,
     LaunchAsked,
@@ -19,6 +20,7 @@ from fray.scheduler.effects import (
     NameUnregistered,
     NodeDied,
     NodeJoined,
+    NodeLeaving,
     NodeReported,
     NodeSilent,
     Refusal,
@@ -29,6 +31,7 @@ from fray.scheduler.effects import (
     SessionOpened,
     TerminateAsked,
     Tick,
+    UncordonAsked,
 )
 from fray.scheduler.invariants import Decided, check
 from fray.scheduler.rows import TABLES, Rules
@@ -255,6 +258,23 @@ class Cluster:
     def run(self, *attempts: str) -> None:
         for attempt_id in attempts:
             self.see(attempt_id, Phase.RUNNING)
+
+    def cordon(self, *nodes: str, session: str = "d", **how: Any) -> list[Effect]:
+        """``drain=True``, ``finish_s=S``, ``reason=``."""
+        return self.tell(CordonAsked(session=session, ref=self.ref(), nodes=nodes, **how))
+
+    def drain(self, *nodes: str, finish_s: float = 0.0, reason: str = "") -> list[Effect]:
+        return self.cordon(*nodes, drain=True, finish_s=finish_s, reason=reason)
+
+    def uncordon(self, *nodes: str, session: str = "d") -> list[Effect]:
+        return self.tell(UncordonAsked(session=session, ref=self.ref(), nodes=nodes))
+
+    def leave(self, node: str = "n1", finish_s: float = 0.0) -> list[Effect]:
+        """It has been asked to end."""
+        incarnation = self.incarnations[node]
+        return self.tell(
+            NodeLeaving(node=node, incarnation=incarnation, finish_s=finish_s, reason="it was asked to end")
+        )
 
     # Looking
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from fray.cli.fleet import parse_deadline
 from fray.cli.jobs import advice, described, job_table, lasted, state_now
+from fray.cli.nodes import described as node_described
+from fray.cli.nodes import node_table, state_of
+from fray.errors import InvalidRequest
 from fray.model.health import Progress
+from fray.model.messages.client import NodeInfo
 from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
 
 
@@ -57,3 +63,19 @@ def test_columns_that_say_nothing_are_left_out_and_an_attempt_shows_how_far_it_i
 
 def test_the_list_says_that_a_job_is_stalled() -> None:
     assert job_table([(0, RUNNING)], False, 130.0, None)[1].endswith("stalled")
+
+
+def test_a_machine_out_of_service_says_so_behind_its_state() -> None:
+    there = NodeInfo(name="alpha", alive=True, cpu_milli=1, cpu_milli_free=1, memory_bytes=1, memory_bytes_free=1)
+    assert state_of(there) == "alive"
+    out = evolve(there, alive=False, standing="draining", why_out="is being drained by a tool of ada (new kernel)")
+    assert state_of(out) == "silent, draining"
+    assert node_table([out], None)[1].split()[1:3] == ["silent,", "draining"]
+    assert any("no: it is being drained by a tool of ada" in line for line in node_described(out, [], 0.0, None))
+
+
+def test_a_deadline_is_a_span_of_time() -> None:
+    assert parse_deadline("2h") == 7200.0
+    assert parse_deadline(None) is None
+    with pytest.raises(InvalidRequest, match="write 30s, 10m, 2h, 1d"):
+        parse_deadline("soon")

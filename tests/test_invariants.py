@@ -413,8 +413,24 @@ class World:
             self.tell(self.law.tell(asked))
         return bool(living)
 
+    def do_mark(self) -> bool:
+        """Somebody takes machines out of service, or back; or one has been asked to end."""
+        names = self.rng.sample(list(self.law.state.nodes), min(2, len(self.law.state.nodes)))
+        session = self.rng.choice(list(self.law.state.sessions) or ["d"])
+        turn = self.rng.random()
+        if turn < 0.2:
+            self.tell(self.law.cordon(*names, session=session))
+        elif turn < 0.5:
+            finish_s = self.rng.choice([0.0, 0.0, 10.0, 100.0])
+            self.tell(self.law.cordon(*names, session=session, drain=True, finish_s=finish_s))
+        elif turn < 0.6 and names and self.machines[names[0]].connected:
+            self.tell(self.law.leave(names[0], self.rng.choice([0.0, 20.0])))
+        else:
+            self.tell(self.law.uncordon(*self.law.state.nodes, session=session))
+        return True
+
     CALM = [do_obey] * 12 + [do_deliver] * 14 + [do_advance] * 10 + [do_launch] * 4 + [do_wait] * 3 + [do_process] * 4
-    ROUGH = [do_connect] * 4 + [do_cut] * 2 + [do_fall, do_wait_long, do_terminate, do_driver]
+    ROUGH = [do_connect] * 4 + [do_cut] * 2 + [do_fall, do_wait_long, do_terminate, do_driver, do_mark]
     ROUGH += [do_repeat_old_report] * 3 + [do_full_report] * 2 + [do_restart]
 
     def walk(self) -> None:
@@ -444,6 +460,7 @@ class World:
         """Every machine comes back, every owner leaves, every message arrives."""
         for machine in self.machines.values():
             self.connect(machine)
+        self.tell(self.law.uncordon(*self.law.state.nodes))
         for session in self.drivers:
             self.tell(self.law.close(session))
         self.tell(self.law.terminate(*(j for j, row in self.law.state.jobs.items() if not row.owner)))

@@ -14,6 +14,7 @@ API = (
     *(
         "cluster",
         "directory",
+        "fleet",
         "scopes",
         "supervision",
         "jobs",

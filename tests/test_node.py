@@ -15,7 +15,7 @@ from attrs import define, field
 from fray.errors import FrayError, LaunchFailed, NodeNameTaken, Unauthorized
 from fray.model.lines import Chunk
 from fray.model.messages.client import ControllerHello
-from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, Report, Wanted
+from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, NodeLeaves, Report, Wanted
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Ticket, Wish
 from fray.net.channel import Acceptor, Channel
@@ -151,6 +151,9 @@ class FakeController:
 
     def phases(self) -> dict[str, str]:
         return {attempt_id: str(one.phase) for attempt_id, one in self.known().items()}
+
+    def outcomes(self, *attempts: str) -> list[Outcome]:
+        return [outcome for attempt in attempts if (outcome := self.known()[attempt].outcome) is not None]
 
     async def until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -512,6 +515,28 @@ async def test_a_node_that_leaves_starts_nothing_more(autojump_clock: Any) -> No
         launcher.end("a", Outcome(cause=Cause.STOPPED))
         await house.over.wait()
         assert ("start", "b") not in launcher.calls
+
+
+async def test_a_node_that_leaves_says_so_first_and_gives_what_it_runs_its_time(autojump_clock: Any) -> None:
+    async with open_house(drain_s=60.0) as house:
+        house.controller.want(wish("a"), wish("b"))
+        await house.controller.until_phases(a="running", b="running")
+        began = trio.current_time()
+        house.leave.set()
+        await trio.sleep(10)
+        assert NodeLeaves(finish_s=60.0, reason="it was asked to end") in house.controller.heard
+        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+        await house.over.wait()
+        assert trio.current_time() - began == pytest.approx(60, abs=0.1)
+        assert [outcome.cause for outcome in house.controller.outcomes("a", "b")] == ["succeeded", "preempted"]
+
+
+async def test_a_node_that_leaves_goes_as_soon_as_nothing_runs_there(autojump_clock: Any) -> None:
+    async with open_house(drain_s=60.0) as house:
+        began = trio.current_time()
+        house.leave.set()
+        await house.over.wait()
+        assert trio.current_time() - began < 1
 
 
 async def test_a_node_may_leave_while_there_is_no_controller(autojump_clock: Any) -> None:

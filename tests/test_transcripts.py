@@ -17,6 +17,7 @@ from law import Cluster, capacity, demand, ended, job
 
 from fray.model.actors import ActorInfo
 from fray.model.messages.client import Jobs, Names
+from fray.model.messages.maintenance import NodesMarked
 from fray.model.messages.node import NodeHello
 from fray.model.retries import ExitRule
 from fray.model.specs import (
@@ -92,6 +93,30 @@ def do_silent(law: Cluster, words: list[str]) -> list[Effect]:
 def do_died(law: Cluster, words: list[str]) -> list[Effect]:
     """``died NODE``: proof"""
     return law.die(words[0])
+
+
+def do_cordon(law: Cluster, words: list[str]) -> list[Effect]:
+    """``cordon SESSION NODE … [reason=…]``"""
+    plain, more = options(words)
+    return law.cordon(*plain[1:], session=plain[0], reason=more.get("reason", ""))
+
+
+def do_drain(law: Cluster, words: list[str]) -> list[Effect]:
+    """``drain SESSION NODE … [finish=S] [reason=…]``"""
+    plain, more = options(words)
+    how = {"finish_s": float(more.get("finish", 0)), "reason": more.get("reason", "")}
+    return law.cordon(*plain[1:], session=plain[0], drain=True, **how)
+
+
+def do_uncordon(law: Cluster, words: list[str]) -> list[Effect]:
+    """``uncordon SESSION NODE …``"""
+    return law.uncordon(*words[1:], session=words[0])
+
+
+def do_leave(law: Cluster, words: list[str]) -> list[Effect]:
+    """``leave NODE [finish=S]``: its process has been asked to end"""
+    plain, more = options(words)
+    return law.leave(plain[0], float(more.get("finish", 0)))
 
 
 def do_report(law: Cluster, words: list[str]) -> list[Effect]:
@@ -212,6 +237,9 @@ def told(law: Cluster, effect: Effect) -> str:
             return f"wishes {node}: " + "; ".join([*(wish(law, a) for a in changed), *(f"drop {a}" for a in gone)])
         case Reply(session=session, message=Jobs(jobs=infos)):
             return f"reply {session}: " + ", ".join(f"{info.job_id} {info.state.value}" for info in infos)
+        case Reply(session=session, message=NodesMarked(nodes=nodes, told=told_)):
+            marks = ", ".join(f"{node.name} {node.standing or 'in service'}" for node in nodes)
+            return f"reply {session}: {marks}" + "".join(f"; {line}" for line in told_)
         case Reply(session=session):
             return f"reply {session}: done"
         case Refusal(session=session, error=error):
@@ -258,6 +286,11 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "explain": lambda law, words: iter(explain(law.state, words[0], law.now).splitlines()),
     "job": lambda law, words: iter([info_line(law.info(words[0]))]),
     "names": lambda law, words: iter([names_line(law.names(words[0]))]),
+    "node": lambda law, words: (
+        f"{node.name} {node.standing or 'in service'}" + (f": it {node.why_out}" if node.why_out else "")
+        for node in law.state.nodes_info()
+        if node.name in words
+    ),
     "wanted": lambda law, words: iter([wish(law, attempt) for attempt in law.wished(words[0])] or ["nothing"]),
     "actors": lambda law, words: map(actor_line, list_actors(law.state)),
     "state": lambda law, words: iter([kept_line(law.state.jobs[words[0]].checkpoint)]),

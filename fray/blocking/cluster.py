@@ -20,6 +20,7 @@ from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
 from fray.model.lines import LogLine
 from fray.model.messages.client import Event, NodeInfo
+from fray.model.messages.maintenance import NodesMarked
 from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
 from fray.scopes import OnFailure
@@ -217,6 +218,18 @@ class Cluster(Maker):
     def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
         """Wait until ``count`` machines are there. Raises DeadlineExceeded (a TimeoutError)."""
         return self._portal.call(self._native.wait_for_nodes, count, timeout)
+
+    def cordon(self, *nodes: str, reason: str = "") -> NodesMarked:
+        """Place nothing new on these machines. As `fray.Cluster.cordon`."""
+        return self._portal.call(lambda: self._native.cordon(*nodes, reason=reason))
+
+    def uncordon(self, *nodes: str) -> NodesMarked:
+        """Use these machines again. As `fray.Cluster.uncordon`."""
+        return self._portal.call(self._native.uncordon, *nodes)
+
+    def drain(self, *nodes: str, **how: Any) -> NodesMarked:
+        """Cordon these machines, and end what runs there, to begin elsewhere. As `fray.Cluster.drain`."""
+        return self._portal.call(lambda: self._native.drain(*nodes, **how))
 
     # Actors ----------------------------------------------------------------------------------------------------------
 

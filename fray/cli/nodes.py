@@ -33,7 +33,7 @@ def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
     rows = [
         [
             node.name,
-            "alive" if node.alive else "silent",
+            state_of(node),
             free(node.cpu_milli_free / 1000, node.cpu_milli / 1000),
             f"{size(node.memory_bytes_free)} of {size(node.memory_bytes)}",
             _devices_free(node).removesuffix(", see below"),
@@ -43,6 +43,12 @@ def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
         for node in found
     ]
     return table(heads, rows, room)
+
+
+def state_of(node: NodeInfo) -> str:
+    """``alive`` or ``silent``, and why nothing new comes."""
+    alive = "alive" if node.alive else "silent"
+    return f"{alive}, {node.standing}" if node.standing else alive
 
 
 def free(left: float, whole: float) -> str:
@@ -85,6 +91,7 @@ def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | N
         [
             ("node", node.name),
             ("state", "alive" if node.alive else "silent: it has not been heard for a while, see docs/supervision.md"),
+            ("in service", f"no: it {node.why_out}" if node.why_out else ""),
             ("host", node.host),
             ("pid", str(node.pid or "")),
             ("CPUs free", free(node.cpu_milli_free / 1000, node.cpu_milli / 1000)),

@@ -35,22 +35,9 @@ def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    for add in (
-        _jobs,
-        _show,
-        _story,
-        _explain,
-        _logs,
-        _run,
-        _wait,
-        _stop,
-        _stacks,
-        _forward,
-        _nodes,
-        _node,
-        _actors,
-        _token,
-    ):
+    about_jobs = (_jobs, _show, _story, _explain, _logs, _run, _wait, _stop, _stacks, _forward)
+    about_machines = (_nodes, _node, _cordon, _uncordon, _drain)
+    for add in (*about_jobs, *about_machines, _token, _actors):
         add(verbs)
     return parser
 
@@ -327,6 +314,42 @@ def _token(verbs: Verbs) -> None:
     parser.add_argument("--for-machine", required=True, metavar="NAME", help="it joins with the attribute machine=NAME")
     parser.add_argument("--hosts", type=int, default=1, metavar="N", help="of a TPU slice: each may use it once")
     parser.add_argument("--life-s", type=float, default=3600.0, metavar="S", help="how long (default: %(default)g)")
+
+
+def _cordon(verbs: Verbs) -> None:
+    text = "place nothing new on machines; what runs there goes on"
+    parser = _verb(verbs, "cordon", "fleet:cordon", text, "  fray cordon alpha beta --reason 'new driver'")
+    _machines(parser)
+    parser.add_argument("--reason", default="", help="for those who wonder why")
+
+
+def _uncordon(verbs: Verbs) -> None:
+    text = "use machines again: cordoned ones, drained ones, those in quarantine"
+    _machines(_verb(verbs, "uncordon", "fleet:uncordon", text, "  fray uncordon alpha beta"))
+
+
+def _drain(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "drain",
+        "fleet:drain",
+        "cordon machines, and have what runs there go elsewhere",
+        "  fray drain alpha --reason 'new kernel' --wait\n  fray drain alpha beta --deadline 2h --wait --timeout 3h",
+    )
+    _machines(parser)
+    parser.add_argument("--reason", default="", help="for those who wonder why")
+    parser.add_argument(
+        "--let-finish", action="store_true", help="leave jobs alone that end by themselves, for an hour"
+    )
+    parser.add_argument("--deadline", metavar="SPAN", help="leave them alone for so long: 10m, 2h; 0: not at all")
+    parser.add_argument("--wait", action="store_true", help="return when nothing is left there")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="with --wait: give up after so long with exit code 124"
+    )
+
+
+def _machines(parser: Parser) -> None:
+    parser.add_argument("nodes", nargs="+", metavar="NODE", help="a machine; a host of a TPU slice means all of them")
 
 
 def _actors(verbs: Verbs) -> None:

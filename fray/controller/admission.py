@@ -11,7 +11,7 @@ from attrs import evolve
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
 from fray.model.environment import check_spec
 from fray.model.gangs import hosts_of, port_names, slice_hosts
-from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, SessionId, check_name
+from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
 from fray.model.resources import Demand
 from fray.model.specs import EntryKind, JobSpec
@@ -191,3 +191,18 @@ def _check_spec(spec: JobSpec) -> None:
             raise InvalidRequest(f"job {spec.name!r} runs a program and names none")
     elif spec.payload is None:
         raise InvalidRequest(f"job {spec.name!r} runs Python code and has no payload")
+
+
+MARKED_LIMIT = 10_000
+"""Machines in one request."""
+REASON_LIMIT_CHARS = 1000
+
+
+def check_marked(nodes: Sequence[NodeName], reason: str = "", finish_s: float = 0.0) -> None:
+    """A request about machines. Raises: InvalidRequest."""
+    if not 0 < len(nodes) <= MARKED_LIMIT:
+        raise InvalidRequest(f"say which machines: 1 to {MARKED_LIMIT:,} names, not {len(nodes):,}")
+    if len(reason) > REASON_LIMIT_CHARS:
+        raise InvalidRequest(f"a reason has {REASON_LIMIT_CHARS} characters at most, not {len(reason)}")
+    if not 0 <= finish_s < float("inf"):
+        raise InvalidRequest(f"deadline_s={finish_s} must be 0 or more seconds")

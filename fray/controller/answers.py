@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from fray.controller.admission import check_bundles, check_checkpoint, check_id, check_launch
+from fray.controller.admission import check_bundles, check_checkpoint, check_id, check_launch, check_marked
 from fray.controller.secrets import check_secrets
 from fray.errors import FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
 from fray.model.messages import client as words
+from fray.model.messages import maintenance
 from fray.model.messages.bundles import OfferBundle, PutPiece
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
@@ -24,11 +25,13 @@ from fray.net.transport import Bytes
 from fray.scheduler import actors, checkpoints, lookup
 from fray.scheduler.effects import (
     CheckpointTaken,
+    CordonAsked,
     LaunchAsked,
     NameRegistered,
     NameUnregistered,
     SessionClosed,
     TerminateAsked,
+    UncordonAsked,
 )
 from fray.scheduler.explain import explain
 
@@ -295,6 +298,26 @@ def mint_join(link: ClientLink, ref: int, message: words.MintJoin, blobs: Sequen
     return words.JoinMinted(token=token), ()
 
 
+def cordon(link: ClientLink, ref: int, message: maintenance.CordonNodes, blobs: Sequence[Bytes]) -> Answer:
+    check_marked(message.nodes, message.reason, message.finish_s)
+    event = CordonAsked(
+        session=link.session,
+        ref=ref,
+        nodes=message.nodes,
+        reason=message.reason,
+        drain=message.drain,
+        finish_s=message.finish_s,
+    )
+    link.house.inbox.ask(event)
+    return None
+
+
+def uncordon(link: ClientLink, ref: int, message: maintenance.UncordonNodes, blobs: Sequence[Bytes]) -> Answer:
+    check_marked(message.nodes)
+    link.house.inbox.ask(UncordonAsked(session=link.session, ref=ref, nodes=message.nodes))
+    return None
+
+
 def end_session(link: ClientLink, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
     link.house.inbox.ask(SessionClosed(session=link.session, reason=message.reason, ref=ref))
     link.has_left = True
@@ -325,6 +348,8 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     words.FetchCheckpoint: fetch_checkpoint,
     words.ListNodes: list_nodes,
     words.MintJoin: mint_join,
+    maintenance.CordonNodes: cordon,
+    maintenance.UncordonNodes: uncordon,
     OfferBundle: about_bundle,
     PutPiece: about_bundle,
     words.EndSession: end_session,

@@ -29,6 +29,7 @@ from fray.model.messages.node import (
     Measured,
     NodeGoodbye,
     NodeHello,
+    NodeLeaves,
     NodeTold,
     Report,
     Wanted,
@@ -41,12 +42,15 @@ from fray.net.codec import Kind, decode_message
 from fray.net.requests import Requests
 from fray.net.session import SILENT_PERIODS
 from fray.net.transport import Bytes
-from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeReported, NodeSilent
+from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeLeaving, NodeReported, NodeSilent
 
 WANTED_CHUNK_BYTES = 12 * 1024 * 1024
 """Payloads in one `Wanted`, about; the rest follows when there is room."""
 WANTED_CHUNK_WISHES = 1_000
 """New attempts in one `Wanted`."""
+
+FINISH_LIMIT_S = 7 * 86_400.0
+"""Which a leaving node may give to what it runs."""
 
 _log = logging.getLogger("fray.controller.nodes")
 
@@ -140,6 +144,8 @@ class NodeLink:
             self._house.vitals.hear_node(self.node, message.told)
         elif isinstance(message, Captured):
             self._front.captured(self, message)
+        elif isinstance(message, NodeLeaves):
+            self._leaves(message)
         elif isinstance(message, NodeGoodbye):
             self.died(message.reason or "it left in order")
 
@@ -262,6 +268,12 @@ class NodeLink:
                 what=message.what,
                 text=message.text,
             )
+        )
+
+    def _leaves(self, message: NodeLeaves) -> None:
+        finish_s = min(max(0.0, message.finish_s), FINISH_LIMIT_S)
+        self._house.inbox.tell(
+            NodeLeaving(node=self.node, incarnation=self.incarnation, finish_s=finish_s, reason=message.reason)
         )
 
     def _is_mine(self, attempt_id: AttemptId) -> bool:

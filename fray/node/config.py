@@ -98,6 +98,8 @@ class NodeConfig:
     environments: EnvironmentLimits = Factory(EnvironmentLimits)
     boot_id: str = ""
     process: ProcessMark | None = None
+    drain_s: float = 0.0
+    """Asked to leave, it lets jobs finish for so long that may end by themselves."""
 
     @property
     def patience_s(self) -> float:

@@ -46,6 +46,7 @@ _FILE_KEYS = {
     "advertise": str,
     "insecure": bool,
     "lease_s": (int, float),
+    "drain_s": (int, float),
     "pid_namespace": str,
     "memory_limit": str,
     "cpu": (int, float),
@@ -72,6 +73,7 @@ _OPTIONS = (
         "advertise",
         "insecure",
         "lease_s",
+        "drain_s",
     ),
     *("pid_namespace", "memory_limit", "ports", "secrets", *FILE_KEYS),
 )
@@ -151,6 +153,13 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         help="the controller's --lease-s, or less: how long it keeps what it runs without a word (default: 600)",
     )
     parser.add_argument(
+        "--drain-s",
+        type=float,
+        metavar="S",
+        help="asked to end (SIGTERM), let jobs finish for so long that may end by themselves; others go elsewhere at "
+        "once (default: 0, all do)",
+    )
+    parser.add_argument(
         "--pid-namespace",
         choices=[str(mode) for mode in Mode],
         help="auto (default): programs run in one of their own where the system allows it; on: every job; off: none",
@@ -209,12 +218,19 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         advertise=told.get("advertise") or _local_address(controller),
         networked=networked,
         lease_s=lease_s,
+        drain_s=_drain_s(told.get("drain_s", 0.0)),
         secrets_dir=check_directory(told["secrets"]) if "secrets" in told else "",
         logs=log_rules(told),
         environments=_environment_limits(told.get("environments", {})),
         **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
     return as_machine(config) if join_token else config
+
+
+def _drain_s(told: float) -> float:
+    if not 0 <= told < float("inf"):
+        raise InvalidRequest(f"drain_s={told:g} must be 0 or more seconds")
+    return float(told)
 
 
 def _environment_limits(told: Mapping[str, Any]) -> EnvironmentLimits:

@@ -297,7 +297,7 @@ class Member:
             found = short(await launcher.particulars())
             if found != told and channel.connected:
                 told = found
-                self._tell(NodeTold(told=told))
+                self.tell(NodeTold(told=told))
             with trio.move_on_after(TELL_EVERY_S):
                 await self._forgotten.wait()
 
@@ -325,7 +325,7 @@ class Member:
 
     def note(self, attempt_id: AttemptId, what: str, text: str) -> None:
         """For the story of its job; what the controller cannot be told now, it is not told."""
-        self._tell(AttemptNoted(attempt_id=attempt_id, what=what, text=text))
+        self.tell(AttemptNoted(attempt_id=attempt_id, what=what, text=text))
 
     def _with_stacks(self, attempt_id: AttemptId, outcome: Outcome | None) -> Outcome | None:
         if outcome is None or outcome.captured:
@@ -334,7 +334,7 @@ class Member:
 
     def _on_capture_asked(self, asked: CaptureAsked) -> None:
         def tell(attempt_id: AttemptId, text: str) -> None:
-            self._tell(Captured(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
+            self.tell(Captured(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
 
         known = [attempt_id for attempt_id in asked.attempts if attempt_id in self.held]
         for attempt_id in asked.attempts:
@@ -342,7 +342,8 @@ class Member:
                 tell(attempt_id, f"[fray] node {self.config.name} does not run it (any more)")
         self.wards.look_for(known, tell)
 
-    def _tell(self, message: object) -> None:
+    def tell(self, message: object) -> None:
+        """A notice to the controller, unless the conversation is over or full."""
         if self.channel is not None:
             try:
                 self.channel.notice(message)
@@ -388,6 +389,10 @@ class Member:
         """End everything held, by the ladder or at once, and wait until it has ended."""
         for attempt_id in self._living():
             (self._launcher.kill if kill else self._launcher.stop)(attempt_id)
+        await self.wait_idle()
+
+    async def wait_idle(self) -> None:
+        """Nothing that it holds lives."""
         while self._living():
             await self._moving.park()
 

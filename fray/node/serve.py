@@ -9,7 +9,7 @@ import trio
 
 from fray.errors import ChannelClosed, ConnectionFailed, FrayError, NodeNameTaken, ProtocolMismatch, Unauthorized
 from fray.model.ids import mint
-from fray.model.messages.node import NodeGoodbye
+from fray.model.messages.node import NodeGoodbye, NodeLeaves
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
@@ -55,8 +55,9 @@ async def run_node(
     """Be a node until cancelled, until ``leave`` is set, or until the parent process of the config ends.
 
     Started once it has joined the cluster. Cancelled, or without its parent, it ends its attempts at once; on ``leave``
-    by their ladders, and reports them (as preempted) before it says goodbye. While there is no controller it goes on
-    dialling; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
+    by their ladders, and reports them (as preempted) before it says goodbye; what may end by itself has
+    `NodeConfig.drain_s` for that, and what the controller takes away goes elsewhere meanwhile. While there is no
+    controller it goes on dialling; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
 
     Raises:
         NodeNameTaken, Unauthorized, ProtocolMismatch: the controller does not take it.
@@ -204,7 +205,13 @@ async def _remind(config: NodeConfig, scope: trio.CancelScope) -> None:
 
 async def _leave_in_order(member: Member, leave: trio.Event, scope: trio.CancelScope) -> None:
     await leave.wait()
-    member.leaving = f"node {member.config.name} leaves the cluster"
+    why, drain_s = f"node {member.config.name} leaves the cluster", member.config.drain_s
+    member.tell(NodeLeaves(finish_s=drain_s, reason="it was asked to end"))
+    if drain_s:
+        log.info("leaving: %d attempts have %g s to finish, or to go elsewhere", len(member.held), drain_s)
+        with trio.move_on_after(drain_s):
+            await member.wait_idle()
+    member.leaving = why
     log.info("leaving: ending %d attempts", len(member.held))
     await member.end_all(kill=False)
     channel = member.channel

@@ -123,6 +123,35 @@ class NodeDied:
 
 
 @frozen(kw_only=True)
+class NodeLeaving:
+    """It has been asked to end: what may end by itself has ``finish_s``, the rest goes elsewhere now."""
+
+    node: NodeName
+    incarnation: str
+    finish_s: float
+    reason: str
+
+
+@frozen(kw_only=True)
+class CordonAsked:
+    """See `fray.model.messages.maintenance.CordonNodes`."""
+
+    session: SessionId
+    ref: int
+    nodes: tuple[NodeName, ...]
+    reason: str = ""
+    drain: bool = False
+    finish_s: float = 0.0
+
+
+@frozen(kw_only=True)
+class UncordonAsked:
+    session: SessionId
+    ref: int
+    nodes: tuple[NodeName, ...]
+
+
+@frozen(kw_only=True)
 class AttemptRemarked:
     """A node has seen something that is worth a line in the story of the job; it changes nothing else."""
 
@@ -175,6 +204,9 @@ Event: TypeAlias = (
     | NodeReported
     | NodeSilent
     | NodeDied
+    | NodeLeaving
+    | CordonAsked
+    | UncordonAsked
     | AttemptRemarked
     | NameRegistered
     | NameUnregistered

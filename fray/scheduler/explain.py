@@ -16,6 +16,7 @@ from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
+from fray.scheduler.service import why_closed
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
 from fray.scheduler.waits import ending_siblings, holders
@@ -141,18 +142,9 @@ def _free(machine: Machine, variant: Variant) -> str:
     return f"{len(machine.devices[variant])} of {whole} {variant[0]} {variant[1]}"
 
 
-def _closed(state: Tables, node: Node) -> str:
-    """Why nothing is placed on a machine, whatever it has free."""
-    if node.phase is not NodePhase.ALIVE:
-        return f"has been silent for {state.now - node.silent_since:.0f} s"
-    if node.strays:
-        return f"is still ending {', '.join(node.strays[:HOLDERS_SHOWN])}"
-    return "has not yet told what it holds"
-
-
 def _machine_line(state: Tables, job: Job, node: Node) -> str:
     if not takes_work(node):
-        return f"{node.name} {_closed(state, node)}"
+        return f"{node.name} {why_closed(node, state.now)}"
     machine = state.pool.machines[node.name]
     wrong = [text for _, text in misfits(job.spec.demand, machine)]
     if not wrong:

@@ -136,6 +136,25 @@ def _nodes(state: State) -> Iterator[str]:
             yield f"the lost node {node.name} still holds {list(state.on_node[node.name])}"
 
 
+def _cordons(state: State) -> Iterator[str]:
+    """Nothing new comes to a cordoned machine; what is on a draining one is being ended once its time is over; and a
+    drained one holds nothing."""
+    by_node = _living_by_node(state)
+    for node in state.nodes.values():
+        cordon = node.cordon
+        if cordon is None:
+            continue
+        for attempt in by_node[node.name]:
+            if attempt.placed_at > cordon.since:
+                yield f"{attempt.attempt_id} was placed on {node.name}, which is cordoned since {cordon.since}"
+            if cordon.drain and cordon.until is None and not attempt.stop_cause:
+                yield f"{attempt.attempt_id} stays on {node.name}, which is drained"
+        if cordon.drained_at is not None and by_node[node.name]:
+            yield f"{node.name} counts as drained and holds {[one.attempt_id for one in by_node[node.name]]}"
+        if cordon.drain and cordon.drained_at is None and not by_node[node.name]:
+            yield f"{node.name} holds nothing and does not count as drained"
+
+
 # Attempts -------------------------------------------------------------------------------------------------------------
 
 
@@ -327,6 +346,8 @@ def _indexes(state: State) -> Iterator[str]:
             yield f"index {index} is {mine}, the rows say {other}"
     if list(state.queue) != list(twin.queue):
         yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
+    if state.timers.at != twin.timers.at:
+        yield f"timed are {state.timers.at}, the rows say {twin.timers.at}"
     if state.alarms != twin.alarms:
         yield f"the alarms are {state.alarms}, the rows say {twin.alarms}"
     if state.blobs != state.count_blobs():
@@ -402,6 +423,7 @@ RULES: tuple[Rule, ...] = (
     _capacity,
     _ports,
     _nodes,
+    _cordons,
     _attempts,
     _wishes,
     _jobs,

@@ -264,6 +264,17 @@ def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str, by:
     return True
 
 
+def preempt(state: State, out: Outbox, job: Job, why: str) -> bool:
+    """End a placed job as a whole, for the sake of others, to begin again as its budgets allow; False: it is none, or
+    its end was decided before."""
+    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+        return False
+    out.happened(job.job_id, "preempted", why)
+    cut(state, out, job, Outcome(cause=Cause.PREEMPTED, message=why), Cause.PREEMPTED)
+    reconsider(state, out, job)
+    return True
+
+
 def never(state: State, out: Outbox, job: Job, reason: str) -> None:
     """A waiting job that no machine will ever hold."""
     _dequeue(state, job)
@@ -301,6 +312,10 @@ def reconsider(state: State, out: Outbox, job: Job) -> None:
     if not all(map(state.suspect, living)):
         return
     expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
+    if _was_done(job, members):
+        turn(state, out, job, JobTurn.COMMITTED)
+        _commit(state, out, job, expected[0].outcome or Outcome(cause=Cause.SUCCEEDED))
+        return
     first, job.first_member = first_cause(job, expected, state.rules.suspect_s)
     budget = paying(state, job, first)
     if budget is not None and not living:
@@ -308,6 +323,16 @@ def reconsider(state: State, out: Outbox, job: Job) -> None:
     elif budget is None:
         turn(state, out, job, JobTurn.COMMITTED)
         _commit(state, out, job, final_outcome(state, job, first, expected))
+
+
+def _was_done(job: Job, members: list[Attempt]) -> bool:
+    """It was preempted, and had done its work before it noticed."""
+    return (
+        job.stop_cause is None
+        and job.first is not None
+        and job.first.cause is Cause.PREEMPTED
+        and all(attempt.outcome is not None and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members)
+    )
 
 
 def _as_lost(state: State, attempt: Attempt) -> Attempt:

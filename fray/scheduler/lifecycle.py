@@ -135,6 +135,8 @@ class NodeTurn(StrEnum):
     """The time of its phase is over."""
     RESTARTED = "restarted"
     """The controller has: every connection is gone and every timer starts again."""
+    DIED = "died"
+    """Proof; it stays on the list for what is to be remembered of it."""
 
 
 _N = NodePhase
@@ -153,6 +155,7 @@ NODE_TABLE: Mapping[tuple[NodePhase, NodeTurn], NodePhase] = {
     (_N.LOST, NodeTurn.JOINED): _N.ALIVE,
     (_N.LOST, NodeTurn.LOST_CONNECTION): _N.LOST,
     (_N.LOST, NodeTurn.RESTARTED): _N.LOST,
+    **{(phase, NodeTurn.DIED): _N.LOST for phase in NodePhase},
 }
 """A lost node whose time is over (`Rules.forget_node_s`) is struck off the list."""
 

@@ -28,9 +28,11 @@ def joined(state: State, event: NodeJoined, out: Outbox) -> None:
     if node is not None and node.incarnation == hello.incarnation:
         _rejoined(state, out, node)
         return
+    fresh = _new(hello)
     if node is not None:
         _give_up(state, out, node, f"the node {node.name} was started anew", node_since(state, node))
-    state.put_node(_new(hello))
+        fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.leaving else None
+    state.put_node(fresh)
     out.happened("", "node joined", f"{hello.node} ({hello.incarnation})")
 
 
@@ -174,8 +176,17 @@ def died(state: State, event: NodeDied, out: Outbox) -> None:
     if node is None or node.incarnation != event.incarnation:
         return
     _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", node_since(state, node))
-    state.drop_node(node)
+    if _remembered(node):
+        node.phase, node.silent_since = moved(NODE_TABLE, node.phase, NodeTurn.DIED), state.now
+        state.node_changed(node)
+    else:
+        state.drop_node(node)
     out.happened("", "node died", f"{node.name}: {event.reason}")
+
+
+def _remembered(node: Node) -> bool:
+    """Somebody has said of it what shall still hold when it is back."""
+    return node.cordon is not None and not node.cordon.leaving
 
 
 def _give_up(state: State, out: Outbox, node: Node, message: str, since: float) -> None:

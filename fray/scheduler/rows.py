@@ -177,6 +177,23 @@ class TakenPort:
     """Others are given first until then."""
 
 
+@frozen(kw_only=True)
+class Cordon:
+    """By somebody's word nothing new is placed on a machine, and what runs there may have to go (see `drain`)."""
+
+    since: float
+    by: str
+    reason: str = ""
+    drain: bool = False
+    """What runs there is ended, to begin elsewhere."""
+    until: float | None = None
+    """While draining: when those are ended that may end by themselves until then. None: they were asked to end."""
+    drained_at: float | None = None
+    """Since when nothing is there any more."""
+    leaving: bool = False
+    """It is the machine's own word, which is about to end: it goes with this incarnation."""
+
+
 @define(kw_only=True)
 class Node:
     name: NodeName
@@ -199,6 +216,7 @@ class Node:
     """Ports that strangers held when they were last tried."""
     log_archive: str = ""
     """Where it copies its logs to, for those who look for them when it is gone."""
+    cordon: Cordon | None = None
 
 
 @define(kw_only=True)
@@ -301,6 +319,8 @@ class Rules:
     """Attempts of earlier generations on record for each job."""
     forget_node_s: float = 86_400.0
     """How long a lost node is listed."""
+    forget_cordoned_s: float = 30 * 86_400.0
+    """How long one is that is cordoned: it shall still be so when it comes back from its repair."""
 
 
 TABLES: dict[str, type] = {

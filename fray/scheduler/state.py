@@ -18,6 +18,7 @@ from fray.model.specs import RESULT_GONE, AttemptInfo, Cause, JobInfo, JobState,
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import FINAL, job_state
 from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
+from fray.scheduler.service import standing, why_out
 from fray.scheduler.tables import Tables
 
 _SILENT = (NodePhase.SUSPECT, NodePhase.LOST)
@@ -179,9 +180,9 @@ class State(Tables):
         return attempt.living and self.nodes[attempt.node].phase in _SILENT
 
     def nodes_info(self) -> tuple[NodeInfo, ...]:
-        return tuple(self._node_info(self.nodes[name]) for name in sorted(self.nodes))
+        return tuple(self.node_info(self.nodes[name]) for name in sorted(self.nodes))
 
-    def _node_info(self, node: Node) -> NodeInfo:
+    def node_info(self, node: Node) -> NodeInfo:
         machine = self.pool.machines[node.name]
         return NodeInfo(
             name=node.name,
@@ -198,6 +199,8 @@ class State(Tables):
             ports=str(node.capacity.ports),
             ports_free=machine.ports.free,
             busy=dict(node.busy),
+            standing=standing(node),
+            why_out=why_out(node, self.now),
             granted={device: id_ for id_ in self.on_node.get(node.name, ()) for device in self.attempts[id_].devices},
         )
 
@@ -257,15 +260,17 @@ class State(Tables):
         nodes = (node_deadline(self.nodes[name], self.rules) for name in self.unwell)
         sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost)
         held = (self.alarms[0][0],) if self.alarms else ()
-        return min([*nodes, *sessions, *held], default=None)
+        timed = self.timers.first()
+        return min([*nodes, *sessions, *held, *(() if timed is None else (timed,))], default=None)
 
 
 def node_deadline(node: Node, rules: Rules) -> float:
     """When a silent node's next turn is due."""
+    keep_s = rules.forget_node_s if node.cordon is None else rules.forget_cordoned_s
     waits = {
         NodePhase.SILENT: rules.suspect_s,
         NodePhase.SUSPECT: rules.lease_s,
-        NodePhase.LOST: rules.lease_s + rules.forget_node_s,
+        NodePhase.LOST: rules.lease_s + keep_s,
     }
     return node.silent_since + waits[node.phase]
 

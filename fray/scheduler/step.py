@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fray.scheduler import checkpoints, holding, launching, nodes, registry, sessions, supervision
+from fray.scheduler import checkpoints, drain, due, holding, launching, nodes, registry, sessions, supervision
 from fray.scheduler.effects import (
     AttemptRemarked,
     CheckpointTaken,
+    CordonAsked,
     Effect,
     Event,
     LaunchAsked,
@@ -21,6 +22,7 @@ from fray.scheduler.effects import (
     NameUnregistered,
     NodeDied,
     NodeJoined,
+    NodeLeaving,
     NodeReported,
     NodeSilent,
     PolicyChanged,
@@ -30,6 +32,7 @@ from fray.scheduler.effects import (
     SessionOpened,
     TerminateAsked,
     Tick,
+    UncordonAsked,
 )
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.placement import place_waiting
@@ -56,6 +59,7 @@ def _policy_changed(state: State, event: PolicyChanged, out: Outbox) -> None:
 def _tick(state: State, event: Tick, out: Outbox) -> None:
     nodes.ticked(state, out)
     sessions.ticked(state, out)
+    due.ticked(state, out)
 
 
 HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
@@ -70,6 +74,9 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     NodeReported: nodes.reported,
     NodeSilent: nodes.silent,
     NodeDied: nodes.died,
+    NodeLeaving: drain.leaving,
+    CordonAsked: drain.cordon,
+    UncordonAsked: drain.uncordon,
     AttemptRemarked: nodes.remarked,
     NameRegistered: registry.register,
     NameUnregistered: registry.unregister,
@@ -91,6 +98,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     out = Outbox(state)
     HANDLERS[type(event)](state, event, out)
     supervision.settle(state, out)
+    drain.settle(state, out)
     holding.release(state, out)
     place_waiting(state, out)
     sessions.settle(state, out)

@@ -34,6 +34,7 @@ from fray.scheduler.rows import (
     SessionPhase,
     TakenPort,
 )
+from fray.scheduler.timers import Timers
 
 
 @define
@@ -108,6 +109,10 @@ class Tables:
         """Ended sessions, oldest end first."""
         self.unwell: dict[NodeName, None] = {}
         """Nodes that are not alive."""
+        self.timers = Timers()
+        """Of ``drain``: when a machine's drain waits no longer, by node."""
+        self.emptied: dict[NodeName, None] = {}
+        """Nodes whose last attempt has ended since the last look; whoever looks clears it (`drain.settle`)."""
         self.blobs: dict[BlobId, int] = {}
         """How many rows refer to a payload or value."""
 
@@ -216,9 +221,10 @@ class Tables:
             self.unwell.pop(node.name, None)
         else:
             self.unwell[node.name] = None
+        self.timers.set(("drain", node.name), node.cordon.until if node.cordon is not None else None)
 
     def node_changed(self, node: Node) -> None:
-        """Its phase, strays, settledness or busy devices may have changed."""
+        """Its phase, strays, settledness, busy devices or cordon may have changed."""
         self._time_node(node)
         self.pool.set_open(node.name, takes_work(node))
         self.pool.withhold(node.name, node.busy)
@@ -227,6 +233,7 @@ class Tables:
     def drop_node(self, node: Node) -> None:
         del self.nodes[node.name], self.on_node[node.name]
         self.unwell.pop(node.name, None)
+        self.timers.set(("drain", node.name), None)
         self.pool.remove(node.name)
         self.touch("node", node.name)
 
@@ -399,6 +406,8 @@ class Tables:
         demand = self.demand(self.jobs[attempt.job_id])
         self.tally[attempt.job_id].living -= 1
         del self.on_node[attempt.node][attempt.attempt_id]
+        if not self.on_node[attempt.node]:
+            self.emptied[attempt.node] = None
         self.pool.release(attempt.node, demand, attempt.devices, attempt.ports.values())
         self.touch("attempt", attempt.attempt_id)
 
@@ -490,7 +499,7 @@ class Tables:
 
 def takes_work(node: Node) -> bool:
     """New attempts may be placed on it."""
-    return node.phase is NodePhase.ALIVE and node.settled and not node.strays
+    return node.phase is NodePhase.ALIVE and node.settled and not node.strays and node.cordon is None
 
 
 def _value(outcome: Outcome | None) -> BlobId | None:

@@ -465,6 +465,10 @@ class NodeInfo:
     """Accelerators that are not given now, and who holds them."""
     granted: dict[str, str] = Factory(dict)
     """Accelerators that attempts have, and which."""
+    standing: str = ""
+    """``cordoned``, ``draining``, ``drained`` or ``leaving``: nothing new is placed there. Empty: it is in service."""
+    why_out: str = ""
+    """Who has taken it out of service, and why: its name goes before it."""
     told: dict[str, str] = Factory(dict)
     """What it tells people of itself, by what it is about: ``isolation``, ``memory limit``, ``environments``,
     ``zygotes``, ``logs``, ``python``; empty before it has."""

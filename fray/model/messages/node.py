@@ -202,6 +202,15 @@ class Captured:
 
 
 @frozen(kw_only=True)
+class NodeLeaves:
+    """Notice up: the node has been asked to end. Nothing new shall come, and what it runs shall go elsewhere; what may
+    end by itself has ``finish_s``, and whatever is left then is ended."""
+
+    finish_s: float = 0.0
+    reason: str = ""
+
+
+@frozen(kw_only=True)
 class NodeGoodbye:
     """The node leaves in order: it has ended every attempt and reported it."""
 

@@ -1,0 +1,18 @@
+"""What is due by the clock (`fray.scheduler.timers`), and who sees to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fray.scheduler import drain
+from fray.scheduler.outbox import Outbox
+from fray.scheduler.state import State
+
+DUE: Mapping[str, Callable[[State, Outbox, str], None]] = {"drain": drain.due}
+"""By what is due: told of which row."""
+
+
+def ticked(state: State, out: Outbox) -> None:
+    """Everything whose time has come, in the order of their times."""
+    for what, key in state.timers.take_due(state.now):
+        DUE[what](state, out, key)

@@ -1,0 +1,44 @@
+"""What is due when: at most one time for each thing, soonest first. Built again from the rows, as every index."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TypeAlias
+
+Timed: TypeAlias = tuple[str, str]
+"""(what is due, of which row)"""
+
+
+class Timers:
+    """Setting, moving and taking a time away cost the logarithm of all of them; nobody walks over them."""
+
+    def __init__(self) -> None:
+        self.at: dict[Timed, float] = {}
+        self._line: list[tuple[float, Timed]] = []
+
+    def __repr__(self) -> str:
+        return f"<Timers {len(self._line)}, the first at {self.first()}>"
+
+    def set(self, timed: Timed, at: float | None) -> None:
+        """It is due then, and at no other time; None: never."""
+        before = self.at.get(timed)
+        if before == at:
+            return
+        if before is not None:
+            del self._line[bisect_left(self._line, (before, timed))]
+            del self.at[timed]
+        if at is not None:
+            self.at[timed] = at
+            insort(self._line, (at, timed))
+
+    def first(self) -> float | None:
+        return self._line[0][0] if self._line else None
+
+    def take_due(self, now: float) -> list[Timed]:
+        """All that are due, soonest first; they are timed no more."""
+        due = []
+        while self._line and self._line[0][0] <= now:
+            due.append(self._line.pop(0)[1])
+        for timed in due:
+            del self.at[timed]
+        return due
