@@ -103,7 +103,7 @@ class Outbox:
         ]
 
     def _wishes_of(self, node: NodeName, attempts: dict[AttemptId, None]) -> Effect:
-        wanted = {attempt: self.state.wish(attempt) is not None for attempt in attempts}
+        wanted = {attempt: self.state.is_wanted(attempt) for attempt in attempts}
         changed = tuple(attempt for attempt, is_wanted in wanted.items() if is_wanted)
         gone = tuple(attempt for attempt, is_wanted in wanted.items() if not is_wanted)
         return WishesMoved(node=node, changed=changed, gone=gone)

@@ -21,6 +21,8 @@ from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, Sessio
 from fray.scheduler.service import standing, why_out
 from fray.scheduler.tables import Tables
 
+_NOTHING_YET = Outcome(cause=Cause.SUCCEEDED)
+"""Whose codes and values a job shows before it has an outcome: none."""
 _SILENT = (NodePhase.SUSPECT, NodePhase.LOST)
 
 
@@ -52,7 +54,7 @@ class State(Tables):
         job = self.jobs.get(job_id)
         if job is None:
             return self._past_info(job_id)
-        outcome = job.outcome or Outcome(cause=Cause.SUCCEEDED)
+        outcome = job.outcome or _NOTHING_YET
         return JobInfo(
             job_id=job_id,
             name=job.spec.name,
@@ -145,6 +147,11 @@ class State(Tables):
         return attempt is not None and attempt.living and not self.jobs[attempt.job_id].ended
 
     # Nodes and wishes
+
+    def is_wanted(self, attempt_id: AttemptId) -> bool:
+        """There is a `wish` for it."""
+        attempt = self.attempts.get(attempt_id)
+        return attempt is not None and attempt.living
 
     def wish(self, attempt_id: AttemptId) -> Wish | None:
         """What is wanted of an attempt; None: nothing, its node ends and forgets it."""
