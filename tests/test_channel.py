@@ -703,6 +703,19 @@ async def test_patience_also_covers_dials_that_nobody_answers(autojump_clock: Mo
         assert 7 <= trio.current_time() <= 7.5
 
 
+async def test_a_listener_slower_than_the_first_time_out_is_reached_all_the_same(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        house.network.set_delay("driver", "host", 4.0)  # 12 s from the dial to the welcome
+        near = await house.dial(policy=PATIENT)
+        assert near.told == ["reset host"]
+        assert 12 <= trio.current_time() < 5 + 10 + 20 + 2
+
+
+@pytest.mark.parametrize(("late", "timeout_s"), [(0, 5), (1, 10), (3, 40), (4, 60), (1000, 60)])
+def test_each_round_that_was_too_short_doubles_the_time_for_the_next(late: int, timeout_s: float) -> None:
+    assert PATIENT.timeout_s(late) == timeout_s
+
+
 @pytest.mark.parametrize("policy", [PATIENT, CALLER])
 async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(
     policy: RedialPolicy, autojump_clock: MockClock

@@ -48,6 +48,14 @@ class RedialPolicy:
     first_s: float = 0.05
     most_s: float = 2.0
     dial_timeout_s: float = 5.0
+    """For a dial and the answer to the hello. Doubled with each round in which that was too short, up to
+    ``dial_timeout_most_s``: thousands of nodes that come back to a new controller at once are all let in, one by one,
+    only if none of them gives up its place in the line too early."""
+    dial_timeout_most_s: float = 60.0
+
+    def timeout_s(self, late: int) -> float:
+        """For one dial, after so many rounds that were too short."""
+        return max(self.dial_timeout_s, min(self.dial_timeout_most_s, self.dial_timeout_s * 2.0 ** min(late, 30)))
 
     def pause_s(self, failures: int, rng: random.Random) -> float:
         """The pause after so many failures in a row (from 1)."""
@@ -153,6 +161,8 @@ class _Dialler:
     dials: int = 0
     failures: int = 0
     """In a row. A connection without progress counts; one that did not last leaves one."""
+    late: int = 0
+    """Rounds in a row in which an address did not answer in time."""
     garbage: int = 0
     answered: set[str] = field(factory=set)
     """Addresses at which the listener has been met."""
@@ -244,7 +254,9 @@ class _Dialler:
             round_ = _Round()
             await (self._race(round_, since) if self.by_relay and self.direct else self._try_all(round_, since))
             if round_.connected is not None:
+                self.late = 0
                 return round_.connected
+            self.late = self.late + 1 if round_.is_late else 0
             outcome = verdict(round_.failures, self.policy.refused_ends)
             if outcome.final:
                 raise outcome.error
@@ -285,7 +297,9 @@ class _Dialler:
     async def _try(self, round_: _Round, addresses: Sequence[str], since: float) -> None:
         for address in addresses:
             try:
-                found = await self._dial(address, min(self.policy.dial_timeout_s, self._patience_s(since)), round_)
+                found = await self._dial(
+                    address, min(self.policy.timeout_s(self.late), self._patience_s(since)), round_
+                )
             except _RefusedByPeer as refusal:
                 round_.failures.append(Failure(refusal.error, True))
             except FrayError as error:
@@ -340,6 +354,7 @@ class _Dialler:
             except BaseException:
                 transport.abort()
                 raise
+        round_.is_late = True
         doing = "answered the hello" if transport else "took the connection"
         raise Unreachable(f"nobody at {address} {doing} within {timeout_s:.3g} s", address=address)
 
@@ -378,6 +393,8 @@ class _Round:
 
     failures: list[Failure] = field(factory=list)
     connected: _Connected | None = None
+    is_late: bool = False
+    """An address has not answered in time."""
     introducing: trio.Lock = field(factory=trio.Lock)
     """One hello at a time: a listener that has two keeps the later, whichever of them we would."""
 
