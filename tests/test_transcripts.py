@@ -16,6 +16,7 @@ import pytest
 from law import Cluster, capacity, demand, ended, job
 
 from fray.model.actors import ActorInfo
+from fray.model.bands import Band
 from fray.model.messages.client import Jobs, Names
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.messages.node import NodeHello
@@ -136,7 +137,7 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
 
 def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
     """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [loss=N] [memory=N] [backoff=S]
-    [exits=CODE:RULE,…] [actor] [, JOB …]``
+    [exits=CODE:RULE,…] [band=B] [limit=S] [actor] [, JOB …]``
 
     Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
     members of a supervised group ``group=STRATEGY``.
@@ -181,6 +182,8 @@ def _spec(words: list[str], index: int) -> JobSpec:
         actor=_actor(plain, more),
         siblings=Siblings(group_id="g", strategy=Strategy(strategy), index=index) if strategy else None,
         get_if_exists="get" in plain,
+        band=Band(more["band"]) if "band" in more else None,
+        time_limit_s=float(more["limit"]) if "limit" in more else None,
     )
 
 

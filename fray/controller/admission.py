@@ -173,6 +173,8 @@ def _check_spec(spec: JobSpec) -> None:
         )
     if spec.stall_s is not None and not 0 < spec.stall_s < float("inf"):
         raise InvalidRequest(f"job {spec.name!r}: stall_s={spec.stall_s} must be more than 0 seconds")
+    if spec.time_limit_s is not None and not 0 < spec.time_limit_s < float("inf"):
+        raise InvalidRequest(f"job {spec.name!r}: time_limit_s={spec.time_limit_s} must be more than 0 seconds")
     if not 1 <= spec.members <= MEMBERS_LIMIT:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 to {MEMBERS_LIMIT}")
     if demand.ports != len(port_names(spec)):

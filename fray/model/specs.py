@@ -252,6 +252,8 @@ class Cause(StrEnum):
     SIBLING = "sibling"
     """Another member of its supervised group failed: it was ended to begin anew with that one, or for good with all."""
     UNSCHEDULABLE = "unschedulable"
+    TIME_LIMIT = "time_limit"
+    """It had run for its ``time_limit_s``. Never retried."""
     PORT_TAKEN = "port_taken"
     """A stranger held one of the ports it was given: it was not started. No budget of its user pays."""
 

@@ -241,6 +241,13 @@ def _job(state: State, job: Job) -> Iterator[str]:
     yield from _owner(state, job)
 
 
+def _limits(state: State) -> Iterator[str]:
+    """No job runs when its time is over, and whoever has a limit has a timer."""
+    for job in state.jobs.values():
+        if job.runs and job.over_at is not None and job.over_at <= state.now:
+            yield f"{job.job_id} runs on, though its time was over at {job.over_at}"
+
+
 def _held(state: State, job: Job) -> Iterator[str]:
     """A held job waits for something; what waits for a time has an alarm."""
     alarm = (job.held_until, job.order, job.job_id)
@@ -362,6 +369,9 @@ _INDEXES = (
     "rooted",
     "named",
     "held",
+    "limits",
+    "runs",
+    "ending",
     "groups",
     "finished",
     "valued",
@@ -375,8 +385,10 @@ _INDEXES = (
 )
 
 
-def _plain(index: dict[Any, Any]) -> dict[Any, Any]:
+def _plain(index: Any) -> Any:
     """Without order, as far as order is no part of its meaning, and without what is empty or over."""
+    if isinstance(index, list):
+        return index
     return {key: value for key, value in index.items() if not hasattr(value, "living") or value.living}
 
 
@@ -427,6 +439,7 @@ RULES: tuple[Rule, ...] = (
     _attempts,
     _wishes,
     _jobs,
+    _limits,
     _alone_with_its_name,
     _groups,
     _indexes,

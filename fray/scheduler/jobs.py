@@ -16,6 +16,7 @@ from fray.scheduler.asks import Grant, Placed
 from fray.scheduler.exits import as_ruled
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
+    DONE_ANYWAY,
     JOB_TABLE,
     Budget,
     JobTurn,
@@ -73,7 +74,7 @@ def accept(
 
 def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
     """Every member has its machine; the pool has given its share already."""
-    grants, job.choice = placed.grants, placed.choice
+    grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
     turn(state, out, job, JobTurn.PLACED)
     state.tally[job.job_id].ran = 0
     names = port_names(job.spec)
@@ -112,7 +113,9 @@ def _place(grant: Grant) -> str:
 
 def turn(state: State, out: Outbox, job: Job, what: JobTurn) -> None:
     """The one place where a job's phase changes."""
-    job.phase = moved(JOB_TABLE, job.phase, what)
+    before = job.phase
+    job.phase = moved(JOB_TABLE, before, what)
+    state.turned(job, before)
     out.job(job.job_id)
 
 
@@ -326,11 +329,11 @@ def reconsider(state: State, out: Outbox, job: Job) -> None:
 
 
 def _was_done(job: Job, members: list[Attempt]) -> bool:
-    """It was preempted, and had done its work before it noticed."""
+    """The law has asked for its end, and it had done its work before it noticed."""
     return (
         job.stop_cause is None
         and job.first is not None
-        and job.first.cause is Cause.PREEMPTED
+        and job.first.cause in DONE_ANYWAY
         and all(attempt.outcome is not None and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members)
     )
 

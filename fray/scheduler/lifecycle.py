@@ -72,6 +72,7 @@ FINAL: Mapping[Cause, JobState] = {
     Cause.GANG: JobState.FAILED,
     Cause.SIBLING: JobState.STOPPED,
     Cause.UNSCHEDULABLE: JobState.FAILED,
+    Cause.TIME_LIMIT: JobState.FAILED,
     Cause.PORT_TAKEN: JobState.FAILED,
 }
 
@@ -211,6 +212,7 @@ BUDGETS: Mapping[Cause, Budget | None] = {
     Cause.GANG: Budget.FAILURE,
     Cause.SIBLING: Budget.SIBLING,
     Cause.UNSCHEDULABLE: None,
+    Cause.TIME_LIMIT: None,
     Cause.PORT_TAKEN: Budget.PORTS,
 }
 """None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
@@ -224,6 +226,9 @@ PAID_BY: Mapping[Budget, Budget] = {
 
 OWN_DOING = (Cause.FAILURE, Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.GANG)
 """What a back-off is for, and what a crash loop is made of; a machine that was lost or taken calls for no wait."""
+
+DONE_ANYWAY = (Cause.PREEMPTED, Cause.TIME_LIMIT)
+"""Ends that the law asks for itself: a job whose members all succeed while they are being ended has succeeded."""
 
 MACHINES_DOING = (Cause.MACHINE_LOST, Cause.PREEMPTED)
 SYMPTOMS = (Cause.FAILURE, Cause.KILLED, Cause.GANG)

@@ -97,6 +97,8 @@ class Job:
     """Of the attempts there are, or of the next ones while it is queued."""
     oldest: int = 0
     """The first generation whose attempts are still on record."""
+    placed_at: float | None = None
+    """When this generation was given its machines; None before the first was."""
     started_at: float | None = None
     ended_at: float | None = None
     retried: dict[Cause, int] = Factory(dict)
@@ -132,6 +134,18 @@ class Job:
     @property
     def job_id(self) -> JobId:
         return self.spec.job_id
+
+    @property
+    def runs(self) -> bool:
+        """It has its machines, and nobody has decided its end."""
+        return self.phase in (JobPhase.STARTING, JobPhase.RUNNING)
+
+    @property
+    def over_at(self) -> float | None:
+        """Of one that runs: when its time is over; None: it has no limit."""
+        if self.spec.time_limit_s is None or self.placed_at is None:
+            return None
+        return self.placed_at + self.spec.time_limit_s
 
     @property
     def ended(self) -> bool:

@@ -268,7 +268,8 @@ class State(Tables):
         sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost)
         held = (self.alarms[0][0],) if self.alarms else ()
         timed = self.timers.first()
-        return min([*nodes, *sessions, *held, *(() if timed is None else (timed,))], default=None)
+        over = (self.limits[0][0],) if self.limits else ()
+        return min([*nodes, *sessions, *held, *over, *(() if timed is None else (timed,))], default=None)
 
 
 def node_deadline(node: Node, rules: Rules) -> float:

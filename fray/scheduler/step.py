@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fray.scheduler import checkpoints, drain, due, holding, launching, nodes, registry, sessions, supervision
+from fray.scheduler import checkpoints, drain, due, holding, launching, limits, nodes, registry, sessions, supervision
 from fray.scheduler.effects import (
     AttemptRemarked,
     CheckpointTaken,
@@ -97,6 +97,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     state.law.now = max(state.law.now, now)
     out = Outbox(state)
     HANDLERS[type(event)](state, event, out)
+    limits.end_overdue(state, out)
     supervision.settle(state, out)
     drain.settle(state, out)
     holding.release(state, out)

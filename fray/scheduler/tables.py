@@ -6,12 +6,13 @@ walk has the same order in every run.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from attrs import define
 
+from fray.model.bands import Band
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.policy import Policy
 from fray.model.resources import Demand
@@ -91,6 +92,12 @@ class Tables:
         """Jobs that wait for others, and for no time."""
         self.alarms: list[tuple[float, int, JobId]] = []
         """Jobs in their back-off: (its end, order of acceptance, job), soonest first."""
+        self.limits: list[tuple[float, int, JobId]] = []
+        """Jobs that run and have a time limit: (when it is over, order of acceptance, job), soonest first."""
+        self.runs: dict[Band, list[tuple[float, int, JobId]]] = {band: [] for band in Band}
+        """Jobs that run, by band: (when placed, order of acceptance, job)."""
+        self.ending: dict[JobId, None] = {}
+        """Jobs whose end, or that of their generation, is decided, and which still have machines."""
         self.groups: dict[str, dict[JobId, None]] = {}
         """Living members of supervised groups, in their order."""
         self.finished: dict[JobId, None] = {}
@@ -292,6 +299,32 @@ class Tables:
             self.enqueue(job)
         elif job.phase is JobPhase.HELD:
             self.hold(job)
+        elif job.phase is JobPhase.CLOSING:
+            self.ending[job.job_id] = None
+        else:
+            self._index_run(job)
+
+    def _index_run(self, job: Job) -> None:
+        insort(self.runs[job.band], (job.placed_at or 0.0, job.order, job.job_id))
+        if job.over_at is not None:
+            insort(self.limits, (job.over_at, job.order, job.job_id))
+
+    def _drop_run(self, job: Job) -> None:
+        _drop(self.runs[job.band], (job.placed_at or 0.0, job.order, job.job_id))
+        if job.over_at is not None:
+            _drop(self.limits, (job.over_at, job.order, job.job_id))
+
+    def turned(self, job: Job, before: JobPhase) -> None:
+        """Its phase has changed: index it by whether it has machines."""
+        was_run = before in (JobPhase.STARTING, JobPhase.RUNNING)
+        if job.runs and not was_run:
+            self._index_run(job)
+        elif was_run and not job.runs:
+            self._drop_run(job)
+        if job.phase is JobPhase.CLOSING:
+            self.ending[job.job_id] = None
+        elif before is JobPhase.CLOSING:
+            del self.ending[job.job_id]
 
     def bury_job(self, job: Job) -> None:
         """It has ended: it is nobody's living job any more."""
@@ -504,6 +537,10 @@ def takes_work(node: Node) -> bool:
 
 def _value(outcome: Outcome | None) -> BlobId | None:
     return outcome.value if outcome else None
+
+
+def _drop(line: list[tuple[float, int, JobId]], entry: tuple[float, int, JobId]) -> None:
+    del line[bisect_left(line, entry)]
 
 
 def _discard(index: dict[Any, dict[Any, None]], key: object, item: object) -> None:
