@@ -7,12 +7,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from law import Cluster, job
 
 import fray
 from fray import Entrypoint, JobRequest, ResourceConfig
 from fray.model.gangs import port_names
 from fray.model.resources import Demand
-from fray.model.specs import EntryKind, JobSpec, Peer, Ticket
+from fray.model.specs import EntryKind, JobSpec, Peer, Roster, Ticket
 from fray.node.variables import PEERS_LIMIT_CHARS, framework_variables, own_variables
 from fray.runtime import jax_gang
 
@@ -174,3 +177,19 @@ def test_jax_asks_the_gang_first_and_is_told_once(clusters: Any, monkeypatch: py
     assert (told, ours.get_process_count(), ours.get_process_id()) == ("h:1", 4, 3)
     monkeypatch.delenv("FRAY_RANK")
     assert not ours.is_env_present()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "10.0.0.1", "::1"]), st.integers(1, 65535)), min_size=1, max_size=5))
+def test_a_roster_is_its_peers_as_columns(members: list[tuple[str, int]]) -> None:
+    peers = tuple(Peer(host=host, ports={"coordinator": port, "http": port % 7}) for host, port in members)
+    assert Roster.of(peers).peers() == peers
+
+
+def test_the_wishes_of_a_gang_share_their_roster() -> None:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=8)
+    law.launch(job("gang", members=3))
+    first, second, _ = law.state.wanted("n1")
+    assert first.roster is second.roster
+    assert len(first.peers) == 3

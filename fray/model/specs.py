@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from attrs import Factory, field
@@ -419,6 +420,33 @@ class Peer:
 
 
 @frozen(kw_only=True)
+class Roster:
+    """The members of a gang as columns. Each member's wish has it: a thousand times a thousand members would else be a
+    million small objects to write, while the texts are the same for all.
+    """
+
+    hosts: str
+    """How their machines are reached, in order of rank, with blanks between."""
+    ports: dict[str, str] = Factory(dict)
+    """Their numbers, by name of the port, in the same order."""
+
+    @classmethod
+    def of(cls, peers: Sequence[Peer]) -> Roster:
+        """All have ports of the same names."""
+        names = peers[0].ports if peers else ()
+        ports = {name: " ".join(str(peer.ports[name]) for peer in peers) for name in names}
+        return cls(hosts=" ".join(peer.host for peer in peers), ports=ports)
+
+    def peers(self) -> tuple[Peer, ...]:
+        """One by one again."""
+        columns = {name: numbers.split(" ") for name, numbers in self.ports.items()}
+        return tuple(
+            Peer(host=host, ports={name: int(numbers[rank]) for name, numbers in columns.items()})
+            for rank, host in enumerate(self.hosts.split(" "))
+        )
+
+
+@frozen(kw_only=True)
 class Wish:
     """One attempt a node shall hold. Absent from the wanted set: end it if it lives, then forget it."""
 
@@ -426,8 +454,8 @@ class Wish:
     spec: JobSpec
     devices: tuple[str, ...] = ()
     ports: dict[str, int] = Factory(dict)
-    peers: tuple[Peer, ...] = ()
-    """All members of its gang, in order of rank, itself included; none for a job that is no gang."""
+    roster: Roster | None = None
+    """All members of its gang, itself included; None for a job that is no gang."""
     stop: bool = False
     """End it (by the spec's ladder) and report its outcome."""
     stop_cause: Cause = Cause.STOPPED
@@ -437,6 +465,11 @@ class Wish:
     """Values that its author brought, by name of the secret; never stored, and filled in likewise."""
     followed: bool = True
     """Send its log lines."""
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """All members of its gang, in order of rank; none for a job that is no gang."""
+        return self.roster.peers() if self.roster is not None else ()
 
 
 @frozen(kw_only=True)

@@ -14,7 +14,7 @@ from fray.model.gangs import is_gang
 from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
-from fray.model.specs import RESULT_GONE, AttemptInfo, Cause, JobInfo, JobState, Outcome, Peer, Wish
+from fray.model.specs import RESULT_GONE, AttemptInfo, Cause, JobInfo, JobState, Outcome, Peer, Roster, Wish
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import FINAL, job_state
 from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
@@ -23,6 +23,8 @@ from fray.scheduler.tables import Tables
 
 _NOTHING_YET = Outcome(cause=Cause.SUCCEEDED)
 """Whose codes and values a job shows before it has an outcome: none."""
+ROSTERS_LIMIT = 64
+"""Gangs that are put together once; of more at a time, again and again."""
 _SILENT = (NodePhase.SUSPECT, NodePhase.LOST)
 
 
@@ -38,6 +40,8 @@ class State(Tables):
         super().__init__(now, rules)
         self.declares_all_nodes = False
         self.declared: tuple[NodeHello, ...] = ()
+        self._rosters: dict[tuple[JobId, int], Roster] = {}
+        """Of gangs whose wishes were asked for lately, by job and generation."""
 
     @classmethod
     def restore(cls, rows: Iterable[tuple[str, str, object]], now: float, rules: Rules | None = None) -> State:
@@ -164,18 +168,25 @@ class State(Tables):
             spec=evolve(job.spec, demand=self.demand(job)) if job.choice else job.spec,
             devices=attempt.devices,
             ports=attempt.ports,
-            peers=self._peers(attempt),
+            roster=self._roster(attempt),
             stop=attempt.stop_cause is not None,
             stop_cause=attempt.stop_cause or Cause.STOPPED,
         )
 
-    def _peers(self, attempt: Attempt) -> tuple[Peer, ...]:
-        """All of its gang, the ended ones too: what a member is told never changes."""
+    def _roster(self, attempt: Attempt) -> Roster | None:
+        """All of its gang, the ended ones too: what a member is told never changes, so it is put together once."""
         job = self.jobs[attempt.job_id]
         if not is_gang(job.spec):
-            return ()
-        ids = (attempt_id(job.job_id, attempt.generation, member) for member in range(job.spec.members))
-        return tuple(Peer(host=self.attempts[id_].host, ports=self.attempts[id_].ports) for id_ in ids)
+            return None
+        key = job.job_id, attempt.generation
+        if key not in self._rosters:
+            if len(self._rosters) >= ROSTERS_LIMIT:
+                self._rosters.clear()
+            ids = (attempt_id(*key, member) for member in range(job.spec.members))
+            self._rosters[key] = Roster.of(
+                [Peer(host=self.attempts[i].host, ports=self.attempts[i].ports) for i in ids]
+            )
+        return self._rosters[key]
 
     def wanted(self, node: NodeName) -> tuple[Wish, ...]:
         """The complete wanted set of a node."""
