@@ -42,8 +42,15 @@ GRID = ((100, 10_000), (1_000, 10_000), (1_000, 100_000), (10_000, 100_000), (1_
 
 def burst(nodes: int, tasks: int, seed: int) -> dict[str, float]:
     """Tasks that all fit, in requests of `REQUEST`; then all of them end."""
+    figures = _burst(Fleet(nodes), nodes, tasks, seed)
+    with tempfile.TemporaryDirectory() as directory:
+        fleet = Fleet(nodes, store=Store(Path(directory) / "store"))
+        saved = _burst(fleet, nodes, min(tasks, 10_000), seed)
+    return figures | {"placements_per_s_saved": saved["placements_per_s"]}
+
+
+def _burst(fleet: Fleet, nodes: int, tasks: int, seed: int) -> dict[str, float]:
     rng = random.Random(seed)
-    fleet = Fleet(nodes)
     tasks = min(tasks, nodes * 25)
     works = [_light(small(f"b{number}", rng, 0.0)) for number in range(tasks)]
     _settle()
@@ -51,12 +58,13 @@ def burst(nodes: int, tasks: int, seed: int) -> dict[str, float]:
     for at in range(0, tasks, REQUEST):
         fleet.now += 0.01
         fleet.launch(works[at : at + REQUEST])
-    took_s = sum(fleet.took_s["launch"])
-    fleet.finish()
+    took_s = sum(fleet.took_s["launch"]) + sum(fleet.took_s["save"])
+    if fleet.store is None:
+        fleet.finish()
     return {
         "placements": fleet.placed,
         "placements_per_s": fleet.placed / took_s,
-        "ends_per_s": len(fleet.took_s["end"]) / sum(fleet.took_s["end"]),
+        "ends_per_s": len(fleet.took_s["end"]) / (sum(fleet.took_s["end"]) or 1.0),
         "wall_s": time.perf_counter() - began,
     }
 

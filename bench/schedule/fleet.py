@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import define, field
 
 from bench.schedule.loads import Work, machine
+from fray.controller.store import Store
 from fray.model.messages.client import Launch, Role
 from fray.model.messages.node import NodeHello, Report
 from fray.model.specs import Cause, Observed, Outcome, Phase
 from fray.scheduler.effects import (
     Effect,
     Event,
+    Happened,
     LaunchAsked,
     NodeJoined,
     NodeReported,
@@ -53,6 +55,8 @@ class Fleet:
     works: dict[str, Work] = field(factory=dict)
     unsaved: bool = True
     """What a step changes is forgotten; else it is kept for `State.take_dirty`."""
+    store: Store | None = None
+    """Where each step is saved, as the controller does; timed as ``save``."""
     _coming: list[tuple[float, int, str, str]] = field(factory=list)
     _known: dict[str, bool] = field(factory=dict)
     _numbers: itertools.count[int] = field(factory=itertools.count)
@@ -69,9 +73,18 @@ class Fleet:
         effects = step(self.state, event, self.now)
         self.state.next_deadline()
         self.took_s[kind].append(time.perf_counter() - began)
-        if self.unsaved:
+        if self.store is not None:
+            self._save(self.store, effects)
+        elif self.unsaved:
             self.state.take_dirty()
         self._carry_out(effects)
+
+    def _save(self, store: Store, effects: Iterable[Effect]) -> None:
+        began = time.perf_counter()
+        upserts, deletes = self.state.take_dirty()
+        happened = [effect.event for effect in effects if isinstance(effect, Happened)]
+        store.save(upserts, deletes, happened, {"now": self.now})
+        self.took_s["save"].append(time.perf_counter() - began)
 
     def launch(self, works: Sequence[Work], kind: str = "launch") -> None:
         """All in one request."""

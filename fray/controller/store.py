@@ -181,14 +181,16 @@ class Store:
         self._log(events)
 
     def _log(self, events: Sequence[LogEvent]) -> None:
-        for event in events:
-            last = self._db.execute(
-                "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
-                (event.time, *map(_plain, (event.job, event.what, event.text))),
-            ).lastrowid
-            if last is not None and last % _TRIM == 0:
-                self._db.execute("DELETE FROM events WHERE id <= ?", (last - EVENTS_LIMIT,))
-                self._shrink()
+        if not events:
+            return
+        self._db.executemany(
+            "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
+            [(event.time, _plain(event.job), _plain(event.what), _plain(event.text)) for event in events],
+        )
+        last = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
+        if last // _TRIM > (last - len(events)) // _TRIM:
+            self._db.execute("DELETE FROM events WHERE id <= ?", (last - EVENTS_LIMIT,))
+            self._shrink()
 
     def _shrink(self) -> None:
         """Give some of the free pages back, if there are many: most are written again soon."""
@@ -245,7 +247,7 @@ class Store:
 
 def _plain(text: str) -> str:
     """Messages of user code may hold half a surrogate pair, which SQLite takes not."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 # The database --------------------------------------------------------------------------------------------------------

@@ -147,6 +147,9 @@ def _leaving_out(cls: type) -> Callable[[Any], dict[str, Any]]:
 
 _converter.register_unstructure_hook_factory(attrs.has, _leaving_out)
 
+_to_text = json.JSONEncoder(separators=(",", ":")).encode
+"""As `json.dumps` does it, which makes an encoder each time."""
+
 _writers: dict[type, Callable[[Any], Any]] = {}
 """Hooks by class, kept here: cattrs drops what it has compiled for one class whenever it compiles for another."""
 _readers: dict[type, Callable[[Any, Any], Any]] = {}
@@ -192,7 +195,7 @@ def encode_message(message: object, blobs: Sequence[Bytes] = ()) -> bytes:
         MessageTooLarge: over `MESSAGE_LIMIT_BYTES`.
     """
     data = {"t": type(message).__name__, "b": [len(blob) for blob in blobs], **_write(message)}
-    text = json.dumps(data, separators=(",", ":")).encode()
+    text = _to_text(data).encode()
     size = _LENGTH.size + len(text) + sum(data["b"])
     check_size(size, type(message).__name__)
     return b"".join((_LENGTH.pack(len(text)), text, *blobs))
@@ -315,7 +318,7 @@ def _why_not(cls: type, data: Any, name: str) -> str:
 
 def to_json(obj: object) -> str:
     """Any word of the model as JSON text."""
-    return json.dumps(_write(obj), separators=(",", ":"))
+    return _to_text(_write(obj))
 
 
 def from_json(cls: type[T], text: str | bytes) -> T:
