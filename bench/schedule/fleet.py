@@ -47,8 +47,8 @@ class Fleet:
     """Of each step, by kind of event."""
     placed: int = 0
     """Attempts."""
-    waited_s: dict[str, list[float]] = field(factory=lambda: defaultdict(list))
-    """From arrival to the first start, by user."""
+    waited_s: dict[str, float] = field(factory=dict)
+    """From arrival to the first start, by job."""
     used: list[tuple[float, int]] = field(factory=list)
     """(time, milli-CPUs in use from then on)"""
     busy_milli: int = 0
@@ -108,7 +108,7 @@ class Fleet:
             self._use(attempt_id, +1)
             work = self.works[attempt.job_id]
             if attempt.member == 0 and attempt.generation == 0:
-                self.waited_s[work.user].append(self.now - work.arrives_s)
+                self.waited_s[attempt.job_id] = self.now - work.arrives_s
             self._later(work.runs_s, attempt_id, SUCCEEDED.value)
 
     def _use(self, attempt_id: str, sign: int) -> None:

@@ -77,7 +77,7 @@ def gang(name: str, rng: random.Random, arrives_s: float) -> Work:
     """Many whole machines' worth, for hours."""
     members = rng.choice((4, 8, 8, 16))
     large = Demand(8000, 32 * GB, 0, "gpu", "h100", 4), Demand(16_000, 64 * GB)
-    demand = rng.choice(large)
+    demand = rng.choices(large, (1, 4))[0]
     return _work(name, rng, arrives_s, demand, members, rng.lognormvariate(7.5, 0.6), True)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 
 from attrs import define, field
@@ -22,7 +21,7 @@ class Ran:
     """What came of a load."""
 
     used: list[tuple[float, int]] = field(factory=list)
-    waited_s: dict[str, list[float]] = field(factory=lambda: defaultdict(list))
+    waited_s: dict[str, float] = field(factory=dict)
 
     def utilisation(self, machines: int, until: float) -> float:
         """Part of all CPU time in use from 0 to ``until``."""
@@ -60,7 +59,7 @@ def first_fit(works: Sequence[Work], machines: int) -> Ran:
                 left.append(work)
                 continue
             busy += len(places) * work.spec.demand.cpu_milli
-            ran.waited_s[work.user].append(now - work.arrives_s)
+            ran.waited_s[work.spec.job_id] = now - work.arrives_s
             heapq.heappush(ends, (now + work.runs_s, next(numbers), work, places))
         queue = left
         ran.used.append((now, busy))

@@ -1,0 +1,42 @@
+"""The benchmark of the law is honest: its load runs to its end, by the rules, and nobody passes the bound."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.schedule.__main__ import burst, quality, restart, steady
+from bench.schedule.fleet import Fleet
+from bench.schedule.loads import backlog, day
+from bench.schedule.rivals import first_fit, fluid
+from fray.scheduler.invariants import check
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_of_a_load_runs_by_the_rules_and_within_the_bound(seed: int) -> None:
+    works = day(300, 8, random.Random(seed))
+    fleet = Fleet(8)
+    for work in works:
+        fleet.happen_until(work.arrives_s)
+        fleet.launch([work])
+        assert not check(fleet.state)
+    until = works[-1].arrives_s
+    bound = fluid(works, 8, until) + 1e-9
+    assert fleet.utilisation(until) <= bound
+    assert first_fit(works, 8).utilisation(8, until) <= bound
+    fleet.finish()
+    assert len(fleet.waited_s) == len(works)
+    assert not check(fleet.state)
+    assert not fleet.busy_milli
+
+
+def test_the_probes_report_what_they_say() -> None:
+    assert burst(4, 60, 1)["placements"] == 60
+    assert steady(4, 200, 1, events=50)["queued"] >= 100
+    assert restart(4, 100, 1)["living"] == 100
+    assert quality(4, 60, 1)["started"] == 60
+
+
+def test_a_load_is_the_same_for_the_same_seed() -> None:
+    assert list(backlog(50, random.Random(7))) == list(backlog(50, random.Random(7)))
