@@ -7,7 +7,7 @@ from law import Cluster, demand, ended, job
 
 from fray.errors import InvalidRequest
 from fray.model.specs import RESULT_GONE, Cause, EntryKind, JobState, Outcome, Phase
-from fray.scheduler.effects import Forget, Happened, JobMoved, NamesMoved, WishesMoved
+from fray.scheduler.effects import Effect, Forget, Happened, JobMoved, NamesMoved, WishesMoved
 from fray.scheduler.explain import explain
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
@@ -455,3 +455,18 @@ def test_results_have_a_limit_together_and_those_of_the_oldest_go_first() -> Non
     told = [(info.value, info.error_message) for info in law.state.list_jobs()]
     assert told == [(None, RESULT_GONE), ("vb", None), ("vc", None)]
     assert law.info("a").state is JobState.SUCCEEDED
+
+
+def test_of_a_large_gang_the_record_is_told_a_few_times_and_not_with_every_member() -> None:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=200)
+    law.launch(job("gang", demand(1), members=128))
+    told = sum(_tells(law.see(f"gang:0:{member}", Phase.RUNNING), "gang") for member in range(128))
+    assert 10 <= told <= 24
+    assert law.info("gang").state is JobState.RUNNING
+    assert _tells(law.see("gang:0:5", ended(Cause.FAILURE, "boom")), "gang")
+
+
+def _tells(effects: list[Effect], job_id: str) -> bool:
+    return any(isinstance(effect, JobMoved) and effect.job_id == job_id for effect in effects)

@@ -159,7 +159,7 @@ def _ran(state: State, out: Outbox, attempt: Attempt, since: float) -> None:
     job = state.jobs[attempt.job_id]
     tally = state.tally[job.job_id]
     tally.ran += 1
-    out.job(job.job_id)
+    out.member(job)
     if job.phase is JobPhase.STARTING and tally.ran == job.spec.members:
         turn(state, out, job, JobTurn.ALL_RAN)
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
@@ -203,7 +203,7 @@ def end_attempt(
     state.vacate(attempt)
     out.wish(attempt)
     job = state.jobs[attempt.job_id]
-    out.job(job.job_id)
+    out.member(job)
     text = f"{attempt.attempt_id} on {attempt.node}: {told(outcome)}{measured(outcome)}"
     out.happened(job.job_id, "attempt ended", text)
     _sever(state, out, attempt, outcome)

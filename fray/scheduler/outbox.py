@@ -21,9 +21,14 @@ from fray.scheduler.effects import (
     SessionOver,
     WishesMoved,
 )
-from fray.scheduler.rows import Attempt, Binding
+from fray.scheduler.rows import Attempt, Binding, Job
 from fray.scheduler.state import State
 from fray.scheduler.tables import actor_key, binding_key
+
+LARGE_GANG = 64
+"""Members; of a larger one not every move of a member is told."""
+TOLD_OF_GANG = 16
+"""About so many times while all of its members start, and again while they end."""
 
 
 class Outbox:
@@ -56,6 +61,14 @@ class Outbox:
     def job(self, job_id: JobId) -> None:
         self._jobs[job_id] = None
         self.state.touch("job", job_id)
+
+    def member(self, job: Job) -> None:
+        """One of its members has moved. A record has all of them, so of a large gang it is told a few times on the way,
+        and whenever the job itself moves: to tell a thousand members of a thousand moves is no use to anybody."""
+        self.state.touch("job", job.job_id)
+        tally = self.state.tally[job.job_id]
+        if job.spec.members <= LARGE_GANG or not (tally.ran + tally.living) % (job.spec.members // TOLD_OF_GANG):
+            self._jobs[job.job_id] = None
 
     def binding(self, binding: Binding) -> None:
         """It has come, changed, gone, or its machine has."""
