@@ -55,6 +55,8 @@ ALONE_OPENS = {
     "sqlite3": "controller/store.py",
     "fsspec": "net/storage.py",
     "uv": "node/environments/builder.py",
+    "google": "controller/providers/tpu_calls.py",
+    "grpc": "controller/providers/tpu_calls.py",
 }
 PUT_TOGETHER = ("testing", "local", "cli")
 

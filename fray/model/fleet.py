@@ -68,6 +68,8 @@ class SeenMachine:
     hosts: int = 1
     """How many of its machines exist: fewer than the group's type has, and it is half a slice."""
     message: str = ""
+    error: ErrorKind | None = None
+    """Of one that has FAILED: as its provider would have refused it, had it known at once."""
 
 
 @frozen
