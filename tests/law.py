@@ -88,6 +88,8 @@ class Cluster:
         self.epoch = 0
         self.incarnations: dict[str, str] = {}
         self.decided = Decided()
+        self.restarted: dict[str, Any] = {}
+        """With what a story's controller is started again."""
         self.tell(self._restarted(**restarted))
 
     def tell(self, event: Event, now: float | None = None) -> list[Effect]:

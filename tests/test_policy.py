@@ -40,6 +40,7 @@ borrow = false
 [[group]]
 name = "spares"
 provider = "fixed"
+options.machines = ["h1", "h2"]
 """
 
 
@@ -85,7 +86,10 @@ def test_an_empty_policy_is_the_default_one(tmp_path: Path) -> None:
         ("[namespaces.'a b']\nbands = ['batch']", r"\[namespaces.'a b'\]: unknown key 'bands'"),
         ("group = 3", r"group=3 must be tables: write \[\[group\]\]"),
         ("[[group]]\nname = 'a'\nprovider = 'x'", r"\[\[group\]\] 'a': provider='x'"),
-        ("[[group]]\nname='a'\nprovider='fixed'\n[[group]]\nname='a'\nprovider='fixed'", "two groups have this name"),
+        (
+            "[[group]]\nname='a'\nprovider='process'\n[[group]]\nname='a'\nprovider='process'",
+            "two groups have this name",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_policy_is_said_with_its_place(text: str, says: str, tmp_path: Path) -> None:

@@ -11,15 +11,19 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from law import Cluster, capacity, demand, ended, job
 
 from fray.model.actors import ActorInfo
 from fray.model.bands import Band
+from fray.model.fleet import ErrorKind, MachineState, SeenMachine, read_group
 from fray.model.messages.client import Jobs, Names
+from fray.model.messages.fleet import GroupInfo
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.messages.node import NodeHello
+from fray.model.policy import Policy
 from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
@@ -35,9 +39,12 @@ from fray.model.specs import (
 from fray.scheduler.actors import list_actors
 from fray.scheduler.effects import (
     Effect,
+    FleetMoved,
     Forget,
     Happened,
     JobMoved,
+    MachineAnswered,
+    MachinesListed,
     NamesMoved,
     Refusal,
     Reply,
@@ -45,7 +52,10 @@ from fray.scheduler.effects import (
     WishesMoved,
 )
 from fray.scheduler.explain import explain
+from fray.scheduler.fleet import in_zone
+from fray.scheduler.fleet_words import list_groups, list_machines
 from fray.scheduler.rows import Kept
+from fray.scheduler.units import UnitPhase
 
 STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
@@ -214,7 +224,7 @@ def do_tick(law: Cluster, words: list[str]) -> list[Effect]:
 
 def do_restart(law: Cluster, words: list[str]) -> list[Effect]:
     """``restart``: the controller dies and starts again on its store"""
-    return law.restart()
+    return law.restart(**law.restarted)
 
 
 def do_declare(law: Cluster, words: list[str]) -> list[Effect]:
@@ -222,6 +232,50 @@ def do_declare(law: Cluster, words: list[str]) -> list[Effect]:
     plain, more = options(words)
     hello = NodeHello(node=plain[0], incarnation="i1", boot_id="b", capacity=capacity(float(more["cpu"])))
     return law.restart(declares_all_nodes=True, declared=(hello,))
+
+
+def do_policy(law: Cluster, words: list[str]) -> list[Effect]:
+    """``policy [spend=N] GROUP [key=value] … [, GROUP …]``: start the controller with these groups of machines"""
+    tables: list[dict[str, Any]] = []
+    for part in " ".join(words).split(","):
+        plain, more = options(shlex.split(part))
+        if plain:
+            shape = {key: _value(key, value) for key, value in more.items() if key != "spend"}
+            tables.append({"name": plain[0], "provider": "tpu"} | shape)
+    _, more = options(words)
+    spend = float(more["spend"]) if "spend" in more else None
+    law.restarted = {
+        "policy": Policy(groups=tuple(map(read_group, tables)), spend_limit_per_hour=spend),
+        "cluster": "c",
+    }
+    return law.restart(**law.restarted)
+
+
+def _value(key: str, value: str) -> object:
+    if key == "zones":
+        return value.split("+")
+    if key in ("min", "max", "buffer", "cpu", "idle_s", "boot_timeout_s", "price_per_hour"):
+        return int(value)
+    return value == "yes" if key == "spot" else value
+
+
+def do_answer(law: Cluster, words: list[str]) -> list[Effect]:
+    """``answer UNIT made|deleted|stockout|quota|invalid|permission|transient [MESSAGE]``: what came of an order"""
+    error = None if words[1] in ("made", "deleted") else ErrorKind(words[1])
+    unit = law.state.fleet.units[words[0]]
+    deleted = unit.phase is UnitPhase.DELETING
+    return law.tell(MachineAnswered(name=words[0], deleted=deleted, error=error, message=" ".join(words[2:])))
+
+
+def do_list(law: Cluster, words: list[str]) -> list[Effect]:
+    """``list [UNIT[=STATE] …]``: all that the provider has"""
+    machines = []
+    for word in words:
+        name, _, state = word.partition("=")
+        unit = law.state.fleet.units.get(name)
+        group, zone, hosts = (unit.group, unit.zone, unit.hosts) if unit else (name.split("-")[0], "", 1)
+        machines.append(SeenMachine(name, group, zone, MachineState(state or "running"), hosts))
+    return law.tell(MachinesListed(provider="tpu", machines=tuple(machines), begun=law.now))
 
 
 EVENTS: dict[str, Callable[[Cluster, list[str]], list[Effect]]] = {
@@ -253,6 +307,10 @@ def told(law: Cluster, effect: Effect) -> str:
             return f"names {names_line(law.names(key))}"
         case SessionOver(session=session, reason=reason):
             return f"over {session}: {reason}"
+        case FleetMoved():
+            units = [law.state.fleet.units[name] for name in law.state.fleet.orders]
+            told_ = (f"{'make' if u.phase is UnitPhase.WANTED else 'delete'} {u.name}{in_zone(u)}" for u in units)
+            return f"orders: {', '.join(told_)}"
         case Forget(blobs=blobs):
             return f"forget {', '.join(blobs)}"
 
@@ -283,6 +341,12 @@ def actor_line(info: ActorInfo) -> str:
     return f"{info.name} {info.status.value}" + (f": {info.why}" if info.why else "")
 
 
+def group_line(info: GroupInfo) -> str:
+    rests = "".join(f"; {r.zone or 'it'} rests {r.rest_s:.0f} s after {r.kind}" for r in info.resting)
+    counts = f"wanted {info.wanted}, asked {info.asked}, seen {info.seen}, joined {info.joined}, leaving {info.leaving}"
+    return f"{info.name}: {counts}{rests}" + (f"; stopped: {info.stopped}" if info.stopped else "")
+
+
 # Questions ------------------------------------------------------------------------------------------------------------
 
 QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
@@ -297,6 +361,8 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "wanted": lambda law, words: iter([wish(law, attempt) for attempt in law.wished(words[0])] or ["nothing"]),
     "actors": lambda law, words: map(actor_line, list_actors(law.state)),
     "state": lambda law, words: iter([kept_line(law.state.jobs[words[0]].checkpoint)]),
+    "groups": lambda law, words: map(group_line, list_groups(law.state)),
+    "machines": lambda law, words: (f"{m.name} {m.phase}: {m.why}" for m in list_machines(law.state)),
     "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),
 }
 

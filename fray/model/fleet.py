@@ -197,6 +197,8 @@ def read_group(table: Mapping[str, Any]) -> GroupConfig:
     found = dict(table) | {"zones": (zones,) if isinstance(zones, str) else tuple(zones)}
     if table.get("tpu"):
         found = _tpu_host(table["tpu"]) | found
+    if provider == "fixed":
+        found |= _fixed(where, table)
     group = GroupConfig(**found)
     _check_group(where, group)
     return group
@@ -206,6 +208,17 @@ def _tpu_host(variant: str) -> dict[str, Any]:
     tpu_topology(variant)
     kind = variant.rpartition("-")[0]
     return {"cpu": TPU_HOST_CPUS.get(kind, 96), "memory": TPU_HOST_MEMORY.get(kind, "180GB")}
+
+
+def _fixed(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """There are as many as are named; nothing else says how many."""
+    machines = table.get("options", {}).get("machines")
+    if not isinstance(machines, list) or not machines or not all(isinstance(name, str) for name in machines):
+        raise InvalidRequest(f'{where}: a fixed group names its machines: options.machines = ["host-1", "host-2"]')
+    for key in ("min", "max", "buffer"):
+        if key in table:
+            raise InvalidRequest(f"{where}: {key}={table[key]!r}: nothing is made or deleted in a fixed group")
+    return {"min": 0, "max": len(machines)}
 
 
 def _check_key(where: str, key: str, value: object) -> None:

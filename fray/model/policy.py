@@ -62,12 +62,14 @@ class Policy:
         half_life_s: of past use: so long after it, it counts half.
         users, namespaces: terms by name, complete; those of ``"*"`` are for all others.
         groups: machines that can be had.
+        spend_limit_per_hour: what units of all groups together may cost, in whatever money their prices are. None: any.
     """
 
     half_life_s: float = HALF_LIFE_S
     users: dict[str, Terms] = Factory(dict)
     namespaces: dict[str, Terms] = Factory(dict)
     groups: tuple[GroupConfig, ...] = ()
+    spend_limit_per_hour: float | None = None
 
     def user(self, name: str) -> Terms:
         return self.users.get(name) or self.users.get(EVERYBODY) or _DEFAULT

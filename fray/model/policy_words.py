@@ -54,6 +54,13 @@ def positive(where: str, value: Any) -> float:
     return float(value)
 
 
+def amount(where: str, value: Any) -> float:
+    """A number, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise InvalidRequest(f"{where}={value!r} must be a number, 0 or more")
+    return float(value)
+
+
 def count(where: str, value: Any) -> int:
     """A whole number, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -168,5 +175,6 @@ TABLES: Mapping[str, tuple[str, Reader]] = {
     "users": ("users", _terms(USER)),
     "namespaces": ("namespaces", _terms(NAMESPACE)),
     "group": ("groups", _groups),
+    "spend_limit_per_hour": ("spend_limit_per_hour", amount),
 }
 """Key of the file: the field of `Policy`, and who reads it."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from fray.errors import FrayError
+from fray.model.fleet import ErrorKind, SeenMachine
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Launch, ProcessMark, Register, Role
@@ -29,6 +30,8 @@ class Restarted:
     """The nodes of this cluster are known beforehand (embedded): what fits none of ``declared`` never will."""
     declared: tuple[NodeHello, ...] = ()
     policy: Policy = Policy()  # noqa: RUF009 - it is a value
+    cluster: str = ""
+    """What tells names of this cluster's machines from those of others."""
 
 
 @frozen(kw_only=True)
@@ -188,6 +191,39 @@ class CheckpointTaken:
 
 
 @frozen(kw_only=True)
+class MachineAnswered:
+    """What came of an order to a provider: to make a unit, or to end it."""
+
+    name: str
+    deleted: bool = False
+    """It was told to end it; else to make it."""
+    error: ErrorKind | None = None
+    message: str = ""
+
+
+@frozen(kw_only=True)
+class MachinesListed:
+    """All that a provider has, or why it does not say."""
+
+    provider: str
+    machines: tuple[SeenMachine, ...] = ()
+    begun: float = 0.0
+    """When it was asked, by the law's time: what was decided since is not in it."""
+    error: str = ""
+
+
+@frozen(kw_only=True)
+class GroupScaled:
+    """An operator sets what a group has at least and at most, over its policy; None: as in the policy."""
+
+    session: SessionId
+    ref: int
+    group: str
+    min: int | None = None
+    max: int | None = None
+
+
+@frozen(kw_only=True)
 class Tick:
     """Time has passed: `State.next_deadline` is due."""
 
@@ -211,6 +247,9 @@ Event: TypeAlias = (
     | NameRegistered
     | NameUnregistered
     | CheckpointTaken
+    | MachineAnswered
+    | MachinesListed
+    | GroupScaled
     | Tick
 )
 
@@ -265,6 +304,11 @@ class SessionOver:
 
 
 @frozen(kw_only=True)
+class FleetMoved:
+    """There are orders for providers (`State.fleet.orders`), or units that must be looked after."""
+
+
+@frozen(kw_only=True)
 class Forget:
     """No living job refers to these payloads any more."""
 
@@ -278,4 +322,4 @@ class Happened:
     event: LogEvent
 
 
-Effect: TypeAlias = Reply | Refusal | JobMoved | NamesMoved | WishesMoved | SessionOver | Forget | Happened
+Effect: TypeAlias = Reply | Refusal | JobMoved | NamesMoved | WishesMoved | SessionOver | FleetMoved | Forget | Happened

@@ -12,6 +12,7 @@ from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, JobSpec
+from fray.scheduler.fleet_words import reason as fleet_reason
 from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
@@ -179,7 +180,8 @@ def reason(state: Tables, job: Job) -> str:
 def _waits(state: Tables, job: Job) -> str:
     ahead = state.queue.ahead(job.job_id)
     place = f"number {ahead + 1} of {len(state.queue)} in the queue"
-    return f"{_lacking(state, job)}; {place}"
+    machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)
+    return "; ".join(text for text in (_lacking(state, job), machines, place) if text)
 
 
 def _is_held(state: Tables, job: Job) -> str:
@@ -334,6 +336,9 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
         yield "it has waited so long that later jobs are kept off the machines it could use"
     if not state.nodes:
         yield "no machine is connected"
+    machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)
+    if machines:
+        yield f"machines {machines}"
     nodes = [state.nodes[name] for name in sorted(state.nodes)]
     for node in nodes[:NODES_SHOWN]:
         yield f"  {_machine_line(state, job, node)}"

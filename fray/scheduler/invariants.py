@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import Factory, define, evolve
 
+from fray.model.fleet import MachineState
 from fray.model.gangs import port_names
 from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState, Outcome
@@ -17,6 +18,7 @@ from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, 
 from fray.scheduler.rows import Attempt, Job, JobPhase, NodePhase, SessionPhase
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables, takes_work
+from fray.scheduler.units import UnitPhase
 from fray.scheduler.waits import waits_for
 
 Rule = Callable[[State], Iterator[str]]
@@ -153,6 +155,29 @@ def _cordons(state: State) -> Iterator[str]:
             yield f"{node.name} counts as drained and holds {[one.attempt_id for one in by_node[node.name]]}"
         if cordon.drain and cordon.drained_at is None and not by_node[node.name]:
             yield f"{node.name} holds nothing and does not count as drained"
+
+
+def _fleet(state: State) -> Iterator[str]:
+    """Units are asked for within max and the spend limit, closed while they leave, and deleted only when empty."""
+    books = state.fleet
+    for config in books.configs():
+        made = [
+            unit for unit in books.live(config.name) if unit.wanted_at == state.now and unit.phase is UnitPhase.WANTED
+        ]
+        if made and len(books.live(config.name)) > config.max:
+            yield f"{made[-1].name} was asked for, and group {config.name} has {config.max} units at most"
+    limit = books.policy.spend_limit_per_hour
+    new = [unit for unit in books.units.values() if unit.phase is UnitPhase.WANTED and unit.wanted_at == state.now]
+    if limit is not None and any(unit.price_per_hour for unit in new) and books.spent_per_hour() > limit + 1e-6:
+        yield f"{new[-1].name} was asked for, and {books.spent_per_hour():g} an hour is over the limit of {limit:g}"
+    for unit in books.units.values():
+        nodes = [state.nodes[name] for name in books.nodes.get(unit.name, ())]
+        if not unit.live and any(state.pool.machines[node.name].open for node in nodes):
+            yield f"{unit.name} is {unit.phase.value}, and open for work"
+        if unit.phase is UnitPhase.DELETING and unit.state is not MachineState.DELETING and not unit.tries:
+            held = [attempt for node in nodes for attempt in state.on_node[node.name]]
+            if held:
+                yield f"{unit.name} is being deleted, and holds {held}"
 
 
 # Attempts -------------------------------------------------------------------------------------------------------------
@@ -355,13 +380,17 @@ def _indexes(state: State) -> Iterator[str]:
         yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
     if state.timers.at != twin.timers.at:
         yield f"timed are {state.timers.at}, the rows say {twin.timers.at}"
+    if state.fleet.orders.keys() != twin.fleet.orders.keys():
+        yield f"the orders are {list(state.fleet.orders)}, the rows say {list(twin.fleet.orders)}"
+    if state.fleet.nodes != twin.fleet.nodes:
+        yield f"nodes by unit are {state.fleet.nodes}, the rows say {twin.fleet.nodes}"
     if state.alarms != twin.alarms:
         yield f"the alarms are {state.alarms}, the rows say {twin.alarms}"
     if state.blobs != state.count_blobs():
         yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
 
 
-_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave", "past")
+_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave", "past", "unit", "fleet_group")
 _INDEXES = (
     "tally",
     "on_node",
@@ -436,6 +465,7 @@ RULES: tuple[Rule, ...] = (
     _ports,
     _nodes,
     _cordons,
+    _fleet,
     _attempts,
     _wishes,
     _jobs,

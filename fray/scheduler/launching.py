@@ -16,6 +16,7 @@ from fray.scheduler.jobs import accept, never, stop_job
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.lookup import differences, named, tree, who
 from fray.scheduler.match import ever
+from fray.scheduler.offers import possible
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Kind
 from fray.scheduler.registry import bound, taken
@@ -208,9 +209,12 @@ def _check_size(state: State, spec: JobSpec) -> None:
 
 def _never(state: State, spec: JobSpec) -> str:
     """Why no machine of this cluster could ever hold the job; empty when one might."""
-    if not state.declares_all_nodes:
+    if not (state.declares_all_nodes or state.policy.groups):
         return ""
     machines = known_machines(state)
+    if ever(spec.demand, spec.members, machines.values()):
+        return ""
+    machines |= possible(state.fleet, spec.members)
     return "" if ever(spec.demand, spec.members, machines.values()) else never_text(spec, machines)
 
 

@@ -328,6 +328,11 @@ class Pool:
         grants[member] = grant
         return True
 
+    def give_back(self, ask: Ask, placed: Sequence[Placed]) -> None:
+        """Undo a `place` that was only a question."""
+        for part, one in zip(ask.parts, placed, strict=True):
+            self._give_back(part.choices[one.choice], one.grants)
+
     def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
         for grant in grants:
             self._shift(self.machines[grant.node], demand, grant.devices, +1)

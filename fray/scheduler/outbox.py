@@ -12,6 +12,7 @@ from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Jobs
 from fray.scheduler.effects import (
     Effect,
+    FleetMoved,
     Forget,
     Happened,
     JobMoved,
@@ -49,6 +50,7 @@ class Outbox:
         self._names: dict[str, None] = {}
         self._over: list[Effect] = []
         self._blobs: dict[BlobId, None] = {}
+        self._fleet = False
 
     def happened(self, job_id: JobId, what: str, text: str = "") -> None:
         """A line for the event log; ``job_id`` is empty for what concerns machines and sessions."""
@@ -88,6 +90,10 @@ class Outbox:
     def refuse(self, session: SessionId, ref: int, error: FrayError) -> None:
         self._answers.append(Refusal(session=session, ref=ref, error=error))
 
+    def fleet(self) -> None:
+        """There are orders for providers."""
+        self._fleet = True
+
     def over(self, session: SessionId, reason: str) -> None:
         self._over.append(SessionOver(session=session, reason=reason))
 
@@ -112,6 +118,7 @@ class Outbox:
             *(NamesMoved(key=key) for key in self._names),
             *self._late,
             *self._over,
+            *([FleetMoved()] if self._fleet else []),
             *([Forget(blobs=gone)] if gone else []),
         ]
 

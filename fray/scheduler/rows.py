@@ -14,6 +14,7 @@ from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeNam
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, JobSpec, Outcome
+from fray.scheduler.units import GroupRow, Unit
 
 
 class JobPhase(StrEnum):
@@ -228,6 +229,8 @@ class Node:
     """Accelerators that it says nobody may be given, and who holds them."""
     taken: tuple[TakenPort, ...] = ()
     """Ports that strangers held when they were last tried."""
+    leaving: bool = False
+    """The unit it belongs to is being given back (`units.Unit`): nothing new is placed."""
     log_archive: str = ""
     """Where it copies its logs to, for those who look for them when it is gone."""
     cordon: Cordon | None = None
@@ -346,5 +349,7 @@ TABLES: dict[str, type] = {
     "name": Binding,
     "grave": Grave,
     "past": Past,
+    "unit": Unit,
+    "fleet_group": GroupRow,
 }
 """In the order in which `State.restore` can be given the rows (any order will do)."""

@@ -40,6 +40,8 @@ def why_closed(node: Node, now: float) -> str:
         return f"has been silent for {now - node.silent_since:.0f} s"
     if out := why_out(node, now):
         return out
+    if node.leaving:
+        return "is being given back to its provider"
     if node.strays:
         return f"is still ending {', '.join(node.strays[:SHOWN])}"
     return "has not yet told what it holds"

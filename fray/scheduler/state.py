@@ -280,7 +280,8 @@ class State(Tables):
         held = (self.alarms[0][0],) if self.alarms else ()
         timed = self.timers.first()
         over = (self.limits[0][0],) if self.limits else ()
-        return min([*nodes, *sessions, *held, *over, *(() if timed is None else (timed,))], default=None)
+        single = (at for at in (timed, self.fleet.plan_at) if at is not None)
+        return min([*nodes, *sessions, *held, *over, *single], default=None)
 
 
 def node_deadline(node: Node, rules: Rules) -> float:

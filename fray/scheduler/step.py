@@ -1,8 +1,9 @@
 """The one door of the law: `step(state, event, now) -> effects`.
 
 `HANDLERS` maps each class of event to the function that obeys it; to teach the law a new event, add a line. After the
-handler, whatever it did, siblings follow, held jobs that need wait no more are let go, waiting jobs are placed,
-finished sessions are ended, and old records are forgotten.
+handler, whatever it did, siblings follow, held jobs that need wait no more are let go, machines are asked for and given
+back (if it is time to think about that), waiting jobs are placed, finished sessions are ended, and old records are
+forgotten.
 """
 
 from __future__ import annotations
@@ -10,14 +11,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fray.scheduler import checkpoints, drain, due, holding, launching, limits, nodes, registry, sessions, supervision
+from fray.scheduler import (
+    checkpoints,
+    drain,
+    due,
+    holding,
+    launching,
+    limits,
+    machines,
+    nodes,
+    registry,
+    scaling,
+    sessions,
+    supervision,
+)
 from fray.scheduler.effects import (
     AttemptRemarked,
     CheckpointTaken,
     CordonAsked,
     Effect,
     Event,
+    GroupScaled,
     LaunchAsked,
+    MachineAnswered,
+    MachinesListed,
     NameRegistered,
     NameUnregistered,
     NodeDied,
@@ -46,6 +63,7 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
     state.declared = event.declared
     state.policy = event.policy
     state.touch("law", "law")
+    scaling.restarted(state, event.cluster, event.policy, out)
     nodes.restarted(state, out)
     sessions.restarted(state)
     launching.end_the_impossible(state, out)
@@ -53,6 +71,7 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
 
 def _policy_changed(state: State, event: PolicyChanged, out: Outbox) -> None:
     state.policy = event.policy
+    scaling.told_policy(state, event.policy)
     state.pool.version += 1  # what was kept back may start now
 
 
@@ -81,6 +100,9 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     NameRegistered: registry.register,
     NameUnregistered: registry.unregister,
     CheckpointTaken: checkpoints.take,
+    MachineAnswered: machines.answered,
+    MachinesListed: machines.listed,
+    GroupScaled: machines.scaled,
     Tick: _tick,
 }
 
@@ -101,6 +123,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     supervision.settle(state, out)
     drain.settle(state, out)
     holding.release(state, out)
+    scaling.settle(state, out)
     place_waiting(state, out)
     sessions.settle(state, out)
     forget_finished(state, out)

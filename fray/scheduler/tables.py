@@ -18,6 +18,7 @@ from fray.model.policy import Policy
 from fray.model.resources import Demand
 from fray.model.specs import Outcome
 from fray.scheduler.asks import ask_of
+from fray.scheduler.fleet import Books
 from fray.scheduler.match import Pool
 from fray.scheduler.queue import Applicant, Queue, Shape, Tenant
 from fray.scheduler.rows import (
@@ -74,6 +75,8 @@ class Tables:
         self.past: dict[JobId, Past] = {}
         """Jobs of which only a line is kept, oldest end first."""
         self._dirty: dict[tuple[str, str], None] = {}
+        self.fleet = Books(self.touch)
+        """Machines asked of providers."""
         self._make_indexes()
 
     def _make_indexes(self) -> None:
@@ -149,6 +152,8 @@ class Tables:
             "name": self.bindings,
             "grave": self.graves,
             "past": self.past,
+            "unit": self.fleet.units,
+            "fleet_group": self.fleet.groups,
             "law": {"law": self.law},
         }
         return tables[table]
@@ -196,6 +201,7 @@ class Tables:
         return (job.order if job else 0), attempt.generation, attempt.member
 
     def _index_all(self) -> None:
+        self.fleet.load()
         for node in self.nodes.values():
             self.index_node(node)
         for session in sorted(self.sessions.values(), key=lambda s: (s.ended_at, s.session)):
@@ -213,6 +219,7 @@ class Tables:
 
     def put_node(self, node: Node) -> None:
         self.nodes[node.name] = node
+        node.leaving = self.fleet.leaving(node)
         self.index_node(node)
         self.touch("node", node.name)
 
@@ -221,6 +228,7 @@ class Tables:
         self.pool.machines[node.name].ports.avoided = {taken.port: taken.until for taken in node.taken}
         self.pool.withhold(node.name, node.busy)
         self.on_node.setdefault(node.name, {})
+        self.fleet.node_put(node)
         self._time_node(node)
 
     def _time_node(self, node: Node) -> None:
@@ -239,6 +247,7 @@ class Tables:
 
     def drop_node(self, node: Node) -> None:
         del self.nodes[node.name], self.on_node[node.name]
+        self.fleet.node_dropped(node)
         self.unwell.pop(node.name, None)
         self.timers.set(("drain", node.name), None)
         self.pool.remove(node.name)
@@ -423,6 +432,7 @@ class Tables:
         self.attempts[attempt.attempt_id] = attempt
         self.tally[attempt.job_id].living += 1
         self.on_node[attempt.node][attempt.attempt_id] = None
+        self.fleet.used(attempt.node, self.now)
         self.touch("attempt", attempt.attempt_id)
 
     def _index_attempt(self, attempt: Attempt) -> None:
@@ -441,6 +451,7 @@ class Tables:
         del self.on_node[attempt.node][attempt.attempt_id]
         if not self.on_node[attempt.node]:
             self.emptied[attempt.node] = None
+        self.fleet.used(attempt.node, self.now)
         self.pool.release(attempt.node, demand, attempt.devices, attempt.ports.values())
         self.touch("attempt", attempt.attempt_id)
 
@@ -532,7 +543,8 @@ class Tables:
 
 def takes_work(node: Node) -> bool:
     """New attempts may be placed on it."""
-    return node.phase is NodePhase.ALIVE and node.settled and not node.strays and node.cordon is None
+    settled = node.phase is NodePhase.ALIVE and node.settled and not node.strays
+    return settled and node.cordon is None and not node.leaving
 
 
 def _value(outcome: Outcome | None) -> BlobId | None:
