@@ -23,6 +23,7 @@ from fray.net.transport import Credential, Network
 from fray.net.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
 from fray.runtime.context import Place, Runtime, open_runtime
+from fray.scheduler.rows import Rules
 
 CONTROLLER = "memory:controller"
 """Where the driver finds it."""
@@ -61,6 +62,7 @@ async def serve_controller(
         in_place=workspaces is None,
         env_vars=env_vars,
         policy=policy,
+        rules=Rules(quarantine_share=0.0),  # its nodes are all of one machine, or no machines at all
         task_status=task_status,
     )
 

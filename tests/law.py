@@ -21,6 +21,7 @@ from fray.scheduler.effects import (
     NodeDied,
     NodeJoined,
     NodeLeaving,
+    NodeProbed,
     NodeReported,
     NodeSilent,
     Refusal,
@@ -277,6 +278,10 @@ class Cluster:
         return self.tell(
             NodeLeaving(node=node, incarnation=incarnation, finish_s=finish_s, reason="it was asked to end")
         )
+
+    def probed(self, node: str = "n1", trouble: str = "") -> list[Effect]:
+        """It has looked whether it is well."""
+        return self.tell(NodeProbed(node=node, incarnation=self.incarnations[node], trouble=trouble))
 
     # Looking
 

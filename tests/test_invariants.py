@@ -429,8 +429,15 @@ class World:
             self.tell(self.law.uncordon(*self.law.state.nodes, session=session))
         return True
 
+    def do_probe(self) -> bool:
+        """A machine in quarantine answers, or one that nobody has asked does."""
+        machine = self.any_machine(lambda m: m.connected and m.name in self.law.state.nodes)
+        if machine:
+            self.tell(self.law.probed(machine.name, self.rng.choice(["", "a fan is loud"])))
+        return machine is not None
+
     CALM = [do_obey] * 12 + [do_deliver] * 14 + [do_advance] * 10 + [do_launch] * 4 + [do_wait] * 3 + [do_process] * 4
-    ROUGH = [do_connect] * 4 + [do_cut] * 2 + [do_fall, do_wait_long, do_terminate, do_driver, do_mark]
+    ROUGH = [do_connect] * 4 + [do_cut] * 2 + [do_fall, do_wait_long, do_terminate, do_driver, do_mark, do_probe]
     ROUGH += [do_repeat_old_report] * 3 + [do_full_report] * 2 + [do_restart]
 
     def walk(self) -> None:
@@ -460,10 +467,11 @@ class World:
         """Every machine comes back, every owner leaves, every message arrives."""
         for machine in self.machines.values():
             self.connect(machine)
-        self.tell(self.law.uncordon(*self.law.state.nodes))
         for session in self.drivers:
             self.tell(self.law.close(session))
         self.tell(self.law.terminate(*(j for j, row in self.law.state.jobs.items() if not row.owner)))
+        self.settle()
+        self.tell(self.law.uncordon(*self.law.state.nodes))
         self.settle()
         self.wait(RULES.lease_s)
 

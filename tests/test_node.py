@@ -15,11 +15,11 @@ from attrs import define, field
 from fray.errors import FrayError, LaunchFailed, NodeNameTaken, Unauthorized
 from fray.model.lines import Chunk
 from fray.model.messages.client import ControllerHello
-from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, NodeLeaves, Report, Wanted
+from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, NodeLeaves, Probe, Probed, Report, Wanted
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Ticket, Wish
 from fray.net.channel import Acceptor, Channel
-from fray.net.codec import blob_id, decode_message, encode_message
+from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.memory import MemoryNetwork
 from fray.net.transport import Bytes, Claim
 from fray.node.config import NodeConfig
@@ -484,6 +484,27 @@ def test_patience_ends_well_before_the_lease() -> None:
 
     assert CONFIG.patience_s == 480
     assert evolve(CONFIG, lease_s=100).patience_s == 50
+
+
+# How it is ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_is_asked_looks_and_says_what_it_has_found(autojump_clock: Any) -> None:
+    async with open_house() as house:
+        house.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
+        await trio.sleep(1)
+        house.launcher.end("_fray.probe-1:0:0", Outcome(cause=Cause.KILLED, message="killed by signal 7"))
+        await house.controller.until(lambda: any(isinstance(one, Probed) for one in house.controller.heard))
+        assert house.controller.heard[-1] == Probed(trouble="a process ended as killed: killed by signal 7")
+        assert house.controller.phases() == {}
+        assert ("forget", "_fray.probe-1:0:0") in house.launcher.calls
+
+
+async def test_a_process_that_does_not_end_is_what_is_wrong(autojump_clock: Any) -> None:
+    async with open_house(FakeLauncher(ends_when_told=False)) as house:
+        house.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
+        await house.controller.until(lambda: any(isinstance(one, Probed) for one in house.controller.heard))
+        assert house.controller.heard[-1] == Probed(trouble="a process gave no answer within 20 s")
 
 
 # Leaving -------------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from fray.scheduler.effects import (
     MachineAnswered,
     MachinesListed,
     NamesMoved,
+    ProbeWanted,
     Refusal,
     Reply,
     SessionOver,
@@ -128,6 +129,11 @@ def do_leave(law: Cluster, words: list[str]) -> list[Effect]:
     """``leave NODE [finish=S]``: its process has been asked to end"""
     plain, more = options(words)
     return law.leave(plain[0], float(more.get("finish", 0)))
+
+
+def do_probed(law: Cluster, words: list[str]) -> list[Effect]:
+    """``probed NODE [TROUBLE]``: what it has found"""
+    return law.probed(*words)
 
 
 def do_report(law: Cluster, words: list[str]) -> list[Effect]:
@@ -305,6 +311,8 @@ def told(law: Cluster, effect: Effect) -> str:
             return f"job {info_line(law.info(job_id))}"
         case NamesMoved(key=key):
             return f"names {names_line(law.names(key))}"
+        case ProbeWanted(node=node):
+            return f"probe {node}"
         case SessionOver(session=session, reason=reason):
             return f"over {session}: {reason}"
         case FleetMoved():

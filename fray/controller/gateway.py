@@ -47,6 +47,8 @@ from fray.scheduler.effects import (
     NamesMoved,
     NodeDied,
     NodeJoined,
+    NodeProbed,
+    ProbeWanted,
     Refusal,
     Reply,
     SessionClosed,
@@ -309,6 +311,8 @@ class Gateway:
             case WishesMoved(node=name, changed=changed, gone=gone):
                 if name in self._nodes:
                     self._nodes[name].wishes_moved((*changed, *gone))
+            case ProbeWanted(node=name, incarnation=incarnation):
+                self._nursery.start_soon(self._probe, name, incarnation)
             case Forget(blobs=blobs):
                 self._house.forget(blobs)
 
@@ -359,6 +363,13 @@ class Gateway:
 
     def captured(self, link: NodeLink, message: Captured) -> None:
         self._captures.heard(link.node, message)
+
+    async def _probe(self, node: NodeName, incarnation: str) -> None:
+        """The law has decided when; what comes of it is an event."""
+        link = self._nodes.get(node)
+        there = link is not None and link.incarnation == incarnation
+        trouble = await link.probe() if link is not None and there else "it is not connected"
+        self._house.inbox.tell(NodeProbed(node=node, incarnation=incarnation, trouble=trouble))
 
     def log_moved(self, attempt: AttemptId) -> None:
         job_id = split_attempt(attempt)[0]

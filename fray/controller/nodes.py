@@ -31,6 +31,8 @@ from fray.model.messages.node import (
     NodeHello,
     NodeLeaves,
     NodeTold,
+    Probe,
+    Probed,
     Report,
     Wanted,
 )
@@ -49,6 +51,8 @@ WANTED_CHUNK_BYTES = 12 * 1024 * 1024
 WANTED_CHUNK_WISHES = 1_000
 """New attempts in one `Wanted`."""
 
+PROBE_S = 60.0
+"""For the answer to a `Probe`."""
 FINISH_LIMIT_S = 7 * 86_400.0
 """Which a leaving node may give to what it runs."""
 
@@ -288,6 +292,14 @@ class NodeLink:
             return False
         self._send(lambda: self.channel.notice(asked))
         return True
+
+    async def probe(self) -> str:
+        """Have the node look whether its machine is well: what is wrong; empty: nothing."""
+        try:
+            reply, _ = await self.requests.request(Probe(), timeout_s=PROBE_S)
+        except FrayError as error:
+            return f"it could not be asked: {error}"
+        return reply.trouble if isinstance(reply, Probed) else f"it answered with {type(reply).__name__}"
 
     def joined(self) -> None:
         """The law has heard of this connection: send everything."""

@@ -299,6 +299,8 @@ class Outcome:
     """Processes that it left behind, and that its keeper ended."""
     captured: str = ""
     """Stacks of all threads, taken before it was ended because it stalled or was not healthy."""
+    machine_fault: bool = False
+    """Its machine says that it is to blame itself: it could not make a directory, or a process."""
 
 
 @frozen(kw_only=True)

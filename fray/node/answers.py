@@ -7,11 +7,12 @@ the node nor one another for long; more than wait in line are refused.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import trio
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError, ProtocolMismatch
-from fray.model.messages.node import ReadLog
+from fray.model.messages.node import Probe, Probed, ReadLog
 from fray.net.channel import Channel
 from fray.net.codec import decode_message
 from fray.net.transport import Bytes
@@ -27,8 +28,8 @@ log = logging.getLogger("fray.node")
 class Answers:
     """Of one membership."""
 
-    def __init__(self, logs: Logs) -> None:
-        self._logs = logs
+    def __init__(self, logs: Logs, probe: Callable[[], Awaitable[str]]) -> None:
+        self._logs, self._probe = logs, probe
         self._in, self._out = trio.open_memory_channel[tuple[int, object]](LINE_LIMIT)
         self._channel: Channel | None = None
 
@@ -61,12 +62,16 @@ class Answers:
                 self._fail(ref, FrayError(f"the node has failed to answer, its log says where: {error!r}"))
 
     async def _answer(self, ref: int, message: object) -> None:
-        if not isinstance(message, ReadLog):
+        reply: object
+        if isinstance(message, ReadLog):
+            reply, data = await self._logs.read(message)
+        elif isinstance(message, Probe):
+            reply, data = Probed(trouble=await self._probe()), None
+        else:
             raise ProtocolMismatch(f"{type(message).__name__} is nothing to ask a node")
-        page, data = await self._logs.read(message)
         if self._channel is not None:
             await self._channel.wait_room()
-            self._channel.reply(ref, page, [data])
+            self._channel.reply(ref, reply, [data] if data is not None else [])
 
     def _fail(self, ref: int, error: FrayError) -> None:
         if self._channel is not None:

@@ -300,8 +300,8 @@ class Course:
 
 
 def unstarted(message: str) -> Outcome:
-    """The outcome of an attempt that could not be started as asked."""
-    return Outcome(cause=Cause.ENVIRONMENT, message=message)
+    """The outcome of an attempt that this machine could not start, whatever it was."""
+    return Outcome(cause=Cause.ENVIRONMENT, message=message, machine_fault=True)
 
 
 def close_keeper(attempt: Attempt) -> None:

@@ -98,6 +98,8 @@ class NodeConfig:
     environments: EnvironmentLimits = Factory(EnvironmentLimits)
     boot_id: str = ""
     process: ProcessMark | None = None
+    found: tuple[str, ...] = ()
+    """Of the devices of its capacity, those that were found here and are not only said to be."""
     drain_s: float = 0.0
     """Asked to leave, it lets jobs finish for so long that may end by themselves."""
 

@@ -47,6 +47,12 @@ def read_capacity(root: Path = ROOT, environ: Mapping[str, str] | None = None, d
     )
 
 
+def find_devices(root: Path = ROOT, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Ids of the accelerators that are here now, as drivers and the kernel name them. Blocks."""
+    tpus, _ = tpu_devices(root, os.environ if environ is None else environ)
+    return tuple(device.id for device in (*gpu_devices(root), *tpus))
+
+
 def process_mark(pid: int | None = None) -> ProcessMark:
     """Names one process (default: this one) among all that ever ran here."""
     pid = os.getpid() if pid is None else pid

@@ -207,12 +207,15 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_LEAST_S:g} seconds or more")
     state_dir = _state_dir(told.get("state_dir"), name, environ)
     join_token = _join_token(told, environ)
+    here = read_capacity()
+    capacity = override(here, told)
     config = NodeConfig(
         name=name,
         controller=controller,
         token="" if join_token else _token(told.get("token_file"), environ),
         join_token=join_token,
-        capacity=override(read_capacity(), told),
+        capacity=capacity,
+        found=_found(here, capacity),
         state_dir=state_dir,
         cache_dir=told.get("cache_dir", ""),
         advertise=told.get("advertise") or _local_address(controller),
@@ -225,6 +228,11 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
     return as_machine(config) if join_token else config
+
+
+def _found(here: Capacity, offered: Capacity) -> tuple[str, ...]:
+    ids = {device.id for device in here.devices}
+    return tuple(device.id for device in offered.devices if device.id in ids)
 
 
 def _drain_s(told: float) -> float:

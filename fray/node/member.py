@@ -43,6 +43,7 @@ from fray.node.health.vitals import Vitals
 from fray.node.health.wards import Wards
 from fray.node.launcher import Furnished, Launcher, Particular, Withholding
 from fray.node.logs.pushed import Pushed
+from fray.node.probing import Probes
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
 from fray.node.reports import Reports
 
@@ -67,7 +68,8 @@ class Member:
         self._requests: Requests | None = None
         self._launcher = launcher
         self._condemned: dict[AttemptId, str] = {}
-        self.answers = Answers(launcher.logs)
+        self.probes = Probes(config, launcher)
+        self.answers = Answers(launcher.logs, self.probes.probe)
         self._payloads: dict[BlobId, bytes] = {}
         self._cluster_vars: dict[str, str] = {}
         self._newest = (0, 0)
@@ -246,6 +248,7 @@ class Member:
     def on_observed(self, observed: Observed, value: bytes | None) -> None:
         """A phase has changed. Nothing is done about it here: the launcher may be in the middle of something."""
         if observed.attempt_id not in self.held:
+            self.probes.on_observed(observed)
             return
         if value is not None:
             self._reports.keep(observed.attempt_id, value)

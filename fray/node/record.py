@@ -104,7 +104,7 @@ def _too_large(size: int) -> Outcome:
 
 def _unkept(size: int, why: str) -> Outcome:
     message = f"it ended with a result of {size} bytes, which its machine cannot keep: {why}"
-    return Outcome(cause=Cause.ENVIRONMENT, message=message)
+    return Outcome(cause=Cause.ENVIRONMENT, message=message, machine_fault=True)
 
 
 def save(directory: Path, outcome: Outcome) -> None:

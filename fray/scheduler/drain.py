@@ -22,6 +22,7 @@ from fray.scheduler.effects import CordonAsked, NodeLeaving, UncordonAsked
 from fray.scheduler.jobs import preempt
 from fray.scheduler.lookup import who
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.quarantine import lift
 from fray.scheduler.rows import Cordon, Job, Node
 from fray.scheduler.service import standing
 from fray.scheduler.state import State
@@ -62,9 +63,14 @@ def uncordon(state: State, event: UncordonAsked, out: Outbox) -> None:
         out.refuse(event.session, event.ref, error)
         return
     for node in nodes:
-        if node.cordon is None:
+        if node.quarantine is not None:
+            lift(state, node)
+            out.happened("", "quarantine lifted", f"{node.name} by {who(state, event.session)}")
+        elif node.cordon is None:
             told.append(f"{node.name} is in service already")
-        elif node.cordon.leaving:
+        if node.cordon is None:
+            continue
+        if node.cordon.leaving:
             told.append(f"{node.name} is leaving by itself: that ends with its process")
         else:
             node.cordon = None

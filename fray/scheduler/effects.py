@@ -126,6 +126,16 @@ class NodeDied:
 
 
 @frozen(kw_only=True)
+class NodeProbed:
+    """A machine was asked how it is (`ProbeWanted`), and has answered or cannot be reached."""
+
+    node: NodeName
+    incarnation: str
+    trouble: str = ""
+    """Empty: it has found nothing wrong."""
+
+
+@frozen(kw_only=True)
 class NodeLeaving:
     """It has been asked to end: what may end by itself has ``finish_s``, the rest goes elsewhere now."""
 
@@ -241,6 +251,7 @@ Event: TypeAlias = (
     | NodeSilent
     | NodeDied
     | NodeLeaving
+    | NodeProbed
     | CordonAsked
     | UncordonAsked
     | AttemptRemarked
@@ -296,6 +307,14 @@ class WishesMoved:
 
 
 @frozen(kw_only=True)
+class ProbeWanted:
+    """Ask this machine to probe itself, and tell `NodeProbed`."""
+
+    node: NodeName
+    incarnation: str
+
+
+@frozen(kw_only=True)
 class SessionOver:
     """Close the conversation with this session: nothing of it is left, or it is being ended for its absence."""
 
@@ -322,4 +341,6 @@ class Happened:
     event: LogEvent
 
 
-Effect: TypeAlias = Reply | Refusal | JobMoved | NamesMoved | WishesMoved | SessionOver | FleetMoved | Forget | Happened
+Effect: TypeAlias = (
+    Reply | Refusal | JobMoved | NamesMoved | WishesMoved | ProbeWanted | SessionOver | FleetMoved | Forget | Happened
+)

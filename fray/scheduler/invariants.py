@@ -12,6 +12,7 @@ from fray.model.fleet import MachineState
 from fray.model.gangs import port_names
 from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState, Outcome
+from fray.scheduler import quarantine
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
@@ -178,6 +179,11 @@ def _fleet(state: State) -> Iterator[str]:
             held = [attempt for node in nodes for attempt in state.on_node[node.name]]
             if held:
                 yield f"{unit.name} is being deleted, and holds {held}"
+
+
+def _quarantine(state: State) -> Iterator[str]:
+    """No job alone puts a machine there, nothing new comes, and not more than a share of all machines is there."""
+    yield from quarantine.broken(state)
 
 
 # Attempts -------------------------------------------------------------------------------------------------------------
@@ -411,6 +417,8 @@ _INDEXES = (
     "closing",
     "over",
     "unwell",
+    "blamed",
+    "quarantined",
 )
 
 
@@ -466,6 +474,7 @@ RULES: tuple[Rule, ...] = (
     _nodes,
     _cordons,
     _fleet,
+    _quarantine,
     _attempts,
     _wishes,
     _jobs,

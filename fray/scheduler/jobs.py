@@ -27,6 +27,7 @@ from fray.scheduler.lifecycle import (
 )
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.ports import AVOID_S
+from fray.scheduler.quarantine import judge
 from fray.scheduler.records import bounded, forget_generations, slim, strip_value
 from fray.scheduler.registry import drop_incarnation
 from fray.scheduler.restarts import (
@@ -207,6 +208,7 @@ def end_attempt(
     text = f"{attempt.attempt_id} on {attempt.node}: {told(outcome)}{measured(outcome)}"
     out.happened(job.job_id, "attempt ended", text)
     _sever(state, out, attempt, outcome)
+    judge(state, out, attempt, outcome)
     _follow(state, out, job, attempt, outcome)
 
 

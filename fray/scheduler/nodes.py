@@ -9,6 +9,7 @@ from __future__ import annotations
 from fray.model.ids import AttemptId
 from fray.model.messages.node import NodeHello, Report
 from fray.model.specs import Observed, Phase
+from fray.scheduler import quarantine
 from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeReported, NodeSilent
 from fray.scheduler.jobs import absent, lose, observe, reconsider
 from fray.scheduler.lifecycle import NODE_TABLE, NodeTurn, moved
@@ -32,7 +33,9 @@ def joined(state: State, event: NodeJoined, out: Outbox) -> None:
     if node is not None:
         _give_up(state, out, node, f"the node {node.name} was started anew", node_since(state, node))
         fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.leaving else None
+        quarantine.carry_over(node, fresh)
     state.put_node(fresh)
+    quarantine.came_back(state, fresh)
     out.happened("", "node joined", f"{hello.node} ({hello.incarnation})")
 
 
@@ -56,6 +59,7 @@ def _rejoined(state: State, out: Outbox, node: Node) -> None:
     node.phase = moved(NODE_TABLE, node.phase, NodeTurn.JOINED)
     node.settled = False
     state.node_changed(node)
+    quarantine.came_back(state, node)
     if was_hidden:
         _tell_all(state, out, node)
     out.happened("", "node rejoined", node.name)
@@ -185,8 +189,8 @@ def died(state: State, event: NodeDied, out: Outbox) -> None:
 
 
 def _remembered(node: Node) -> bool:
-    """Somebody has said of it what shall still hold when it is back."""
-    return node.cordon is not None and not node.cordon.leaving
+    """What is said of it shall still hold when it is back."""
+    return node.quarantine is not None or (node.cordon is not None and not node.cordon.leaving)
 
 
 def _give_up(state: State, out: Outbox, node: Node, message: str, since: float) -> None:
@@ -201,6 +205,7 @@ def _held(state: State, node: Node) -> list[Attempt]:
 
 def restarted(state: State, out: Outbox) -> None:
     """Every connection is gone with the old controller; silence is counted from now."""
+    quarantine.restarted(state)
     for node in state.nodes.values():
         was_hidden = node.phase is NodePhase.SUSPECT
         if node.phase is not NodePhase.LOST:

@@ -17,12 +17,13 @@ from fray.scheduler.effects import (
     Happened,
     JobMoved,
     NamesMoved,
+    ProbeWanted,
     Refusal,
     Reply,
     SessionOver,
     WishesMoved,
 )
-from fray.scheduler.rows import Attempt, Binding, Job
+from fray.scheduler.rows import Attempt, Binding, Job, Node
 from fray.scheduler.state import State
 from fray.scheduler.tables import actor_key, binding_key
 
@@ -33,7 +34,8 @@ TOLD_OF_GANG = 16
 
 
 class Outbox:
-    """Effects of one step. Order: log, wishes, answers, refusals, jobs, names, late answers, sessions, blobs."""
+    """Effects of one step. Order: log, wishes, probes, answers, refusals, jobs, names, late answers, sessions,
+    blobs."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -43,6 +45,7 @@ class Outbox:
         """Members of supervised groups that begin anew on their own account, or have ended (`supervision.settle`)."""
         self._log: list[Effect] = []
         self._wishes: dict[NodeName, dict[AttemptId, None]] = {}
+        self._probes: list[Effect] = []
         self._launches: list[tuple[SessionId, int, tuple[JobId, ...]]] = []
         self._answers: list[Effect] = []
         self._late: list[Effect] = []
@@ -59,6 +62,10 @@ class Outbox:
     def wish(self, attempt: Attempt) -> None:
         """What is wanted of this attempt has changed."""
         self._wishes.setdefault(attempt.node, {})[attempt.attempt_id] = None
+
+    def probe(self, node: Node) -> None:
+        """It shall probe itself."""
+        self._probes.append(ProbeWanted(node=node.name, incarnation=node.incarnation))
 
     def job(self, job_id: JobId) -> None:
         self._jobs[job_id] = None
@@ -112,6 +119,7 @@ class Outbox:
         return [
             *self._log,
             *(self._wishes_of(node, attempts) for node, attempts in self._wishes.items() if node in self.state.nodes),
+            *self._probes,
             *(self._launch_reply(*launch) for launch in self._launches),
             *self._answers,
             *(JobMoved(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),

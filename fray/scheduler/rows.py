@@ -209,6 +209,37 @@ class Cordon:
     """It is the machine's own word, which is about to end: it goes with this incarnation."""
 
 
+@frozen(kw_only=True)
+class Blame:
+    """An end of an attempt that speaks against its machine (see `quarantine`)."""
+
+    job_id: JobId
+    kind: str
+    """Equal for jobs that are alike."""
+    what: str
+    at: float
+    points: int = 1
+    proven: bool = False
+    """One like it has done well elsewhere."""
+
+
+@frozen(kw_only=True)
+class Quarantine:
+    """A machine is suspected: nothing new is placed there until its probe, or an operator, says that it is well."""
+
+    since: float
+    why: str
+    jobs: tuple[JobId, ...] = ()
+    """Whose ends spoke against it."""
+    probes: int = 0
+    """That have found something."""
+    probe_at: float | None = None
+    """When the next one is due. None: it is under way, or the machine is silent."""
+    asked_at: float | None = None
+    said: str = ""
+    """What the last one has found."""
+
+
 @define(kw_only=True)
 class Node:
     name: NodeName
@@ -234,6 +265,13 @@ class Node:
     log_archive: str = ""
     """Where it copies its logs to, for those who look for them when it is gone."""
     cordon: Cordon | None = None
+    blames: tuple[Blame, ...] = ()
+    """Since a job has done well there, oldest first."""
+    quarantine: Quarantine | None = None
+    relapses: int = 0
+    """Quarantines before this one, each soon after the one before."""
+    well_since: float = 0.0
+    """When its last probe found nothing wrong."""
 
 
 @define(kw_only=True)
@@ -336,6 +374,10 @@ class Rules:
     """Attempts of earlier generations on record for each job."""
     forget_node_s: float = 86_400.0
     """How long a lost node is listed."""
+    probe_limit_s: float = 90.0
+    """A machine that was asked to probe itself and has not answered by then has found something."""
+    quarantine_share: float = 1 / 3
+    """Of the machines, that may be in quarantine at a time: a bad job must not take all of them. 0: none ever is."""
     forget_cordoned_s: float = 30 * 86_400.0
     """How long one is that is cordoned: it shall still be so when it comes back from its repair."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fray.scheduler.rows import Cordon, Node, NodePhase
+from fray.scheduler.rows import Cordon, Node, NodePhase, Quarantine
 
 SHOWN = 4
 
 
 def standing(node: Node) -> str:
-    """``cordoned``, ``draining``, ``drained`` or ``leaving``; empty: nobody has said anything against it."""
+    """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: nothing is said against it."""
     if node.cordon is None:
-        return ""
+        return "quarantined" if node.quarantine is not None else ""
     if node.cordon.leaving:
         return "leaving"
     if not node.cordon.drain:
@@ -19,8 +19,17 @@ def standing(node: Node) -> str:
 
 
 def why_out(node: Node, now: float) -> str:
-    """Who has taken it out of service, and why; empty: nobody."""
-    return _cordoned(node, node.cordon, now) if node.cordon is not None else ""
+    """Who or what has taken it out of service, and why; empty: it is not."""
+    if node.cordon is not None:
+        return _cordoned(node, node.cordon, now)
+    return _suspected(node.quarantine, now) if node.quarantine is not None else ""
+
+
+def _suspected(found: Quarantine, now: float) -> str:
+    last = f"; its last probe said: {found.said}" if found.said else ""
+    if found.probe_at is not None:
+        return f"is in quarantine ({found.why}){last}; it is probed in {max(0.0, found.probe_at - now):.0f} s"
+    return f"is in quarantine ({found.why}){last}; it is being probed"
 
 
 def _cordoned(node: Node, cordon: Cordon, now: float) -> str:

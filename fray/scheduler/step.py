@@ -20,6 +20,7 @@ from fray.scheduler import (
     limits,
     machines,
     nodes,
+    quarantine,
     registry,
     scaling,
     sessions,
@@ -40,6 +41,7 @@ from fray.scheduler.effects import (
     NodeDied,
     NodeJoined,
     NodeLeaving,
+    NodeProbed,
     NodeReported,
     NodeSilent,
     PolicyChanged,
@@ -94,6 +96,7 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     NodeSilent: nodes.silent,
     NodeDied: nodes.died,
     NodeLeaving: drain.leaving,
+    NodeProbed: quarantine.probed,
     CordonAsked: drain.cordon,
     UncordonAsked: drain.uncordon,
     AttemptRemarked: nodes.remarked,
@@ -122,6 +125,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     limits.end_overdue(state, out)
     supervision.settle(state, out)
     drain.settle(state, out)
+    quarantine.settle(state, out)
     holding.release(state, out)
     scaling.settle(state, out)
     place_waiting(state, out)

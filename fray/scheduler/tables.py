@@ -24,6 +24,7 @@ from fray.scheduler.queue import Applicant, Queue, Shape, Tenant
 from fray.scheduler.rows import (
     Attempt,
     Binding,
+    Blame,
     Grave,
     Job,
     JobPhase,
@@ -120,7 +121,10 @@ class Tables:
         self.unwell: dict[NodeName, None] = {}
         """Nodes that are not alive."""
         self.timers = Timers()
-        """Of ``drain``: when a machine's drain waits no longer, by node."""
+        """By node, ``drain``: when its drain waits no longer; ``probe``: when it is asked how it is."""
+        self.blamed: dict[str, dict[NodeName, None]] = {}
+        """On which machines jobs that are alike have ended badly; see `quarantine`."""
+        self.quarantined: dict[NodeName, None] = {}
         self.emptied: dict[NodeName, None] = {}
         """Nodes whose last attempt has ended since the last look; whoever looks clears it (`drain.settle`)."""
         self.blobs: dict[BlobId, int] = {}
@@ -218,6 +222,9 @@ class Tables:
     # Nodes
 
     def put_node(self, node: Node) -> None:
+        """A new one, or another incarnation."""
+        if node.name in self.nodes:
+            self.set_blames(self.nodes[node.name], ())
         self.nodes[node.name] = node
         node.leaving = self.fleet.leaving(node)
         self.index_node(node)
@@ -230,6 +237,7 @@ class Tables:
         self.on_node.setdefault(node.name, {})
         self.fleet.node_put(node)
         self._time_node(node)
+        self._index_blames(node)
 
     def _time_node(self, node: Node) -> None:
         if node.phase is NodePhase.ALIVE:
@@ -237,6 +245,28 @@ class Tables:
         else:
             self.unwell[node.name] = None
         self.timers.set(("drain", node.name), node.cordon.until if node.cordon is not None else None)
+        self._index_quarantine(node)
+
+    def _index_quarantine(self, node: Node) -> None:
+        found, at = node.quarantine, None
+        if found is None:
+            self.quarantined.pop(node.name, None)
+        else:
+            self.quarantined[node.name] = None
+            at = found.probe_at if found.asked_at is None else found.asked_at + self.rules.probe_limit_s
+        self.timers.set(("probe", node.name), at)
+
+    def set_blames(self, node: Node, blames: tuple[Blame, ...]) -> None:
+        """What speaks against it."""
+        for blame in node.blames:
+            _discard(self.blamed, blame.kind, node.name)
+        node.blames = blames
+        self._index_blames(node)
+        self.touch("node", node.name)
+
+    def _index_blames(self, node: Node) -> None:
+        for blame in node.blames:
+            self.blamed.setdefault(blame.kind, {})[node.name] = None
 
     def node_changed(self, node: Node) -> None:
         """Its phase, strays, settledness, busy devices or cordon may have changed."""
@@ -246,10 +276,12 @@ class Tables:
         self.touch("node", node.name)
 
     def drop_node(self, node: Node) -> None:
+        node.quarantine = node.cordon = None
+        self.set_blames(node, ())
+        self._time_node(node)
         del self.nodes[node.name], self.on_node[node.name]
         self.fleet.node_dropped(node)
         self.unwell.pop(node.name, None)
-        self.timers.set(("drain", node.name), None)
         self.pool.remove(node.name)
         self.touch("node", node.name)
 
@@ -543,8 +575,8 @@ class Tables:
 
 def takes_work(node: Node) -> bool:
     """New attempts may be placed on it."""
-    settled = node.phase is NodePhase.ALIVE and node.settled and not node.strays
-    return settled and node.cordon is None and not node.leaving
+    is_there = node.phase is NodePhase.ALIVE and node.settled and not node.strays
+    return is_there and node.cordon is None and node.quarantine is None and not node.leaving
 
 
 def _value(outcome: Outcome | None) -> BlobId | None:

@@ -26,6 +26,7 @@ from fray.node.keeper.accounting import too_much
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
 from fray.node.logs.store import MemoryLogs
 from fray.node.ports import ports_taken
+from fray.node.probing import PROBE
 from fray.node.workspaces.preparer import fetch
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
@@ -43,6 +44,7 @@ FAR_S = (0.0003, 0.003)
 CAPTURE_S = 0.1
 START_S = (0.005, 0.05)
 """From the node's wish to a process that runs."""
+KILLED_AT_START = Outcome(cause=Cause.KILLED, signal=7, message="killed by signal 7")
 STRANGER = 0.04
 """How often a process that is none of Fray's listens where one of an attempt's ports is."""
 
@@ -214,6 +216,8 @@ class SimLauncher:
         self._pids = 100
         self._dead = False
         self._grips = SimGrips(machine, truth)
+        self.bad = False
+        """What starts there is killed at once."""
 
     @property
     def busy(self) -> dict[str, str]:
@@ -241,6 +245,9 @@ class SimLauncher:
     def start(self, ticket: Ticket, payload: bytes | None) -> None:
         assert self._nursery is not None, "run the launcher first"
         if self._dead:
+            return
+        if ticket.spec.name == PROBE:
+            self._nursery.start_soon(self._probe, ticket.attempt_id)
             return
         process = self.held[ticket.attempt_id] = _Process(ticket)
         self._nursery.start_soon(self._run, process, payload)
@@ -307,6 +314,12 @@ class SimLauncher:
 
     # Running
 
+    async def _probe(self, attempt_id: AttemptId) -> None:
+        """A node that looks whether its machine is well starts nothing of anybody's."""
+        await trio.sleep(self._rng.uniform(*START_S))
+        outcome = KILLED_AT_START if self.bad else Outcome(cause=Cause.SUCCEEDED)
+        self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome), None)
+
     async def _run(self, process: _Process, content: bytes | None) -> None:
         ticket = process.ticket
         self._tell(process, Phase.STARTING)
@@ -322,6 +335,9 @@ class SimLauncher:
             return
         if ticket.ports and self._rng.random() < STRANGER:
             self._end(process, ports_taken(ticket, list(ticket.ports.values())[:1]), None, "by itself")
+            return
+        if self.bad:
+            self._end(process, KILLED_AT_START, None, "crashed")
             return
         self._pids += 1
         process.ran = True

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import trio
 
+from fray.scheduler.effects import CordonAsked, UncordonAsked
 from fray.testing.house import CONTROLLER, DriverProcess, Machine, SimHouse
 
 Rest = Callable[[float], Awaitable[None]]
@@ -240,7 +241,58 @@ async def slow_link(scene: Scene, rng: random.Random, span_s: float, rest: Rest)
     return f"{machine} by {delay_s:.1f} s"
 
 
+async def bad_machine(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+    """Whatever starts on one machine is killed at once, until it is mended or started anew."""
+    machines = _machines(scene)
+    if not machines:
+        return ""
+    machine = rng.choice(machines)
+    launcher = machine.launcher
+    assert launcher is not None
+    with scene.weather.trouble():
+        launcher.bad = True
+        await rest(span_s)
+        launcher.bad = False
+    return machine.name
+
+
+async def out_of_service(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+    """An operator cordons or drains a machine, and has it back after a while."""
+    name = rng.choice(list(scene.house.machines))
+    drain, finish_s = rng.random() < 0.7, rng.choice((0.0, 0.0, span_s / 2))
+    mark = CordonAsked(session="", ref=0, nodes=(name,), reason="a fan is loud", drain=drain, finish_s=finish_s)
+    if not await _ask(scene, mark, 0.0):
+        return ""
+    with scene.weather.trouble():
+        await rest(span_s)
+        await _ask(scene, UncordonAsked(session="", ref=0, nodes=(name,)), 600.0)
+    return f"{name} {'drained' if drain else 'cordoned'}"
+
+
+async def _ask(scene: Scene, event: CordonAsked | UncordonAsked, patience_s: float) -> bool:
+    """Tell the controller, once there is one and it has taken it; False: not in time."""
+    with trio.move_on_after(patience_s):
+        while not _obeys(scene, event):  # noqa: ASYNC110
+            await trio.sleep(1)
+        return True
+    return _obeys(scene, event)
+
+
+def _obeys(scene: Scene, event: CordonAsked | UncordonAsked) -> bool:
+    """It knows the machine, and the machine is as it was asked for."""
+    running = scene.house.controller.running
+    node = running.state.nodes.get(event.nodes[0]) if running is not None else None
+    if running is None or node is None:
+        return False
+    is_so = (node.cordon is not None) is isinstance(event, CordonAsked)
+    if not is_so:
+        running.loop.tell(event)
+    return is_so or isinstance(event, CordonAsked)
+
+
 FAULTS: Mapping[str, Fault] = {
+    "bad machine": bad_machine,
+    "out of service": out_of_service,
     "kill machine": kill_machine,
     "power cut": power_cut,
     "restart node": restart_node,

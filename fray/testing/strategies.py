@@ -78,6 +78,8 @@ ACTS: Mapping[str, int] = {
 """How often each act is tried, as weights."""
 
 FAULTS: Mapping[str, int] = {
+    "bad machine": 3,
+    "out of service": 4,
     "kill machine": 4,
     "power cut": 3,
     "restart node": 4,

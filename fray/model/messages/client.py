@@ -466,9 +466,10 @@ class NodeInfo:
     granted: dict[str, str] = Factory(dict)
     """Accelerators that attempts have, and which."""
     standing: str = ""
-    """``cordoned``, ``draining``, ``drained`` or ``leaving``: nothing new is placed there. Empty: it is in service."""
+    """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``: nothing new is placed there. Empty: it
+    is in service."""
     why_out: str = ""
-    """Who has taken it out of service, and why: its name goes before it."""
+    """Who or what has taken it out of service, and why: its name goes before it."""
     told: dict[str, str] = Factory(dict)
     """What it tells people of itself, by what it is about: ``isolation``, ``memory limit``, ``environments``,
     ``zygotes``, ``logs``, ``python``; empty before it has."""

@@ -183,6 +183,18 @@ class AttemptNoted:
 
 
 @frozen(kw_only=True)
+class Probe:
+    """Request down: look whether this machine is well: start a process as jobs are started, write and read its disk,
+    look for its devices. Reply: `Probed`, in bounded time."""
+
+
+@frozen(kw_only=True)
+class Probed:
+    trouble: str = ""
+    """What is wrong, in a line; empty: nothing was found."""
+
+
+@frozen(kw_only=True)
 class CaptureAsked:
     """Notice down: the stacks of these attempts are wanted now. Each is answered by `Captured`, in bounded time."""
 

@@ -58,7 +58,8 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
         child = spawn(_start(ticket, first))
     except OSError as error:
         child = None
-        save(directory, Outcome(cause=Cause.ENVIRONMENT, message=f"the machine cannot start a process: {error}"))
+        why = f"the machine cannot start a process: {error}"
+        save(directory, Outcome(cause=Cause.ENVIRONMENT, message=why, machine_fault=True))
         lines.tell(ended=0, swept=0, left=0)
     if isinstance(child, Body):
         control.detach()  # closed already; the object must not close the number again once it is something else

@@ -1,0 +1,127 @@
+"""A machine looks whether it is well: a process is started as jobs are, its disk is written and read, its devices are
+looked for. Each step has a bound of its own; the first that finds something says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from fray.model.ids import attempt_id
+from fray.model.specs import Cause, EntryKind, JobSpec, Ladder, Observed, Outcome, Phase, Ticket
+from fray.node.config import NodeConfig
+from fray.node.launcher import Launcher
+
+PROCESS_S, DISK_S, DEVICES_S = 20.0, 10.0, 15.0
+"""Bounds of the three steps; their sum is less than the controller waits."""
+WRITTEN = os.urandom(64 * 1024)
+PROBE = "_fray.probe"
+"""Name of such attempts."""
+PROGRAM = ("true", "0", "0")
+"""Does nothing, and does that well."""
+
+
+class Probes:
+    """Of one membership. Attempts of its own go through the launcher and are told to nobody else."""
+
+    def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
+        self._config, self._launcher = config, launcher
+        self._count = 0
+        self._waiting: dict[str, Callable[[Outcome], None]] = {}
+        self._line = trio.Lock()
+
+    def on_observed(self, observed: Observed) -> bool:
+        """Take what the launcher tells; False: it is not about a probe."""
+        hear = self._waiting.get(observed.attempt_id)
+        if hear is not None and observed.phase is Phase.ENDED and observed.outcome is not None:
+            hear(observed.outcome)
+        return hear is not None
+
+    async def probe(self) -> str:
+        """What is wrong with this machine, in a line; empty: nothing was found."""
+        steps: list[tuple[str, float, Callable[[], Awaitable[str]]]] = [
+            ("a process", PROCESS_S, self._process),
+            ("its disk", DISK_S, self._disk),
+            ("its devices", DEVICES_S, self._devices),
+        ]
+        async with self._line:
+            for what, limit_s, step in steps:
+                trouble = f"{what} gave no answer within {limit_s:g} s"
+                with trio.move_on_after(limit_s):
+                    trouble = await step()
+                if trouble:
+                    return trouble
+        return ""
+
+    async def _process(self) -> str:
+        """By the way of every job: zygote, keeper, directory, log."""
+        self._count += 1
+        id_ = attempt_id(f"{PROBE}-{self._count}", 0, 0)
+        ended, told = trio.Event(), list[Outcome]()
+
+        def hear(outcome: Outcome) -> None:
+            told.append(outcome)
+            ended.set()
+
+        self._waiting[id_] = hear
+        try:
+            self._launcher.start(self._ticket(id_), None)
+            await ended.wait()
+        finally:
+            self._launcher.kill(id_)
+            self._launcher.forget(id_)
+            del self._waiting[id_]
+        outcome = told[0]
+        return (
+            "" if outcome.cause is Cause.SUCCEEDED else f"a process ended as {outcome.cause.value}: {outcome.message}"
+        )
+
+    def _ticket(self, id_: str) -> Ticket:
+        spec = JobSpec(
+            job_id=PROBE, name=PROBE, namespace="", entry=EntryKind.BINARY, argv=PROGRAM, ladder=Ladder(term_s=0.0)
+        )
+        config = self._config
+        return Ticket(attempt_id=id_, spec=spec, controller=config.controller, key="", node=config.name)
+
+    async def _disk(self) -> str:
+        if not self._config.state_dir:
+            return ""
+        look = partial(disk_trouble, Path(self._config.state_dir))
+        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+
+    async def _devices(self) -> str:
+        if not self._config.found:
+            return ""
+        from fray.node.inventory import find_devices
+
+        now = await trio.to_thread.run_sync(find_devices, abandon_on_cancel=True)
+        return devices_trouble(self._config.found, now)
+
+
+def disk_trouble(directory: Path) -> str:
+    """Write and read a file there. Blocks."""
+    file = directory / f"probe.{os.getpid()}"
+    try:
+        with file.open("wb") as out:
+            out.write(WRITTEN)
+            out.flush()
+            os.fsync(out.fileno())
+        same = file.read_bytes() == WRITTEN
+    except OSError as error:
+        return f"its state directory cannot be written and read: {error}"
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+    return "" if same else "what is read from its state directory is not what was written"
+
+
+def devices_trouble(known: Iterable[str], now: Iterable[str]) -> str:
+    """Which of the devices it once found are not there any more."""
+    there = set(now)
+    gone = [device for device in known if device not in there]
+    return f"devices are gone: {', '.join(gone)}" if gone else ""
