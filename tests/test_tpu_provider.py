@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define, evolve
+from attrs import define, evolve, fields
 
 from fray.controller.providers import tpu as tpu_module
 from fray.controller.providers.base import Join, MachineRequest, ProviderError
 from fray.controller.providers.tpu import TpuProvider
-from fray.controller.providers.tpu_options import node_file, read_options, startup_script
+from fray.controller.providers.tpu_options import TpuOptions, node_file, read_options, startup_script
 from fray.controller.providers.tpu_states import NODE_STATES, QUEUE_STATES, SeenNode, SeenQueued, kind_of, seen_unit
 from fray.errors import InvalidRequest
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
+from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine, read_group
 from fray.testing.tpu_cloud import TpuCloud, Zone
 from fray.testing.tpu_server import serve_tpus
 
@@ -550,7 +550,7 @@ async def test_the_token_is_neither_logged_nor_told_whatever_google_says(
         assert not [record for record in caplog.records if SECRET in str(record.__dict__)]
 
 
-# Options -------------------------------------------------------------------------------------------------------------
+# Options and docs -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -580,6 +580,15 @@ def test_an_option_that_cannot_be_is_said_before_anything_is_asked(
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
         TpuProvider("c1", [evolve(V5E, options={**NEEDED, **options}, **group)])
+
+
+def test_the_policy_in_the_docs_is_one() -> None:
+    page = (Path(__file__).parent.parent / "docs/tpu.md").read_text()
+    told = tomllib.loads(page.split("```toml\n")[1].split("```")[0])
+    (group,) = map(read_group, told["group"])
+    assert (group.hosts, read_options(group).project) == (4, "my-lab")
+    for option in fields(TpuOptions):
+        assert option.name == "endpoint" or f"`{option.name}`" in page
 
 
 def test_a_policy_that_is_wrong_changes_nothing_when_it_is_read_again() -> None:
