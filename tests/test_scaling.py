@@ -390,6 +390,29 @@ def test_a_unit_that_does_not_come_in_time_is_deleted_and_its_zone_rests() -> No
     assert "1 of its 4 nodes" in law.state.fleet.groups["g"].backoffs["z1"].message
 
 
+def test_an_order_that_is_taken_and_fails_later_counts_as_refused() -> None:
+    law = Fleet(group(zones=("z1", "z2")))
+    law.launch(job("a"))
+    law.take_orders()
+    (unit,) = law.live()
+    law.list(law.seen(unit, MachineState.FAILED, error=ErrorKind.STOCKOUT, message="none left", hosts=0))
+    resting = law.state.fleet.groups["g"].backoffs["z1"]
+    assert (resting.kind, resting.message) == ("stockout", "none left")
+    law.tick()
+    assert law.zones() == ["z2"]
+
+
+def test_an_order_that_is_taken_and_can_never_be_stops_the_group() -> None:
+    law = Fleet(group())
+    law.launch(job("a"))
+    law.take_orders()
+    (unit,) = law.live()
+    law.list(law.seen(unit, MachineState.FAILED, error=ErrorKind.PERMISSION, message="you may not", hosts=0))
+    assert law.state.fleet.groups["g"].stopped == "permission: you may not"
+    law.tick(law.now + 1000)
+    assert not law.live()
+
+
 def test_a_preempted_machine_is_proof_of_death_and_its_job_begins_elsewhere() -> None:
     law = Fleet(group(spot=True))
     law.launch(job("a", demand(4), max_retries_preemption=3))

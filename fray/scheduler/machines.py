@@ -51,16 +51,21 @@ def _made(state: State, event: MachineAnswered, unit: Unit, out: Outbox) -> None
         state.fleet.turn(unit, UnitTurn.TAKEN, state.now)
         return
     out.happened("", "machine refused", f"{unit.name}{in_zone(unit)}: {event.error.value}: {event.message}")
-    unit.why = f"{event.error.value}: {event.message}"
-    if event.error in STOPPING:
-        row = state.fleet.row(unit.group)
-        row.stopped = unit.why
-        state.fleet.group_changed(row)
-        out.happened("", "group stopped", f"{unit.group}: {unit.why}")
-    else:
-        rest(state, out, unit, event.error, event.message)
+    _blame(state, out, unit, event.error, event.message)
     turn = UnitTurn.DOOMED if event.error is ErrorKind.TRANSIENT else UnitTurn.ENDED  # it may have been made after all
     state.fleet.turn(unit, turn, state.now)
+
+
+def _blame(state: State, out: Outbox, unit: Unit, kind: ErrorKind, message: str) -> None:
+    """Who does not get machines for a while, or ever: the unit's zone, or its whole group."""
+    unit.why = f"{kind.value}: {message}"
+    if kind not in STOPPING:
+        rest(state, out, unit, kind, message)
+        return
+    row = state.fleet.row(unit.group)
+    row.stopped = unit.why
+    state.fleet.group_changed(row)
+    out.happened("", "group stopped", f"{unit.group}: {unit.why}")
 
 
 def rest(state: State, out: Outbox, unit: Unit, kind: str, message: str) -> None:
@@ -145,7 +150,9 @@ def _ghost(state: State, out: Outbox, unit: Unit, begun: float) -> None:
 
 def _dead(state: State, out: Outbox, unit: Unit, why: str, machine: SeenMachine) -> None:
     """Proof of death: what ran there begins elsewhere at once, and what is left of it is deleted."""
-    if machine.state is MachineState.FAILED:
+    if machine.error is not None and unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED, UnitPhase.SEEN):
+        _blame(state, out, unit, machine.error, machine.message)  # taken, and refused later
+    elif machine.state is MachineState.FAILED:
         rest(state, out, unit, "boot", machine.message or why)
     bury_nodes(state, out, unit, why)
     doom(state, out, unit, why)
