@@ -66,6 +66,10 @@ class NoSuchJob(FrayError, LookupError):
     """The cluster knows no job of this id."""
 
 
+class NoSuchReservation(FrayError, LookupError):
+    """The cluster knows no reservation of this id, or it has ended; the message says which, and why."""
+
+
 class NoSuchActor(FrayError, LookupError):
     """No actor of this name or id lives, and none is on its way."""
 

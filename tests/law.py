@@ -7,6 +7,7 @@ from typing import Any
 
 from fray.model.messages.client import ActorEndpoint, Launch, Names, Register, Role
 from fray.model.messages.node import NodeHello, Report
+from fray.model.reservations import ReservationInfo, ReservationSpec
 from fray.model.resources import Capacity, Demand, Device, PortRange
 from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Observed, Outcome, Phase
 from fray.net.codec import from_json, to_json
@@ -26,6 +27,9 @@ from fray.scheduler.effects import (
     NodeSilent,
     Refusal,
     Reply,
+    ReservationAsked,
+    ReservationReleased,
+    ReservationRenewed,
     Restarted,
     SessionClosed,
     SessionLost,
@@ -116,15 +120,16 @@ class Cluster:
         for at, _, job_id in self.state.alarms:
             if at <= self.state.now:
                 yield f"{job_id} should have been woken at {at}"
-        held: dict[str, None] = {}
+        held: dict[str, dict[str, None]] = {}
         starved = [applicant.id for applicant in starving_heads(self.state)]
         for applicant in self.state.queue:
             shape = applicant.shape
             exempt = shape.child or shape.ask.weightless
-            if self.state.pool.place(shape.ask, () if exempt else held) is not None:
+            mine = held.setdefault(shape.reservation, {})
+            if self.state.pool_for(shape.reservation).place(shape.ask, () if exempt else mine) is not None:
                 yield f"{applicant.id} waits and could start"
             if applicant.id in starved:
-                held.update(dict.fromkeys(holds_back(self.state, applicant)))
+                mine.update(dict.fromkeys(holds_back(self.state, applicant)))
 
     def save(self) -> None:
         upserts, deletes = self.state.take_dirty()
@@ -194,6 +199,25 @@ class Cluster:
 
     def terminate(self, *jobs: str, session: str = "d") -> list[Effect]:
         return self.tell(TerminateAsked(session=session, ref=self.ref(), jobs=jobs, reason="terminated on request"))
+
+    def reserve(self, name: str = "r", need: Demand | None = None, session: str = "d", **more: Any) -> ReservationInfo:
+        """Create, and raise the refusal if it is refused. Its id is its name."""
+        effects = self.ask_reservation(name, need, session, **more)
+        for effect in effects:
+            if isinstance(effect, Refusal):
+                raise effect.error
+        return self.state.reservation_info(name)
+
+    def ask_reservation(self, name: str, need: Demand | None = None, session: str = "d", **more: Any) -> list[Effect]:
+        more = {"min_units": 1, "max_units": max(1, more.get("min_units", 1)), "namespace": "ns"} | more
+        spec = ReservationSpec(reservation_id=name, name=name, demand=need or demand(), **more)
+        return self.tell(ReservationAsked(session=session, ref=self.ref(), spec=spec))
+
+    def renew(self, name: str = "r", ttl_s: float | None = None, session: str = "d") -> list[Effect]:
+        return self.tell(ReservationRenewed(session=session, ref=self.ref(), reservation_id=name, ttl_s=ttl_s))
+
+    def release(self, name: str = "r", session: str = "d") -> list[Effect]:
+        return self.tell(ReservationReleased(session=session, ref=self.ref(), reservation_id=name))
 
     def registration(self, name: str, actor_id: str, session: str, exclusive: bool = False) -> NameRegistered:
         endpoint = ActorEndpoint(actor_id=actor_id, name=name, job_id="", namespace="", addresses=("unix:/x",))

@@ -18,6 +18,7 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import NodeName
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.specs import EntryKind
+from fray.scheduler import reservations
 from fray.scheduler.effects import CordonAsked, NodeLeaving, UncordonAsked
 from fray.scheduler.jobs import preempt
 from fray.scheduler.lookup import who
@@ -169,6 +170,7 @@ def _any(job: Job) -> bool:
 def _evict(state: State, out: Outbox, nodes: Iterable[Node], meant: Callable[[Job], bool]) -> None:
     """End whole jobs with members there, in the order in which they came to these machines."""
     for node in nodes:
+        reservations.evacuate(state, out, node.name, _why(node))
         for job in list(_jobs_on(state, node)):
             if meant(job):
                 preempt(state, out, job, _why(node))

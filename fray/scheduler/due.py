@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fray.scheduler import drain, quarantine
+from fray.scheduler import drain, quarantine, reservations
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.reserved import RESERVATION
 from fray.scheduler.state import State
 
-DUE: Mapping[str, Callable[[State, Outbox, str], None]] = {"drain": drain.due, "probe": quarantine.due}
+DUE: Mapping[str, Callable[[State, Outbox, str], None]] = {
+    "drain": drain.due,
+    "probe": quarantine.due,
+    RESERVATION: reservations.due,
+}
 """By what is due: told of which row."""
 
 

@@ -17,6 +17,7 @@ from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Launch, ProcessMark, Register, Role
 from fray.model.messages.node import NodeHello, Report
 from fray.model.policy import Policy
+from fray.model.reservations import ReservationId, ReservationSpec
 
 # Events --------------------------------------------------------------------------------------------------------------
 
@@ -234,6 +235,30 @@ class GroupScaled:
 
 
 @frozen(kw_only=True)
+class ReservationAsked:
+    session: SessionId
+    ref: int
+    spec: ReservationSpec
+
+
+@frozen(kw_only=True)
+class ReservationRenewed:
+    session: SessionId
+    ref: int
+    reservation_id: ReservationId
+    ttl_s: float | None = None
+    """From now on; None: as before."""
+
+
+@frozen(kw_only=True)
+class ReservationReleased:
+    session: SessionId
+    ref: int
+    reservation_id: ReservationId
+    reason: str = "released"
+
+
+@frozen(kw_only=True)
 class Tick:
     """Time has passed: `State.next_deadline` is due."""
 
@@ -261,6 +286,9 @@ Event: TypeAlias = (
     | MachineAnswered
     | MachinesListed
     | GroupScaled
+    | ReservationAsked
+    | ReservationRenewed
+    | ReservationReleased
     | Tick
 )
 
@@ -288,6 +316,13 @@ class JobMoved:
     """A job's `JobInfo` has changed: tell those who watch it."""
 
     job_id: JobId
+
+
+@frozen(kw_only=True)
+class ReservationMoved:
+    """A reservation's `ReservationInfo` has changed: tell those who watch it."""
+
+    reservation_id: ReservationId
 
 
 @frozen(kw_only=True)
@@ -342,5 +377,15 @@ class Happened:
 
 
 Effect: TypeAlias = (
-    Reply | Refusal | JobMoved | NamesMoved | WishesMoved | ProbeWanted | SessionOver | FleetMoved | Forget | Happened
+    Reply
+    | Refusal
+    | JobMoved
+    | ReservationMoved
+    | NamesMoved
+    | WishesMoved
+    | ProbeWanted
+    | SessionOver
+    | FleetMoved
+    | Forget
+    | Happened
 )

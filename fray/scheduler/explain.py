@@ -15,6 +15,7 @@ from fray.model.specs import Cause, JobSpec
 from fray.scheduler.fleet_words import reason as fleet_reason
 from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
+from fray.scheduler.reserved_waits import waits_inside
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.service import why_closed
@@ -213,6 +214,8 @@ def _are_being(names: list[JobId]) -> str:
 
 
 def _lacking(state: Tables, job: Job) -> str:
+    if job.spec.reservation_id:
+        return waits_inside(state, job, needs(job.spec.demand))
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
@@ -334,6 +337,9 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
         yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"
     if starving(state, state.queue.applicants[job.job_id]):
         yield "it has waited so long that later jobs are kept off the machines it could use"
+    if job.spec.reservation_id:
+        yield waits_inside(state, job, needs(job.spec.demand))
+        return
     if not state.nodes:
         yield "no machine is connected"
     machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)

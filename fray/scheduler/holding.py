@@ -28,4 +28,6 @@ def release(state: State, out: Outbox) -> None:
             turn(state, out, job, JobTurn.RELEASED)
             job.queued_at = state.now
             state.enqueue(job)
-            state.pool.version += 1  # now the first of its shape, it may starve less than the one that was
+            state.pool_for(
+                job.spec.reservation_id
+            ).version += 1  # now the first of its shape, it may starve less than the one that was

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +15,7 @@ from fray.model.specs import Cause, JobState, Outcome
 from fray.scheduler import quarantine
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
+from fray.scheduler.reserved_rules import RESERVATION_RULES, devices_add_up, units_by_node
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
 from fray.scheduler.rows import Attempt, Job, JobPhase, NodePhase, SessionPhase
 from fray.scheduler.state import State
@@ -74,9 +75,12 @@ def _kept(before: Outcome, now: Outcome) -> Outcome:
 def _capacity(state: State) -> Iterator[str]:
     """Free capacity is what living attempts leave, never negative, and no device is given twice."""
     living = _living_by_node(state)
+    shares = units_by_node(state)
     for node in state.nodes.values():
-        fresh, held = Machine.empty(node.name, node.capacity), living[node.name]
-        demands = [state.demand(state.jobs[a.job_id]) for a in held]
+        fresh = Machine.empty(node.name, node.capacity)
+        held = [attempt for attempt in living[node.name] if not state.jobs[attempt.job_id].spec.reservation_id]
+        units = shares[node.name]
+        demands = [*(state.demand(state.jobs[a.job_id]) for a in held), *(demand for demand, _ in units)]
         free = (
             fresh.cpu_milli - sum(d.cpu_milli for d in demands),
             fresh.memory_bytes - sum(d.memory_bytes for d in demands),
@@ -85,28 +89,12 @@ def _capacity(state: State) -> Iterator[str]:
         machine = state.pool.machines[node.name]
         if min(free) < 0:
             yield f"node {node.name} is given away more than once: {free} left"
-        if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(held):
+        if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(demands):
             yield f"the pool thinks otherwise of node {node.name}"
         if machine.open != takes_work(node):
             yield f"the pool has node {node.name} open={machine.open}"
-        yield from _devices(state, held, machine)
-
-
-def _devices(state: State, held: list[Attempt], machine: Machine) -> Iterator[str]:
-    given = Counter(device for attempt in held for device in attempt.devices)
-    free = [device for ids in machine.devices.values() for device in ids]
-    idle = [device for device, nobody_has_it in machine.withheld.items() if nobody_has_it]
-    busy = set(state.nodes[machine.name].busy) & set(machine.places)
-    if busy != set(machine.withheld) or busy & set(free):
-        yield f"devices {sorted(busy)} of {machine.name} are busy, {sorted(machine.withheld)} withheld, {free} free"
-    yield from (f"device {d} of {machine.name} is given {n} times" for d, n in given.items() if n > 1)
-    if sorted([*given, *free, *idle]) != sorted(machine.places):
-        yield f"devices of {machine.name} do not add up: {sorted(given)} given, {free} free"
-    for attempt in held:
-        demand = state.demand(state.jobs[attempt.job_id])
-        variants = {machine.places[device][0] for device in attempt.devices}
-        if len(attempt.devices) != demand.device_count or len(variants) > 1:
-            yield f"{attempt.attempt_id} asked for {demand.device_count} devices of a kind and has {attempt.devices}"
+        reserved = [device for _, host in units for device in host.devices]
+        yield from devices_add_up(state, held, machine, reserved)
 
 
 def _ports(state: State) -> Iterator[str]:
@@ -396,7 +384,7 @@ def _indexes(state: State) -> Iterator[str]:
         yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
 
 
-_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave", "past", "unit", "fleet_group")
+_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave", "past", "unit", "fleet_group", "reservation")
 _INDEXES = (
     "tally",
     "on_node",
@@ -419,6 +407,12 @@ _INDEXES = (
     "unwell",
     "blamed",
     "quarantined",
+    "inside",
+    "units_on",
+    "reserved_by",
+    "lending",
+    "unsettled",
+    "reserved_over",
 )
 
 
@@ -485,6 +479,7 @@ RULES: tuple[Rule, ...] = (
     _sessions,
     _names,
     _bounds,
+    *RESERVATION_RULES,
 )
 
 RULES_OF_THE_LIVING = tuple(_living_jobs if rule is _jobs else rule for rule in RULES if rule is not _indexes)

@@ -292,7 +292,7 @@ def _dequeue(state: State, job: Job) -> None:
         state.unhold(job)
         return
     state.queue.remove(job.job_id)
-    state.pool.version += 1  # what it held back may fit now
+    state.pool_for(job.spec.reservation_id).version += 1  # what it held back may fit now
 
 
 def stop_owned(state: State, out: Outbox, owner: str, reason: str) -> None:

@@ -20,6 +20,7 @@ from fray.scheduler.offers import possible
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Kind
 from fray.scheduler.registry import bound, taken
+from fray.scheduler.reservations import check_inside
 from fray.scheduler.rows import Session
 from fray.scheduler.sessions import living
 from fray.scheduler.state import State
@@ -202,6 +203,9 @@ def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str])
 
 
 def _check_size(state: State, spec: JobSpec) -> None:
+    if spec.reservation_id:
+        check_inside(state, spec)
+        return
     reason = _never(state, spec)
     if reason:
         raise NeverSchedulable(f"job {spec.name!r} can never run here: {reason}", name=spec.name)
@@ -209,7 +213,7 @@ def _check_size(state: State, spec: JobSpec) -> None:
 
 def _never(state: State, spec: JobSpec) -> str:
     """Why no machine of this cluster could ever hold the job; empty when one might."""
-    if not (state.declares_all_nodes or state.policy.groups):
+    if not (state.declares_all_nodes or state.policy.groups) or spec.reservation_id:
         return ""
     machines = known_machines(state)
     if ever(spec.demand, spec.members, machines.values()):

@@ -101,6 +101,7 @@ _COMPARED = {
     **{name: name for name in ("max_retries_out_of_memory", "exit_codes", "backoff_s", "backoff_max_s", "detached")},
     **{name: name for name in ("ladder", "ports", "health", "stall_s", "on_stall", "result_storage")},
     "actor": "actor_config",
+    "reservation_id": "reservation_id",
 }
 """Fields of a spec that make it another request, and how its author calls them. Where it was asked from, as whom, and
 by which id is no difference; nor is the code, only what is called, with which arguments."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fray.model.ids import AttemptId
 from fray.model.messages.node import NodeHello, Report
 from fray.model.specs import Observed, Phase
-from fray.scheduler import quarantine
+from fray.scheduler import quarantine, reservations
 from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeReported, NodeSilent
 from fray.scheduler.jobs import absent, lose, observe, reconsider
 from fray.scheduler.lifecycle import NODE_TABLE, NodeTurn, moved
@@ -197,6 +197,7 @@ def _give_up(state: State, out: Outbox, node: Node, message: str, since: float) 
     for attempt in _held(state, node):
         if attempt.living:
             lose(state, out, attempt, message, since)
+    reservations.lose_node(state, out, node.name, message)
 
 
 def _held(state: State, node: Node) -> list[Attempt]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
-from fray.model.messages.client import Jobs
+from fray.model.messages.client import Jobs, Reservations
+from fray.model.reservations import ReservationId
 from fray.scheduler.effects import (
     Effect,
     FleetMoved,
@@ -20,6 +21,7 @@ from fray.scheduler.effects import (
     ProbeWanted,
     Refusal,
     Reply,
+    ReservationMoved,
     SessionOver,
     WishesMoved,
 )
@@ -34,8 +36,8 @@ TOLD_OF_GANG = 16
 
 
 class Outbox:
-    """Effects of one step. Order: log, wishes, probes, answers, refusals, jobs, names, late answers, sessions,
-    blobs."""
+    """Effects of one step. Order: log, wishes, probes, answers, refusals, jobs, reservations, names, late answers,
+    sessions, blobs."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -47,9 +49,11 @@ class Outbox:
         self._wishes: dict[NodeName, dict[AttemptId, None]] = {}
         self._probes: list[Effect] = []
         self._launches: list[tuple[SessionId, int, tuple[JobId, ...]]] = []
+        self._reserved: list[tuple[SessionId, int, ReservationId]] = []
         self._answers: list[Effect] = []
         self._late: list[Effect] = []
         self._jobs: dict[JobId, None] = {}
+        self._reservations: dict[ReservationId, None] = {}
         self._names: dict[str, None] = {}
         self._over: list[Effect] = []
         self._blobs: dict[BlobId, None] = {}
@@ -79,6 +83,10 @@ class Outbox:
         if job.spec.members <= LARGE_GANG or not (tally.ran + tally.living) % (job.spec.members // TOLD_OF_GANG):
             self._jobs[job.job_id] = None
 
+    def reservation(self, reservation_id: ReservationId) -> None:
+        """What is told of it has changed."""
+        self._reservations[reservation_id] = None
+
     def binding(self, binding: Binding) -> None:
         """It has come, changed, gone, or its machine has."""
         self._names[binding_key(binding)] = None
@@ -89,6 +97,10 @@ class Outbox:
 
     def launched(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> None:
         self._launches.append((session, ref, jobs))
+
+    def reservation_asked(self, session: SessionId, ref: int, reservation_id: ReservationId) -> None:
+        """Answer with what the step has made of it."""
+        self._reserved.append((session, ref, reservation_id))
 
     def reply(self, session: SessionId, ref: int, message: object, late: bool = False) -> None:
         """``late`` answers come after the news of jobs and names they stand for."""
@@ -121,8 +133,10 @@ class Outbox:
             *(self._wishes_of(node, attempts) for node, attempts in self._wishes.items() if node in self.state.nodes),
             *self._probes,
             *(self._launch_reply(*launch) for launch in self._launches),
+            *(self._reserved_reply(*asked) for asked in self._reserved),
             *self._answers,
             *(JobMoved(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
+            *(ReservationMoved(reservation_id=name) for name in self._reservations),
             *(NamesMoved(key=key) for key in self._names),
             *self._late,
             *self._over,
@@ -139,3 +153,7 @@ class Outbox:
     def _launch_reply(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> Effect:
         infos = tuple(self.state.job_info(job_id) for job_id in jobs)
         return Reply(session=session, ref=ref, message=Jobs(jobs=infos))
+
+    def _reserved_reply(self, session: SessionId, ref: int, reservation_id: ReservationId) -> Effect:
+        infos = (self.state.reservation_info(reservation_id),)
+        return Reply(session=session, ref=ref, message=Reservations(reservations=infos))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from fray.model.ids import NodeName
+from fray.scheduler import reservations
 from fray.scheduler.asks import Placed
 from fray.scheduler.jobs import start
 from fray.scheduler.match import Pool, takes
@@ -26,7 +27,11 @@ def _start_job(state: State, out: Outbox, applicant: Applicant, placed: Sequence
 
 
 Starter: TypeAlias = Callable[[State, Outbox, Applicant, Sequence[Placed]], None]
-STARTERS: Mapping[Kind, Starter] = {Kind.JOB: _start_job}
+STARTERS: Mapping[Kind, Starter] = {
+    Kind.JOB: _start_job,
+    Kind.RESERVATION: reservations.granted,
+    Kind.GROWTH: reservations.granted,
+}
 """Who makes something of the places an applicant was given; it is out of the queue already."""
 
 
@@ -38,6 +43,9 @@ def place_waiting(state: State, out: Outbox) -> None:
         version = state.pool.version
         _pass(state, out)
     state.pool.freed.clear()
+    for reservation_id in state.stirred:
+        state.reserved[reservation_id].freed.clear()
+    state.stirred.clear()
 
 
 def _pass(state: State, out: Outbox) -> None:
@@ -48,24 +56,26 @@ def _pass(state: State, out: Outbox) -> None:
     heads = [(state.queue.waiting[shape][0], shape) for shape in dict.fromkeys([*hopeful, *starved])]
     line = [(entry, index, shape) for index, (entry, shape) in enumerate(heads)]
     heapq.heapify(line)
-    held: dict[NodeName, None] = {}
+    held: dict[str, dict[NodeName, None]] = {}
     while line:
         entry, index, shape = heapq.heappop(line)
         applicant = state.queue.applicants[entry[2]]
-        if _place(state, out, applicant, held):
+        mine, pool = held.setdefault(shape.reservation, {}), state.pool_for(shape.reservation)
+        if _place(state, out, applicant, mine):
             left = state.queue.waiting.get(shape)
             if left:
                 heapq.heappush(line, (left[0], index, shape))
-        elif shape in starved and len(held) < state.pool.open_machines and starving(state, applicant):
-            held.update(dict.fromkeys(holds_back(state, applicant)))
+        elif shape in starved and len(mine) < pool.open_machines and starving(state, applicant):
+            mine.update(dict.fromkeys(holds_back(state, applicant)))
 
 
 def _hopeful(state: State, shape: Shape) -> bool:
     """Something has changed for this shape since it last did not fit."""
-    pool = state.pool
+    pool = state.pool_for(shape.reservation)
     if state.queue.failed.get(shape) != pool.version:
         return True
-    return any(_takes_any(pool, name, shape) for name in pool.freed)
+    lent = state.lending and not shape.reservation
+    return any(_takes_any(pool, name, shape) or (lent and name in state.units_on) for name in pool.freed)
 
 
 def _takes_any(pool: Pool, name: NodeName, shape: Shape) -> bool:
@@ -73,14 +83,16 @@ def _takes_any(pool: Pool, name: NodeName, shape: Shape) -> bool:
 
 
 def _place(state: State, out: Outbox, applicant: Applicant, held: dict[NodeName, None]) -> bool:
-    shape = applicant.shape
+    shape, pool = applicant.shape, state.pool_for(applicant.shape.reservation)
     exempt = shape.child or shape.ask.weightless
-    placed = state.pool.place(shape.ask, () if exempt else held, state.places_of(applicant))
+    placed = pool.place(shape.ask, () if exempt else held, state.places_of(applicant))
     if placed is None:
-        state.queue.failed[shape] = state.pool.version
+        state.queue.failed[shape] = pool.version
+        state.queue.refused[shape] = None
         return False
     if starving(state, applicant):
-        state.pool.version += 1  # what was held back for it may fit now
+        pool.version += 1  # what was held back for it may fit now
+        state.pool.version += pool is not state.pool
     state.queue.remove(applicant.id)
     STARTERS[applicant.kind](state, out, applicant, placed)
     return True

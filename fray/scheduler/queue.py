@@ -43,6 +43,8 @@ class Shape:
     """Launched by a running job, and so part of it: never held back for a starving one."""
     reservation: str = ""
     """Whose machines it takes; empty: those of the fleet."""
+    growth: bool = False
+    """It is one of a reservation, which stands behind everybody else."""
 
 
 @frozen(cache_hash=True)
@@ -84,6 +86,8 @@ class Queue:
         self.applicants: dict[str, Applicant] = {}
         self.failed: dict[Shape, int] = {}
         """Version of the pool (`Pool.version`) at which a shape last did not fit."""
+        self.refused: dict[Shape, None] = {}
+        """What came, or did not fit, since the last look: whoever looks (`giving_back.make_room`) clears it."""
         self.changes = 0
         """Grows with every change."""
         self._cache: tuple[object, Any] | None = None
@@ -102,6 +106,7 @@ class Queue:
         insort(self.line, applicant.entry)
         insort(self.waiting.setdefault(applicant.shape, []), applicant.entry)
         self.applicants[applicant.id] = applicant
+        self.refused[applicant.shape] = None
         self.changes += 1
 
     def remove(self, applicant_id: str) -> None:

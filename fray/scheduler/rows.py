@@ -14,6 +14,7 @@ from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeNam
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, JobSpec, Outcome
+from fray.scheduler.reserved_rows import Reservation
 from fray.scheduler.units import GroupRow, Unit
 
 
@@ -393,5 +394,6 @@ TABLES: dict[str, type] = {
     "past": Past,
     "unit": Unit,
     "fleet_group": GroupRow,
+    "reservation": Reservation,
 }
 """In the order in which `State.restore` can be given the rows (any order will do)."""

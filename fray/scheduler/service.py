@@ -7,6 +7,12 @@ from fray.scheduler.rows import Cordon, Node, NodePhase, Quarantine
 SHOWN = 4
 
 
+def takes_work(node: Node) -> bool:
+    """New attempts may be placed on it."""
+    is_there = node.phase is NodePhase.ALIVE and node.settled and not node.strays
+    return is_there and node.cordon is None and node.quarantine is None and not node.leaving
+
+
 def standing(node: Node) -> str:
     """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: nothing is said against it."""
     if node.cordon is None:

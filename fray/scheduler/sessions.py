@@ -14,6 +14,7 @@ from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened
 from fray.scheduler.jobs import stop_job, stop_owned
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.registry import drop_session
+from fray.scheduler.reservations import close_owned
 from fray.scheduler.rows import Session, SessionPhase
 from fray.scheduler.state import State
 
@@ -84,6 +85,7 @@ def close(state: State, out: Outbox, session: Session, reason: str) -> None:
 
 
 def _stop_all(state: State, out: Outbox, session: Session, reason: str) -> None:
+    close_owned(state, out, session.owner, reason, None if session.attempt_id is None else session.session)
     if session.attempt_id is None:
         stop_owned(state, out, session.session, reason)
         return
@@ -130,7 +132,10 @@ def settle(state: State, out: Outbox) -> None:
 
 def _owns_any(state: State, session: Session) -> bool:
     if session.attempt_id is None:
-        return bool(state.rooted.get(session.session))
+        return session.session in state.rooted or session.session in state.reserved_by
+    mine = state.reserved_by.get(session.attempt_id, ())
+    if any(state.reservations[one].created_by == session.session for one in mine):
+        return True
     below = state.below(session.attempt_id)
     return any(state.jobs[job_id].launched_by == session.session for job_id in below)
 

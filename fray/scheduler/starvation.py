@@ -26,10 +26,11 @@ def starving_heads(state: Tables) -> list[Applicant]:
 def holds_back(state: Tables, applicant: Applicant) -> list[NodeName]:
     """Machines later ones may not use for its sake: those it could use, if they could hold all of it when empty."""
     found: dict[NodeName, None] = {}
+    pool = state.pool_for(applicant.shape.reservation)
     for part in applicant.shape.ask.parts:
         usable: dict[NodeName, int] = {}
         for demand in part.choices:
-            usable |= state.pool.usable(demand)
+            usable |= pool.usable(demand)
         if sum(usable.values()) < part.members:
             return []
         found |= dict.fromkeys(usable)
@@ -40,8 +41,12 @@ def blocker(state: Tables, applicant: Applicant) -> str | None:
     """The id of the first starving applicant before this one that keeps machines from it."""
     if applicant.shape.child or applicant.shape.ask.weightless:
         return None
-    mine = {name for demand in applicant.shape.ask.demands for name in state.pool.usable(demand)}
-    for other in state.queue.cached((state.now, state.pool.changes), lambda: starving_heads(state)):
+    reservation = applicant.shape.reservation
+    pool = state.pool_for(reservation)
+    mine = {name for demand in applicant.shape.ask.demands for name in pool.usable(demand)}
+    for other in state.queue.cached((state.now, pool.changes), lambda: starving_heads(state)):
+        if other.shape.reservation != reservation:
+            continue
         if other.entry < applicant.entry and any(node in mine for node in holds_back(state, other)):
             return other.id
     return None

@@ -14,9 +14,11 @@ from fray.model.gangs import is_gang
 from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
+from fray.model.reservations import ReservationId, ReservationInfo
 from fray.model.specs import RESULT_GONE, AttemptInfo, Cause, JobInfo, JobState, Outcome, Peer, Roster, Wish
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import FINAL, job_state
+from fray.scheduler.reserved_view import reservation_info
 from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
 from fray.scheduler.service import standing, why_out
 from fray.scheduler.tables import Tables
@@ -123,6 +125,12 @@ class State(Tables):
         """Ended, or unknown."""
         job = self.jobs.get(job_id)
         return job is None or job.ended
+
+    # Reservations
+
+    def reservation_info(self, reservation_id: ReservationId) -> ReservationInfo:
+        """Raises: NoSuchReservation."""
+        return reservation_info(self, reservation_id)
 
     # Sessions and owners
 

@@ -2,8 +2,8 @@
 
 `HANDLERS` maps each class of event to the function that obeys it; to teach the law a new event, add a line. After the
 handler, whatever it did, siblings follow, held jobs that need wait no more are let go, machines are asked for and given
-back (if it is time to think about that), waiting jobs are placed, finished sessions are ended, and old records are
-forgotten.
+back (if it is time to think about that), reservations give back what is idle, waiting jobs are placed, finished
+sessions are ended, and old records are forgotten.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fray.scheduler import (
     nodes,
     quarantine,
     registry,
+    reservations,
     scaling,
     sessions,
     supervision,
@@ -45,6 +46,9 @@ from fray.scheduler.effects import (
     NodeReported,
     NodeSilent,
     PolicyChanged,
+    ReservationAsked,
+    ReservationReleased,
+    ReservationRenewed,
     Restarted,
     SessionClosed,
     SessionLost,
@@ -53,6 +57,7 @@ from fray.scheduler.effects import (
     Tick,
     UncordonAsked,
 )
+from fray.scheduler.giving_back import make_room
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.placement import place_waiting
 from fray.scheduler.records import forget_finished
@@ -68,6 +73,7 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
     scaling.restarted(state, event.cluster, event.policy, out)
     nodes.restarted(state, out)
     sessions.restarted(state)
+    reservations.restarted(state)
     launching.end_the_impossible(state, out)
 
 
@@ -106,6 +112,9 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     MachineAnswered: machines.answered,
     MachinesListed: machines.listed,
     GroupScaled: machines.scaled,
+    ReservationAsked: reservations.create,
+    ReservationRenewed: reservations.renew,
+    ReservationReleased: reservations.released,
     Tick: _tick,
 }
 
@@ -128,7 +137,10 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     quarantine.settle(state, out)
     holding.release(state, out)
     scaling.settle(state, out)
+    reservations.settle(state, out)
     place_waiting(state, out)
+    while make_room(state, out):
+        place_waiting(state, out)
     sessions.settle(state, out)
     forget_finished(state, out)
     registry.forget_graves(state)

@@ -15,12 +15,16 @@ from attrs import define
 from fray.model.bands import Band
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.policy import Policy
+from fray.model.reservations import ReservationId
 from fray.model.resources import Demand
 from fray.model.specs import Outcome
 from fray.scheduler.asks import ask_of
 from fray.scheduler.fleet import Books
 from fray.scheduler.match import Pool
 from fray.scheduler.queue import Applicant, Queue, Shape, Tenant
+from fray.scheduler.reserved import ReservedTables
+from fray.scheduler.reserved import discard as _discard
+from fray.scheduler.reserved_rows import Reservation
 from fray.scheduler.rows import (
     Attempt,
     Binding,
@@ -37,6 +41,7 @@ from fray.scheduler.rows import (
     SessionPhase,
     TakenPort,
 )
+from fray.scheduler.service import takes_work as takes_work
 from fray.scheduler.timers import Timers
 
 
@@ -60,7 +65,7 @@ def binding_key(binding: Binding) -> str:
     return name_key(binding.endpoint.namespace, binding.endpoint.name)
 
 
-class Tables:
+class Tables(ReservedTables):
     """Rows and indexes, without decisions."""
 
     def __init__(self, now: float = 0.0, rules: Rules | None = None) -> None:
@@ -75,6 +80,7 @@ class Tables:
         self.graves: dict[ActorId, Grave] = {}
         self.past: dict[JobId, Past] = {}
         """Jobs of which only a line is kept, oldest end first."""
+        self.reservations: dict[ReservationId, Reservation] = {}
         self._dirty: dict[tuple[str, str], None] = {}
         self.fleet = Books(self.touch)
         """Machines asked of providers."""
@@ -129,6 +135,7 @@ class Tables:
         """Nodes whose last attempt has ended since the last look; whoever looks clears it (`drain.settle`)."""
         self.blobs: dict[BlobId, int] = {}
         """How many rows refer to a payload or value."""
+        self._make_reserved_indexes()
 
     # Time and order
 
@@ -158,6 +165,7 @@ class Tables:
             "past": self.past,
             "unit": self.fleet.units,
             "fleet_group": self.fleet.groups,
+            "reservation": self.reservations,
             "law": {"law": self.law},
         }
         return tables[table]
@@ -199,6 +207,7 @@ class Tables:
         self.bindings = dict(sorted(self.bindings.items(), key=lambda item: item[1].order))
         self.graves = dict(sorted(self.graves.items(), key=lambda item: item[1].order))
         self.past = dict(sorted(self.past.items(), key=lambda item: (item[1].ended_at, item[1].order)))
+        self.reservations = dict(sorted(self.reservations.items(), key=lambda item: item[1].order))
 
     def _attempt_order(self, attempt: Attempt) -> tuple[int, int, int]:
         job = self.jobs.get(attempt.job_id)
@@ -212,6 +221,8 @@ class Tables:
             self.index_session(session)
         for job in sorted(self.jobs.values(), key=lambda j: (j.ended_at or 0.0, j.order)):
             self._index_job(job)
+        for row in sorted(self.reservations.values(), key=lambda row: (row.ended_at or 0.0, row.order)):
+            self._index_reservation(row)
         for attempt in self.attempts.values():
             self._index_attempt(attempt)
         self._index_ports()
@@ -273,6 +284,7 @@ class Tables:
         self._time_node(node)
         self.pool.set_open(node.name, takes_work(node))
         self.pool.withhold(node.name, node.busy)
+        self.reserved_on(node.name)
         self.touch("node", node.name)
 
     def drop_node(self, node: Node) -> None:
@@ -334,6 +346,8 @@ class Tables:
             self.children.setdefault(job.owner, {})[job.job_id] = None
         if job.root:
             self.rooted.setdefault(job.root, {})[job.job_id] = None
+        if job.spec.reservation_id:
+            self.inside.setdefault(job.spec.reservation_id, {})[job.job_id] = None
         if job.spec.siblings is not None:
             self.groups.setdefault(job.spec.siblings.group_id, {})[job.job_id] = None
         if job.phase is JobPhase.QUEUED:
@@ -372,6 +386,7 @@ class Tables:
         _discard(self.named, (job.spec.namespace, job.spec.name), job.job_id)
         _discard(self.children, job.owner, job.job_id)
         _discard(self.rooted, job.root, job.job_id)
+        _discard(self.inside, job.spec.reservation_id, job.job_id)
         if job.spec.siblings is not None:
             _discard(self.groups, job.spec.siblings.group_id, job.job_id)
         self._index_ended(job)
@@ -473,18 +488,25 @@ class Tables:
         tally.ran += attempt.ran and attempt.generation == job.generation
         if attempt.living:
             tally.living += 1
+            self.expect_inside(job.spec.reservation_id, attempt.node)
             self.on_node[attempt.node][attempt.attempt_id] = None
-            self.pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+            pool = self.pool_for(job.spec.reservation_id)
+            pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
 
     def vacate(self, attempt: Attempt) -> None:
         """It has ended: its share of the machine is free."""
-        demand = self.demand(self.jobs[attempt.job_id])
+        job = self.jobs[attempt.job_id]
         self.tally[attempt.job_id].living -= 1
         del self.on_node[attempt.node][attempt.attempt_id]
         if not self.on_node[attempt.node]:
             self.emptied[attempt.node] = None
         self.fleet.used(attempt.node, self.now)
-        self.pool.release(attempt.node, demand, attempt.devices, attempt.ports.values())
+        pool = self.pool_for(job.spec.reservation_id)
+        pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+        if job.spec.reservation_id:
+            self.vacated_inside(job.spec.reservation_id, attempt.node)
+        if attempt.ports:
+            self.ports_released(attempt.node)
         self.touch("attempt", attempt.attempt_id)
 
     def _index_ports(self) -> None:
@@ -573,24 +595,9 @@ class Tables:
         return found
 
 
-def takes_work(node: Node) -> bool:
-    """New attempts may be placed on it."""
-    is_there = node.phase is NodePhase.ALIVE and node.settled and not node.strays
-    return is_there and node.cordon is None and node.quarantine is None and not node.leaving
-
-
 def _value(outcome: Outcome | None) -> BlobId | None:
     return outcome.value if outcome else None
 
 
 def _drop(line: list[tuple[float, int, JobId]], entry: tuple[float, int, JobId]) -> None:
     del line[bisect_left(line, entry)]
-
-
-def _discard(index: dict[Any, dict[Any, None]], key: object, item: object) -> None:
-    """Remove ``item`` under ``key``, and the key with the last item."""
-    items = index.get(key)
-    if items is not None:
-        items.pop(item, None)
-        if not items:
-            del index[key]

@@ -13,6 +13,7 @@ from attrs import Factory, field
 
 from fray.model.actors import ActorInfo
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
+from fray.model.reservations import ReservationId, ReservationInfo, ReservationSpec
 from fray.model.specs import JobInfo, JobSpec, JobState, Outcome
 from fray.model.vitals import Vital
 from fray.model.word import frozen
@@ -299,6 +300,66 @@ class LogMoved:
     """Notice to who watches: this attempt has printed. Not told again before its log was asked for."""
 
     source: LogSource
+
+
+# Reservations
+
+
+@frozen(kw_only=True)
+class CreateReservation:
+    """Hold machines. Repeating it with the same id attaches to the first. Reply: `Reservations`, of this one.
+
+    Errors: InvalidRequest, NeverSchedulable. The sender watches what it creates.
+    """
+
+    spec: ReservationSpec
+
+
+@frozen(kw_only=True)
+class RenewReservation:
+    """Its time to live begins anew. Reply: `Reservations`. Errors: NoSuchReservation (also when it is over)."""
+
+    reservation_id: ReservationId
+    ttl_s: float | None = None
+    """From now on; None: as before."""
+
+
+@frozen(kw_only=True)
+class ReleaseReservation:
+    """End it and what runs in it. Reply: `Done`, at once, also when it is over already. Error: NoSuchReservation."""
+
+    reservation_id: ReservationId
+    reason: str = "released"
+
+
+@frozen(kw_only=True)
+class WatchReservation:
+    """Subscribe to `ReservationChanged`. Reply: `Reservations`, as it is now. Error: NoSuchReservation."""
+
+    reservation_id: ReservationId
+    follow: bool = True
+    """False: only look, or stop."""
+
+
+@frozen(kw_only=True)
+class ListReservations:
+    """Reply: `Reservations`, oldest first. ``namespace=None`` means the caller's own, ``"*"`` all."""
+
+    namespace: Namespace | None = None
+    ended: bool = False
+    """Also those that have ended."""
+
+
+@frozen(kw_only=True)
+class Reservations:
+    reservations: tuple[ReservationInfo, ...]
+
+
+@frozen(kw_only=True)
+class ReservationChanged:
+    """Notice: the state of a reservation you watch."""
+
+    reservation: ReservationInfo
 
 
 # Names

@@ -1,0 +1,310 @@
+"""How reservations give units back: which ones, whose jobs end for that, and after what notice.
+
+The law. What a reservation holds beyond its minimum is lent to it. Whoever waits for machines, and would fit if some of
+that were free, gets it: of the latest bands and lowest priorities first, idle units before those in use, and never of
+an earlier band than its own. Idle units go at once. A unit in use stays for the ``notice_s`` of its reservation; then
+the jobs that have to end for it are ended as `Cause.PREEMPTED`, whole and by their ladders, the latest begun first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from fray.model.ids import JobId, NodeName
+from fray.model.reservations import ChangeKind, ReservationState
+from fray.model.resources import Demand
+from fray.scheduler.jobs import preempt
+from fray.scheduler.match import Machine, Pool
+from fray.scheduler.outbox import Outbox
+from fray.scheduler.queue import Applicant
+from fray.scheduler.reserved_news import note
+from fray.scheduler.reserved_rows import Host, Reservation, Unit
+from fray.scheduler.rows import Job, JobPhase
+from fray.scheduler.starvation import blocker
+from fray.scheduler.state import State
+
+HELPED = 16
+"""For so many of those that were refused in a step room is looked for."""
+
+# Which jobs ----------------------------------------------------------------------------------------------------------
+
+
+def is_idle(state: State, reservation: Reservation, unit: Unit) -> bool:
+    """Nothing that runs in the reservation needs it."""
+    pool = state.reserved[reservation.id]
+    demand = reservation.demand_of(unit)
+    return all(_has(pool.machines[host.node], demand, host) for host in unit.hosts)
+
+
+def _has(machine: Machine, demand: Demand, host: Host) -> bool:
+    """It is free there, down to the very devices."""
+    return (
+        machine.cpu_milli >= demand.cpu_milli
+        and machine.memory_bytes >= demand.memory_bytes
+        and machine.disk_bytes >= demand.disk_bytes
+        and all(_is_free(machine, device) for device in host.devices)
+    )
+
+
+def _is_free(machine: Machine, device: str) -> bool:
+    return machine.withheld.get(device, device in machine.devices[machine.places[device][0]])
+
+
+def victims(state: State, reservation: Reservation, unit: Unit) -> tuple[JobId, ...]:
+    """Jobs whose end makes the unit idle: those on its devices, and on its machines as many more as it takes."""
+    chosen: dict[JobId, None] = {}
+    for node in unit.nodes:
+        chosen |= _victims_on(state, reservation, unit, node, chosen)
+    return tuple(chosen)
+
+
+def _victims_on(
+    state: State, reservation: Reservation, unit: Unit, node: NodeName, chosen: dict[JobId, None]
+) -> dict[JobId, None]:
+    going = [other for other in reservation.units if (other.leaving or other is unit) and node in other.nodes]
+    devices = {device for other in going for host in other.hosts if host.node == node for device in host.devices}
+    lacks = _lacks(state.reserved[reservation.id].machines[node], reservation, going, node)
+    shares: dict[JobId, list[int]] = {}
+    holds: dict[JobId, None] = {}
+    for attempt in state.attempts_inside(reservation.id, node):
+        demand = state.demand(state.jobs[attempt.job_id])
+        share = shares.setdefault(attempt.job_id, [0, 0, 0])
+        for index, amount in enumerate(_amounts(demand)):
+            share[index] += amount
+        if devices.intersection(attempt.devices):
+            holds[attempt.job_id] = None
+    found: dict[JobId, None] = {}
+    ordered = sorted(shares, key=lambda job_id: _cost(state, state.jobs[job_id], job_id in holds or job_id in chosen))
+    for job_id in ordered:
+        needed = any(lack > 0 and have > 0 for lack, have in zip(lacks, shares[job_id], strict=True))
+        if job_id in holds or job_id in chosen or needed:
+            found[job_id] = None
+            lacks = [lack - have for lack, have in zip(lacks, shares[job_id], strict=True)]
+    return found
+
+
+def _amounts(demand: Demand) -> tuple[int, int, int]:
+    return demand.cpu_milli, demand.memory_bytes, demand.disk_bytes
+
+
+def _lacks(machine: Machine, reservation: Reservation, going: list[Unit], node: NodeName) -> list[int]:
+    """What must become free there for all that is going."""
+    lacks = [-machine.cpu_milli, -machine.memory_bytes, -machine.disk_bytes]
+    for unit in going:
+        count = sum(host.node == node for host in unit.hosts)
+        for index, amount in enumerate(_amounts(reservation.demand_of(unit))):
+            lacks[index] += amount * count
+    return lacks
+
+
+def _cost(state: State, job: Job, is_chosen: bool) -> tuple[object, ...]:
+    """The least is ended first: what ends anyway, then later bands, then what was begun last."""
+    ends = is_chosen or job.phase in (JobPhase.CLOSING, JobPhase.ENDED)
+    begun = max((attempt.placed_at for attempt in state.members(job)), default=0.0)
+    return not ends, -job.band.rank, -begun, -job.order
+
+
+# Giving back ---------------------------------------------------------------------------------------------------------
+
+
+def give_back(state: State, out: Outbox, reservation: Reservation, unit: Unit) -> None:
+    """An idle unit is the fleet's again."""
+    text, number, nodes = unit.why, unit, unit.nodes
+    state.drop_unit(reservation, unit)
+    if not reservation.over and not unit.lost:
+        note(state, out, reservation, ChangeKind.SHRUNK, text, unit=number, nodes=nodes)
+    state.reservation_changed(reservation)
+
+
+def ask_back(state: State, out: Outbox, reservation: Reservation, unit: Unit, why: str) -> bool:
+    """It is wanted elsewhere; True: it was idle, and is free now."""
+    unit.why = why
+    if is_idle(state, reservation, unit):
+        unit.leaving = True
+        give_back(state, out, reservation, unit)
+        return True
+    notice_s = reservation.spec.notice_s
+    unit.leaving, unit.jobs = True, victims(state, reservation, unit)
+    unit.leaves_at = state.now + notice_s
+    state.unit_leaves(reservation, unit)
+    reservation.grows_from = state.now + 2 * notice_s  # else it would come back to be asked back again
+    note(state, out, reservation, ChangeKind.SHRINKING, why, unit=unit, jobs=unit.jobs, notice_s=notice_s)
+    for job_id in unit.jobs:
+        text = f"its unit {unit.number} of reservation {reservation.id} is given back in {notice_s:g} s: {why}"
+        out.happened(job_id, "unit leaves", text)
+    if not notice_s:
+        end_jobs(state, out, reservation, unit)
+    state.reservation_changed(reservation)
+    return False
+
+
+def end_jobs(state: State, out: Outbox, reservation: Reservation, unit: Unit) -> None:
+    """The notice is over: whoever is still in the way is ended."""
+    unit.leaves_at = None
+    if is_idle(state, reservation, unit):
+        return
+    unit.jobs = victims(state, reservation, unit)
+    why = f"reservation {reservation.id} gave up unit {unit.number} on {', '.join(unit.nodes)}: {unit.why}"
+    for job_id in unit.jobs:
+        preempt(state, out, state.jobs[job_id], why)
+
+
+def seize(state: State, out: Outbox, reservation: Reservation, why: str) -> None:
+    """All of it is taken; it waits for its minimum again, and so does what is in it. For `preemptible` ones.
+
+    Whatever is idle is free when this returns; the rest follows after the notice.
+    """
+    note(state, out, reservation, ChangeKind.PREEMPTED, why, notice_s=reservation.spec.notice_s)
+    reservation.phase, reservation.queued_at = ReservationState.WAITING, state.now
+    for unit in reservation.staying:
+        ask_back(state, out, reservation, unit, why)
+    _wait_again(state, reservation)
+
+
+def _wait_again(state: State, reservation: Reservation) -> None:
+    if not reservation.spec.min_units:
+        reservation.phase = ReservationState.HELD  # it was owed nothing
+    state.reservation_changed(reservation)
+
+
+# Room for others -----------------------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class Lent:
+    """A unit that its reservation would have to give back."""
+
+    reservation: Reservation
+    unit: Unit
+    idle: bool
+    leaving: bool = False
+
+    def move(self, pool: Pool, sign: int) -> None:
+        """Out of the fleet's pool, or into it again."""
+        demand = self.reservation.demand_of(self.unit)
+        for host in self.unit.hosts:
+            (pool.release if sign > 0 else pool.take)(host.node, demand, host.devices)
+
+    def fits(self, pool: Pool) -> bool:
+        """Its share is free in the fleet's pool."""
+        demand = self.reservation.demand_of(self.unit)
+        per_node: dict[NodeName, int] = {}
+        for host in self.unit.hosts:
+            per_node[host.node] = per_node.get(host.node, 0) + 1
+            if per_node[host.node] > 1 or not _has(pool.machines[host.node], demand, host):
+                return False
+        return True
+
+
+def make_room(state: State, out: Outbox) -> bool:
+    """For those that were just refused; True: something is free now, so that they may be tried again."""
+    refused = list(state.queue.refused)
+    state.queue.refused.clear()
+    if not state.lending or not refused:
+        return False
+    waiting = [s for s in refused if not (s.reservation or s.growth) and s in state.queue.waiting]
+    heads = sorted((state.queue.head(shape) for shape in waiting), key=lambda head: head.entry)
+    wanting = [head for head in heads if not head.shape.ask.weightless]
+    freed = [_help(state, out, applicant) for applicant in wanting[:HELPED]]
+    return any(freed)
+
+
+def _help(state: State, out: Outbox, applicant: Applicant) -> bool:
+    if blocker(state, applicant) is not None:
+        return False  # it would not get what is given back
+    wanted = choose(state, applicant)
+    why = f"{applicant.id} needs it"
+    freed = [ask_back(state, out, lent.reservation, lent.unit, why) for lent in wanted]
+    return any(freed)
+
+
+def choose(state: State, applicant: Applicant) -> list[Lent]:
+    """Lent units without which it would fit, none too many; empty: there are none, or it only has to wait for those
+    that are on their way back."""
+    useful = _useful(state, applicant)
+    leaving = list(_leaving(state, useful))
+    spare = list(_spare(state, useful, applicant))
+    idle, used = [one for one in spare if one.idle], [one for one in spare if not one.idle]
+    freed = dict(state.pool.freed)
+    try:
+        return _tried(state, applicant, [leaving, idle, used])
+    finally:
+        state.pool.freed.clear()
+        state.pool.freed.update(freed)
+
+
+def _tried(state: State, applicant: Applicant, stages: list[list[Lent]]) -> list[Lent]:
+    """Free one stage after the other until it fits; then see which of them it really takes."""
+    pool, ask = state.pool, applicant.shape.ask
+    out_there: list[Lent] = []
+    placed = None
+    for chunk in _chunks(stages):
+        for lent in chunk:
+            lent.move(pool, +1)
+        out_there += chunk
+        placed = pool.place(ask)
+        if placed is not None:
+            break
+    if placed is None:
+        for lent in out_there:
+            lent.move(pool, -1)
+        return []
+    missing = _taken_back(pool, out_there)
+    for part, got in zip(ask.parts, placed, strict=True):
+        for grant in got.grants:
+            pool.release(grant.node, part.choices[got.choice], grant.devices, grant.ports)
+    for lent in missing:
+        lent.move(pool, -1)
+    return [lent for lent in missing if not lent.leaving]
+
+
+def _chunks(stages: list[list[Lent]]) -> Iterator[list[Lent]]:
+    """All that is on its way back at once; then the cheapest alone, and twice as many each time."""
+    leaving, *others = stages
+    if leaving:
+        yield leaving
+    for stage in others:
+        at, size = 0, 1
+        while at < len(stage):
+            yield stage[at : at + size]
+            at, size = at + size, size * 2
+
+
+def _taken_back(pool: Pool, out_there: list[Lent]) -> list[Lent]:
+    """Into the pool's books again, the dearest first; those for which there is no room now."""
+    missing = []
+    for lent in reversed(out_there):
+        if lent.fits(pool):
+            lent.move(pool, -1)
+        else:
+            missing.append(lent)
+    return missing
+
+
+def _useful(state: State, applicant: Applicant) -> dict[NodeName, None]:
+    """Machines it could use."""
+    return {name: None for demand in applicant.shape.ask.demands for name in state.pool.usable(demand)}
+
+
+def _leaving(state: State, useful: dict[NodeName, None]) -> Iterator[Lent]:
+    """Units that are on their way back."""
+    for reservation_id in state.unsettled:
+        reservation = state.reservations[reservation_id]
+        for unit in reservation.units:
+            if (unit.leaving or reservation.over) and any(node in useful for node in unit.nodes):
+                yield Lent(reservation, unit, False, True)
+
+
+def _spare(state: State, useful: dict[NodeName, None], applicant: Applicant) -> Iterator[Lent]:
+    """What may be asked back for it; the cheapest first."""
+    lenders = [state.reservations[reservation_id] for reservation_id in state.lending]
+    lenders = [
+        one for one in lenders if one.band.rank >= applicant.band.rank and applicant.id != f"reservation:{one.id}"
+    ]
+    for reservation in sorted(lenders, key=lambda one: (-one.band.rank, one.spec.priority, -one.order)):
+        units = [unit for unit in reservation.staying if any(node in useful for node in unit.nodes)]
+        found = [Lent(reservation, unit, is_idle(state, reservation, unit)) for unit in units]
+        found.sort(key=lambda lent: (not lent.idle, -lent.unit.number))
+        yield from found[: reservation.spare]
