@@ -23,6 +23,7 @@ from fray.model.messages.client import (
     Explain,
     Jobs,
     JoinMinted,
+    ListGroups,
     ListJobs,
     MintJoin,
     Story,
@@ -39,6 +40,8 @@ from fray.scopes import Scope, open_scope
 from fray.supervision import OnFailure
 
 if TYPE_CHECKING:
+    from fray.job_groups import JobGroup
+    from fray.model.job_groups import JobGroupConfig, JobGroupInfo
     from fray.runtime.log_reader import LogReader
 
 
@@ -100,6 +103,28 @@ class Cluster(Directory, Fleet):
         """
         launched: Job | list[Job] = await self._root.launch(request, on_failure=on_failure, **how)
         return launched
+
+    async def launch_group(
+        self,
+        requests: Sequence[JobRequest],
+        group: JobGroupConfig | None = None,
+        reservation_id: str | None = None,
+        *,
+        on_failure: OnFailure = "absorb",
+    ) -> JobGroup:
+        """Launch jobs that are placed together and belong to this connection. As `Scope.launch_group`."""
+        return await self._root.launch_group(requests, group, reservation_id, on_failure=on_failure)
+
+    async def list_groups(self, namespace: Namespace | None = None, *, name: str = "") -> list[JobGroupInfo]:
+        """Job groups on record, newest last.
+
+        Args:
+            namespace: default the own one, and those that detached groups have made of their names; ``"*"``: all.
+            name: only those of this name, or this id.
+        """
+        from fray.job_groups import find_groups
+
+        return await find_groups(self._runtime, ListGroups(namespace=namespace, name=name))
 
     async def poll(self, job: Job | JobId) -> JobInfo:
         """The job's state now.
@@ -225,6 +250,7 @@ class Cluster(Directory, Fleet):
         prefix: str | None = None,
         namespace: Namespace | None = None,
         tree: bool = False,
+        group: str | None = None,
     ) -> list[JobId]:
         """Ask for the end of jobs (and actors), and of everything they own; does not wait for it.
 
@@ -234,6 +260,7 @@ class Cluster(Directory, Fleet):
             namespace: where names are looked for; default as in `get_job`; ``"*"``: everywhere.
             tree: all that these have launched, at any depth, at once, the detached ones too. Default False: what they
                 own ends when they have ended, and detached jobs go on.
+            group: all of the living job group of this name (or id).
 
         Returns:
             Ids of those whose end this call has asked for. Others had ended, or were being ended already: to ask again
@@ -244,12 +271,18 @@ class Cluster(Directory, Fleet):
         """
         wanted: Sequence[Job | JobId] = [job_ids] if isinstance(job_ids, Job | str) else job_ids
         ids = tuple(job_id_of(job) for job in wanted)
-        if name == "" or prefix == "":
-            raise InvalidRequest("terminate(name=) and (prefix=) need a text; list_jobs() has the ids of all jobs")
+        if name == "" or prefix == "" or group == "":
+            raise InvalidRequest("terminate(name=), (prefix=) and (group=) need a text; list_jobs() has all ids")
         for record in self._runtime.link.jobs.known(ids):
             record.asked_to_end = True
         message = Terminate(
-            jobs=ids, reason=reason, name=name or "", prefix=prefix or "", namespace=namespace, tree=tree
+            jobs=ids,
+            reason=reason,
+            name=name or "",
+            prefix=prefix or "",
+            namespace=namespace,
+            tree=tree,
+            group=group or "",
         )
         return list(await self._runtime.link.jobs.terminate(message))
 

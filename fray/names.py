@@ -40,11 +40,13 @@ from fray.errors import (
 from fray.futures import Future, as_completed, wait_any
 from fray.groups import ActorGroup
 from fray.hosts import ActorHost
+from fray.job_groups import JobGroup
 from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.health import HealthCheck, OnStall, Progress
+from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
 from fray.model.lines import LineKind, LogLine
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
@@ -108,8 +110,12 @@ __all__ = [
     "InvalidRequest",
     "Job",
     "JobFailed",
+    "JobGroup",
+    "JobGroupConfig",
+    "JobGroupInfo",
     "JobInfo",
     "JobRequest",
+    "JobRole",
     "JobState",
     "JobStopped",
     "Ladder",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from attrs import evolve
 
@@ -25,6 +25,10 @@ from fray.runtime.light import LightHost
 from fray.runtime.scope import ChildScope, open_child_scope, open_service_scope
 from fray.supervision import ACTOR_RESOURCES, Child, OnFailure, actor_request, build_group, label_of, supervision_of
 from fray.templates import instances
+
+if TYPE_CHECKING:
+    from fray.job_groups import JobGroup
+    from fray.model.job_groups import JobGroupConfig, JobGroupSpec
 
 Lifetime = Literal["non_detached", "detached"]
 
@@ -116,11 +120,42 @@ class Scope:
         specs, payloads = [spec for spec, _ in built], [content for _, content in built if content is not None]
         return await self._launch(specs, payloads, on_failure)
 
+    async def launch_group(
+        self,
+        requests: Sequence[JobRequest],
+        group: JobGroupConfig | None = None,
+        reservation_id: str | None = None,
+        *,
+        on_failure: OnFailure = "escalate",
+    ) -> JobGroup:
+        """Launch jobs that are placed together, all or none, in one decision, and near each other; returns once the
+        controller has accepted all of them.
+
+        Args:
+            requests: one a job; each may say its `JobRequest.role`.
+            group: name, locality, and what the end of one means to the others. Default: as ``JobGroupConfig()``.
+            reservation_id: place all of them on the machines of this reservation.
+            on_failure: as for `launch`, asked once, about the member that failed the group.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NameTaken, NeverSchedulable: nothing was launched.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        from fray.job_groups import JobGroup, build_job_group  # not every program has groups
+
+        spec, specs, payloads = build_job_group(requests, group, self._runtime, reservation_id)
+        return JobGroup(self._runtime, spec, await self._launch(specs, payloads, on_failure, group=spec))
+
     async def _launch(
-        self, specs: list[JobSpec], payloads: list[bytes], on_failure: OnFailure, attaches: bool = False
+        self,
+        specs: list[JobSpec],
+        payloads: list[bytes],
+        on_failure: OnFailure,
+        attaches: bool = False,
+        group: JobGroupSpec | None = None,
     ) -> list[Job]:
         decide = supervision_of(on_failure, self._job)
-        records = await self._children.launch(specs, payloads, Kind.JOB, decide, error_of, attaches)
+        records = await self._children.launch(specs, payloads, Kind.JOB, decide, error_of, attaches, group)
         return [self._job(record) for record in records]
 
     def _job(self, record: JobRecord) -> Job:

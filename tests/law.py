@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from attrs import evolve
+
+from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobGroupSpec, JobRole
 from fray.model.messages.client import ActorEndpoint, Launch, Names, Register, Role
 from fray.model.messages.node import NodeHello, Report
 from fray.model.reservations import ReservationInfo, ReservationSpec
@@ -38,6 +41,7 @@ from fray.scheduler.effects import (
     Tick,
     UncordonAsked,
 )
+from fray.scheduler.group_words import group_info
 from fray.scheduler.invariants import Decided, check
 from fray.scheduler.rows import TABLES, Rules
 from fray.scheduler.starvation import holds_back, starving_heads
@@ -75,6 +79,12 @@ def job(name: str, need: Demand | None = None, **more: Any) -> JobSpec:
     """A job whose id is its name unless ``job_id`` is given."""
     more = {"job_id": name, "namespace": "ns", "entry": EntryKind.CALLABLE, "max_retries_preemption": 0} | more
     return JobSpec(name=name, demand=need or demand(), **more)
+
+
+def member(name: str, role: str = "", stage: int = 0, auxiliary: bool = False, **more: Any) -> JobSpec:
+    """A job of a group; ``need`` is its demand."""
+    need = more.pop("need", None)
+    return job(name, need, role=JobRole(role or name, stage, auxiliary), **more)
 
 
 def ended(cause: Cause = Cause.SUCCEEDED, message: str = "", **more: Any) -> Outcome:
@@ -196,6 +206,23 @@ class Cluster:
 
     def ask_launch(self, *specs: JobSpec, session: str = "d") -> list[Effect]:
         return self.tell(LaunchAsked(session=session, ref=self.ref(), launch=Launch(jobs=specs)))
+
+    def ask_group(self, name: str, *specs: JobSpec, session: str = "d", **config: Any) -> list[Effect]:
+        """Launch jobs as a group, whose id is its name."""
+        group = JobGroupSpec(group_id=name, config=JobGroupConfig(name=name, **config))
+        launch = Launch(jobs=tuple(evolve(spec, job_group=name) for spec in specs), group=group)
+        return self.tell(LaunchAsked(session=session, ref=self.ref(), launch=launch))
+
+    def launch_group(self, name: str, *specs: JobSpec, session: str = "d", **config: Any) -> list[Effect]:
+        """The same, and raise the refusal if it is refused."""
+        effects = self.ask_group(name, *specs, session=session, **config)
+        for effect in effects:
+            if isinstance(effect, Refusal):
+                raise effect.error
+        return effects
+
+    def group(self, name: str) -> JobGroupInfo:
+        return group_info(self.state, self.state.job_groups[name])
 
     def terminate(self, *jobs: str, session: str = "d") -> list[Effect]:
         return self.tell(TerminateAsked(session=session, ref=self.ref(), jobs=jobs, reason="terminated on request"))

@@ -24,7 +24,18 @@ API = (
         "groups",
         "monitors",
     ),
-    *("hosts", "resolver", "actor_pool", "pools", "futures", "interrupts", "task_pool", "task_stream", "distant_pool"),
+    *(
+        "job_groups",
+        "hosts",
+        "resolver",
+        "actor_pool",
+        "pools",
+        "futures",
+        "interrupts",
+        "task_pool",
+        "task_stream",
+        "distant_pool",
+    ),
     *("templates", "forwards"),
 )
 WORDS = {"model", "errors"}

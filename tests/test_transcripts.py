@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from law import Cluster, capacity, demand, ended, job
 
 from fray.model.actors import ActorInfo
 from fray.model.bands import Band
 from fray.model.fleet import ErrorKind, MachineState, SeenMachine, read_group
+from fray.model.job_groups import JobGroupInfo, JobRole
 from fray.model.messages.client import Jobs, Names
 from fray.model.messages.fleet import GroupInfo
 from fray.model.messages.maintenance import NodesMarked
@@ -50,6 +52,7 @@ from fray.scheduler.effects import (
     Refusal,
     Reply,
     SessionOver,
+    TerminateAsked,
     WishesMoved,
 )
 from fray.scheduler.explain import explain
@@ -164,6 +167,35 @@ def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
         if word.endswith(","):
             specs.append([])
     return law.ask_launch(*(_spec(words, index) for index, words in enumerate(specs)), session=words[0])
+
+
+def do_job_group(law: Cluster, words: list[str]) -> list[Effect]:
+    """``job_group SESSION NAME [same=region|zone|anywhere] [success=…] [restart=group] [absorb] : JOB [role=R]
+    [stage=N] [auxiliary] … [, JOB …]``: a job group; of each job as in ``launch``"""
+    at = words.index(":")
+    plain, more = options(words[2:at])
+    same = more.pop("same", "region")
+    config = {"same_region": same == "region", "same_zone": same == "zone", **more}
+    if "absorb" in plain:
+        config["auxiliary_failure"] = "absorb"
+    specs: list[list[str]] = [[]]
+    for word in words[at + 1 :]:
+        specs[-1].append(word.rstrip(","))
+        if word.endswith(","):
+            specs.append([])
+    return law.ask_group(words[1], *map(_member, specs), session=words[0], **config)
+
+
+def _member(words: list[str]) -> JobSpec:
+    plain, more = options(words)
+    role = JobRole(more.get("role", plain[0]), int(more.get("stage", 0)), "auxiliary" in plain)
+    return evolve(_spec(words, 0), role=role)
+
+
+def do_stop_job_group(law: Cluster, words: list[str]) -> list[Effect]:
+    """``stop_job_group SESSION NAME``"""
+    reason = "terminated on request"
+    return law.tell(TerminateAsked(session=words[0], ref=law.ref(), jobs=(), reason=reason, group=words[1]))
 
 
 def _actor(plain: list[str], more: dict[str, str]) -> ActorConfig | None:
@@ -345,6 +377,15 @@ def kept_line(kept: Kept | None) -> str:
     return f"{kept.blob}, number {kept.number} of {kept.attempt_id}" if kept else "nothing is kept"
 
 
+def job_group_lines(info: JobGroupInfo) -> Iterator[str]:
+    why = info.error_message or info.reason
+    at = f" in {info.same} {info.place}" if info.place else ""
+    yield f"{info.name} {info.state}{at}" + (f": {why}" if why else "")
+    for each in info.members:
+        kind = ", auxiliary" if each.auxiliary else ""
+        yield f"  {each.name} ({each.role}, stage {each.stage}{kind}) {each.state}" + ", absorbed" * each.absorbed
+
+
 def actor_line(info: ActorInfo) -> str:
     return f"{info.name} {info.status.value}" + (f": {info.why}" if info.why else "")
 
@@ -371,6 +412,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "state": lambda law, words: iter([kept_line(law.state.jobs[words[0]].checkpoint)]),
     "groups": lambda law, words: map(group_line, list_groups(law.state)),
     "machines": lambda law, words: (f"{m.name} {m.phase}: {m.why}" for m in list_machines(law.state)),
+    "job_group": lambda law, words: job_group_lines(law.group(words[0])),
     "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),
 }
 

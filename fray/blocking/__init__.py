@@ -5,12 +5,14 @@ from fray.blocking.cluster import Cluster, Scope, current_cluster, open_cluster
 from fray.blocking.futures import ActorFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
+from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job
 from fray.blocking.pools import WorkerPool
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.jobs import CurrentJob, current_job
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
+from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, JobInfo, JobState
@@ -37,8 +39,12 @@ __all__ = [
     "FixedResolver",
     "GpuConfig",
     "Job",
+    "JobGroup",
+    "JobGroupConfig",
+    "JobGroupInfo",
     "JobInfo",
     "JobRequest",
+    "JobRole",
     "JobState",
     "Resolver",
     "ResourceConfig",

@@ -10,6 +10,7 @@ from typing import Any, overload
 import fray.cluster as native
 from fray.blocking import loop
 from fray.blocking.actors import ActorHandle
+from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job, plain, plain_all
 from fray.blocking.logs import LogLines
 from fray.blocking.loop import job_runtime, own_portal, portal_of
@@ -18,6 +19,7 @@ from fray.blocking.portal import Held, Portal
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
+from fray.model.job_groups import JobGroupConfig, JobGroupInfo
 from fray.model.lines import LogLine
 from fray.model.messages.client import Event, NodeInfo
 from fray.model.messages.maintenance import NodesMarked
@@ -58,6 +60,20 @@ class Scope(Maker):
         """Launch several jobs, all or none. As `fray.Scope.launch_all`."""
         jobs = self._portal.call(lambda: self._native.launch_all(requests, on_failure=on_failure))
         return [Job(self._portal, job) for job in jobs]
+
+    def launch_group(
+        self,
+        requests: Sequence[JobRequest],
+        group: JobGroupConfig | None = None,
+        reservation_id: str | None = None,
+        *,
+        on_failure: OnFailure = "escalate",
+    ) -> JobGroup:
+        """Launch jobs that are placed together, all or none. As `fray.Scope.launch_group`."""
+        made = self._portal.call(
+            lambda: self._native.launch_group(requests, group, reservation_id, on_failure=on_failure)
+        )
+        return JobGroup(self._portal, made)
 
     def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """One remote call as a job of its own; returns its value. As `fray.Scope.run`. Ctrl-C ends the job."""
@@ -121,6 +137,24 @@ class Cluster(Maker):
         ``env_vars``: variables of all its children.
         """
         return Scope(self._portal, self._native.open_scope(name, env_vars=env_vars))
+
+    def launch_group(
+        self,
+        requests: Sequence[JobRequest],
+        group: JobGroupConfig | None = None,
+        reservation_id: str | None = None,
+        *,
+        on_failure: OnFailure = "absorb",
+    ) -> JobGroup:
+        """Launch jobs that are placed together, all or none. As `fray.Cluster.launch_group`."""
+        made = self._portal.call(
+            lambda: self._native.launch_group(requests, group, reservation_id, on_failure=on_failure)
+        )
+        return JobGroup(self._portal, made)
+
+    def list_groups(self, namespace: Namespace | None = None, *, name: str = "") -> list[JobGroupInfo]:
+        """Job groups on record, newest last. As `fray.Cluster.list_groups`."""
+        return self._portal.call(lambda: self._native.list_groups(namespace, name=name))
 
     def poll(self, job: Job | JobId) -> JobInfo:
         """The job's state now. Raises NoSuchJob."""

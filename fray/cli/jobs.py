@@ -26,6 +26,8 @@ async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
         raise InvalidRequest(f"--limit {options.limit} must be 0 (all) or more")
     namespace = namespace_of(options)
     found = await cluster.list_jobs(namespace, prefix=options.prefix, states=options.state, limit=options.limit)
+    if options.group:
+        found = [info for info in found if options.group in (info.job_group, group_of(info))]
     if options.json:
         say_json(found)
         return 0
@@ -59,7 +61,17 @@ def parent_of(info: JobInfo) -> JobId:
 
 def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: float, room: int | None) -> list[str]:
     """One line a job."""
-    heads = ["NAME", "STATE", "FOR", "ON", *(["NAMESPACE"] if with_namespace else []), "ID", "WHY"]
+    grouped = any(info.job_group for _, info in rows)
+    heads = [
+        "NAME",
+        "STATE",
+        "FOR",
+        "ON",
+        *(["GROUP"] if grouped else []),
+        *(["NAMESPACE"] if with_namespace else []),
+        "ID",
+        "WHY",
+    ]
     cells = []
     for depth, info in rows:
         name = f"{'  ' * depth}{info.name}"
@@ -70,12 +82,23 @@ def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: fl
                 info.state.value,
                 lasted(info, now),
                 ",".join(account.machines(info)),
+                *([membership(info)] if grouped else []),
                 *namespace,
                 info.job_id,
                 why(info),
             ]
         )
     return table(heads, cells, room)
+
+
+def group_of(info: JobInfo) -> str:
+    """The name of its job group."""
+    return info.job_group.rpartition("-")[0]
+
+
+def membership(info: JobInfo) -> str:
+    """Its job group, and what it is in it: ``rl/trainer``."""
+    return f"{group_of(info)}/{info.role}" if info.job_group else ""
 
 
 def lasted(info: JobInfo, now: float) -> str:
@@ -122,6 +145,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("job", info.job_id),
             ("name", info.name),
             ("namespace", info.namespace),
+            ("group", membership(info)),
             ("state", state_now(info, now)),
             ("why", info.reason if info.state is JobState.PENDING else info.error_message or ""),
             ("owner", info.owner or "the cluster (detached)"),
@@ -294,16 +318,26 @@ async def _ended(cluster: Cluster, ids: Sequence[JobId], timeout_s: float | None
 
 async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray stop``"""
-    if bool(options.jobs) == (options.prefix is not None):
-        raise InvalidRequest("say which jobs, or --prefix P for all that begin so")
+    which = [bool(options.jobs), options.prefix is not None, options.group is not None]
+    if sum(which) != 1:
+        raise InvalidRequest("say which jobs, or --prefix P for all that begin so, or --group G for a job group")
+    if options.prefix == "" or options.group == "":
+        raise InvalidRequest("--prefix and --group need some letters: an empty one would end everything")
     ids = await find_all(cluster, options.jobs, options)
-    if options.prefix == "":
-        raise InvalidRequest("--prefix needs some letters: an empty one would end everything")
     asked = await cluster.terminate(
-        ids, asked_by(options.reason), prefix=options.prefix, namespace=namespace_of(options), tree=options.tree
+        ids,
+        asked_by(options.reason),
+        prefix=options.prefix,
+        namespace=namespace_of(options),
+        tree=options.tree,
+        group=options.group,
     )
-    if options.prefix is not None and not asked:
-        note(f"no living job begins with {options.prefix!r}")
+    if not options.jobs and not asked:
+        note(
+            f"no living job begins with {options.prefix!r}"
+            if options.prefix is not None
+            else f"no living job group is called {options.group!r}"
+        )
     ids = list(dict.fromkeys([*ids, *asked]))
     if options.no_wait:
         if options.json:

@@ -35,7 +35,7 @@ def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    about_jobs = (_jobs, _show, _story, _explain, _logs, _run, _wait, _stop, _stacks, _forward)
+    about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, _run, _wait, _stop, _stacks, _forward)
     about_machines = (_nodes, _node, _cordon, _uncordon, _drain)
     for add in (*about_jobs, *about_machines, _token, _actors):
         add(verbs)
@@ -84,8 +84,20 @@ def _jobs(verbs: Verbs) -> None:
         "--state", action="append", choices=STATES, default=[], help="only those; may be given several times"
     )
     parser.add_argument("--prefix", default="", help="only those whose names (or ids) begin so")
+    parser.add_argument("--group", default="", metavar="NAME", help="only those of this job group (name or id)")
     parser.add_argument("--tree", action="store_true", help="children below their parents")
     parser.add_argument("--limit", type=int, default=200, metavar="N", help="the newest N (default: 200; 0: all)")
+
+
+def _groups(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "groups",
+        "groups:groups",
+        "list job groups, newest last",
+        "  fray groups\n  fray groups rl\n  fray groups --json | jq '.[].members[].job_id'",
+    )
+    parser.add_argument("group", nargs="?", default="", metavar="GROUP", help="its name or id: with its members")
 
 
 def _show(verbs: Verbs) -> None:
@@ -138,6 +150,7 @@ def _stop(verbs: Verbs) -> None:
     )
     _one_job(parser, many=True)
     parser.add_argument("--prefix", help="all living jobs whose names begin so")
+    parser.add_argument("--group", metavar="NAME", help="all jobs of the living job group of this name (or id)")
     parser.add_argument("--reason", default="", help="goes into the record, behind who asked")
     parser.add_argument("--tree", action="store_true", help="also the detached jobs that they have launched")
     parser.add_argument("--no-wait", action="store_true", help="return when the cluster has noted it")

@@ -108,6 +108,9 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
         raise InvalidRequest(f"one launch takes 1 to {LAUNCH_LIMIT_JOBS} jobs, not {len(launch.jobs)}")
     for spec in launch.jobs:
         _check_spec(spec)
+    if launch.group is not None:
+        check_name(launch.group.config.name, "a job group")
+        _check_token(launch.group.group_id, launch.group.config.name, "job group")
     needed = [spec.payload for spec in launch.jobs if spec.payload is not None]
     missing = [blob for blob in needed if blob not in attached and not has_blob(blob)]
     if missing:
@@ -157,14 +160,18 @@ def _check_alternatives(spec: JobSpec) -> None:
             raise InvalidRequest(f"job {spec.name!r}: {other} does not replace {spec.demand} by another device alone")
 
 
+def _check_token(id_: str, name: str, what: str) -> None:
+    token = id_.removeprefix(f"{name}-")
+    if token == id_ or not token.isalnum() or len(id_) > ID_LIMIT:
+        raise InvalidRequest(f"{what} id {id_!r} must be the {what}'s name, a dash, and letters or digits")
+
+
 def _check_spec(spec: JobSpec) -> None:
     check_name(spec.name, "a job")
     check_spec(spec.environment)
     if spec.namespace:
         check_name(spec.namespace, "a namespace")
-    token = spec.job_id.removeprefix(f"{spec.name}-")
-    if token == spec.job_id or not token.isalnum() or len(spec.job_id) > ID_LIMIT:
-        raise InvalidRequest(f"job id {spec.job_id!r} must be the job's name, a dash, and letters or digits")
+    _check_token(spec.job_id, spec.name, "job")
     demand = spec.demand
     waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s)
     if _least(demand) < 0 or not all(0 <= wait_s < float("inf") for wait_s in waits_s):

@@ -15,6 +15,7 @@ from fray.controller.admission import check_bundles, check_checkpoint, check_id,
 from fray.controller.secrets import check_secrets
 from fray.errors import FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
+from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as words
 from fray.model.messages import maintenance
 from fray.model.messages.bundles import OfferBundle, PutPiece
@@ -22,7 +23,7 @@ from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
 from fray.net.channel import MESSAGE_LIMIT_BYTES
 from fray.net.transport import Bytes
-from fray.scheduler import actors, checkpoints, lookup
+from fray.scheduler import actors, checkpoints, group_words, lookup
 from fray.scheduler.effects import (
     CheckpointTaken,
     CordonAsked,
@@ -75,7 +76,7 @@ def bring_secrets(link: ClientLink, ref: int, message: words.BringSecrets, blobs
 
 
 def terminate(link: ClientLink, ref: int, message: words.Terminate, blobs: Sequence[Bytes]) -> Answer:
-    what = {field: getattr(message, field) for field in ("jobs", "reason", "name", "prefix", "tree", "own")}
+    what = {field: getattr(message, field) for field in ("jobs", "reason", "name", "prefix", "tree", "own", "group")}
     link.house.inbox.ask(TerminateAsked(session=link.session, ref=ref, namespace=message.namespace, **what))
     return None
 
@@ -120,6 +121,21 @@ def list_jobs(link: ClientLink, ref: int, message: words.ListJobs, blobs: Sequen
         limit=max(0, message.limit),
     )
     return words.Jobs(jobs=bounded_list(tuple(map(link.house.vitals.listed, found)))), ()
+
+
+def list_groups(link: ClientLink, ref: int, message: words.ListGroups, blobs: Sequence[Bytes]) -> Answer:
+    found = group_words.list_groups(link.house.state, link.namespace, message.namespace, message.name)
+    return words.JobGroups(groups=bounded_groups(found)), ()
+
+
+def bounded_groups(infos: tuple[JobGroupInfo, ...]) -> tuple[JobGroupInfo, ...]:
+    """The newest that one reply carries."""
+    room = LIST_LIMIT_BYTES // RECORD_BYTES
+    for index in range(len(infos) - 1, -1, -1):
+        room -= 1 + len(infos[index].members)
+        if room < 0:
+            return infos[index + 1 :]
+    return infos
 
 
 def bounded_list(infos: tuple[JobInfo, ...]) -> tuple[JobInfo, ...]:
@@ -331,6 +347,7 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     words.WatchJobs: watch_jobs,
     words.FindJob: find_job,
     words.ListJobs: list_jobs,
+    words.ListGroups: list_groups,
     words.FetchBlob: fetch_blob,
     words.AskStacks: ask_stacks,
     words.Explain: explain_job,

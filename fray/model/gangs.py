@@ -5,6 +5,7 @@ rank and peers, so two members never disagree.
 from __future__ import annotations
 
 from fray.model.ids import split_attempt
+from fray.model.job_groups import JobRole
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec, Peer, Ticket
 from fray.model.topology import find_topology
@@ -42,6 +43,19 @@ def port_names(spec: JobSpec) -> tuple[str, ...]:
     several = any(0 < hosts_of(demand) < spec.members for demand in (spec.demand, *spec.alternatives))
     names = [*spec.ports, *([COORDINATOR] if is_gang(spec) else []), *([MEGASCALE] if several else [])]
     return tuple(dict.fromkeys(names))
+
+
+# Job groups ------------------------------------------------------------------------------------------------------
+
+
+def role_of(spec: JobSpec) -> JobRole:
+    """Its role in its job group."""
+    return spec.role or JobRole(spec.name)
+
+
+def group_name(spec: JobSpec) -> str:
+    """The name of its job group, whose id is the name, a dash and a token; empty: it is in none."""
+    return spec.job_group.rpartition("-")[0]
 
 
 # What a member knows of itself ------------------------------------------------------------------------------------

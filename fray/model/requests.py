@@ -13,6 +13,7 @@ from fray.model.bands import Band, parse_band
 from fray.model.environment import EnvironmentConfig
 from fray.model.health import HealthCheck, OnStall
 from fray.model.ids import check_name
+from fray.model.job_groups import JobRole, as_role
 from fray.model.resources import ResourceConfig
 from fray.model.retries import ExitRule
 from fray.model.specs import Ladder
@@ -138,6 +139,8 @@ class JobRequest:
             job that launches it, else interactive.
         time_limit_s: it is ended, as a failure, when it has run for so long; to know it lets it start in gaps that
             would else stay empty. Default None: no limit.
+        role: what it is in its job group (`Cluster.launch_group`): a name, or a `JobRole`. Default None: a primary
+            member of the first stage, in a role of its own name.
         wait_limit_s: it fails as ``unschedulable`` when it has waited so long for machines. Default None: it waits on.
     """
 
@@ -163,6 +166,7 @@ class JobRequest:
     priority: Band | None = field(default=None, converter=_band)
     time_limit_s: float | None = None
     wait_limit_s: float | None = None
+    role: JobRole | None = field(default=None, converter=as_role)
 
     def __attrs_post_init__(self) -> None:
         check_name(self.name, "a job")

@@ -12,6 +12,7 @@ from fray.model.bands import Band
 from fray.model.environment import EnvironmentSpec
 from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace
+from fray.model.job_groups import JobRole
 from fray.model.resources import Demand
 from fray.model.retries import ExitRule
 from fray.model.word import frozen
@@ -216,6 +217,8 @@ class JobSpec:
     """Whose machines it takes; empty: those of the fleet."""
     job_group: str = ""
     """Id of the group with which it is placed; empty: by itself."""
+    role: JobRole | None = None
+    """In that group; None: a primary member of stage 0, in a role of its own name."""
 
 
 class JobState(StrEnum):
@@ -251,7 +254,9 @@ class Cause(StrEnum):
     GANG = "gang"
     """Another member of the gang ended it; that member's cause is the job's."""
     SIBLING = "sibling"
-    """Another member of its supervised group failed: it was ended to begin anew with that one, or for good with all."""
+    """Another member of its group failed: it was ended to begin anew with that one, or for good with all."""
+    GROUP = "group"
+    """Its job group is over: it has succeeded without this one, or another member has failed it."""
     UNSCHEDULABLE = "unschedulable"
     TIME_LIMIT = "time_limit"
     """It had run for its ``time_limit_s``. Never retried."""
@@ -374,6 +379,12 @@ class JobInfo:
     """How often it was made anew, by the `Cause` of the end before."""
     first_member: int | None = None
     """Of a gang: which member ended first, in a generation that ended badly."""
+    job_group: str = ""
+    """Id of its job group; empty: it is in none."""
+    role: str = ""
+    """In that group."""
+    absorbed: bool = False
+    """It failed, and that is no failure of its job group: no scope is told."""
 
     @property
     def duration_s(self) -> float | None:
@@ -458,6 +469,8 @@ class Wish:
     ports: dict[str, int] = Factory(dict)
     roster: Roster | None = None
     """All members of its gang, itself included; None for a job that is no gang."""
+    mates: dict[str, Roster] = Factory(dict)
+    """Of a job group: by role, where those members are that have ports, as it was when this was wished."""
     stop: bool = False
     """End it (by the spec's ladder) and report its outcome."""
     stop_cause: Cause = Cause.STOPPED
@@ -508,6 +521,8 @@ class Ticket:
     """Given to it on this machine, by name."""
     peers: tuple[Peer, ...] = ()
     """All members of its gang, in order of rank; see `Wish`."""
+    mates: dict[str, tuple[Peer, ...]] = Factory(dict)
+    """Members of its job group by role; see `Wish`."""
     cluster_vars: dict[str, str] = Factory(dict)
     """Variables of every job of the cluster."""
     secrets: dict[str, str] = field(factory=dict, repr=False)

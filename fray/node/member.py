@@ -226,6 +226,7 @@ class Member:
             devices=wish.devices,
             ports=wish.ports,
             peers=wish.peers,
+            mates={role: roster.peers() for role, roster in wish.mates.items()},
             cluster_vars=self._cluster_vars,
             secrets=known,
         )

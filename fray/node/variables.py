@@ -10,9 +10,11 @@ from fray.model.gangs import (
     COORDINATOR,
     MEGASCALE,
     coordinator_of,
+    group_name,
     is_gang,
     local_ranks,
     rank_of,
+    role_of,
     slice_hosts,
     slices,
 )
@@ -27,6 +29,7 @@ def own_variables(ticket: Ticket) -> dict[str, str]:
     """``FRAY_PORT_*``, rank and size; of a gang also its local rank, coordinator and peers."""
     told = {f"FRAY_PORT_{_upper(name)}": str(port) for name, port in ticket.ports.items()}
     rank = rank_of(ticket)
+    told |= group_variables(ticket)
     told |= {"FRAY_HOST": ticket.advertise, "FRAY_RANK": str(rank), "FRAY_WORLD_SIZE": str(ticket.spec.members)}
     if not ticket.peers:
         return told
@@ -35,6 +38,23 @@ def own_variables(ticket: Ticket) -> dict[str, str]:
     if coordinator_of(ticket.peers):
         told["FRAY_COORDINATOR_ADDRESS"] = coordinator_of(ticket.peers)
     return told | dict(_peer_lists(ticket))
+
+
+def group_variables(ticket: Ticket) -> dict[str, str]:
+    """Of a member of a job group: its group, its role, and ``FRAY_GROUP_{ROLE}_{PORT}``: where those of a role are."""
+    if not ticket.spec.job_group:
+        return {}
+    told = {
+        "FRAY_GROUP": group_name(ticket.spec),
+        "FRAY_GROUP_ID": ticket.spec.job_group,
+        "FRAY_ROLE": role_of(ticket.spec).name,
+    }
+    for role, peers in ticket.mates.items():
+        for port in peers[0].ports:
+            text = ",".join(peer.address(port) for peer in peers)
+            if len(text) <= PEERS_LIMIT_CHARS:
+                told[f"FRAY_GROUP_{_variable(role)}_{_upper(port)}"] = text
+    return told
 
 
 def framework_variables(ticket: Ticket) -> dict[str, str]:
@@ -101,3 +121,8 @@ def _peer_lists(ticket: Ticket) -> list[tuple[str, str]]:
 
 def _upper(name: str) -> str:
     return name.upper().replace("-", "_")
+
+
+def _variable(name: str) -> str:
+    """A role's name as part of the name of a variable."""
+    return "".join(c if c.isalnum() else "_" for c in name).upper()

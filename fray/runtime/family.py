@@ -38,9 +38,9 @@ class Child:
 
 
 # (kind, cause) that end a child in order when nobody of its scope asked for its end. After SIBLING it is the sibling
-# that failed which owes the error.
+# that failed which owes the error; so it is after GROUP.
 _PEACEFUL: dict[Kind, frozenset[Cause]] = {
-    Kind.JOB: frozenset({Cause.SUCCEEDED}),
+    Kind.JOB: frozenset({Cause.SUCCEEDED, Cause.GROUP}),
     Kind.ACTOR: frozenset({Cause.SUCCEEDED, Cause.STOPPED, Cause.SIBLING}),
 }
 

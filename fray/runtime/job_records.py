@@ -11,6 +11,7 @@ import trio
 
 from fray.errors import FrayError, NoSuchJob
 from fray.model.ids import JobId, Namespace
+from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import BringSecrets, Ended, FindJob, JobMeasured, Jobs, Launch, Terminate, WatchJobs
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.model.vitals import Vital, complete
@@ -78,8 +79,10 @@ class JobRecords:
         self._secrets: dict[JobId, dict[str, str]] = {}
         """Values brought for living jobs."""
 
-    async def launch(self, specs: Sequence[JobSpec], payloads: Sequence[bytes]) -> list[JobRecord]:
-        """Launch all or none; the records follow the jobs to their end.
+    async def launch(
+        self, specs: Sequence[JobSpec], payloads: Sequence[bytes], group: JobGroupSpec | None = None
+    ) -> list[JobRecord]:
+        """Launch all or none, of a ``group`` all its members; the records follow the jobs to their end.
 
         A record is of another job than its spec's where that asked for one that is there already.
         """
@@ -98,7 +101,8 @@ class JobRecords:
         secrets = self._known_secrets(specs)
         self._secrets.update((spec.job_id, secrets) for spec in specs if spec.secrets)
         try:
-            await self._link.request_blobs(Launch(jobs=tuple(specs), secrets=secrets), payloads, on_answer=accepted)
+            message = Launch(jobs=tuple(specs), secrets=secrets, group=group)
+            await self._link.request_blobs(message, payloads, on_answer=accepted)
         except FrayError:
             for spec in specs:
                 self._secrets.pop(spec.job_id, None)

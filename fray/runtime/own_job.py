@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from attrs import Factory
 
 from fray.errors import FrayError
-from fray.model.gangs import coordinator_of, local_ranks, rank_of
+from fray.model.gangs import coordinator_of, group_name, local_ranks, rank_of, role_of
 from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.specs import Peer, Ticket
 from fray.model.word import frozen
@@ -30,6 +30,9 @@ class CurrentJob:
         coordinator: ``host:port`` where the gang meets, at a port of the first member; None for a job that is no gang.
         ports: numbers of its ports on this machine, by name.
         peers: all members in order of rank, itself included; empty for a job that is no gang.
+        group, role: name of its job group, and what it is in it; empty for a job that is in none.
+        mates: of that group, by role, the members that have ports, as they were when this process was started. One that
+            began anew since then is elsewhere: `Cluster.get_job` and `Job.wait_port` say where.
     """
 
     id: JobId
@@ -45,6 +48,9 @@ class CurrentJob:
     coordinator: str | None = None
     ports: dict[str, int] = Factory(dict)
     peers: tuple[Peer, ...] = ()
+    group: str = ""
+    role: str = ""
+    mates: dict[str, tuple[Peer, ...]] = Factory(dict)
 
 
 _ticket: ContextVar[Ticket | None] = ContextVar("fray_ticket", default=None)
@@ -106,4 +112,7 @@ def current_job() -> CurrentJob:
         coordinator=coordinator_of(ticket.peers) or None,
         ports=dict(ticket.ports),
         peers=ticket.peers,
+        group=group_name(ticket.spec),
+        role=role_of(ticket.spec).name if ticket.spec.job_group else "",
+        mates=dict(ticket.mates),
     )

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from fray.errors import FrayError
 from fray.model.environment import Secret, plain, secret_names
+from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
 from fray.model.specs import Cause, JobSpec
 from fray.runtime.context import Runtime
@@ -54,11 +55,13 @@ class ChildScope:
         supervision: Supervision | Decide,
         error_of: Callable[[JobRecord], BaseException],
         attaches: bool = False,
+        group: JobGroupSpec | None = None,
     ) -> list[JobRecord]:
         """Launch children, all or none, each watched from before the request leaves.
 
         Args:
             attaches: a job of such an id may be there already, made by anybody.
+            group: of which these are all the members.
         """
         specs = [_in_group(spec, self.variables) for spec in specs] if self.variables else specs
         decide = (lambda record, error: supervision) if isinstance(supervision, Supervision) else supervision
@@ -70,7 +73,7 @@ class ChildScope:
                 self.family.join(Child(spec.job_id, kind, known))
         there = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
         try:
-            records = await self.runtime.link.jobs.launch(await furnished(self.runtime, specs), payloads)
+            records = await self.runtime.link.jobs.launch(await furnished(self.runtime, specs), payloads, group)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await self._take_back(specs, there, nothing_done=attaches and isinstance(error, FrayError))
@@ -125,7 +128,8 @@ class ChildScope:
         if record.lost is not None:
             self._is_told = True
             raise record.lost
-        if owes_error(child, record.info.cause or Cause.FAILURE, asked_to_end.cancel_called or record.asked_to_end):
+        asked = asked_to_end.cancel_called or record.asked_to_end or record.info.absorbed
+        if owes_error(child, record.info.cause or Cause.FAILURE, asked):
             await _fetched(record)
             error = error_of(record)
             if decide(record, error) is Supervision.ESCALATE:

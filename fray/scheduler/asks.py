@@ -7,7 +7,7 @@ made of runs of so many members, and each run takes all hosts of one TPU slice.
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from fray.model.gangs import slice_hosts
 from fray.model.ids import NodeName
@@ -96,3 +96,16 @@ def part_of(spec: JobSpec) -> Part:
 def ask_of(spec: JobSpec) -> Ask:
     """What a job asks for by itself."""
     return Ask((part_of(spec),))
+
+
+def within(ask: Ask, same: str, place: str) -> Ask:
+    """The same, of machines of one region or zone only; empty: of those that name none.
+
+    Args:
+        same: ``"region"`` or ``"zone"``.
+    """
+    return Ask(tuple(evolve(part, choices=tuple(_there(d, same, place) for d in part.choices)) for part in ask.parts))
+
+
+def _there(demand: Demand, same: str, place: str) -> Demand:
+    return evolve(demand, zones=(place,)) if same == "zone" else evolve(demand, regions=(place,))

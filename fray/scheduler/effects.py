@@ -91,6 +91,7 @@ class TerminateAsked:
     namespace: Namespace | None = None
     tree: bool = False
     own: bool = False
+    group: str = ""
 
 
 @frozen(kw_only=True)

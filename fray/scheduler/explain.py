@@ -13,6 +13,7 @@ from fray.model.ids import JobId
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, JobSpec
 from fray.scheduler.fleet_words import reason as fleet_reason
+from fray.scheduler.group_words import group_lines, mates, there, waits_for_stage, waits_with_group, wanted
 from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
 from fray.scheduler.reserved_waits import waits_inside
@@ -21,7 +22,7 @@ from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.service import why_closed
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
-from fray.scheduler.waits import ending_siblings, holders
+from fray.scheduler.waits import ending_mates, ending_siblings, holders
 
 NODES_SHOWN = 20
 HOLDERS_SHOWN = 4
@@ -69,14 +70,18 @@ def _device(demand: Demand) -> str:
 def _places(demand: Demand) -> list[str]:
     parts = []
     if demand.regions:
-        parts.append(f"region {' or '.join(demand.regions)}")
+        parts.append(f"region {' or '.join(map(_named, demand.regions))}")
     if demand.zones:
-        parts.append(f"zone {' or '.join(demand.zones)}")
+        parts.append(f"zone {' or '.join(map(_named, demand.zones))}")
     if not demand.preemptible:
         parts.append("a machine that is not preemptible")
     if demand.containers:
         parts.append("docker (a daemon that answers) or podman")
     return parts + [str(constraint) for constraint in demand.constraints]
+
+
+def _named(place: str) -> str:
+    return place or "without a name"
 
 
 def has(capacity: Capacity) -> str:
@@ -148,11 +153,12 @@ def _machine_line(state: Tables, job: Job, node: Node) -> str:
     if not takes_work(node):
         return f"{node.name} {why_closed(node, state.now)}"
     machine = state.pool.machines[node.name]
-    wrong = [text for _, text in misfits(job.spec.demand, machine)]
+    demand = wanted(state, job)
+    wrong = [text for _, text in misfits(demand, machine)]
     if not wrong:
         return f"{node.name} has room for a member"
-    held = _holders(state, node) if admits(job.spec.demand, machine.capacity) else ""  # else their end would not help
-    return f"{node.name} {' and '.join(wrong)}{held}{_busy(job.spec.demand, node)}"
+    held = _holders(state, node) if admits(demand, machine.capacity) else ""  # else their end would not help
+    return f"{node.name} {' and '.join(wrong)}{held}{_busy(demand, node)}"
 
 
 def _busy(demand: Demand, node: Node) -> str:
@@ -187,6 +193,8 @@ def _waits(state: Tables, job: Job) -> str:
 
 def _is_held(state: Tables, job: Job) -> str:
     """What a job waits for before it may even be placed."""
+    if job.gathered:
+        return waits_with_group(state, job)
     if job.held_until is not None:
         wait_s = max(0.0, job.held_until - state.now)
         loop = f" (crash loop: it {crash_loop(job)})" if crash_loop(job) else ""
@@ -195,6 +203,8 @@ def _is_held(state: Tables, job: Job) -> str:
     if holding:
         return f"waits for the end of {_some(holding)}, which {_have(holding)} its name and {_are_being(holding)} ended"
     ending = list(ending_siblings(state, job))
+    if not ending and (ending := list(ending_mates(state, job))):
+        return f"begins anew with its group, once {_some(ending)} {_have(ending)} ended"
     return f"begins anew with its siblings, once {_some(ending)} {_have(ending)} ended" if ending else "is let go"
 
 
@@ -219,9 +229,12 @@ def _lacking(state: Tables, job: Job) -> str:
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
-    wants = needs(job.spec.demand)
-    gang = f"{job.spec.members} times " if job.spec.members > 1 else ""
-    return f"needs {gang}{wants}; {_census(state, job)}"
+    wants = needs(wanted(state, job))
+    return f"needs {_members(job)}{wants}{there(state, job)}; {_census(state, job)}"
+
+
+def _members(job: Job) -> str:
+    return f"{job.spec.members} times " if job.spec.members > 1 else ""
 
 
 def _census(state: Tables, job: Job) -> str:
@@ -231,7 +244,7 @@ def _census(state: Tables, job: Job) -> str:
         return "no machine is connected"
     if len(nodes) == 1:
         return _machine_line(state, job, nodes[0])
-    return state.pool.told(job.spec.demand, state.now, lambda: _counts(state, job.spec.demand))
+    return state.pool.told(wanted(state, job), state.now, lambda: _counts(state, wanted(state, job)))
 
 
 def _counts(state: Tables, demand: Demand) -> str:
@@ -257,6 +270,8 @@ def _are(what: str, count: int) -> str:
 
 
 def _starts(state: Tables, job: Job) -> str:
+    if kept := waits_for_stage(state, job):
+        return kept
     waiting = [attempt.node for attempt in state.members(job) if not attempt.ran]
     return f"starting on {_some(waiting)}"
 
@@ -312,6 +327,9 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
     lines = [f"{job_id} is {job_state(job).value}{_why(state, job)}"]
     if job.phase is JobPhase.QUEUED:
         lines += _waiting_lines(state, job, max(now, state.now))
+    if job.gathered:
+        lines += (f"  {each.job_id} needs {_members(each)}{needs(each.spec.demand)}" for each in mates(state, job))
+        lines += group_lines(state, job)
     lines += [f"retries: {_retries(state, job)}"]
     lines += [_attempt_line(attempt) for attempt in state.records(job)]
     return "\n".join(lines)
@@ -329,7 +347,7 @@ def _why(state: Tables, job: Job) -> str:
 
 def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     members = f"{job.spec.members} members at once, each " if job.spec.members > 1 else ""
-    yield f"needs {members}{needs(job.spec.demand)}"
+    yield f"needs {members}{needs(wanted(state, job))}{there(state, job)}"
     ahead = state.queue.ahead(job.job_id)
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
     holder = blocker(state, state.queue.applicants[job.job_id])
@@ -349,7 +367,7 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     for node in nodes[:NODES_SHOWN]:
         yield f"  {_machine_line(state, job, node)}"
     if len(nodes) > NODES_SHOWN:
-        yield f"  and {len(nodes) - NODES_SHOWN} more; {_counts(state, job.spec.demand)}"
+        yield f"  and {len(nodes) - NODES_SHOWN} more; {_counts(state, wanted(state, job))}"
     yield from _too_large(state, job)
 
 

@@ -1,7 +1,8 @@
 """Jobs that may not be placed yet, whatever the machines have free.
 
 The law. A job waits for the time of its back-off; for every earlier job that still has its name (those were being ended
-when it was accepted, or it would have been refused); and for siblings that are being ended to begin anew with it.
+when it was accepted, or it would have been refused); and for siblings that are being ended to begin anew with it. As
+long as none of a job group is placed its members then wait for each other; the last one puts the group into the queue.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from fray.scheduler.jobs import turn
 from fray.scheduler.lifecycle import JobTurn
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.rows import Job
 from fray.scheduler.state import State
-from fray.scheduler.waits import waits_for
+from fray.scheduler.waits import gathers, waits_for
 
 
 def release(state: State, out: Outbox) -> None:
@@ -22,12 +24,30 @@ def release(state: State, out: Outbox) -> None:
         state.hold(job)
     if not state.held:
         return
+    gathering: dict[str, None] = {}
     for job in sorted((state.jobs[job_id] for job_id in state.held), key=lambda job: job.order):
         if next(waits_for(state, job), None) is None:
             state.unhold(job)
-            turn(state, out, job, JobTurn.RELEASED)
-            job.queued_at = state.now
-            state.enqueue(job)
-            state.pool_for(
-                job.spec.reservation_id
-            ).version += 1  # now the first of its shape, it may starve less than the one that was
+            if gathers(state, job):
+                state.gather(job)
+                gathering[job.spec.job_group] = None
+            else:
+                _let_go(state, out, job)
+    for group_id in gathering:
+        _gathered(state, group_id)
+
+
+def _let_go(state: State, out: Outbox, job: Job) -> None:
+    turn(state, out, job, JobTurn.RELEASED)
+    job.queued_at = state.now
+    state.enqueue(job)
+    # now the first of its shape, it may starve less than the one that was
+    state.pool_for(job.spec.reservation_id).version += 1
+
+
+def _gathered(state: State, group_id: str) -> None:
+    """The last of them may have been missing: only then the group begins to wait for machines."""
+    if state.musters[group_id].complete:
+        state.job_groups[group_id].queued_at = state.now
+        state.touch("job_group", group_id)
+        state.assemble(group_id)

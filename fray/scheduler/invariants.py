@@ -13,13 +13,20 @@ from fray.model.gangs import port_names
 from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState, Outcome
 from fray.scheduler import quarantine
+from fray.scheduler.group_invariants import (
+    job_groups_are_together,
+    job_groups_are_whole,
+    job_groups_end_by_their_rules,
+    job_groups_keep_their_order,
+)
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
+from fray.scheduler.musters import Muster
 from fray.scheduler.reserved_rules import RESERVATION_RULES, devices_add_up, units_by_node
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
-from fray.scheduler.rows import Attempt, Job, JobPhase, NodePhase, SessionPhase
+from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase, NodePhase, SessionPhase
 from fray.scheduler.state import State
-from fray.scheduler.tables import Tables, takes_work
+from fray.scheduler.tables import Tables, Tally, takes_work
 from fray.scheduler.units import UnitPhase
 from fray.scheduler.waits import waits_for
 
@@ -196,11 +203,11 @@ def _attempts(state: State) -> Iterator[str]:
 
 
 def _wishes(state: State) -> Iterator[str]:
-    """Every node is asked for its living attempts and for nothing else."""
+    """Every node is asked for its living attempts and for nothing else, but for those whose stage has not come."""
     by_node = _living_by_node(state)
     for node in state.nodes:
         wanted = [wish.attempt_id for wish in state.wanted(node)]
-        living = [attempt.attempt_id for attempt in by_node[node]]
+        living = [attempt.attempt_id for attempt in by_node[node] if attempt.phase is not AttemptPhase.KEPT]
         if sorted(wanted) != sorted(living):
             yield f"node {node} is asked for {wanted}, living there: {living}"
 
@@ -270,7 +277,10 @@ def _limits(state: State) -> Iterator[str]:
 def _held(state: State, job: Job) -> Iterator[str]:
     """A held job waits for something; what waits for a time has an alarm."""
     alarm = (job.held_until, job.order, job.job_id)
-    if (job.phase is JobPhase.HELD) is not (job.job_id in state.held or alarm in state.alarms):
+    held = job.job_id in state.held or alarm in state.alarms
+    if job.gathered and (held or job.phase is not JobPhase.HELD):
+        yield f"{job.phase.value}, and gathered with its group, held: {held}"
+    if (job.phase is JobPhase.HELD) is not (held or job.gathered):
         yield f"{job.phase.value}, and held: {job.job_id in state.held}, with an alarm: {alarm in state.alarms}"
     if job.phase is not JobPhase.HELD:
         goes_on = job.phase in (JobPhase.QUEUED, JobPhase.STARTING, JobPhase.RUNNING)
@@ -278,7 +288,7 @@ def _held(state: State, job: Job) -> Iterator[str]:
             yield f"{job.phase.value}, and its back-off lasts until {job.held_until}"
         return
     over = job.held_until is None or job.held_until <= state.now
-    if over and next(waits_for(state, job), None) is None:
+    if over and not job.gathered and next(waits_for(state, job), None) is None:
         yield "held for nothing"
     if state.members(job):
         yield "held with members placed"
@@ -384,7 +394,20 @@ def _indexes(state: State) -> Iterator[str]:
         yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
 
 
-_TABLES = ("law", "node", "session", "job", "attempt", "name", "grave", "past", "unit", "fleet_group", "reservation")
+_TABLES = (
+    "law",
+    "node",
+    "session",
+    "job",
+    "job_group",
+    "attempt",
+    "name",
+    "grave",
+    "past",
+    "unit",
+    "fleet_group",
+    "reservation",
+)
 _INDEXES = (
     "tally",
     "on_node",
@@ -396,6 +419,8 @@ _INDEXES = (
     "runs",
     "ending",
     "groups",
+    "group_names",
+    "musters",
     "finished",
     "valued",
     "by_key",
@@ -420,7 +445,11 @@ def _plain(index: Any) -> Any:
     """Without order, as far as order is no part of its meaning, and without what is empty or over."""
     if isinstance(index, list):
         return index
-    return {key: value for key, value in index.items() if not hasattr(value, "living") or value.living}
+    return {
+        key: evolve(value, begun=None) if isinstance(value, Muster) else value
+        for key, value in index.items()
+        if not isinstance(value, Tally) or value.living
+    }
 
 
 # Sessions and names ---------------------------------------------------------------------------------------------------
@@ -475,6 +504,10 @@ RULES: tuple[Rule, ...] = (
     _limits,
     _alone_with_its_name,
     _groups,
+    job_groups_are_whole,
+    job_groups_are_together,
+    job_groups_keep_their_order,
+    job_groups_end_by_their_rules,
     _indexes,
     _sessions,
     _names,

@@ -25,6 +25,7 @@ from fray.scheduler.lifecycle import (
     job_state,
     moved,
 )
+from fray.scheduler.musters import stage_of
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.ports import AVOID_S
 from fray.scheduler.quarantine import judge
@@ -64,20 +65,24 @@ def accept(
         parent=parent,
         launched_at=state.now,
         queued_at=state.now,
+        phase=JobPhase.HELD if spec.job_group else JobPhase.QUEUED,
         band=spec.band or (state.jobs[parent].band if parent in state.jobs else state.policy.user(spec.user).band),
     )
     state.add_job(job)
     out.job(job.job_id)
     out.happened(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
-    if spec.exclusive_name and len(state.named[spec.namespace, spec.name]) > 1:
+    if not spec.job_group and spec.exclusive_name and len(state.named[spec.namespace, spec.name]) > 1:
         hold(state, out, job)  # those who have the name are being ended, or it would have been refused
 
 
 def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
     """Every member has its machine; the pool has given its share already."""
     grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
+    if job.phase is JobPhase.HELD:
+        state.unhold(job)
     turn(state, out, job, JobTurn.PLACED)
     state.tally[job.job_id].ran = 0
+    phase = AttemptPhase.WISHED if stage_has_come(state, job) else AttemptPhase.KEPT
     names = port_names(job.spec)
     for member, grant in enumerate(_by_rank(state, job.spec, grants)):
         attempt = Attempt(
@@ -90,11 +95,31 @@ def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
             devices=grant.devices,
             ports=dict(zip(names, grant.ports, strict=False)),
             host=state.nodes[grant.node].host,
+            phase=phase,
             placed_at=state.now,
         )
         state.add_attempt(attempt)
-        out.wish(attempt)
+        if phase is AttemptPhase.WISHED:
+            out.wish(attempt)
     out.happened(job.job_id, "placed", ", ".join(map(_place, grants)))
+
+
+def stage_has_come(state: State, job: Job) -> bool:
+    """All living jobs of earlier stages of its group run."""
+    if not job.spec.job_group:
+        return True
+    front = state.musters[job.spec.job_group].front
+    return front is None or stage_of(job.spec) <= front
+
+
+def begin(state: State, out: Outbox, job: Job) -> None:
+    """Its stage has come: its nodes are asked for what they have been kept for."""
+    for attempt in state.living_members(job):
+        attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, Sight.DUE)
+        state.touch("attempt", attempt.attempt_id)
+        out.wish(attempt)
+    out.job(job.job_id)
+    out.happened(job.job_id, "begins", f"stage {stage_of(job.spec)} of its group")
 
 
 def _by_rank(state: State, spec: JobSpec, grants: Sequence[Grant]) -> Sequence[Grant]:
@@ -117,6 +142,8 @@ def turn(state: State, out: Outbox, job: Job, what: JobTurn) -> None:
     before = job.phase
     job.phase = moved(JOB_TABLE, before, what)
     state.turned(job, before)
+    if job.spec.job_group:
+        state.mustered(job, before)
     out.job(job.job_id)
 
 
@@ -133,6 +160,8 @@ def hold(state: State, out: Outbox, job: Job, until: float | None = None) -> Non
 
 def observe(state: State, out: Outbox, attempt: Attempt, observed: Observed) -> None:
     """A node speaks of a living attempt."""
+    if attempt.phase is AttemptPhase.KEPT:
+        return  # nobody has asked it
     sight = Sight(observed.phase.value)
     if observed.pid is not None and observed.pid != attempt.pid:
         attempt.pid = observed.pid
@@ -165,10 +194,13 @@ def _ran(state: State, out: Outbox, attempt: Attempt, since: float) -> None:
         turn(state, out, job, JobTurn.ALL_RAN)
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
         out.happened(job.job_id, "running")
+        _tell_group(out, job)
 
 
 def absent(state: State, out: Outbox, attempt: Attempt) -> None:
     """Its node, asked for everything it holds, did not name it."""
+    if attempt.phase is AttemptPhase.KEPT:
+        return
     if moved(ATTEMPT_TABLE, attempt.phase, Sight.ABSENT) is AttemptPhase.ENDED:
         gone = Outcome(cause=Cause.KILLED, message=f"the node {attempt.node} no longer knows it")
         end_attempt(state, out, attempt, Sight.ABSENT, gone)
@@ -248,7 +280,10 @@ def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause, membe
     for attempt in state.living_members(job):
         attempt.stop_cause = cause
         state.touch("attempt", attempt.attempt_id)
-        out.wish(attempt)
+        if attempt.phase is AttemptPhase.KEPT:
+            end_attempt(state, out, attempt, Sight.CALLED_OFF, Outcome(cause=cause, message="it had not begun"))
+        else:
+            out.wish(attempt)
 
 
 def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str, by: str = "") -> bool:
@@ -289,6 +324,7 @@ def never(state: State, out: Outbox, job: Job, reason: str) -> None:
 
 def _dequeue(state: State, job: Job) -> None:
     if job.phase is JobPhase.HELD:
+        state.pool_for(job.spec.reservation_id).version += job.gathered  # its group is out of the queue by this
         state.unhold(job)
         return
     state.queue.remove(job.job_id)
@@ -365,13 +401,14 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
     job.queued_at = state.now
     job.first = job.first_member = None
     forget_generations(state, job)
-    if job.held_until is not None or budget is Budget.SIBLING:
+    if job.held_until is not None or budget is Budget.SIBLING or job.spec.job_group:
         turn(state, out, job, JobTurn.HELD_BACK)
         state.hold(job)
     else:
         state.enqueue(job)
     if job.spec.siblings is not None and budget not in FREE:
         out.setbacks.append(job.job_id)
+    _tell_group(out, job)
 
 
 def _tell_retry(state: State, out: Outbox, job: Job, budget: Budget, first: Outcome) -> None:
@@ -420,3 +457,10 @@ def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
         out.setbacks.append(job.job_id)
     out.happened(job.job_id, "ended", told(outcome))
+    _tell_group(out, job)
+
+
+def _tell_group(out: Outbox, job: Job) -> None:
+    """For `job_groups.settle`, after the handler."""
+    if job.spec.job_group:
+        out.members.append(job.job_id)

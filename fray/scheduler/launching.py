@@ -6,12 +6,14 @@ from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest, NameTaken, NeverSchedulable
 from fray.model.ids import JobId
+from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Ended, Role
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, EntryKind, JobSpec
 from fray.scheduler.actors import living_actor
 from fray.scheduler.effects import LaunchAsked, TerminateAsked
 from fray.scheduler.explain import never_text
+from fray.scheduler.job_groups import accept_group, check_job_group, named_groups, no_room
 from fray.scheduler.jobs import accept, never, stop_job
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.lookup import differences, named, tree, who
@@ -21,7 +23,7 @@ from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Kind
 from fray.scheduler.registry import bound, taken
 from fray.scheduler.reservations import check_inside
-from fray.scheduler.rows import Session
+from fray.scheduler.rows import JobGroup, Session
 from fray.scheduler.sessions import living
 from fray.scheduler.state import State
 from fray.scheduler.supervision import check_group
@@ -81,6 +83,10 @@ def _accept_all(state: State, event: LaunchAsked, specs: list[JobSpec], out: Out
     owner = session.owner if session.role is not Role.TOOL else ""
     if fresh:
         _check(state, fresh, owner)
+        check_job_group(state, event.launch, fresh)
+        _check_room(state, event.launch.group, fresh)
+    if event.launch.group is not None:
+        accept_group(state, out, event.launch.group, fresh, session.session)
     parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
     for spec in fresh:
         mine = "" if spec.detached else owner
@@ -222,6 +228,15 @@ def _never(state: State, spec: JobSpec) -> str:
     return "" if ever(spec.demand, spec.members, machines.values()) else never_text(spec, machines)
 
 
+def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) -> None:
+    """Each job would fit by itself, but do they fit together?"""
+    if group is None or not state.declares_all_nodes or specs[0].reservation_id:
+        return
+    if reason := no_room(known_machines(state), group.config.same, specs):
+        name = group.config.name
+        raise NeverSchedulable(f"job group {name!r} can never run here: {reason}", name=name)
+
+
 def known_machines(state: State) -> dict[str, Capacity]:
     """Declared and joined machines by name."""
     declared = {hello.node: hello.capacity for hello in state.declared}
@@ -236,12 +251,25 @@ def end_the_impossible(state: State, out: Outbox) -> None:
         reason = _never(state, job.spec)
         if reason:
             never(state, out, job, reason)
+    for applicant in [each for each in state.queue if each.kind is Kind.GROUP]:
+        _end_if_impossible(state, out, state.job_groups[applicant.id])
+
+
+def _end_if_impossible(state: State, out: Outbox, group: JobGroup) -> None:
+    jobs = state.gathered(group.group_id)
+    specs = [job.spec for job in jobs]
+    if not state.declares_all_nodes or specs[0].reservation_id:
+        return
+    if reason := no_room(known_machines(state), group.config.same, specs):
+        never(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
 
 
 def terminate(state: State, event: TerminateAsked, out: Outbox) -> None:
     """Ask for the end of jobs; answered at once with those that were not being ended already."""
     by = who(state, event.session)
     found = dict.fromkeys((*event.jobs, *named(state, event)))
+    for group in named_groups(state, event):
+        found |= state.musters[group.group_id].jobs
     if event.tree:
         found |= dict.fromkeys(tree(state, found))
     jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]

@@ -41,6 +41,7 @@ JOB_TABLE: Mapping[tuple[JobPhase, JobTurn], JobPhase] = {
     (JobPhase.QUEUED, JobTurn.HELD_BACK): JobPhase.HELD,
     (JobPhase.HELD, JobTurn.HELD_BACK): JobPhase.HELD,
     (JobPhase.HELD, JobTurn.RELEASED): JobPhase.QUEUED,
+    (JobPhase.HELD, JobTurn.PLACED): JobPhase.STARTING,  # with its job group, which was in the queue for it
     (JobPhase.HELD, JobTurn.COMMITTED): JobPhase.ENDED,
     (JobPhase.STARTING, JobTurn.ALL_RAN): JobPhase.RUNNING,
     (JobPhase.STARTING, JobTurn.CUT): JobPhase.CLOSING,
@@ -71,6 +72,7 @@ FINAL: Mapping[Cause, JobState] = {
     Cause.MACHINE_LOST: JobState.FAILED,
     Cause.GANG: JobState.FAILED,
     Cause.SIBLING: JobState.STOPPED,
+    Cause.GROUP: JobState.STOPPED,
     Cause.UNSCHEDULABLE: JobState.FAILED,
     Cause.TIME_LIMIT: JobState.FAILED,
     Cause.PORT_TAKEN: JobState.FAILED,
@@ -95,34 +97,54 @@ class Sight(StrEnum):
     """Its node, asked for everything it holds, did not name it."""
     LOST = "lost"
     """Its machine is gone, by proof or by lease."""
+    DUE = "due"
+    """The stage of its job has come."""
+    CALLED_OFF = "called off"
+    """It shall end, and has never been asked for."""
 
 
 _A = AttemptPhase
 ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, Sight], AttemptPhase] = {
+    (_A.KEPT, Sight.STARTING): _A.KEPT,  # nobody has asked for it: not believed
+    (_A.KEPT, Sight.RUNNING): _A.KEPT,
+    (_A.KEPT, Sight.STOPPING): _A.KEPT,
+    (_A.KEPT, Sight.ENDED): _A.KEPT,
+    (_A.KEPT, Sight.ABSENT): _A.KEPT,
+    (_A.KEPT, Sight.LOST): _A.ENDED,
+    (_A.KEPT, Sight.DUE): _A.WISHED,
+    (_A.KEPT, Sight.CALLED_OFF): _A.ENDED,
     (_A.WISHED, Sight.STARTING): _A.STARTING,
     (_A.WISHED, Sight.RUNNING): _A.RUNNING,
     (_A.WISHED, Sight.STOPPING): _A.STOPPING,
     (_A.WISHED, Sight.ENDED): _A.ENDED,
     (_A.WISHED, Sight.ABSENT): _A.WISHED,  # it has not heard of it yet: wished again
     (_A.WISHED, Sight.LOST): _A.ENDED,
+    (_A.WISHED, Sight.DUE): _A.WISHED,
+    (_A.WISHED, Sight.CALLED_OFF): _A.WISHED,  # its node has been asked: it has the word
     (_A.STARTING, Sight.STARTING): _A.STARTING,
     (_A.STARTING, Sight.RUNNING): _A.RUNNING,
     (_A.STARTING, Sight.STOPPING): _A.STOPPING,
     (_A.STARTING, Sight.ENDED): _A.ENDED,
     (_A.STARTING, Sight.ABSENT): _A.ENDED,
     (_A.STARTING, Sight.LOST): _A.ENDED,
+    (_A.STARTING, Sight.DUE): _A.STARTING,
+    (_A.STARTING, Sight.CALLED_OFF): _A.STARTING,
     (_A.RUNNING, Sight.STARTING): _A.RUNNING,  # old news
     (_A.RUNNING, Sight.RUNNING): _A.RUNNING,
     (_A.RUNNING, Sight.STOPPING): _A.STOPPING,
     (_A.RUNNING, Sight.ENDED): _A.ENDED,
     (_A.RUNNING, Sight.ABSENT): _A.ENDED,
     (_A.RUNNING, Sight.LOST): _A.ENDED,
+    (_A.RUNNING, Sight.DUE): _A.RUNNING,
+    (_A.RUNNING, Sight.CALLED_OFF): _A.RUNNING,
     (_A.STOPPING, Sight.STARTING): _A.STOPPING,  # old news
     (_A.STOPPING, Sight.RUNNING): _A.STOPPING,  # old news
     (_A.STOPPING, Sight.STOPPING): _A.STOPPING,
     (_A.STOPPING, Sight.ENDED): _A.ENDED,
     (_A.STOPPING, Sight.ABSENT): _A.ENDED,
     (_A.STOPPING, Sight.LOST): _A.ENDED,
+    (_A.STOPPING, Sight.DUE): _A.STOPPING,
+    (_A.STOPPING, Sight.CALLED_OFF): _A.STOPPING,
 }
 """An ended attempt has no row here: whatever is said of it later changes nothing."""
 
@@ -211,6 +233,7 @@ BUDGETS: Mapping[Cause, Budget | None] = {
     Cause.OWNER_ENDED: None,
     Cause.GANG: Budget.FAILURE,
     Cause.SIBLING: Budget.SIBLING,
+    Cause.GROUP: None,
     Cause.UNSCHEDULABLE: None,
     Cause.TIME_LIMIT: None,
     Cause.PORT_TAKEN: Budget.PORTS,

@@ -22,8 +22,9 @@ EVERYWHERE = "*"
 
 
 def is_root(spec: JobSpec) -> bool:
-    """Its namespace was made of its name."""
-    return spec.detached and bool(spec.namespace) and spec.name.startswith(spec.namespace)
+    """Its namespace was made of its name, or of that of its job group."""
+    whole = spec.detached and bool(spec.namespace)
+    return whole and (spec.name.startswith(spec.namespace) or spec.job_group.startswith(spec.namespace))
 
 
 def _there(spec: JobSpec, own: Namespace, asked: Namespace | None) -> bool:
@@ -102,6 +103,8 @@ _COMPARED = {
     **{name: name for name in ("ladder", "ports", "health", "stall_s", "on_stall", "result_storage")},
     "actor": "actor_config",
     "reservation_id": "reservation_id",
+    "job_group": "its job group",
+    "role": "role",
 }
 """Fields of a spec that make it another request, and how its author calls them. Where it was asked from, as whom, and
 by which id is no difference; nor is the code, only what is called, with which arguments."""

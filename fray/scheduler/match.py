@@ -22,7 +22,7 @@ from attrs import define, field
 
 from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.asks import Ask, Grant, Part, Placed, weightless
+from fray.scheduler.asks import Ask, Grant, Part, Placed, weightless, within
 from fray.scheduler.ports import Ports
 
 Variant: TypeAlias = tuple[str, str]
@@ -78,8 +78,8 @@ def admits(demand: Demand, capacity: Capacity) -> bool:
     attributes = capacity.attributes
     return (
         (demand.preemptible or attributes.get("preemptible", "false").lower() != "true")
-        and (not demand.regions or attributes.get("region") in demand.regions)
-        and (not demand.zones or attributes.get("zone") in demand.zones)
+        and (not demand.regions or attributes.get("region", "") in demand.regions)
+        and (not demand.zones or attributes.get("zone", "") in demand.zones)
         and (not demand.containers or bool(attributes.get("containers")))
         and (not demand.constraints or all(constraint.meets(attributes) for constraint in demand.constraints))
     )
@@ -286,6 +286,9 @@ class Pool:
             closed: machines that may not be used.
             preferred: for each part in turn what `place_members` is told; empty: nothing.
         """
+        if ask.same:
+            found = (self.place(within(ask, ask.same, at), closed, preferred) for at in self.localities(ask.same))
+            return next((placed for placed in found if placed is not None), None)
         placed: list[Placed] = []
         for index, part in enumerate(ask.parts):
             one = self._place_part(part, closed, preferred[index] if index < len(preferred) else ())
@@ -295,6 +298,10 @@ class Pool:
                 return None
             placed.append(one)
         return tuple(placed)
+
+    def localities(self, same: str) -> list[str]:
+        """Regions or zones of the machines, in order; empty is that of those that name none."""
+        return sorted({machine.capacity.attributes.get(same, "") for machine in self.machines.values()})
 
     def _place_part(self, part: Part, closed: Container[NodeName], preferred: Sequence[NodeName]) -> Placed | None:
         for choice, demand in enumerate(part.choices):

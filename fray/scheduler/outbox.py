@@ -6,6 +6,8 @@ half-way state.
 
 from __future__ import annotations
 
+from collections import deque
+
 from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
@@ -45,6 +47,8 @@ class Outbox:
         """For those who act after the handler (`sessions.settle`)."""
         self.setbacks: list[JobId] = []
         """Members of supervised groups that begin anew on their own account, or have ended (`supervision.settle`)."""
+        self.members: deque[JobId] = deque()
+        """Members of job groups that run, begin anew or have ended (`job_groups.settle`)."""
         self._log: list[Effect] = []
         self._wishes: dict[NodeName, dict[AttemptId, None]] = {}
         self._probes: list[Effect] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from fray.model.ids import NodeName
-from fray.scheduler import reservations
+from fray.scheduler import job_groups, reservations
 from fray.scheduler.asks import Placed
 from fray.scheduler.jobs import start
 from fray.scheduler.match import Pool, takes
@@ -26,9 +26,14 @@ def _start_job(state: State, out: Outbox, applicant: Applicant, placed: Sequence
     start(state, out, state.jobs[applicant.id], placed[0])
 
 
+def _start_group(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Placed]) -> None:
+    job_groups.start_all(state, out, state.job_groups[applicant.id], placed)
+
+
 Starter: TypeAlias = Callable[[State, Outbox, Applicant, Sequence[Placed]], None]
 STARTERS: Mapping[Kind, Starter] = {
     Kind.JOB: _start_job,
+    Kind.GROUP: _start_group,
     Kind.RESERVATION: reservations.granted,
     Kind.GROWTH: reservations.granted,
 }

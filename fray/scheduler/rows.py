@@ -11,6 +11,7 @@ from attrs import Factory, define, frozen
 
 from fray.model.bands import Band
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
+from fray.model.job_groups import JobGroupConfig
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, JobSpec, Outcome
@@ -24,7 +25,7 @@ class JobPhase(StrEnum):
     QUEUED = "queued"
     HELD = "held"
     """Not in the queue yet: its back-off is not over, an earlier holder of its name is still being ended, or siblings
-    with which it begins anew are (see `holding`)."""
+    with which it begins anew are (see `holding`). Or it waits with its job group, which is in the queue for it."""
     STARTING = "starting"
     """Placed; not every member has been seen running yet."""
     RUNNING = "running"
@@ -36,6 +37,8 @@ class JobPhase(StrEnum):
 class AttemptPhase(StrEnum):
     """Where an attempt is, as far as the law knows. All but ENDED hold their share of the machine."""
 
+    KEPT = "kept"
+    """Placed; its node is not asked for it before the stage of its job has come (see `job_groups`)."""
     WISHED = "wished"
     """Placed; its node has not spoken of it yet."""
     STARTING = "starting"
@@ -132,6 +135,10 @@ class Job:
     """Committed exactly once."""
     value_forgotten: bool = False
     """It had a value, which is no longer kept (`Rules.results_limit_bytes`)."""
+    gathered: bool = False
+    """While HELD: it waits for nothing but to be placed with its job group."""
+    absorbed: bool = False
+    """It failed, and its job group did not fail by that."""
 
     @property
     def job_id(self) -> JobId:
@@ -152,6 +159,40 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.phase is JobPhase.ENDED
+
+
+@define(kw_only=True)
+class JobGroup:
+    """Jobs that are placed together; its members are the jobs that name it."""
+
+    group_id: str
+    config: JobGroupConfig
+    """With a name."""
+    namespace: Namespace
+    order: int
+    """Before its first job's."""
+    launched_by: SessionId = ""
+    launched_at: float = 0.0
+    queued_at: float = 0.0
+    """When the last of its members began to wait for machines."""
+    place: str | None = None
+    """The region or zone where its members were placed together last; None: they have not been."""
+    placed_at: float | None = None
+    """When that was first."""
+    primaries: int = 0
+    auxiliaries: int = 0
+    primaries_succeeded: int = 0
+    auxiliaries_succeeded: int = 0
+    primaries_lost: int = 0
+    """Ended without success."""
+    auxiliaries_lost: int = 0
+    auxiliaries_failed: int = 0
+    """Of the lost ones, those that nobody has ended."""
+    outcome: Outcome | None = None
+    """Decided once, by the end of one of its jobs; the others are being ended then."""
+    decided_by: JobId = ""
+    ended_at: float | None = None
+    """When the last of its jobs had ended."""
 
 
 @define(kw_only=True)
@@ -388,6 +429,7 @@ TABLES: dict[str, type] = {
     "node": Node,
     "session": Session,
     "job": Job,
+    "job_group": JobGroup,
     "attempt": Attempt,
     "name": Binding,
     "grave": Grave,

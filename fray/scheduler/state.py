@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from attrs import evolve
 
 from fray.errors import NoSuchJob
-from fray.model.gangs import is_gang
+from fray.model.gangs import is_gang, port_names, role_of
 from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
@@ -19,7 +19,7 @@ from fray.model.specs import RESULT_GONE, AttemptInfo, Cause, JobInfo, JobState,
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import FINAL, job_state
 from fray.scheduler.reserved_view import reservation_info
-from fray.scheduler.rows import Attempt, Binding, Node, NodePhase, Rules, SessionPhase
+from fray.scheduler.rows import Attempt, AttemptPhase, Binding, Node, NodePhase, Rules, SessionPhase
 from fray.scheduler.service import standing, why_out
 from fray.scheduler.tables import Tables
 
@@ -27,6 +27,8 @@ _NOTHING_YET = Outcome(cause=Cause.SUCCEEDED)
 """Whose codes and values a job shows before it has an outcome: none."""
 ROSTERS_LIMIT = 64
 """Gangs that are put together once; of more at a time, again and again."""
+MATES_LIMIT = 1_000
+"""Members of larger groups are not told each other's addresses: every one would be told of every other."""
 _SILENT = (NodePhase.SUSPECT, NodePhase.LOST)
 
 
@@ -83,6 +85,9 @@ class State(Tables):
             user=job.spec.user,
             retries={cause.value: count for cause, count in job.retried.items()},
             first_member=job.first_member if job.spec.members > 1 else None,
+            job_group=job.spec.job_group,
+            role=role_of(job.spec).name if job.spec.job_group else "",
+            absorbed=job.absorbed,
         )
 
     def _past_info(self, job_id: JobId) -> JobInfo:
@@ -168,7 +173,7 @@ class State(Tables):
     def wish(self, attempt_id: AttemptId) -> Wish | None:
         """What is wanted of an attempt; None: nothing, its node ends and forgets it."""
         attempt = self.attempts.get(attempt_id)
-        if attempt is None or not attempt.living:
+        if attempt is None or not attempt.living or attempt.phase is AttemptPhase.KEPT:
             return None
         job = self.jobs[attempt.job_id]
         return Wish(
@@ -177,6 +182,7 @@ class State(Tables):
             devices=attempt.devices,
             ports=attempt.ports,
             roster=self._roster(attempt),
+            mates=self._mates(job.spec.job_group) if job.spec.job_group else {},
             stop=attempt.stop_cause is not None,
             stop_cause=attempt.stop_cause or Cause.STOPPED,
         )
@@ -195,6 +201,15 @@ class State(Tables):
                 [Peer(host=self.attempts[i].host, ports=self.attempts[i].ports) for i in ids]
             )
         return self._rosters[key]
+
+    def _mates(self, group_id: str) -> dict[str, Roster]:
+        """By role, in order of acceptance and rank; of a role whose jobs differ the ports they all have."""
+        found: dict[str, list[Attempt]] = {}
+        for job in map(self.jobs.__getitem__, self.musters[group_id].jobs):
+            if port_names(job.spec):
+                found.setdefault(role_of(job.spec).name, []).extend(self.members(job))
+        few = sum(map(len, found.values())) <= MATES_LIMIT
+        return {role: _roster_of(attempts) for role, attempts in found.items() if attempts} if few else {}
 
     def wanted(self, node: NodeName) -> tuple[Wish, ...]:
         """The complete wanted set of a node."""
@@ -301,6 +316,11 @@ def node_deadline(node: Node, rules: Rules) -> float:
         NodePhase.LOST: rules.lease_s + keep_s,
     }
     return node.silent_since + waits[node.phase]
+
+
+def _roster_of(attempts: list[Attempt]) -> Roster:
+    shared = [name for name in attempts[0].ports if all(name in attempt.ports for attempt in attempts)]
+    return Roster.of([Peer(host=a.host, ports={name: a.ports[name] for name in shared}) for a in attempts])
 
 
 def error_message(outcome: Outcome | None) -> str | None:

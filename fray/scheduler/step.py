@@ -1,9 +1,9 @@
 """The one door of the law: `step(state, event, now) -> effects`.
 
 `HANDLERS` maps each class of event to the function that obeys it; to teach the law a new event, add a line. After the
-handler, whatever it did, siblings follow, held jobs that need wait no more are let go, machines are asked for and given
-back (if it is time to think about that), reservations give back what is idle, waiting jobs are placed, finished
-sessions are ended, and old records are forgotten.
+handler, whatever it did, siblings and job groups follow, held jobs that need wait no more are let go, machines are
+asked for and given back (if it is time to think about that), reservations give back what is idle, waiting jobs are
+placed, finished sessions are ended, and old records are forgotten.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fray.scheduler import (
     drain,
     due,
     holding,
+    job_groups,
     launching,
     limits,
     machines,
@@ -119,6 +120,17 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
 }
 
 
+def _settle_and_place(state: State, out: Outbox) -> None:
+    """Again as long as room is made by that, or members of job groups have ended by it."""
+    job_groups.settle(state, out)
+    holding.release(state, out)
+    scaling.settle(state, out)
+    reservations.settle(state, out)
+    place_waiting(state, out)
+    if make_room(state, out) or out.members:
+        _settle_and_place(state, out)
+
+
 def step(state: State, event: Event, now: float) -> list[Effect]:
     """Obey one event; ``state`` is changed in place.
 
@@ -135,12 +147,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     supervision.settle(state, out)
     drain.settle(state, out)
     quarantine.settle(state, out)
-    holding.release(state, out)
-    scaling.settle(state, out)
-    reservations.settle(state, out)
-    place_waiting(state, out)
-    while make_room(state, out):
-        place_waiting(state, out)
+    _settle_and_place(state, out)
     sessions.settle(state, out)
     forget_finished(state, out)
     registry.forget_graves(state)

@@ -18,10 +18,11 @@ from fray.model.policy import Policy
 from fray.model.reservations import ReservationId
 from fray.model.resources import Demand
 from fray.model.specs import Outcome
-from fray.scheduler.asks import ask_of
+from fray.scheduler.asks import Ask, ask_of, part_of, within
 from fray.scheduler.fleet import Books
 from fray.scheduler.match import Pool
-from fray.scheduler.queue import Applicant, Queue, Shape, Tenant
+from fray.scheduler.musters import Muster, stage_of
+from fray.scheduler.queue import Applicant, Kind, Queue, Shape, Tenant
 from fray.scheduler.reserved import ReservedTables
 from fray.scheduler.reserved import discard as _discard
 from fray.scheduler.reserved_rows import Reservation
@@ -31,6 +32,7 @@ from fray.scheduler.rows import (
     Blame,
     Grave,
     Job,
+    JobGroup,
     JobPhase,
     Law,
     Node,
@@ -81,6 +83,7 @@ class Tables(ReservedTables):
         self.past: dict[JobId, Past] = {}
         """Jobs of which only a line is kept, oldest end first."""
         self.reservations: dict[ReservationId, Reservation] = {}
+        self.job_groups: dict[str, JobGroup] = {}
         self._dirty: dict[tuple[str, str], None] = {}
         self.fleet = Books(self.touch)
         """Machines asked of providers."""
@@ -110,6 +113,10 @@ class Tables(ReservedTables):
         """Jobs whose end, or that of their generation, is decided, and which still have machines."""
         self.groups: dict[str, dict[JobId, None]] = {}
         """Living members of supervised groups, in their order."""
+        self.musters: dict[str, Muster] = {}
+        """Members of job groups."""
+        self.group_names: dict[tuple[Namespace, str], dict[str, None]] = {}
+        """Ids of job groups that are not over, by name."""
         self.finished: dict[JobId, None] = {}
         """Ended jobs, oldest end first."""
         self.valued: dict[JobId, int] = {}
@@ -157,6 +164,7 @@ class Tables(ReservedTables):
     def rows(self, table: str) -> dict[str, Any]:
         tables: dict[str, dict[str, Any]] = {
             "job": self.jobs,
+            "job_group": self.job_groups,
             "attempt": self.attempts,
             "node": self.nodes,
             "session": self.sessions,
@@ -201,6 +209,7 @@ class Tables(ReservedTables):
 
     def _sort_tables(self) -> None:
         self.jobs = dict(sorted(self.jobs.items(), key=lambda item: item[1].order))
+        self.job_groups = dict(sorted(self.job_groups.items(), key=lambda item: item[1].order))
         self.attempts = dict(sorted(self.attempts.items(), key=lambda item: self._attempt_order(item[1])))
         self.nodes = dict(sorted(self.nodes.items()))
         self.sessions = dict(sorted(self.sessions.items()))
@@ -219,8 +228,12 @@ class Tables(ReservedTables):
             self.index_node(node)
         for session in sorted(self.sessions.values(), key=lambda s: (s.ended_at, s.session)):
             self.index_session(session)
+        for group in self.job_groups.values():
+            self._index_group(group)
         for job in sorted(self.jobs.values(), key=lambda j: (j.ended_at or 0.0, j.order)):
             self._index_job(job)
+        for group_id in self.job_groups:
+            self.assemble(group_id)
         for row in sorted(self.reservations.values(), key=lambda row: (row.ended_at or 0.0, row.order)):
             self._index_reservation(row)
         for attempt in self.attempts.values():
@@ -338,6 +351,9 @@ class Tables(ReservedTables):
 
     def _index_job(self, job: Job) -> None:
         self.tally[job.job_id] = Tally()
+        if job.spec.job_group:
+            self.musters[job.spec.job_group].jobs[job.job_id] = None
+            self.mustered(job, None)
         if job.ended:
             self._index_ended(job)
             return
@@ -408,13 +424,15 @@ class Tables(ReservedTables):
         self.unvalue(job)
         del self.jobs[job.job_id], self.tally[job.job_id], self.finished[job.job_id]
         self.touch("job", job.job_id)
+        if job.spec.job_group:
+            self._forget_member(job)
 
     def applicant(self, job: Job) -> Applicant:
         """The job as something that waits for machines."""
         spec = job.spec
         return Applicant(
             job.job_id,
-            Shape(ask_of(spec), bool(job.owner) and job.owner != job.root, spec.reservation_id),
+            Shape(self.ask(job), _is_child(job), spec.reservation_id),
             job.order,
             job.queued_at,
             band=job.band,
@@ -422,11 +440,20 @@ class Tables(ReservedTables):
             time_limit_s=spec.time_limit_s,
         )
 
+    def ask(self, job: Job) -> Ask:
+        """A member of a job group goes where the others are."""
+        group = self.job_groups[job.spec.job_group] if job.spec.job_group else None
+        if group is None or group.place is None or not group.config.same:
+            return ask_of(job.spec)
+        return within(ask_of(job.spec), group.config.same, group.place)
+
     def enqueue(self, job: Job) -> None:
         self.queue.add(self.applicant(job))
 
     def places_of(self, applicant: Applicant) -> tuple[tuple[NodeName, ...], ...]:
         """Where its members would like to be, part by part; empty: anywhere."""
+        if applicant.kind is Kind.GROUP:
+            return tuple(job.places for job in self.gathered(applicant.id))
         job = self.jobs.get(applicant.id)
         return (job.places,) if job is not None and job.places else ()
 
@@ -436,15 +463,85 @@ class Tables(ReservedTables):
 
     def hold(self, job: Job) -> None:
         """It is HELD: index it by what it waits for first."""
-        if job.held_until is None:
+        if job.gathered:
+            self.musters[job.spec.job_group].gathered[job.job_id] = None
+        elif job.held_until is None:
             self.held[job.job_id] = None
         else:
             insort(self.alarms, (job.held_until, job.order, job.job_id))
 
     def unhold(self, job: Job) -> None:
         """It is HELD no more, or waits for something else now."""
-        if self.held.pop(job.job_id, self) is self and job.held_until is not None:
+        if job.gathered:
+            self._ungather(job)
+        elif self.held.pop(job.job_id, self) is self and job.held_until is not None:
             self.alarms.remove((job.held_until, job.order, job.job_id))
+
+    # Job groups
+
+    def add_group(self, group: JobGroup) -> None:
+        self.job_groups[group.group_id] = group
+        self._index_group(group)
+        self.touch("job_group", group.group_id)
+
+    def _index_group(self, group: JobGroup) -> None:
+        self.musters[group.group_id] = Muster()
+        if group.ended_at is None:
+            self.group_names.setdefault((group.namespace, group.config.name), {})[group.group_id] = None
+
+    def bury_group(self, group: JobGroup) -> None:
+        """Its last job has ended."""
+        _discard(self.group_names, (group.namespace, group.config.name), group.group_id)
+        self.touch("job_group", group.group_id)
+
+    def _forget_member(self, job: Job) -> None:
+        """A group is on record as long as one of its jobs."""
+        muster = self.musters[job.spec.job_group]
+        muster.jobs.pop(job.job_id)
+        if not muster.jobs:
+            del self.job_groups[job.spec.job_group], self.musters[job.spec.job_group]
+            self.touch("job_group", job.spec.job_group)
+
+    def mustered(self, job: Job, before: JobPhase | None) -> None:
+        """A member's phase has changed."""
+        self.musters[job.spec.job_group].moved(job.job_id, stage_of(job.spec), before, job.phase)
+
+    def gather(self, job: Job) -> None:
+        """It waits for nothing any more but to be placed with its group."""
+        job.gathered = True
+        self.musters[job.spec.job_group].gathered[job.job_id] = None
+        self.touch("job", job.job_id)
+
+    def _ungather(self, job: Job) -> None:
+        job.gathered = False
+        self.musters[job.spec.job_group].gathered.pop(job.job_id, None)
+        if job.spec.job_group in self.queue:
+            self.queue.remove(job.spec.job_group)
+
+    def gathered(self, group_id: str) -> list[Job]:
+        """Members that are placed together next, in order of acceptance."""
+        return sorted(map(self.jobs.__getitem__, self.musters[group_id].gathered), key=lambda job: job.order)
+
+    def assemble(self, group_id: str) -> None:
+        """Into the queue with a group all of whose living members have gathered."""
+        if self.musters[group_id].complete and group_id not in self.queue:
+            self.queue.add(self._applying(self.job_groups[group_id]))
+
+    def _applying(self, group: JobGroup) -> Applicant:
+        """The group as something that waits for machines."""
+        jobs = self.gathered(group.group_id)
+        spec, limits = jobs[0].spec, [job.spec.time_limit_s for job in jobs]
+        ask = Ask(tuple(part_of(job.spec) for job in jobs), group.config.same)
+        return Applicant(
+            group.group_id,
+            Shape(ask, _is_child(jobs[0]), spec.reservation_id),
+            group.order,
+            group.queued_at,
+            Kind.GROUP,
+            jobs[0].band,
+            Tenant(spec.user, spec.namespace),
+            None if None in limits else max(limit for limit in limits if limit is not None),
+        )
 
     def group_of(self, job: Job) -> list[Job]:
         """Its supervised group, living members in order, itself included; itself alone without one."""
@@ -593,6 +690,11 @@ class Tables(ReservedTables):
             if blob is not None:
                 found[blob] = found.get(blob, 0) + 1
         return found
+
+
+def _is_child(job: Job) -> bool:
+    """Launched by a running job, and part of it."""
+    return bool(job.owner) and job.owner != job.root
 
 
 def _value(outcome: Outcome | None) -> BlobId | None:

@@ -13,6 +13,7 @@ from attrs import Factory, field
 
 from fray.model.actors import ActorInfo
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
+from fray.model.job_groups import JobGroupInfo, JobGroupSpec
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationSpec
 from fray.model.specs import JobInfo, JobSpec, JobState, Outcome
 from fray.model.vitals import Vital
@@ -87,6 +88,8 @@ class Launch:
     jobs: tuple[JobSpec, ...]
     secrets: dict[str, str] = field(factory=dict, repr=False)
     """Values that the author knows, by name of the secret. They are in no spec; the controller keeps them in memory."""
+    group: JobGroupSpec | None = None
+    """All the jobs are the members of this new group."""
 
 
 @frozen(kw_only=True)
@@ -112,6 +115,8 @@ class Terminate:
     """And all that these have launched, at any depth, the detached ones too."""
     own: bool = False
     """Only those that the sender has launched."""
+    group: str = ""
+    """All members of the living job group of this name or id, too."""
 
 
 @frozen(kw_only=True)
@@ -157,6 +162,20 @@ class ListJobs:
 @frozen(kw_only=True)
 class Jobs:
     jobs: tuple[JobInfo, ...]
+
+
+@frozen(kw_only=True)
+class ListGroups:
+    """Reply: `JobGroups`, newest last. ``namespace`` as in `ListJobs`."""
+
+    namespace: Namespace | None = None
+    name: str = ""
+    """Only those of this name or id."""
+
+
+@frozen(kw_only=True)
+class JobGroups:
+    groups: tuple[JobGroupInfo, ...]
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,64 @@
+"""Job groups for sync code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from fray.blocking.jobs import Job
+from fray.blocking.portal import Portal
+from fray.job_groups import JobGroup as NativeGroup
+from fray.model.job_groups import JobGroupInfo
+
+
+class JobGroup(Sequence[Job]):
+    """The jobs of a group, in the order of the request; and the group as a whole. As `fray.JobGroup`."""
+
+    def __init__(self, portal: Portal, group: NativeGroup) -> None:
+        self._portal, self._native = portal, group
+        self._jobs = tuple(Job(portal, job) for job in group)
+
+    @property
+    def id(self) -> str:
+        return self._native.id
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """What its jobs returned, in order; None of one that the group did not need. Raises as `fray.JobGroup.wait`.
+
+        Args:
+            timeout: seconds; after them TimeoutError, and the group runs on. Default: no end.
+        """
+        return self._portal.call_within(timeout, f"job group {self.id} has not ended", self._native.wait)
+
+    def wait_ended(self, timeout: float | None = None) -> JobGroupInfo:
+        """Wait for the end of all its jobs, whatever it is. Raises TimeoutError, ConnectionFailed."""
+        return self._portal.call_within(timeout, f"job group {self.id} has not ended", self._native.wait_ended)
+
+    def info(self) -> JobGroupInfo:
+        """Its state now. Raises NoSuchJob."""
+        return self._portal.call(self._native.info)
+
+    def terminate(self, reason: str = "terminated by its owner") -> None:
+        """Ask for the end of all its jobs; returns when the controller has noted it."""
+        self._portal.call(self._native.terminate, reason)
+
+    @overload
+    def __getitem__(self, index: int) -> Job: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Job]: ...
+
+    def __getitem__(self, index: int | slice) -> Job | Sequence[Job]:
+        return self._jobs[index]
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def __repr__(self) -> str:
+        return repr(self._native)
