@@ -5,8 +5,10 @@ from __future__ import annotations
 import trio
 
 from fray.errors import DeadlineExceeded, InvalidRequest
+from fray.jobs import build_question
 from fray.model.messages.client import ListNodes, NodeInfo, Nodes
-from fray.model.messages.maintenance import CordonNodes, NodesMarked, UncordonNodes
+from fray.model.messages.maintenance import CordonNodes, Forecast, NodesMarked, UncordonNodes, WhatIf
+from fray.model.requests import JobRequest
 from fray.runtime.context import Runtime
 
 FINISH_S = 3600.0
@@ -87,6 +89,18 @@ class Fleet:
             raise InvalidRequest(f"deadline_s={finish_s} must be 0 or more seconds")
         marked = await self._mark(CordonNodes(nodes=nodes, reason=reason, drain=True, finish_s=finish_s))
         return await self._wait_drained(marked) if wait else marked
+
+    async def what_if(self, request: JobRequest) -> Forecast:
+        """What would become of this request now: would it start, and where; wait, and for what; or never run here?
+
+        Nothing is launched and nothing changes. It needs no entrypoint.
+
+        Raises:
+            InvalidRequest: something in the request cannot be.
+        """
+        reply = await self._runtime.link.request(WhatIf(job=build_question(request, self._runtime)))
+        assert isinstance(reply, Forecast)
+        return reply
 
     async def _wait_drained(self, marked: NodesMarked) -> NodesMarked:
         """Machines that leave the list, or whose drain somebody else has taken back, are waited for no longer."""

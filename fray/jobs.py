@@ -61,6 +61,14 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
     ), content
 
 
+def build_question(request: JobRequest, runtime: Runtime) -> JobSpec:
+    """What of a request decides where and when it runs; nothing of it travels that would have to be sent first."""
+    plain_request = evolve(request, environment=evolve(request.environment, workspace=None, env_vars={}))
+    entry = request.entrypoint
+    argv = entry.argv if entry is not None and entry.argv else ("unsaid",)
+    return evolve(_spec(plain_request, runtime, EntryKind.BINARY, None), argv=argv)
+
+
 def _namespace_of(request: JobRequest, runtime: Runtime) -> Namespace:
     """A detached job or actor of a driver without a namespace is a root of its own, and has that of its name."""
     is_root = request.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS))

@@ -309,6 +309,11 @@ class Cluster:
         of = incarnation or self.incarnations[node]
         return self.tell(NodeReported(node=node, incarnation=of, report=report))
 
+    def see_all_end(self, job_id: str) -> None:
+        """Every member of it succeeds."""
+        for attempt in self.state.living_members(self.state.jobs[job_id]):
+            self.see(attempt.attempt_id, ended())
+
     def run(self, *attempts: str) -> None:
         for attempt_id in attempts:
             self.see(attempt_id, Phase.RUNNING)

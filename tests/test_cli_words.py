@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from fray.cli.fleet import parse_deadline
 from fray.cli.jobs import advice, described, job_table, lasted, state_now
 from fray.cli.nodes import described as node_described
 from fray.cli.nodes import node_table, state_of
+from fray.cli.run import span_of
 from fray.errors import InvalidRequest
 from fray.model.health import Progress
 from fray.model.messages.client import NodeInfo
@@ -75,7 +75,7 @@ def test_a_machine_out_of_service_says_so_behind_its_state() -> None:
 
 
 def test_a_deadline_is_a_span_of_time() -> None:
-    assert parse_deadline("2h") == 7200.0
-    assert parse_deadline(None) is None
+    assert span_of("2h", "--deadline") == 7200.0
+    assert span_of(None, "--deadline") is None
     with pytest.raises(InvalidRequest, match="write 30s, 10m, 2h, 1d"):
-        parse_deadline("soon")
+        span_of("soon", "--deadline")

@@ -60,6 +60,7 @@ from fray.scheduler.fleet import in_zone
 from fray.scheduler.fleet_words import list_groups, list_machines
 from fray.scheduler.rows import Kept
 from fray.scheduler.units import UnitPhase
+from fray.scheduler.what_if import what_if
 
 STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
@@ -156,7 +157,7 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
 
 def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
     """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [loss=N] [memory=N] [backoff=S]
-    [exits=CODE:RULE,…] [band=B] [limit=S] [actor] [, JOB …]``
+    [exits=CODE:RULE,…] [band=B] [limit=S] [wait=S] [actor] [, JOB …]``
 
     Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
     members of a supervised group ``group=STRATEGY``.
@@ -227,6 +228,7 @@ def _spec(words: list[str], index: int) -> JobSpec:
         backoff_s=float(more.get("backoff", 0)),
         entry=EntryKind.ACTOR if "actor" in plain else EntryKind.CALLABLE,
         detached="detached" in plain,
+        wait_limit_s=float(more["wait"]) if "wait" in more else None,
         actor=_actor(plain, more),
         siblings=Siblings(group_id="g", strategy=Strategy(strategy), index=index) if strategy else None,
         get_if_exists="get" in plain,
@@ -402,6 +404,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "explain": lambda law, words: iter(explain(law.state, words[0], law.now).splitlines()),
     "job": lambda law, words: iter([info_line(law.info(words[0]))]),
     "names": lambda law, words: iter([names_line(law.names(words[0]))]),
+    "what_if": lambda law, words: iter(what_if(law.state, _spec(words, 0)).text.splitlines()),
     "node": lambda law, words: (
         f"{node.name} {node.standing or 'in service'}" + (f": it {node.why_out}" if node.why_out else "")
         for node in law.state.nodes_info()

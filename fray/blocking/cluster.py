@@ -22,7 +22,7 @@ from fray.model.ids import JobId, Namespace
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo
 from fray.model.lines import LogLine
 from fray.model.messages.client import Event, NodeInfo
-from fray.model.messages.maintenance import NodesMarked
+from fray.model.messages.maintenance import Forecast, NodesMarked
 from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
 from fray.scopes import OnFailure
@@ -264,6 +264,10 @@ class Cluster(Maker):
     def drain(self, *nodes: str, **how: Any) -> NodesMarked:
         """Cordon these machines, and end what runs there, to begin elsewhere. As `fray.Cluster.drain`."""
         return self._portal.call(lambda: self._native.drain(*nodes, **how))
+
+    def what_if(self, request: JobRequest) -> Forecast:
+        """What would become of this request now. As `fray.Cluster.what_if`."""
+        return self._portal.call(self._native.what_if, request)
 
     # Actors ----------------------------------------------------------------------------------------------------------
 

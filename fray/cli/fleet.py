@@ -8,9 +8,9 @@ import trio
 
 from fray.cli.nodes import state_of
 from fray.cli.out import note, say, say_json
-from fray.cli.tables import parse_span
+from fray.cli.run import span_of
 from fray.cluster import Cluster
-from fray.errors import DeadlineExceeded, InvalidRequest
+from fray.errors import DeadlineExceeded
 from fray.model.messages.maintenance import NodesMarked
 
 
@@ -26,7 +26,7 @@ async def uncordon(cluster: Cluster, options: argparse.Namespace) -> int:
 
 async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray drain``"""
-    deadline_s = parse_deadline(options.deadline)
+    deadline_s = span_of(options.deadline, "--deadline")
     with trio.move_on_after(options.timeout if options.timeout is not None else float("inf")):
         marked = await cluster.drain(
             *options.nodes,
@@ -37,16 +37,6 @@ async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
         )
         return told(marked, options)
     raise DeadlineExceeded(f"something still runs there after {options.timeout:g} s; the drain goes on")
-
-
-def parse_deadline(text: str | None) -> float | None:
-    """Seconds. Raises InvalidRequest."""
-    if text is None:
-        return None
-    try:
-        return parse_span(text)
-    except ValueError:
-        raise InvalidRequest(f"--deadline {text!r} is no span of time: write 30s, 10m, 2h, 1d") from None
 
 
 def told(marked: NodesMarked, options: argparse.Namespace) -> int:

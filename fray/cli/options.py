@@ -35,7 +35,7 @@ def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, _run, _wait, _stop, _stacks, _forward)
+    about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, _run, _what_if, _wait, _stop, _stacks, _forward)
     about_machines = (_nodes, _node, _cordon, _uncordon, _drain)
     for add in (*about_jobs, *about_machines, _token, _actors):
         add(verbs)
@@ -191,6 +191,22 @@ def _run(verbs: Verbs) -> None:
         add(parser)
 
 
+def _what_if(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        "what-if",
+        "run:what_if",
+        "say what would become of a job with these options now; nothing is launched",
+        "  fray what-if --gpu h100:8 --replicas 4\n  fray what-if --tpu v5litepod-16 --json | jq .expected_s",
+    )
+    parser.usage = "fray what-if [options] [-- COMMAND [ARGUMENT ...]]"
+    parser.add_argument("--name", help="of the job (default: made up)")
+    parser.add_argument("--detach", action="store_true", help="as of `fray run`; makes no difference here")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="makes no difference here")
+    for add in (_run_where, _run_what, _run_retries, _run_health):
+        add(parser)
+
+
 def _run_where(parser: Parser) -> None:
     group = parser.add_argument_group("where it runs, and what each replica gets")
     group.add_argument("--cpu", type=float, default=1.0, metavar="N", help="CPUs (default: 1)")
@@ -202,6 +218,9 @@ def _run_where(parser: Parser) -> None:
     device = group.add_mutually_exclusive_group()
     device.add_argument("--gpu", metavar="[TYPE:]N", help="GPUs: 1, h100:8; any of several types: h100,a100:8")
     device.add_argument("--tpu", metavar="TYPE", help="a TPU slice: v5litepod-16; any of several: v5litepod-16,v6e-16")
+    group.add_argument(
+        "--wait-limit", metavar="SPAN", help="fail (unschedulable) after waiting so long for machines: 2h"
+    )
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="a gang: all or none (default: 1)")
     group.add_argument("--region", action="append", default=[], metavar="R", help=f"only there; {AGAIN}")
     group.add_argument("--zone", action="append", default=[], metavar="Z", help=f"only there; {AGAIN}")

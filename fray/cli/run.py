@@ -20,6 +20,7 @@ from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
 from fray.cli.out import note, say, say_json
 from fray.cli.place import open_place
+from fray.cli.tables import parse_span
 from fray.cluster import Cluster
 from fray.errors import InvalidRequest
 from fray.jobs import Job
@@ -67,6 +68,16 @@ async def _detach(cluster: Cluster, request: JobRequest, options: argparse.Names
         say_json(job.info)
     else:
         say([job.id])
+    return 0
+
+
+async def what_if(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray what-if``"""
+    found = await cluster.what_if(request_of(options))
+    if options.json:
+        say_json(found)
+    else:
+        say(found.text.splitlines())
     return 0
 
 
@@ -128,7 +139,7 @@ class Lines:
 
 def request_of(options: argparse.Namespace) -> JobRequest:
     """Raises InvalidRequest: something in it cannot be."""
-    program, *arguments = options.command
+    program, *arguments = options.command or ["what-if"]
     return JobRequest(
         name=options.name or made_up_name(program),
         entrypoint=Entrypoint.from_binary(program, arguments),
@@ -153,7 +164,18 @@ def request_of(options: argparse.Namespace) -> JobRequest:
         on_stall=OnStall(options.on_stall),
         ladder=Ladder(term_s=options.term_s),
         detached=options.detach,
+        wait_limit_s=span_of(options.wait_limit, "--wait-limit"),
     )
+
+
+def span_of(text: str | None, option: str) -> float | None:
+    """Seconds. Raises InvalidRequest."""
+    if text is None:
+        return None
+    try:
+        return parse_span(text)
+    except ValueError:
+        raise InvalidRequest(f"{option} {text!r} is no span of time: write 30s, 10m, 2h, 1d") from None
 
 
 def ports_of(options: argparse.Namespace) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from fray.scheduler.effects import (
     UncordonAsked,
 )
 from fray.scheduler.explain import explain
+from fray.scheduler.what_if import what_if as forecast
 
 if TYPE_CHECKING:
     from fray.controller.clients import ClientLink
@@ -334,6 +335,12 @@ def uncordon(link: ClientLink, ref: int, message: maintenance.UncordonNodes, blo
     return None
 
 
+def what_if(link: ClientLink, ref: int, message: maintenance.WhatIf, blobs: Sequence[Bytes]) -> Answer:
+    spec = evolve(message.job, payload=None)
+    check_launch(words.Launch(jobs=(spec,)), (), lambda blob: False)
+    return forecast(link.house.state, spec), ()
+
+
 def end_session(link: ClientLink, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
     link.house.inbox.ask(SessionClosed(session=link.session, reason=message.reason, ref=ref))
     link.has_left = True
@@ -367,6 +374,7 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     words.MintJoin: mint_join,
     maintenance.CordonNodes: cordon,
     maintenance.UncordonNodes: uncordon,
+    maintenance.WhatIf: what_if,
     OfferBundle: about_bundle,
     PutPiece: about_bundle,
     words.EndSession: end_session,

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
-from fray.model.resources import Capacity, Demand
-from fray.model.specs import Cause, JobSpec
+from fray.model.resources import Demand
+from fray.model.specs import Cause
+from fray.scheduler import prospects
 from fray.scheduler.fleet_words import reason as fleet_reason
 from fray.scheduler.group_words import group_lines, mates, there, waits_for_stage, waits_with_group, wanted
 from fray.scheduler.lifecycle import Budget, job_state
-from fray.scheduler.match import AUTO, Machine, Variant, admits, members_held, takes, variants
+from fray.scheduler.match import Machine, admits, members_held, takes
+from fray.scheduler.never import never_text
+from fray.scheduler.obstacles import FEW_CPUS, misfits
 from fray.scheduler.reserved_waits import waits_inside
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
@@ -23,130 +26,13 @@ from fray.scheduler.service import why_closed
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
 from fray.scheduler.waits import ending_mates, ending_siblings, holders
+from fray.scheduler.words import needs
 
 NODES_SHOWN = 20
 HOLDERS_SHOWN = 4
-FEW_CPUS = "too few CPUs free"
-
-
-# Words ----------------------------------------------------------------------------------------------------------------
-
-
-def cpus(milli: int) -> str:
-    return f"{milli / 1000:g} CPU" + ("" if milli == 1000 else "s")
-
-
-def size(amount: int) -> str:
-    """Bytes in the largest unit that leaves a number of 1 or more."""
-    value = float(amount)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TB"
-
-
-def needs(demand: Demand) -> str:
-    """What one member asks for."""
-    parts = []
-    if demand.cpu_milli:
-        parts.append(cpus(demand.cpu_milli))
-    if demand.memory_bytes:
-        parts.append(f"{size(demand.memory_bytes)} memory")
-    if demand.disk_bytes:
-        parts.append(f"{size(demand.disk_bytes)} disk")
-    if demand.device_count:
-        parts.append(f"{demand.device_count} {_device(demand)}")
-    if demand.ports:
-        parts.append(f"{demand.ports} port{'s' if demand.ports > 1 else ''}")
-    parts += _places(demand)
-    return ", ".join(parts) or "nothing of a machine"
-
-
-def _device(demand: Demand) -> str:
-    return f"{demand.device_kind}" + (f" {demand.device_variant}" if demand.device_variant.lower() != AUTO else "")
-
-
-def _places(demand: Demand) -> list[str]:
-    parts = []
-    if demand.regions:
-        parts.append(f"region {' or '.join(map(_named, demand.regions))}")
-    if demand.zones:
-        parts.append(f"zone {' or '.join(map(_named, demand.zones))}")
-    if not demand.preemptible:
-        parts.append("a machine that is not preemptible")
-    if demand.containers:
-        parts.append("docker (a daemon that answers) or podman")
-    return parts + [str(constraint) for constraint in demand.constraints]
-
-
-def _named(place: str) -> str:
-    return place or "without a name"
-
-
-def has(capacity: Capacity) -> str:
-    """What a machine offers when empty."""
-    kinds = Counter(f"{device.kind} {device.variant}" for device in capacity.devices)
-    devices = "".join(f", {count} {kind}" for kind, count in kinds.items())
-    devices += "".join(f", {key} {value}" for key, value in capacity.attributes.items() if key in ("region", "zone"))
-    devices += f", {capacity.ports.count} ports" if capacity.ports.count else ""
-    devices += ", preemptible" if capacity.attributes.get("preemptible", "false").lower() == "true" else ""
-    return f"{cpus(capacity.cpu_milli)}, {size(capacity.memory_bytes)} memory{devices}"
 
 
 # One machine ----------------------------------------------------------------------------------------------------------
-
-
-def misfits(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Every constraint the machine does not meet now: in a word, and in full."""
-    yield from _wrong_place(demand, machine.capacity)
-    capacity = machine.capacity
-    if machine.cpu_milli < demand.cpu_milli:
-        yield FEW_CPUS, f"has {machine.cpu_milli / 1000:g} of {cpus(capacity.cpu_milli)} free"
-    if machine.memory_bytes < demand.memory_bytes:
-        free, whole = size(machine.memory_bytes), size(capacity.memory_bytes)
-        yield "too little memory free", f"has {free} of {whole} memory free"
-    if machine.disk_bytes < demand.disk_bytes:
-        yield "too little disk free", f"has {size(machine.disk_bytes)} of {size(capacity.disk_bytes)} disk free"
-    if machine.ports.free < demand.ports:
-        offered = (
-            f"has {machine.ports.free} of the ports {capacity.ports} free"
-            if capacity.ports.count
-            else "offers no ports"
-        )
-        yield "too few ports free", offered
-    if demand.device_count:
-        yield from _wrong_devices(demand, machine)
-
-
-def _wrong_place(demand: Demand, capacity: Capacity) -> Iterator[tuple[str, str]]:
-    region, zone = capacity.attributes.get("region"), capacity.attributes.get("zone")
-    if demand.regions and region not in demand.regions:
-        yield "in another region", f"is in region {region}" if region else "names no region"
-    if demand.zones and zone not in demand.zones:
-        yield "in another zone", f"is in zone {zone}" if zone else "names no zone"
-    if not demand.preemptible and capacity.attributes.get("preemptible", "false").lower() == "true":
-        yield "preemptible", "is preemptible"
-    if demand.containers and not capacity.attributes.get("containers"):
-        yield "without docker or podman", "has neither a docker daemon that answers nor podman"
-    for constraint in demand.constraints:
-        if not constraint.meets(capacity.attributes):
-            have = capacity.attributes.get(constraint.key)
-            yield f"without {constraint}", f"has {constraint.key} {have}" if have else f"has no {constraint.key}"
-
-
-def _wrong_devices(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
-    fitting = variants(demand, machine.devices)
-    if not fitting:
-        yield f"without {_device(demand)}", f"has no {_device(demand)}"
-    elif max(len(machine.devices[v]) for v in fitting) < demand.device_count:
-        free = " and ".join(_free(machine, variant) for variant in fitting)
-        yield f"too few {_device(demand)} free", f"has {free} free"
-
-
-def _free(machine: Machine, variant: Variant) -> str:
-    whole = sum((d.kind, d.variant.lower()) == variant for d in machine.capacity.devices)
-    return f"{len(machine.devices[variant])} of {whole} {variant[0]} {variant[1]}"
 
 
 def _machine_line(state: Tables, job: Job, node: Node) -> str:
@@ -346,6 +232,7 @@ def _why(state: Tables, job: Job) -> str:
 
 
 def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
+    shape = state.queue.applicants[job.job_id].shape
     members = f"{job.spec.members} members at once, each " if job.spec.members > 1 else ""
     yield f"needs {members}{needs(wanted(state, job))}{there(state, job)}"
     ahead = state.queue.ahead(job.job_id)
@@ -357,6 +244,7 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
         yield "it has waited so long that later jobs are kept off the machines it could use"
     if job.spec.reservation_id:
         yield waits_inside(state, job, needs(job.spec.demand))
+        yield from prospects.told(state, shape)
         return
     if not state.nodes:
         yield "no machine is connected"
@@ -368,7 +256,7 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
         yield f"  {_machine_line(state, job, node)}"
     if len(nodes) > NODES_SHOWN:
         yield f"  and {len(nodes) - NODES_SHOWN} more; {_counts(state, wanted(state, job))}"
-    yield from _too_large(state, job)
+    yield from list(_too_large(state, job)) or prospects.told(state, shape)
 
 
 def _too_large(state: Tables, job: Job) -> Iterator[str]:
@@ -400,24 +288,3 @@ def _attempt_line(attempt: Attempt) -> str:
     message = attempt.outcome.message.replace("\n", "\n    ")
     told = f": {message}" if message else ""
     return f"  {attempt.attempt_id} on {attempt.node}: {attempt.outcome.cause.value}{told}"
-
-
-# Never ----------------------------------------------------------------------------------------------------------------
-
-
-def never_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
-    """Why these machines could not hold the job even if they were empty, naming the largest."""
-    demand = spec.demand
-    if not machines:
-        return f"it needs {needs(demand)}, and there is no machine"
-    held = sum(members_held(demand, capacity) for capacity in machines.values())
-    if held:
-        return f"it needs {spec.members} members of {needs(demand)} each, and all machines together hold {held}"
-    name = max(machines, key=lambda name: _largeness(demand, machines[name]))
-    return f"it needs {needs(demand)}; the largest machine is {name}: {has(machines[name])}"
-
-
-def _largeness(demand: Demand, capacity: Capacity) -> tuple[int, ...]:
-    devices = Machine.empty("", capacity).devices
-    wanted = max((len(devices[v]) for v in variants(demand, devices)), default=0) if demand.device_count else 0
-    return wanted, capacity.cpu_milli, capacity.memory_bytes

@@ -12,12 +12,12 @@ from fray.model.resources import Capacity
 from fray.model.specs import Cause, EntryKind, JobSpec
 from fray.scheduler.actors import living_actor
 from fray.scheduler.effects import LaunchAsked, TerminateAsked
-from fray.scheduler.explain import never_text
 from fray.scheduler.job_groups import accept_group, check_job_group, named_groups, no_room
 from fray.scheduler.jobs import accept, never, stop_job
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.lookup import differences, named, tree, who
 from fray.scheduler.match import ever
+from fray.scheduler.never import never_text
 from fray.scheduler.offers import possible
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Kind
@@ -215,6 +215,13 @@ def _check_size(state: State, spec: JobSpec) -> None:
     reason = _never(state, spec)
     if reason:
         raise NeverSchedulable(f"job {spec.name!r} can never run here: {reason}", name=spec.name)
+
+
+def check_feasible(state: State, spec: JobSpec) -> None:
+    """Raises: InvalidRequest, NeverSchedulable: no machine of this cluster could ever hold it."""
+    _check_spec(spec, "anybody")
+    _check_size(state, spec)
+    _check_band(state, spec)
 
 
 def _never(state: State, spec: JobSpec) -> str:

@@ -43,6 +43,14 @@ class Ports:
                 break
         return tuple([*found, *spare][:count])
 
+    def mark(self) -> int:
+        """For `reset`."""
+        return self._next
+
+    def reset(self, mark: int) -> None:
+        """Numbers come in the order in which they would have come then; what is given is not its business."""
+        self._next = mark
+
     def take(self, ports: Iterable[int]) -> None:
         for port in ports:
             self.given[port] = None

@@ -29,7 +29,6 @@ from fray.model.resources import Capacity, Demand, Device
 from fray.model.specs import Cause, JobSpec
 from fray.scheduler.asks import Grant, Placed, part_of
 from fray.scheduler.effects import ReservationAsked, ReservationReleased, ReservationRenewed
-from fray.scheduler.explain import needs
 from fray.scheduler.giving_back import end_jobs, give_back, is_idle
 from fray.scheduler.jobs import stop_job
 from fray.scheduler.lookup import who
@@ -41,6 +40,7 @@ from fray.scheduler.reserved_rows import Host, Reservation, Unit
 from fray.scheduler.reserved_view import reservation_of
 from fray.scheduler.rows import Session
 from fray.scheduler.state import State
+from fray.scheduler.words import needs
 
 KEPT = 1_000
 """Ended reservations on record."""

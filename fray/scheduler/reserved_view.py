@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from fray.errors import NoSuchReservation
 from fray.model.ids import Namespace
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationState, UnitInfo
-from fray.scheduler.explain import needs
 from fray.scheduler.reserved_rows import Reservation
 from fray.scheduler.tables import Tables
+from fray.scheduler.words import needs
 
 JOBS_SHOWN = 4
 

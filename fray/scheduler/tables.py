@@ -134,7 +134,8 @@ class Tables(ReservedTables):
         self.unwell: dict[NodeName, None] = {}
         """Nodes that are not alive."""
         self.timers = Timers()
-        """By node, ``drain``: when its drain waits no longer; ``probe``: when it is asked how it is."""
+        """By node, ``drain``: when its drain waits no longer; ``probe``: when it is asked how it is. By job, ``wait``:
+        when it has waited for machines as long as it may."""
         self.blamed: dict[str, dict[NodeName, None]] = {}
         """On which machines jobs that are alike have ended badly; see `quarantine`."""
         self.quarantined: dict[NodeName, None] = {}
@@ -387,6 +388,8 @@ class Tables(ReservedTables):
 
     def turned(self, job: Job, before: JobPhase) -> None:
         """Its phase has changed: index it by whether it has machines."""
+        if before is JobPhase.QUEUED:
+            self.timers.set(("wait", job.job_id), None)
         was_run = before in (JobPhase.STARTING, JobPhase.RUNNING)
         if job.runs and not was_run:
             self._index_run(job)
@@ -449,6 +452,8 @@ class Tables(ReservedTables):
 
     def enqueue(self, job: Job) -> None:
         self.queue.add(self.applicant(job))
+        limit_s = job.spec.wait_limit_s
+        self.timers.set(("wait", job.job_id), None if limit_s is None else job.queued_at + limit_s)
 
     def places_of(self, applicant: Applicant) -> tuple[tuple[NodeName, ...], ...]:
         """Where its members would like to be, part by part; empty: anywhere."""

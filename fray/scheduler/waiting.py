@@ -1,0 +1,21 @@
+"""Limits on waiting.
+
+The law. A job with ``wait_limit_s`` that has waited so long for machines, counted anew whenever it comes into the
+queue, ends as failed, cause unschedulable, with the reason why it waited at that moment. Back-offs are no such wait.
+"""
+
+from __future__ import annotations
+
+from fray.scheduler.explain import reason
+from fray.scheduler.jobs import never
+from fray.scheduler.outbox import Outbox
+from fray.scheduler.rows import JobPhase
+from fray.scheduler.state import State
+
+
+def due(state: State, out: Outbox, job_id: str) -> None:
+    """It has waited as long as it may."""
+    job = state.jobs.get(job_id)
+    if job is None or job.phase is not JobPhase.QUEUED:
+        return
+    never(state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {reason(state, job)}")

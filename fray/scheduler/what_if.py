@@ -1,0 +1,81 @@
+"""What would become of a request, without submitting it: asked of the law as it is, and nothing is changed."""
+
+from __future__ import annotations
+
+from fray.errors import FrayError
+from fray.model.bands import Band
+from fray.model.messages.maintenance import Forecast, Verdict
+from fray.model.specs import JobSpec
+from fray.scheduler import prospects
+from fray.scheduler.asks import ask_of
+from fray.scheduler.launching import check_feasible
+from fray.scheduler.match import members_held
+from fray.scheduler.offers import offers
+from fray.scheduler.queue import Applicant, Shape, Tenant
+from fray.scheduler.state import State
+from fray.scheduler.trial import pretending
+from fray.scheduler.words import needs
+
+
+def what_if(state: State, spec: JobSpec) -> Forecast:
+    """Whether it would start now, and where; or how long the line before it is, and what would let it start."""
+    try:
+        check_feasible(state, spec)
+    except FrayError as error:
+        return Forecast(verdict=Verdict.NEVER, text=str(error))
+    ask = ask_of(spec)
+    shape = Shape(ask, False, spec.reservation_id)
+    with pretending(state.pool_for(shape.reservation), state.now) as trial:
+        placed = trial.place(ask, prospects.kept_for_others(state, shape))
+    if placed is not None:
+        nodes = tuple(node for part in placed for node in part.nodes)
+        return Forecast(verdict=Verdict.NOW, nodes=nodes, text=f"it would start now on {_some(nodes)}")
+    return _waits(state, spec, shape)
+
+
+def _waits(state: State, spec: JobSpec, shape: Shape) -> Forecast:
+    groups = groups_for(state, spec) if not spec.reservation_id else ()
+    if groups:
+        text = f"machines of group {' or '.join(groups)} would be asked for, and it would start there"
+        return Forecast(verdict=Verdict.GROW, groups=groups, text=text)
+    found = prospects.outlook(state, shape)
+    number = place_of(state, spec, shape)
+    gang = f"{spec.members} times " if spec.members > 1 else ""
+    lines = [f"it would wait: number {number} in line; it needs {gang}{needs(spec.demand)}"]
+    lines += prospects.told(state, shape)
+    return Forecast(
+        verdict=Verdict.WAIT,
+        place=number,
+        unblocked_by=found.alone,
+        expected_s=None if found.at is None else max(0.0, found.at - state.now),
+        text="\n".join(lines),
+    )
+
+
+def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
+    """Groups that could be asked for machines now, and would hold all of it."""
+    books = state.fleet
+    return tuple(
+        config.name
+        for config in books.policy.groups
+        if any(
+            not offer.closed
+            and members_held(demand, offer.capacity) * config.hosts * (config.max - len(books.live(config.name)))
+            >= spec.members
+            for offer in offers(books, config, state.now)
+            for demand in (spec.demand, *spec.alternatives)
+        )
+    )
+
+
+def place_of(state: State, spec: JobSpec, shape: Shape) -> int:
+    """Its number in line, if it were accepted now."""
+    band = spec.band or Band.INTERACTIVE
+    newest = Applicant("", shape, state.law.order + 1, state.now, band=band, tenant=Tenant(spec.user, spec.namespace))
+    return 1 + sum(applicant.entry < newest.entry for applicant in state.queue)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    counted = {name: names.count(name) for name in dict.fromkeys(names)}
+    told = [f"{name} ({count} members)" if count > 1 else name for name, count in list(counted.items())[:10]]
+    return ", ".join(told) + (f" and {len(counted) - 10} more" if len(counted) > 10 else "")
