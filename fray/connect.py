@@ -91,8 +91,9 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}")
         nodes, cpu = int(options.get("nodes", 2)), options.get("cpu")
-        if not 1 <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
-            raise ValueError("nodes must be 1 to 64, and cpu more than 0")
+        least = 0 if "policy" in options else 1  # its groups may have them all
+        if not least <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
+            raise ValueError("nodes must be 1 to 64 (0 with a policy, whose groups make them), and cpu more than 0")
         if options.get("pid_namespace", "auto") not in ("auto", "on", "off"):
             raise ValueError("pid_namespace must be auto, on or off")
     except ValueError as error:

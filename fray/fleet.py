@@ -1,4 +1,4 @@
-"""The machines of a cluster: looking at them, and taking them out of service."""
+"""The machines of a cluster: looking at them, those that can be had, and taking them out of service."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import trio
 from fray.errors import DeadlineExceeded, InvalidRequest
 from fray.jobs import build_question
 from fray.model.messages.client import ListNodes, NodeInfo, Nodes
+from fray.model.messages.fleet import ListMachines, Machines, ScaleGroup
 from fray.model.messages.maintenance import CordonNodes, Forecast, NodesMarked, UncordonNodes, WhatIf
 from fray.model.requests import JobRequest
 from fray.runtime.context import Runtime
@@ -39,6 +40,29 @@ class Fleet:
                 await trio.sleep(LOOK_EVERY_S)
             return alive
         raise DeadlineExceeded(f"the cluster has fewer than {count} nodes after {timeout:g} s")
+
+    async def list_machines(self, group: str = "") -> Machines:
+        """Machines that can be had: each group with what is wanted, asked for, seen and joined, and its units.
+
+        Args:
+            group: this one alone.
+
+        Raises:
+            InvalidRequest: there is no such group.
+        """
+        reply = await self._runtime.link.request(ListMachines(group=group))
+        assert isinstance(reply, Machines)
+        return reply
+
+    async def scale_group(self, group: str, *, min: int | None = None, max: int | None = None) -> None:
+        """Set what a group has at least and at most, over its policy, until it is set again. Units beyond ``max`` close
+        for new work, and go when they are empty. None: as in the policy.
+
+        Raises:
+            InvalidRequest: no such group, or ``min`` is above ``max``.
+            Unauthorized: this is a job.
+        """
+        await self._runtime.link.request(ScaleGroup(group=group, min=min, max=max))
 
     async def cordon(self, *nodes: str, reason: str = "") -> NodesMarked:
         """Place nothing new on these machines, until `uncordon`; what runs there goes on.

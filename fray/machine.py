@@ -42,7 +42,7 @@ END_WITHIN_S = 3.0
 
 def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity:
     """What each embedded node offers: all CPUs of the machine (they share them), and its part of the memory."""
-    whole = read_capacity()
+    whole, nodes = read_capacity(), max(1, nodes)
     return evolve(
         whole,
         cpu_milli=whole.cpu_milli if cpu is None else round(cpu * 1000),

@@ -71,13 +71,18 @@ def twin(offers: tuple[Offer, ...], need: Demand, members: int, room: int) -> di
         at = next((n for n, free in enumerate(machines) if held(need, free)), None)
         if at is None:
             choices = [
-                (one.price_per_hour * -(-left // held(need, Room.of(one.capacity))), len(one.capacity.devices), n)
+                (
+                    bool(one.capacity.devices) and not need.device_count,
+                    one.price_per_hour * -(-left // held(need, Room.of(one.capacity))),
+                    len(one.capacity.devices),
+                    n,
+                )
                 for n, one in enumerate(offers)
                 if admits(need, one.capacity) and held(need, Room.of(one.capacity)) and asked.get(one.group, 0) < room
             ]
             if not choices:
                 break
-            best = offers[min(choices)[2]]
+            best = offers[min(choices)[3]]
             # as many of it as are needed for the rest: the choice is made for all that is left
             for _ in range(min(room - asked.get(best.group, 0), -(-left // held(need, Room.of(best.capacity))))):
                 asked[best.group] = asked.get(best.group, 0) + 1

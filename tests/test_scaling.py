@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from attrs import evolve
 from law import GB, Cluster, demand, ended, job
 
+from fray.cli.machines import described
 from fray.errors import InvalidRequest, NeverSchedulable
 from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
 from fray.model.policy import Policy
@@ -15,6 +17,7 @@ from fray.model.resources import Demand
 from fray.model.specs import JobState
 from fray.model.topology import tpu_topology
 from fray.scheduler.effects import FleetMoved, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
+from fray.scheduler.fleet_words import list_fleet
 from fray.scheduler.invariants import check
 from fray.scheduler.machines import GHOST_S, REMEMBERED_S, UNSEEN_S, VANISHED_S
 from fray.scheduler.units import Unit, UnitPhase
@@ -457,9 +460,9 @@ def test_what_was_just_asked_for_may_be_missing_from_a_list() -> None:
 def test_what_was_deleted_may_still_be_listed_and_is_neither_adopted_nor_forgotten() -> None:
     law = Fleet(group(idle_s=0))
     used(law, "a")
-    law.finish("a:0:0")
     (unit,) = law.live()
     ghost = law.seen(unit)
+    law.finish("a:0:0")
     law.tick(law.now + 5)
     law.take_orders()
     law.tick(law.now + 1)
@@ -580,3 +583,21 @@ def test_broken_books_are_noticed() -> None:
     law.state.fleet.policy = evolve(law.policy, spend_limit_per_hour=1.0)
     assert any("1 units at most" in line for line in check(law.state))
     assert any("over the limit of 1" in line for line in check(law.state))
+
+
+def test_the_command_line_tells_all_of_it_in_lines() -> None:
+    law = Fleet(group(zones=("z1", "z2"), price_per_hour=2, tpu="v5litepod-16"), spend=9)
+    law.tell(GroupScaled(session="d", ref=1, group="g", min=1))
+    law.tick()
+    law.answer(law.live()[0], ErrorKind.STOCKOUT, "none left")
+    law.tick()
+    lines = "\n".join(described(list_fleet(law.state), None))
+    assert "v5litepod-16 (4 hosts)" in lines
+    assert re.search(r"g in z1 rests for \S+ after stockout, 1 in a row: none left", lines)
+    assert re.search(r"g-c-\d+ +z2 +wanted .* 0 of 4 .*to keep min and buffer", lines)
+    assert "all together cost 2 an hour of 9 at most" in lines
+    with pytest.raises(InvalidRequest, match="no group 'h'; the policy names g"):
+        list_fleet(law.state, "h")
+    assert described(list_fleet(Fleet().state), None) == [
+        "no groups of machines: the policy names none (see docs/autoscaling.md)"
+    ]

@@ -22,6 +22,7 @@ from fray.model.ids import JobId, Namespace
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo
 from fray.model.lines import LogLine
 from fray.model.messages.client import Event, NodeInfo
+from fray.model.messages.fleet import Machines
 from fray.model.messages.maintenance import Forecast, NodesMarked
 from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
@@ -252,6 +253,14 @@ class Cluster(Maker):
     def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
         """Wait until ``count`` machines are there. Raises DeadlineExceeded (a TimeoutError)."""
         return self._portal.call(self._native.wait_for_nodes, count, timeout)
+
+    def list_machines(self, group: str = "") -> Machines:
+        """Machines that can be had. As `fray.Cluster.list_machines`."""
+        return self._portal.call(self._native.list_machines, group)
+
+    def scale_group(self, group: str, *, min: int | None = None, max: int | None = None) -> None:
+        """As `fray.Cluster.scale_group`."""
+        self._portal.call(lambda: self._native.scale_group(group, min=min, max=max))
 
     def cordon(self, *nodes: str, reason: str = "") -> NodesMarked:
         """Place nothing new on these machines. As `fray.Cluster.cordon`."""

@@ -36,7 +36,7 @@ def parser_of() -> Parser:
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, _run, _what_if, _wait, _stop, _stacks, _forward)
-    about_machines = (_nodes, _node, _cordon, _uncordon, _drain)
+    about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain)
     for add in (*about_jobs, *about_machines, _token, _actors):
         add(verbs)
     return parser
@@ -335,6 +335,22 @@ def _node(verbs: Verbs) -> None:
     text = "everything that is known of a machine: devices, isolation in force, what runs there"
     parser = _verb(below, "show", "nodes:show", text, "  fray node show alpha")
     parser.add_argument("node", metavar="NAME")
+
+
+def _machine_groups(verbs: Verbs) -> None:
+    text = "machines that can be had: what is wanted, asked for, seen and joined, what rests and why, what it costs"
+    parser = _verb(verbs, "machines", "machines:machines", text, "  fray machines\n  fray machines v5e-spot --json")
+    parser.add_argument("group", nargs="?", metavar="GROUP", help="this one alone")
+
+
+def _scale(verbs: Verbs) -> None:
+    text = "set what a group of machines has at least and at most, over its policy; without either: as in the policy"
+    parser = _verb(
+        verbs, "scale", "machines:scale", text, "  fray scale v5e-spot --max 0   # drain it\n  fray scale v5e-spot"
+    )
+    parser.add_argument("group", metavar="GROUP")
+    parser.add_argument("--min", type=int, metavar="N", help="units that are kept")
+    parser.add_argument("--max", type=int, metavar="N", help="units there may be; those beyond go when they are empty")
 
 
 def _token(verbs: Verbs) -> None:

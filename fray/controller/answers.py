@@ -17,16 +17,17 @@ from fray.errors import FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as words
-from fray.model.messages import maintenance
+from fray.model.messages import fleet, maintenance
 from fray.model.messages.bundles import OfferBundle, PutPiece
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
 from fray.net.channel import MESSAGE_LIMIT_BYTES
 from fray.net.transport import Bytes
-from fray.scheduler import actors, checkpoints, group_words, lookup
+from fray.scheduler import actors, checkpoints, fleet_words, group_words, lookup
 from fray.scheduler.effects import (
     CheckpointTaken,
     CordonAsked,
+    GroupScaled,
     LaunchAsked,
     NameRegistered,
     NameUnregistered,
@@ -341,6 +342,18 @@ def what_if(link: ClientLink, ref: int, message: maintenance.WhatIf, blobs: Sequ
     return forecast(link.house.state, spec), ()
 
 
+def list_machines(link: ClientLink, ref: int, message: fleet.ListMachines, blobs: Sequence[Bytes]) -> Answer:
+    return fleet_words.list_fleet(link.house.state, message.group), ()
+
+
+def scale_group(link: ClientLink, ref: int, message: fleet.ScaleGroup, blobs: Sequence[Bytes]) -> Answer:
+    if link.hello.role is words.Role.JOB:
+        raise Unauthorized("a job does not say how many machines there are: who has the cluster's token may")
+    event = GroupScaled(session=link.session, ref=ref, group=message.group, min=message.min, max=message.max)
+    link.house.inbox.ask(event)
+    return None
+
+
 def end_session(link: ClientLink, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
     link.house.inbox.ask(SessionClosed(session=link.session, reason=message.reason, ref=ref))
     link.has_left = True
@@ -372,6 +385,8 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     words.FetchCheckpoint: fetch_checkpoint,
     words.ListNodes: list_nodes,
     words.MintJoin: mint_join,
+    fleet.ListMachines: list_machines,
+    fleet.ScaleGroup: scale_group,
     maintenance.CordonNodes: cordon,
     maintenance.UncordonNodes: uncordon,
     maintenance.WhatIf: what_if,

@@ -24,17 +24,20 @@ def read_policy_file(file: str | Path) -> Policy:
     """
     import tomllib  # only clusters with a policy pay for it
 
+    from fray.controller.providers.options import check_options
     from fray.model.policy_words import read_policy
 
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
-        return read_policy(tomllib.loads(text))
+        policy = read_policy(tomllib.loads(text))
+        check_options(policy.groups)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the policy {file} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"the policy {file} is no TOML: {error}") from error
     except InvalidRequest as error:
         raise InvalidRequest(f"the policy {file}: {error}") from error
+    return policy
 
 
 async def read_again_on_hangup(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import trio
 from attrs import field, frozen
@@ -16,6 +18,7 @@ from fray.controller.house import House
 from fray.controller.joining import Joins
 from fray.controller.loop import Loop, anchored_clock
 from fray.controller.mortality import world
+from fray.controller.scaler import Maker, Scaler, node_address
 from fray.controller.store import Loaded, Store
 from fray.errors import ProtocolMismatch, StoreError
 from fray.model.ids import mint
@@ -23,7 +26,7 @@ from fray.model.messages.node import NodeHello
 from fray.model.policy import Policy
 from fray.net.codec import from_json
 from fray.net.transport import Network
-from fray.scheduler.effects import Restarted
+from fray.scheduler.effects import Effect, Event, Restarted
 from fray.scheduler.rows import TABLES, Rules
 from fray.scheduler.state import State
 
@@ -60,6 +63,8 @@ async def run_controller(
     keeping: Keeping | None = None,
     in_place: bool = False,
     env_vars: Mapping[str, str] | None = None,
+    makers: Mapping[str, Maker] | None = None,
+    directory: Path | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be the controller of the cluster in ``store`` until cancelled.
@@ -73,6 +78,8 @@ async def run_controller(
         keeping: how many workspaces are kept, and for how long.
         in_place: jobs run in the processes of their authors, so workspaces need not travel.
         env_vars: variables of every job, over those of its node.
+        makers: of providers of machines, by kind. Default: the real ones.
+        directory: where machines that are processes live. Default: below the store, else below the temporary one.
 
     Raises:
         StoreError: the store is damaged, or a save has failed.
@@ -92,13 +99,23 @@ async def run_controller(
                 declared=tuple(declared),
                 declares_all_nodes=declares_all_nodes,
                 policy=policy or Policy(),
+                cluster=house.cluster_id,
             )
-            loop.begin(restarted, gateway.carry_out)
+            hands: list[Scaler] = []
+
+            def carry_out(events: Sequence[Event], effects: Sequence[Effect]) -> None:
+                gateway.carry_out(events, effects)
+                for scaler in hands:
+                    scaler.carry_out(events, effects)
+
+            loop.begin(restarted, carry_out)
             gateway.watch_absent()
             bound: list[str] = []
             for address in addresses:
                 serve = gateway.acceptor.handle
                 bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
+            hands.append(Scaler(house, node_address(bound), _directory(store, house, directory), makers=makers))
+            nursery.start_soon(hands[0].run)
             nursery.start_soon(loop.run)
             nursery.start_soon(house.bundles.run)
             running = RunningController(
@@ -114,6 +131,14 @@ async def run_controller(
                 "controller started", extra={"addresses": bound, "epoch": house.epoch, "jobs": len(house.state.jobs)}
             )
             task_status.started(running)
+
+
+def _directory(store: Store, house: House, told: Path | None) -> Path:
+    if told is not None:
+        return told
+    return (
+        store.path / "machines" if store.path else Path(tempfile.gettempdir(), f"fray-machines-{house.cluster_id[:8]}")
+    )
 
 
 def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | None, keeping: Keeping | None) -> House:

@@ -21,7 +21,7 @@ from fray.model.word import frozen
 
 IDLE_S = 300.0
 BOOT_TIMEOUT_S = 900.0
-PORTS = PortRange(30_000, 1_000)
+PORTS = PortRange(30_000, 512)
 """What an empty machine is thought to offer; a node says for itself what it does."""
 TPU_HOST_CPUS = {"v4": 240, "v5litepod": 112, "v5p": 208, "v6e": 180}
 TPU_HOST_MEMORY = {"v4": "400GB", "v5litepod": "180GB", "v5p": "440GB", "v6e": "700GB"}
@@ -91,6 +91,7 @@ class GroupConfig:
         price_per_hour, prices: of one unit, and by zone where it differs. Default 0.
         idle_s: how long a unit does nothing before it is given back.
         boot_timeout_s: from asking for a unit to all its nodes being here; after that it has failed.
+        controller: its address as the nodes of this group reach it. Default: where it listens.
         options: the provider's own.
     """
 
@@ -114,6 +115,7 @@ class GroupConfig:
     prices: dict[str, float] = Factory(dict)
     idle_s: float = IDLE_S
     boot_timeout_s: float = BOOT_TIMEOUT_S
+    controller: str = ""
     options: dict[str, Any] = Factory(dict)
 
     @property
@@ -165,7 +167,7 @@ class GroupConfig:
 
 PROVIDERS = ("fixed", "command", "process", "tpu")
 _KEYS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("name", "provider", "gpu", "tpu", "zone_order"), (str,)),
+    **dict.fromkeys(("name", "provider", "gpu", "tpu", "zone_order", "controller"), (str,)),
     **dict.fromkeys(("memory", "disk"), (str, int)),
     **dict.fromkeys(("cpu", "price_per_hour", "idle_s", "boot_timeout_s"), (int, float)),
     **dict.fromkeys(("gpus", "min", "buffer", "max"), (int,)),

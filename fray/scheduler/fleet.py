@@ -56,6 +56,8 @@ class Books:
         """Why machines for what waits are not asked for, as the last plan found it."""
         self.plan_at: float | None = None
         """When the next plan is due."""
+        self.touched: dict[str, None] = {}
+        """Units whose nodes have come or gone: looked at before anything else."""
         self.moved = False
         """Something has changed that the next plan wants to know soon."""
 
@@ -144,6 +146,7 @@ class Books:
 
     def node_put(self, node: Node) -> None:
         self.nodes.setdefault(unit_name(node), {})[node.name] = None
+        self.touched[unit_name(node)] = None
         self.moved = True
 
     def node_dropped(self, node: Node) -> None:

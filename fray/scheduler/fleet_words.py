@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fray.errors import InvalidRequest
 from fray.model.fleet import GroupConfig
-from fray.model.messages.fleet import GroupInfo, MachineInfo, Resting
+from fray.model.messages.fleet import GroupInfo, MachineInfo, Machines, Resting
 from fray.scheduler.queue import Shape
 from fray.scheduler.tables import Tables
 from fray.scheduler.units import LIVE, Unit, UnitPhase
@@ -26,6 +27,29 @@ def reason(state: Tables, shape: Shape) -> str:
     if shape in books.limits:
         parts.append(books.limits[shape])
     return "; ".join(parts)
+
+
+def list_fleet(state: Tables, group: str = "") -> Machines:
+    """All of it, or one group with its units.
+
+    Raises:
+        InvalidRequest: there is no such group.
+    """
+    groups = [info for info in list_groups(state) if group in ("", info.name)]
+    if group and not groups:
+        raise InvalidRequest(unknown(state, group))
+    return Machines(
+        groups=tuple(groups),
+        machines=list_machines(state, group),
+        cost_per_hour=state.fleet.spent_per_hour(),
+        spend_limit_per_hour=state.policy.spend_limit_per_hour,
+    )
+
+
+def unknown(state: Tables, group: str) -> str:
+    """What is wrong with a name."""
+    names = ", ".join(group.name for group in state.fleet.policy.groups) or "none"
+    return f"there is no group {group!r}; the policy names {names}"
 
 
 def list_groups(state: Tables) -> tuple[GroupInfo, ...]:

@@ -12,6 +12,7 @@ from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
 from fray.model.messages.client import Done
 from fray.scheduler.effects import GroupScaled, MachineAnswered, MachinesListed, NodeDied
 from fray.scheduler.fleet import in_zone
+from fray.scheduler.fleet_words import unknown
 from fray.scheduler.nodes import died
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.state import State
@@ -152,7 +153,7 @@ def _dead(state: State, out: Outbox, unit: Unit, why: str, machine: SeenMachine)
     """Proof of death: what ran there begins elsewhere at once, and what is left of it is deleted."""
     if machine.error is not None and unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED, UnitPhase.SEEN):
         _blame(state, out, unit, machine.error, machine.message)  # taken, and refused later
-    elif machine.state is MachineState.FAILED:
+    elif machine.state is MachineState.FAILED and unit.phase is not UnitPhase.JOINED:
         rest(state, out, unit, "boot", machine.message or why)
     bury_nodes(state, out, unit, why)
     doom(state, out, unit, why)
@@ -289,8 +290,7 @@ def _or(number: int | None) -> str:
 
 def _wrong(state: State, event: GroupScaled, written: GroupConfig | None) -> str:
     if written is None:
-        names = ", ".join(group.name for group in state.fleet.policy.groups) or "none"
-        return f"there is no group {event.group!r}; the policy names {names}"
+        return unknown(state, event.group)
     if written.provider == "fixed":
         return f"group {event.group!r} is of provider fixed: nothing is made or deleted there"
     least = written.min if event.min is None else event.min

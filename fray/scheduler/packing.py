@@ -247,7 +247,8 @@ class Packing:
     # Asking for more
 
     def _cheapest(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> Offer | None:
-        """Of the first open zone of each group the cheapest; among equals the plainest machine, then as written."""
+        """Of the first open zone of each group the cheapest, but accelerators last for who needs none; among equals the
+        plainest machine, then as written."""
         firsts: dict[str, Offer] = {}
         for offer in self.offers:
             if self._serves(offer, demand, slice_hosts, same, place):
@@ -269,9 +270,11 @@ class Packing:
             return f"the spend limit binds: {_priced(offer)}, and {max(0.0, self.money):g} is left"
         return ""
 
-    def _cost(self, offer: Offer, demand: Demand, left: int, slice_hosts: int) -> tuple[float, int, int]:
+    def _cost(self, offer: Offer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
         units = -(-left // self._per_unit(offer, demand, slice_hosts))
-        return offer.price_per_hour * units, len(offer.capacity.devices) * offer.hosts, offer.hosts
+        devices = len(offer.capacity.devices) * offer.hosts
+        wasted = devices > 0 and not demand.device_count
+        return wasted, offer.price_per_hour * units, devices, offer.hosts
 
     def _per_unit(self, offer: Offer, demand: Demand, slice_hosts: int) -> int:
         return slice_hosts or offer.hosts * held(demand, self._empty[offer.at])

@@ -59,6 +59,10 @@ def settle(state: State, out: Outbox) -> None:
     books = state.fleet
     if not (books.policy.groups or books.units):
         return
+    for name in books.touched:
+        if name in books.units:
+            _look_at(state, out, books.units[name])
+    books.touched.clear()
     if books.plan_at is None and (books.moved or state.queue):
         books.plan_at = state.now
     if books.plan_at is not None and books.plan_at <= state.now:

@@ -60,6 +60,13 @@ class MachineRequest:
 class Provider(Protocol):
     """Of one kind of machines. Every method may raise `ProviderError`; any other exception is a bug of the provider."""
 
+    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+        """The policy was read again. Machines of groups that are gone are still listed and deleted, as far as can be.
+
+        Raises:
+            InvalidRequest: an option cannot be; nothing is changed.
+        """
+
     async def create(self, request: MachineRequest) -> None:
         """Begin to make a unit; it need not be there on return. One of this name that exists already is enough.
 

@@ -1,0 +1,100 @@
+"""Verbs about machines that can be had: what is wanted, asked for, seen and joined, and how many there may be."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from fray.cli.out import say, say_json, width
+from fray.cli.tables import span, table
+from fray.cluster import Cluster
+from fray.model.messages.fleet import GroupInfo, MachineInfo, Machines
+
+
+async def machines(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray machines``"""
+    found = await cluster.list_machines(options.group or "")
+    if options.json:
+        say_json(found)
+    else:
+        say(described(found, width()))
+    return 0
+
+
+async def scale(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray scale``"""
+    await cluster.scale_group(options.group, min=options.min, max=options.max)
+    found = await cluster.list_machines(options.group)
+    if options.json:
+        say_json(found.groups)
+    else:
+        say(group_table(found.groups, width()))
+    return 0
+
+
+def described(found: Machines, room: int | None) -> list[str]:
+    """Groups, what is wrong with them, their units, and what all that costs."""
+    if not found.groups:
+        return ["no groups of machines: the policy names none (see docs/autoscaling.md)"]
+    lines = group_table(found.groups, room)
+    wrong = [line for group in found.groups for line in troubles(group)]
+    lines += ["", *wrong] if wrong else []
+    if found.machines:
+        lines += ["", *machine_table(found.machines, room)]
+    limit = found.spend_limit_per_hour
+    bound = "" if limit is None else f" of {limit:g} at most"
+    return (
+        [*lines, "", f"all together cost {found.cost_per_hour:g} an hour{bound}"]
+        if found.cost_per_hour or bound
+        else lines
+    )
+
+
+def group_table(groups: Sequence[GroupInfo], room: int | None) -> list[str]:
+    """One line a group; counts are of units."""
+    heads = ["GROUP", "PROVIDER", "MIN", "MAX", "WANTED", "ASKED", "SEEN", "JOINED", "LEAVING", "PER HOUR", "A UNIT IS"]
+    rows = [
+        [
+            group.name,
+            group.provider,
+            f"{group.min}" + (f"+{group.buffer}" if group.buffer else ""),
+            *map(str, (group.max, group.wanted, group.asked, group.seen, group.joined, group.leaving)),
+            f"{group.cost_per_hour:g}",
+            group.kind,
+        ]
+        for group in groups
+    ]
+    return table(heads, rows, room)
+
+
+def troubles(group: GroupInfo) -> list[str]:
+    """Why it asks for nothing, or not everywhere."""
+    lines = [f"{group.name} is stopped until the policy is read again: {group.stopped}"] if group.stopped else []
+    if group.trouble:
+        lines.append(f"{group.name}: provider {group.provider} does not say what it has: {group.trouble}")
+    for rest in group.resting:
+        where = f"{group.name} in {rest.zone}" if rest.zone else group.name
+        lines.append(
+            f"{where} rests for {span(rest.rest_s)} after {rest.kind}, {rest.failures} in a row: {rest.message}"
+        )
+    return lines
+
+
+def machine_table(machines: Sequence[MachineInfo], room: int | None) -> list[str]:
+    """One line a unit."""
+    heads = ["MACHINE", "ZONE", "PHASE", "FOR", "NODES", "ATTEMPTS", "PER HOUR", "WHY", "ITS PROVIDER SAYS"]
+    rows = [
+        [
+            machine.name,
+            machine.zone,
+            machine.phase,
+            span(machine.age_s),
+            f"{len(machine.nodes)} of {machine.hosts}",
+            str(machine.attempts),
+            f"{machine.price_per_hour:g}",
+            machine.why,
+            ": ".join(text for text in (machine.state, machine.told) if text),
+        ]
+        for machine in machines
+    ]
+    return table(heads, rows, room)

@@ -1,0 +1,30 @@
+"""What a policy file may say of the providers' own options: checked at the door, before anything is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fray.errors import InvalidRequest
+from fray.model.fleet import GroupConfig
+
+
+def check_options(groups: Iterable[GroupConfig]) -> None:
+    """Raises InvalidRequest: the options of a group cannot be; the message names the group and the option."""
+    for group in groups:
+        match group.provider:
+            case "command":
+                from fray.controller.providers.command import read_options as read_command
+
+                read_command(group)
+            case "process":
+                from fray.controller.providers.process import read_options as read_process
+
+                read_process(group)
+            case "tpu":
+                from fray.controller.providers.tpu_options import read_options as read_tpu
+
+                read_tpu(group)
+            case _:
+                unknown = sorted(group.options.keys() - {"machines"})
+                if unknown:
+                    raise InvalidRequest(f"[[group]] {group.name!r}: unknown option {unknown[0]!r}; there is machines")

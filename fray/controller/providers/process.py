@@ -1,0 +1,232 @@
+"""Machines that are ``fray-node`` processes on the controller's own machine: autoscaling that can be seen at a desk.
+
+Law. A unit is a directory: ``unit.json`` says what it is and, of each host, which process it is; beside that lie the
+directories of its nodes, their configs and what they print. All that is remembered is there, so the next controller
+finds the units of this one. A node ends with the controller's process, unless its group has ``options.detached``: then
+it stays, is found again, and goes on. A unit of which a process has ended has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import asdict, define, field
+
+from fray.controller.mortality import Witness, boot_id, start_ticks, wait_gone
+from fray.controller.providers.base import MachineRequest, ProviderError
+from fray.errors import InvalidRequest
+from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
+from fray.model.messages.client import ProcessMark
+
+END_S = 5.0
+"""How long nodes may take to leave after SIGTERM; nothing runs on them any more."""
+LAST_WORDS_CHARS = 300
+_FILE = "unit.json"
+
+
+def read_options(group: GroupConfig) -> bool:
+    """Whether its nodes stay when the controller ends. Raises InvalidRequest."""
+    unknown = sorted(group.options.keys() - {"detached"})
+    if unknown:
+        raise InvalidRequest(f"[[group]] {group.name!r}: unknown option {unknown[0]!r}; there is detached")
+    detached = group.options.get("detached", False)
+    if not isinstance(detached, bool):
+        raise InvalidRequest(f"[[group]] {group.name!r}: options.detached={detached!r} must be true or false")
+    return detached
+
+
+@define(eq=False)
+class ProcessProvider:
+    """Provider of all groups of kind ``process``.
+
+    Args:
+        directory: where units live; made when the first one is.
+
+    Raises:
+        InvalidRequest: options that cannot be.
+    """
+
+    directory: Path
+    groups: Sequence[GroupConfig]
+    _children: dict[int, subprocess.Popen[bytes]] = field(factory=dict, init=False)
+    """Those that this controller has started: to be reaped."""
+
+    def __attrs_post_init__(self) -> None:
+        self.regroup(self.groups)
+
+    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+        """Raises InvalidRequest: options that cannot be."""
+        for group in groups:
+            if group.provider == "process":
+                read_options(group)
+        self.groups = groups
+
+    async def create(self, request: MachineRequest) -> None:
+        unit = self.directory / request.name
+        if (unit / _FILE).exists():
+            return
+        group = request.group
+        if not request.join.address:
+            raise ProviderError(
+                ErrorKind.INVALID,
+                "this cluster listens nowhere that another process could reach: use machine?policy=FILE",
+            )
+        about: dict[str, Any] = {
+            "group": group.name,
+            "zone": request.zone,
+            "detached": read_options(group),
+            "hosts": group.hosts,
+            "processes": [],
+        }
+        try:
+            unit.mkdir(mode=0o700, parents=True)
+            self._keep(unit, about)
+            for worker in range(group.hosts):
+                about["processes"].append(asdict(self._start(unit, request, worker)))
+                self._keep(unit, about)
+                await trio.lowlevel.checkpoint()
+        except OSError as error:
+            raise ProviderError(ErrorKind.TRANSIENT, f"{request.name} cannot be started: {error}") from error
+
+    def _start(self, unit: Path, request: MachineRequest, worker: int) -> ProcessMark:
+        """One node; which process it is. By the loop's own thread, which lives as long as we do."""
+        name = request.name if request.group.hosts == 1 else f"{request.name}-{worker}"
+        home = unit / str(worker)
+        home.mkdir(mode=0o700)
+        token = home / "join-token"
+        token.touch(mode=0o600)
+        token.write_text(request.join.token)
+        config = home / "node.toml"
+        config.write_text(_node_toml(request, name, worker, home, token))
+        with open(home / "log", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fray.node", "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={key: value for key, value in os.environ.items() if key != "FRAY_TOKEN"},
+            )
+        self._children[process.pid] = process
+        return ProcessMark(boot_id=boot_id() or "", pid=process.pid, start_ticks=start_ticks(process.pid) or 0)
+
+    def _keep(self, unit: Path, about: dict[str, Any]) -> None:
+        new = unit / f"{_FILE}.new"
+        new.write_text(json.dumps(about))
+        new.rename(unit / _FILE)
+
+    async def delete(self, name: str, zone: str, group: str) -> None:
+        unit = self.directory / name
+        about = _read(unit)
+        if about is not None:
+            await self._end(_marks(about))
+        shutil.rmtree(unit, ignore_errors=True)
+        if unit.exists():
+            raise ProviderError(ErrorKind.TRANSIENT, f"{unit} cannot be removed")
+
+    async def _end(self, marks: Sequence[ProcessMark]) -> None:
+        """SIGTERM, and SIGKILL for those that are not gone in time."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            alive = [mark for mark in marks if self._alive(mark)]
+            for mark in alive:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(mark.pid, number)
+            with trio.move_on_after(END_S, shield=number is signal.SIGKILL):
+                for mark in alive:
+                    await wait_gone(mark)
+
+    def _alive(self, mark: ProcessMark) -> bool:
+        child = self._children.get(mark.pid)
+        if child is not None and child.poll() is not None:
+            del self._children[mark.pid]
+        witness = Witness.of(mark)
+        if witness is None:
+            return False
+        try:
+            return not witness.dead()
+        finally:
+            witness.close()
+
+    async def list(self) -> Sequence[SeenMachine]:
+        return list(self._seen())
+
+    def _seen(self) -> Iterator[SeenMachine]:
+        try:
+            units = sorted(path for path in self.directory.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            return
+        for unit in units:
+            about = _read(unit)
+            if about is None:
+                yield SeenMachine(unit.name, "", state=MachineState.FAILED, hosts=0, message="it was never finished")
+                continue
+            alive = [self._alive(mark) for mark in _marks(about)]
+            failed = not all(alive) or len(alive) < about["hosts"]
+            yield SeenMachine(
+                unit.name,
+                about["group"],
+                about["zone"],
+                MachineState.FAILED if failed else MachineState.RUNNING,
+                sum(alive),
+                _last_words(unit, alive) if failed else "",
+            )
+
+    async def aclose(self) -> None:
+        """Nodes that are not detached leave now, in order, and their units with them."""
+        async with trio.open_nursery() as nursery:
+            for seen in list(self._seen()):
+                about = _read(self.directory / seen.name)
+                if about is None or not about["detached"]:
+                    nursery.start_soon(self.delete, seen.name, seen.zone, seen.group)
+
+
+def _marks(about: dict[str, Any]) -> list[ProcessMark]:
+    return [ProcessMark(**one) for one in about["processes"]]
+
+
+def _read(unit: Path) -> dict[str, Any] | None:
+    try:
+        about: dict[str, Any] = json.loads((unit / _FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return about
+
+
+def _last_words(unit: Path, alive: Sequence[bool]) -> str:
+    worker = alive.index(False) if False in alive else len(alive)
+    try:
+        said = (unit / str(worker) / "log").read_text(errors="replace").strip()[-LAST_WORDS_CHARS:]
+    except OSError:
+        said = ""
+    return f"the process of host {worker} has ended" + (f": {said}" if said else "")
+
+
+def _node_toml(request: MachineRequest, name: str, worker: int, home: Path, token: Path) -> str:
+    group = request.group
+    capacity = group.capacity(request.zone, request.name, worker)
+    told: dict[str, Any] = {
+        "controller": request.join.address,
+        "name": name,
+        "state_dir": str(home / "node"),
+        "join_token_file": str(token),
+        "cpu": capacity.cpu_milli / 1000,
+        "memory": capacity.memory_bytes,
+        "disk": capacity.disk_bytes,
+        "gpus": [device.variant for device in capacity.devices if device.kind == "gpu"],
+        "tpus": [device.variant for device in capacity.devices if device.kind == "tpu"],
+    }
+    if not read_options(group):
+        told["parent_pid"] = os.getpid()
+    lines = [f"{key} = {json.dumps(value)}" for key, value in told.items()]
+    attributes = (f"{json.dumps(key)} = {json.dumps(value)}" for key, value in capacity.attributes.items())
+    return "\n".join([*lines, "[attributes]", *attributes]) + "\n"
