@@ -17,7 +17,7 @@ from test_node import FakeLauncher
 
 from fray.controller.joining import Joins
 from fray.controller.store import Store
-from fray.errors import ChannelFull, FrayError, InvalidRequest, Unauthorized
+from fray.errors import ChannelFull, FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.joining import HOSTS_LIMIT, JOIN_LIFE_LIMIT_S, JoinKey, MachineKey, read_join_key, read_machine_key
 from fray.model.joining import read_token as read
 from fray.model.messages.client import MintJoin, Role
@@ -363,6 +363,21 @@ async def test_hosts_are_known_to_the_next_life_of_the_controller(autojump_clock
         await until(lambda: node.phase.value == "alive")
         with pytest.raises(Unauthorized, match="is spent"):
             await join(place, machine(token, "thief"))
+
+
+async def test_a_use_that_cannot_be_saved_ends_the_controller_and_is_told_to_nobody(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*rows: Any, meta: dict[str, Any] | None = None, **more: Any) -> None:
+        if meta and any(key.startswith("join:") for key in meta):
+            raise StoreError("the disk is full")
+
+    with pytest.raises(StoreError, match="the disk is full"):
+        async with stage() as place:
+            token = minted(place)
+            monkeypatch.setattr(place.store, "save", full)
+            await join(place, machine(token))
+            pytest.fail("it was let in")
 
 
 async def test_a_connection_that_breaks_during_the_joining_costs_nothing(autojump_clock: Any, tmp_path: Path) -> None:

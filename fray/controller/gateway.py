@@ -16,7 +16,7 @@ from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, de
 from fray.controller.captures import Captures
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
-from fray.controller.joining import Silent, show_out
+from fray.controller.joining import Silent, end_with, show_out
 from fray.controller.log_desk import above
 from fray.controller.mortality import Witness, wait_gone
 from fray.controller.nodes import NodeLink
@@ -30,6 +30,8 @@ from fray.errors import (
     NoSuchJob,
     ProtocolMismatch,
     SessionEnded,
+    Unauthorized,
+    Unreachable,
 )
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, ProcessMark, Role, Stacks
@@ -139,7 +141,14 @@ class Gateway:
         return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
 
     def _greet_joining(self, claim: Claim, asked: JoinAsked) -> tuple[bytes, HandlerFactory]:
-        given = self._house.joins.spend(claim.key_id, asked, claim.remote, self._house.inbox.time())
+        try:
+            given = self._house.joins.spend(claim.key_id, asked, claim.remote, self._house.inbox.time())
+        except (Unauthorized, InvalidRequest, ChannelFull):
+            raise
+        except Exception as error:
+            # what was not saved may not be told, and no controller lives after a save that failed: as in its loop
+            self._nursery.start_soon(end_with, error)
+            raise Unreachable("the controller is ending") from error
         return encode_message(given), self._see_off
 
     def _see_off(self, channel: Channel) -> Handler:

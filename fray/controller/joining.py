@@ -215,6 +215,11 @@ async def show_out(channel: Channel) -> None:
     channel.end(ChannelClosed("a machine that has its key says no more", reason="stopped"))
 
 
+async def end_with(error: Exception) -> None:
+    """End the controller: its nursery has this task."""
+    raise error
+
+
 def _digest(claim: str) -> str:
     return hashlib.sha256(claim.encode()).hexdigest()
 

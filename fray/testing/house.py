@@ -319,6 +319,13 @@ class Machine:
         self._scope.cancel()
 
 
+def joining_config(token: str, name: str) -> NodeConfig:
+    """Of a machine that has a join token, and no disk."""
+    return NodeConfig(
+        name=name, controller=ADDRESS, token="", join_token=token, capacity=Capacity(1000, 1, 1), state_dir=""
+    )
+
+
 # Drivers -------------------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ from fray.errors import (
     Unauthorized,
 )
 from fray.model.ids import AttemptId, JobId
+from fray.node.joining import find_credential
 from fray.scheduler.effects import Effect, Event, LaunchAsked
 from fray.scheduler.invariants import Decided
 from fray.scheduler.rows import Rules
@@ -35,7 +36,7 @@ from fray.testing.acts import Desk, leaves
 from fray.testing.errands import Boom
 from fray.testing.fakes import SimNetwork
 from fray.testing.faults import Weather
-from fray.testing.house import DriverProcess, MachineSpec, SimHouse, open_house
+from fray.testing.house import DriverProcess, MachineSpec, SimHouse, joining_config, open_house
 from fray.testing.seed import Seed, Trace
 from fray.testing.strategies import Plan, PlannedAct, PlannedFault
 from fray.testing.truth import Breach, Truth
@@ -110,6 +111,10 @@ class _Bench:
 
     def runs(self, token: str) -> int:
         return self.story.truth.times_run(token)
+
+    async def join(self, token: str, name: str) -> str:
+        network = self.story.house.network.process(name, self.driver.name)
+        return (await find_credential(joining_config(token, name), network, self.story.seed.stream(name))).key_id
 
     def printed(self, job_id: JobId) -> dict[AttemptId, int]:
         truth = self.story.truth

@@ -74,6 +74,7 @@ ACTS: Mapping[str, int] = {
     "late reader": 3,
     "forwarded port": 3,
     "whole tree": 2,
+    "machine let in": 2,
 }
 """How often each act is tried, as weights."""
 

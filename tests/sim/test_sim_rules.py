@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from fray.controller.joining import Joins
 from fray.errors import SessionEnded
+from fray.model.messages.node import JoinAsked, JoinGiven
 from fray.model.specs import Cause, Ticket, Wish
 from fray.node.forwards import Forwards
 from fray.node.logs.store import MemoryLogs
@@ -124,3 +126,28 @@ def test_an_end_of_a_session_that_is_told_among_others_is_seen(monkeypatch: Patc
     assert run_story(1, plan=plan).outcomes["SessionEnded"]
     monkeypatch.setattr(DriverProcess, "run", run)
     assert any("not plainly" in breach.text for breach in run_story(1, plan=plan).breaches)
+
+
+def test_a_join_token_is_spent_once_over_crashes_in_the_midst_of_a_save() -> None:
+    faults = [(0.5 + index, "crash at save", 0.4) for index in range(4)] + [(6.0, "break connections", 0.0)]
+    told = run_story(1, plan=direct_plan(["machine let in"] * 20, faults, every_s=0.4))
+    assert told.breaches == ()
+    assert sum("let in" in line and "late refused" in line for line in told.lines) >= 10
+
+
+def test_a_token_that_is_spent_by_nobody_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Joins, "_keep", lambda self, unit, kept: None)
+    assert "one join token has let in" in broken("machine let in")
+
+
+def test_a_token_whose_use_is_not_saved_is_seen(monkeypatch: Patch) -> None:
+    """Only the life of the controller that was told remembers it: the machine that comes after a crash is let in."""
+    really = Joins.spend
+
+    def spend(self: Joins, key_id: str, asked: JoinAsked, remote: str, now: float) -> JoinGiven:
+        if asked.node.endswith("late"):
+            self._units.clear()
+        return really(self, key_id, asked, remote, now)
+
+    monkeypatch.setattr(Joins, "spend", spend)
+    assert "has let in a third machine" in broken("machine let in")

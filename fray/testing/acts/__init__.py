@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fray.testing.acts import asking, calls, jobs, keeping, logs, names, reaching, retrying, scopes, watching
+from fray.testing.acts import asking, calls, jobs, keeping, logs, machines, names, reaching, retrying, scopes, watching
 from fray.testing.acts.bench import Act, Bench, Desk, KnownActor, KnownJob, leaves
 
 __all__ = ["ACTS", "Act", "Bench", "Desk", "KnownActor", "KnownJob", "leaves"]
@@ -25,4 +25,5 @@ ACTS: Mapping[str, Act] = {
     **retrying.ACTS,
     **logs.ACTS,
     **reaching.ACTS,
+    **machines.ACTS,
 }

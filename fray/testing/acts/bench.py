@@ -86,6 +86,9 @@ class Bench(Protocol):
     def runs(self, token: str) -> int:
         """How often it was executed, by the book."""
 
+    async def join(self, token: str, name: str) -> str:
+        """Be a machine that shows this join token; the id of the key it is given. Raises as `find_credential`."""
+
     def printed(self, job_id: JobId) -> Mapping[AttemptId, int]:
         """How many lines its attempts that are over have printed, by the book."""
 
