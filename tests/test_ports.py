@@ -136,8 +136,8 @@ def test_ranks_of_a_tpu_gang_follow_the_numbers_of_its_hosts() -> None:
     law = Cluster()
     law.driver()
     for name, slice_, worker in (("a", "s2", "0"), ("b", "s1", "1"), ("c", "s2", "1"), ("d", "s1", "0")):
-        law.node(name, tpu="v5litepod-16*4", ports=8, slice=slice_, tpu_worker=worker)
-    tpu = Demand(1000, device_kind="tpu", device_variant="v5litepod-16", device_count=4, ports=1)
+        law.node(name, tpu="v4-16*4", ports=8, slice=slice_, tpu_worker=worker)
+    tpu = Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4, ports=2)
     law.launch(job("train", tpu, members=4))
     assert [attempt.node for attempt in law.state.members(law.state.jobs["train"])] == ["d", "b", "a", "c"]
 

@@ -5,11 +5,9 @@ What ends takes with it what it owns: an attempt's end removes the names it had 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attrs import evolve
 
-from fray.model.gangs import port_names, slice_hosts
+from fray.model.gangs import port_names
 from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
 from fray.scheduler.asks import Grant, Placed
@@ -84,7 +82,7 @@ def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
     state.tally[job.job_id].ran = 0
     phase = AttemptPhase.WISHED if stage_has_come(state, job) else AttemptPhase.KEPT
     names = port_names(job.spec)
-    for member, grant in enumerate(_by_rank(state, job.spec, grants)):
+    for member, grant in enumerate(grants):
         attempt = Attempt(
             attempt_id=attempt_id(job.job_id, job.generation, member),
             job_id=job.job_id,
@@ -120,17 +118,6 @@ def begin(state: State, out: Outbox, job: Job) -> None:
         out.wish(attempt)
     out.job(job.job_id)
     out.happened(job.job_id, "begins", f"stage {stage_of(job.spec)} of its group")
-
-
-def _by_rank(state: State, spec: JobSpec, grants: Sequence[Grant]) -> Sequence[Grant]:
-    """Hosts of a TPU slice have numbers of their own: ranks go by them, slice by slice."""
-    return sorted(grants, key=lambda grant: _tpu_place(state, grant)) if slice_hosts(spec) else grants
-
-
-def _tpu_place(state: State, grant: Grant) -> tuple[str, int]:
-    attributes = state.nodes[grant.node].capacity.attributes
-    worker = attributes.get("tpu_worker", "")
-    return attributes.get("slice", ""), int(worker) if worker.isdecimal() else 0
 
 
 def _place(grant: Grant) -> str:

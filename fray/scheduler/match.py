@@ -1,153 +1,83 @@
-"""Which machines can take a demand, and which of them should.
+"""Where the members of an `Ask` go. The tests compare the `Pool` with a twin that looks at every machine.
 
-A `Pool` keeps every machine's free capacity and a few sorted lists over it, so that one placement looks at few
-machines. The choice is a plain minimum (`preference`), and the tests compare the pool with a twin that computes just
-that over all machines.
+The law:
 
 - A demand without devices goes where the fewest devices lie idle, then to the tightest CPU, memory and name.
 - A demand for devices goes where the fewest of the wanted kind are left, then as above.
 - A demand for nothing (an actor) goes where the fewest attempts are.
-- A gang is placed member by member, all or none. Members that prefer a machine (they were there before) get it first
-  if it fits; as members are alike, that never keeps a gang from fitting.
+- A part is placed member by member, all or none. Members that prefer a machine (they were there before) get it first
+  if it fits; as members are alike, that never keeps a part from fitting.
+- A part with ``slice_hosts`` takes whole TPU slices (`fray.scheduler.slices`).
+- A part has one of its choices for all members: the first that can be had.
+- The parts of an ask are placed one after another, the hardest first: slices, then the most devices of a member, then
+  the most CPU. What one takes is not there for the next.
+- With ``same`` all parts go into one region or zone: of those where all fit, the one that gives the better liked
+  choices; then the one with the least room left over (for members of these parts, in all their choices); then by name.
+
+For callers (placement, groups, reservations, preemption, scaling):
+
+- `Pool.place` takes places or nothing; `give_back` undoes it, as if nothing had been asked.
+- `take` and `release` move one member; `version`, `freed` and `changes` say what has happened since.
+- `held_now` and `usable` count members without placing; `ever` and `fray.scheduler.possible` speak of empty machines.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from typing import TypeAlias, TypeVar
-
-from attrs import define, field
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from typing import TypeVar
 
 from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.asks import Ask, Grant, Part, Placed, weightless, within
-from fray.scheduler.ports import Ports
+from fray.scheduler.asks import Ask, Grant, Part, Placed, weightless
+from fray.scheduler.fitting import (
+    AUTO,
+    Machine,
+    Variant,
+    admits,
+    fit,
+    grant,
+    members_held,
+    preference,
+    takes,
+    variants,
+)
+from fray.scheduler.orders import (
+    BEHIND,
+    Filter,
+    Follower,
+    Order,
+    Place,
+    Tally,
+    Usable,
+    by_calm,
+    by_size,
+    by_variant,
+)
+from fray.scheduler.slices import Slices, choose, has_ports
 
-Variant: TypeAlias = tuple[str, str]
-"""(kind, variant in lower case) of devices."""
-Key: TypeAlias = tuple[int, int, int, str, NodeName]
-"""Order of preference within one list: the first that fits is the best."""
+__all__ = [
+    "AUTO",
+    "Grant",
+    "Machine",
+    "Place",
+    "Pool",
+    "Variant",
+    "admits",
+    "ever",
+    "fit",
+    "members_held",
+    "preference",
+    "takes",
+    "variants",
+]
 
-AUTO = "auto"
-_MANY = 1 << 30
 FEW = 50
 TOLD_S = 5.0
 TOLD_LIMIT = 1000
-
-
-@define(eq=False)
-class Machine:
-    """One machine's free capacity."""
-
-    name: NodeName
-    capacity: Capacity
-    open: bool
-    """New attempts may be placed on it."""
-    cpu_milli: int
-    memory_bytes: int
-    disk_bytes: int
-    devices: dict[Variant, list[str]]
-    """Free ids, in the order the machine names them."""
-    places: dict[str, tuple[Variant, int]]
-    """Of each device id: its variant, and its place in the machine's order."""
-    ports: Ports
-    attempts: int = 0
-    withheld: dict[str, bool] = field(factory=dict)
-    """Ids that may not be given now; True: nobody has been given it either, so it is free as soon as it is let go."""
-
-    @classmethod
-    def empty(cls, name: NodeName, capacity: Capacity, open: bool = True) -> Machine:
-        devices: dict[Variant, list[str]] = {}
-        places: dict[str, tuple[Variant, int]] = {}
-        for place, device in enumerate(capacity.devices):
-            variant = device.kind, device.variant.lower()
-            devices.setdefault(variant, []).append(device.id)
-            places[device.id] = variant, place
-        size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes
-        return cls(name, capacity, open, *size, devices, places, Ports(capacity.ports))
-
-    @property
-    def free_devices(self) -> int:
-        return sum(len(ids) for ids in self.devices.values())
-
-
-def admits(demand: Demand, capacity: Capacity) -> bool:
-    """The machine's attributes (region, zone, preemptible, and those it has constraints on) allow the demand."""
-    attributes = capacity.attributes
-    return (
-        (demand.preemptible or attributes.get("preemptible", "false").lower() != "true")
-        and (not demand.regions or attributes.get("region", "") in demand.regions)
-        and (not demand.zones or attributes.get("zone", "") in demand.zones)
-        and (not demand.containers or bool(attributes.get("containers")))
-        and (not demand.constraints or all(constraint.meets(attributes) for constraint in demand.constraints))
-    )
-
-
-def variants(demand: Demand, known: Iterable[Variant]) -> list[Variant]:
-    """Those of ``known`` that serve the demand, in alphabetical order."""
-    wanted = demand.device_variant.lower()
-    return sorted(v for v in known if v[0] == demand.device_kind and wanted in (AUTO, v[1]))
-
-
-def _room(demand: Demand, machine: Machine) -> bool:
-    return (
-        machine.cpu_milli >= demand.cpu_milli
-        and machine.memory_bytes >= demand.memory_bytes
-        and machine.disk_bytes >= demand.disk_bytes
-        and machine.ports.free >= demand.ports
-    )
-
-
-def takes(machine: Machine, demand: Demand) -> bool:
-    """One member fits on this machine as it is now."""
-    if not (machine.open and _room(demand, machine) and admits(demand, machine.capacity)):
-        return False
-    count = demand.device_count
-    return not count or any(len(machine.devices[v]) >= count for v in variants(demand, machine.devices))
-
-
-def fit(demand: Demand, machine: Machine, now: float = 0.0) -> Grant | None:
-    """The place of one member on this machine as it is now, or None. All devices granted are of one variant."""
-    if not takes(machine, demand):
-        return None
-    ports = machine.ports.peek(demand.ports, now)
-    if not demand.device_count:
-        return Grant(machine.name, ports=ports)
-    enough = [v for v in variants(demand, machine.devices) if len(machine.devices[v]) >= demand.device_count]
-    best = min(enough, key=lambda v: (len(machine.devices[v]), v[1]))
-    return Grant(machine.name, tuple(machine.devices[best][: demand.device_count]), ports)
-
-
-def preference(demand: Demand, machine: Machine) -> tuple[object, ...]:
-    """Among machines that `fit`, the least goes first."""
-    if weightless(demand):
-        return machine.attempts, machine.name
-    size = machine.cpu_milli, machine.memory_bytes
-    if not demand.device_count:
-        return machine.free_devices, *size, machine.name
-    counts = [(len(machine.devices[v]), v[1]) for v in variants(demand, machine.devices)]
-    count, variant = min(c for c in counts if c[0] >= demand.device_count)
-    return count, *size, variant, machine.name
-
-
-def members_held(demand: Demand, capacity: Capacity) -> int:
-    """How many members of this demand the empty machine holds."""
-    if not admits(demand, capacity):
-        return 0
-    pairs = [
-        (capacity.cpu_milli, demand.cpu_milli),
-        (capacity.memory_bytes, demand.memory_bytes),
-        (capacity.disk_bytes, demand.disk_bytes),
-        (capacity.ports.count, demand.ports),
-    ]
-    held = min((have // want for have, want in pairs if want), default=_MANY)
-    if not demand.device_count:
-        return held
-    devices = Machine.empty("", capacity).devices
-    groups = (len(devices[v]) // demand.device_count for v in variants(demand, devices))
-    return min(held, sum(groups))
+FOLLOWERS_LIMIT = 512
+"""Orders and tallies kept; beyond, those that nobody has asked for longest go first."""
+SIZE, CALM = "size", "calm"
+F = TypeVar("F", bound=Follower)
 
 
 class Pool:
@@ -163,10 +93,17 @@ class Pool:
         """Machines on which something has become free since the last look; whoever looks clears it."""
         self.changes = 0
         """Grows with every change."""
-        self._idle: dict[int, list[tuple[int, int, NodeName]]] = {}
-        self._by_variant: dict[Variant, list[Key]] = {}
-        self._calm: list[tuple[int, NodeName]] = []
-        self._usable: dict[Demand, dict[NodeName, int]] = {}
+        self.open_machines = 0
+        self.slices = Slices(self.machines)
+        self._log: list[NodeName] = []
+        """Machines that have changed, for those who follow; it is cut now and then."""
+        self._variants: dict[Variant, int] = {}
+        """On how many machines there are some."""
+        self._named: dict[tuple[str, str], dict[NodeName, None]] = {}
+        """Machines by attribute and value."""
+        self._followers: dict[object, Follower] = {}
+        self._orders: dict[tuple[Demand, Place | None], list[tuple[str, int, Order]]] = {}
+        """The lists in which a demand is looked for: variant, fewest devices, order."""
         self._told: dict[Demand, tuple[int, float, str]] = {}
 
     # Machines
@@ -174,106 +111,128 @@ class Pool:
     def add(self, name: NodeName, capacity: Capacity, open: bool = True) -> None:
         """An empty machine; one of the same name is replaced."""
         self.remove(name)
-        self.machines[name] = Machine.empty(name, capacity, False)
+        machine = self.machines[name] = Machine.empty(name, capacity, False)
+        self.slices.met(machine)
+        for attribute in capacity.attributes.items():
+            self._named.setdefault(attribute, {})[name] = None
+        for variant in machine.whole:
+            self._variants[variant] = self._variants.get(variant, 0) + 1
+            if self._variants[variant] == 1:
+                self._orders.clear()  # demands for any variant have one list more to look at
         self.set_open(name, open)
 
     def remove(self, name: NodeName) -> None:
-        if name in self.machines:
-            self.set_open(name, False)
-            self.freed.pop(name, None)
-            del self.machines[name]
-
-    @property
-    def open_machines(self) -> int:
-        return len(self._calm)
+        machine = self.machines.get(name)
+        if machine is None:
+            return
+        self.set_open(name, False)
+        self.freed.pop(name, None)
+        self._changed(name)
+        for attribute in machine.capacity.attributes.items():
+            del self._named[attribute][name]
+            if not self._named[attribute]:
+                del self._named[attribute]
+        for variant in machine.whole:
+            self._variants[variant] -= 1
+        del self.machines[name]
+        self.slices.met(machine)
+        for follower in self._followers.values():
+            follower.forget(name)
 
     def set_open(self, name: NodeName, open: bool) -> None:
         machine = self.machines[name]
         if machine.open is open:
             return
-        if not open:
-            self._unlist(machine)
         machine.open = open
         if open:
-            self._list(machine)
             self.freed[name] = None
+            self.open_machines += 1
         else:
             self.version += 1  # a gang that it was kept for may be impossible now, and others need not wait for it
-        self.changes += 1
-        self._usable.clear()
+            self.open_machines -= 1
+        self.slices.met(machine)
+        self._changed(name)
 
     def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
-        self._shift(self.machines[name], demand, devices, -1)
-        self.machines[name].ports.take(ports)
+        """A member is there."""
+        machine = self.machines[name]
+        machine.shift(demand, devices, -1)
+        if ports:
+            machine.ports.take(ports)
+        self._changed(name)
 
     def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
-        self._shift(self.machines[name], demand, devices, +1)
-        self.machines[name].ports.release(ports)
+        """A member is no longer there."""
+        self._untake(name, demand, devices, ports)
         self.freed[name] = None
 
-    def _shift(self, machine: Machine, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
-        self.changes += 1
-        if machine.open:
-            self._unlist(machine)
-        machine.cpu_milli += sign * demand.cpu_milli
-        machine.memory_bytes += sign * demand.memory_bytes
-        machine.disk_bytes += sign * demand.disk_bytes
-        machine.attempts -= sign
-        if devices:
-            self._shift_devices(machine, devices, sign)
-        if machine.open:
-            self._list(machine)
-
-    def _shift_devices(self, machine: Machine, devices: tuple[str, ...], sign: int) -> None:
-        for device in devices:
-            variant, _ = machine.places[device]
-            if device in machine.withheld:
-                machine.withheld[device] = sign > 0
-            elif sign < 0:
-                machine.devices[variant].remove(device)
-            else:
-                insort(machine.devices[variant], device, key=machine.places.__getitem__)
+    def _untake(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int]) -> None:
+        machine = self.machines[name]
+        machine.shift(demand, devices, +1)
+        if ports:
+            machine.ports.release(ports)
+        self._changed(name)
 
     def withhold(self, name: NodeName, devices: Collection[str]) -> None:
         """These ids of a machine may not be given now, whether somebody has them or not; all others may."""
-        machine = self.machines[name]
-        wanted = [device for device in devices if device in machine.places]
-        if set(wanted) == set(machine.withheld):
-            return
-        if machine.open:
-            self._unlist(machine)
-        for device in set(machine.withheld).difference(wanted):
-            self._let_go(machine, device)
-        for device in set(wanted).difference(machine.withheld):
-            free = machine.devices[machine.places[device][0]]
-            machine.withheld[device] = device in free
-            if device in free:
-                free.remove(device)
-        if machine.open:
-            self._list(machine)
+        if self.machines[name].withhold(devices):
+            self.version += 1  # a gang that they were kept for may be impossible now, and others need not wait for it
+            self.freed[name] = None
+            self._changed(name)
+
+    # Followers
+
+    def _changed(self, name: NodeName) -> None:
         self.changes += 1
-        self.version += 1  # a gang that they were kept for may be impossible now, and others need not wait for it
-        self.freed[name] = None
+        self._log.append(name)
+        if len(self._log) > BEHIND:
+            self._cut()
 
-    def _let_go(self, machine: Machine, device: str) -> None:
-        if machine.withheld.pop(device):
-            insort(machine.devices[machine.places[device][0]], device, key=machine.places.__getitem__)
+    def _cut(self) -> None:
+        for follower in (self.slices, *self._followers.values()):
+            follower.note(self._log)
+        self._log.clear()
+        if len(self._followers) > FOLLOWERS_LIMIT:
+            by_use = sorted(self._followers, key=lambda key: self._followers[key].idle)
+            for key in by_use[FOLLOWERS_LIMIT // 2 :]:
+                del self._followers[key]
+            self._orders.clear()
 
-    # Lists
+    def _follow(self, key: object, make: Callable[[], F]) -> F:
+        """The follower of this key, up to date."""
+        found: F = self._followers.get(key) or make()  # type: ignore[assignment]  # keys say of which kind it is
+        if key not in self._followers:
+            self._followers[key] = found
+            found.seen = len(self._log)
+        else:
+            found.look(self._log)
+        return found
 
-    def _list(self, machine: Machine) -> None:
-        size = machine.cpu_milli, machine.memory_bytes
-        insort(self._idle.setdefault(machine.free_devices, []), (*size, machine.name))
-        for variant, ids in machine.devices.items():
-            insort(self._by_variant.setdefault(variant, []), (len(ids), *size, variant[1], machine.name))
-        insort(self._calm, (machine.attempts, machine.name))
+    def _orders_of(self, demand: Demand, place: Place | None) -> list[tuple[str, int, Order]]:
+        filter = Filter.of(demand, place)
+        if weightless(demand):
+            return [("", 0, self._order(filter, CALM))]
+        if not demand.device_count:
+            return [("", 0, self._order(filter, SIZE))]
+        return [(v[1], demand.device_count, self._order(filter, v)) for v in variants(demand, self._variants)]
 
-    def _unlist(self, machine: Machine) -> None:
-        size = machine.cpu_milli, machine.memory_bytes
-        _drop(self._idle[machine.free_devices], (*size, machine.name))
-        for variant, ids in machine.devices.items():
-            _drop(self._by_variant[variant], (len(ids), *size, variant[1], machine.name))
-        _drop(self._calm, (machine.attempts, machine.name))
+    def _order(self, filter: Filter, kind: str | Variant) -> Order:
+        def make() -> Order:
+            where = by_variant(kind) if isinstance(kind, tuple) else by_calm if kind == CALM else by_size
+            order = Order(filter, self.machines, where)
+            order.fill(self._likely(filter))
+            return order
+
+        return self._follow((filter, kind), make)
+
+    def _likely(self, filter: Filter) -> Iterable[NodeName]:
+        """Few machines among which are all that pass."""
+        found: Collection[NodeName] = self.machines
+        for group in filter.likely():
+            named = [self._named.get(attribute, {}) for attribute in group]
+            if sum(map(len, named)) < len(found):
+                found = [name for names in named for name in names]
+        return found
 
     # Placing
 
@@ -284,56 +243,49 @@ class Pool:
 
         Args:
             closed: machines that may not be used.
-            preferred: for each part in turn what `place_members` is told; empty: nothing.
+            preferred: for each part in turn, the machine each member would like to have; empty: none.
         """
-        if ask.same:
-            found = (self.place(within(ask, ask.same, at), closed, preferred) for at in self.localities(ask.same))
-            return next((placed for placed in found if placed is not None), None)
-        placed: list[Placed] = []
-        for index, part in enumerate(ask.parts):
-            one = self._place_part(part, closed, preferred[index] if index < len(preferred) else ())
+        if len(ask.parts) == 1 and not ask.same:
+            one = self._place_part(ask.parts[0], None, closed, preferred[0] if preferred else ())
+            return None if one is None else (one,)
+        best: tuple[tuple[int, ...], Place | None] | None = None
+        for place in self._places(ask):
+            placed = self._place_all(ask, place, closed, preferred)
+            if placed is None:
+                continue
+            choices = tuple(one.choice for one in placed)
+            if not any(choices):
+                return placed
+            if best is None or choices < best[0]:
+                best = choices, place
+            self.give_back(ask, placed)
+        return self._place_all(ask, best[1], closed, preferred) if best else None
+
+    def _place_all(
+        self, ask: Ask, place: Place | None, closed: Container[NodeName], preferred: Sequence[Sequence[NodeName]]
+    ) -> tuple[Placed, ...] | None:
+        placed: dict[int, Placed] = {}
+        for index in sorted(range(len(ask.parts)), key=lambda index: hardness(ask.parts[index])):
+            liked = preferred[index] if index < len(preferred) else ()
+            one = self._place_part(ask.parts[index], place, closed, liked)
             if one is None:
-                for done, of in zip(placed, ask.parts, strict=False):
-                    self._give_back(of.choices[done.choice], done.grants)
+                for done, taken in placed.items():
+                    self._give_back(ask.parts[done].choices[taken.choice], taken.grants)
                 return None
-            placed.append(one)
-        return tuple(placed)
+            placed[index] = one
+        return tuple(placed[index] for index in range(len(ask.parts)))
 
-    def localities(self, same: str) -> list[str]:
-        """Regions or zones of the machines, in order; empty is that of those that name none."""
-        return sorted({machine.capacity.attributes.get(same, "") for machine in self.machines.values()})
-
-    def _place_part(self, part: Part, closed: Container[NodeName], preferred: Sequence[NodeName]) -> Placed | None:
+    def _place_part(
+        self, part: Part, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
+    ) -> Placed | None:
         for choice, demand in enumerate(part.choices):
-            grants = self.place_members(demand, part.members, closed, preferred)
+            if part.slice_hosts:
+                grants = self._place_slices(demand, part, place, closed, liked)
+            else:
+                grants = self._place_members(demand, part.members, place, closed, liked)
             if grants is not None:
                 return Placed(tuple(grants), choice)
         return None
-
-    def place_members(
-        self, demand: Demand, members: int, closed: Container[NodeName] = (), preferred: Sequence[NodeName] = ()
-    ) -> list[Grant] | None:
-        """Take places for a whole gang and return them, or None and nothing is taken.
-
-        Args:
-            closed: machines that may not be used.
-            preferred: for each member in turn, the machine it would like to have; empty: none.
-        """
-        grants: dict[int, Grant] = {}
-        for member, name in enumerate(preferred[:members]):
-            self._grant(demand, grants, member, self._at(demand, name, closed))
-        for member in range(members):
-            if member not in grants and not self._grant(demand, grants, member, self._best(demand, closed)):
-                self._give_back(demand, grants.values())
-                return None
-        return [grants[member] for member in range(members)]
-
-    def _grant(self, demand: Demand, grants: dict[int, Grant], member: int, grant: Grant | None) -> bool:
-        if grant is None:
-            return False
-        self.take(grant.node, demand, grant.devices, grant.ports)
-        grants[member] = grant
-        return True
 
     def give_back(self, ask: Ask, placed: Sequence[Placed]) -> None:
         """Undo a `place` that was only a question."""
@@ -341,50 +293,157 @@ class Pool:
             self._give_back(part.choices[one.choice], one.grants)
 
     def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
-        for grant in grants:
-            self._shift(self.machines[grant.node], demand, grant.devices, +1)
-            self.machines[grant.node].ports.release(grant.ports)
+        for one in grants:
+            self._untake(one.node, demand, one.devices, one.ports)
 
-    def _at(self, demand: Demand, name: NodeName, closed: Container[NodeName]) -> Grant | None:
+    # In one region or zone
+
+    def _places(self, ask: Ask) -> list[Place | None]:
+        """Where all parts may fit together: those with the least room first."""
+        if not ask.same:
+            return [None]
+        held = [self._held_by_place(part, ask.same) for part in ask.parts]
+        common = [place for place in held[0] if all(place in one for one in held)]
+        return [*sorted(common, key=lambda place: (sum(one[place] for one in held), place))]
+
+    def localities(self, same: str) -> list[str]:
+        """Regions or zones of the machines, in order; empty is that of those that name none."""
+        return sorted({machine.capacity.attributes.get(same, "") for machine in self.machines.values()})
+
+    def _held_by_place(self, part: Part, same: str) -> dict[Place, int]:
+        """Regions or zones that can hold the part in one of its choices; and how many members in all of them."""
+        enough: dict[Place, int] = {}
+        total: dict[Place, int] = {}
+        for demand in part.choices:
+            for place, count in self._counted(demand, part.slice_hosts).items():
+                if place[0] == same and count:
+                    total[place] = total.get(place, 0) + count
+                    if count >= part.members:
+                        enough[place] = 0
+        return {place: total[place] for place in enough}
+
+    def _counted(self, demand: Demand, slice_hosts: int) -> dict[Place, int]:
+        """Members that fit now, by region and zone."""
+        if not slice_hosts:
+            return self._tally(demand).places
+        found: dict[Place, int] = {}
+        for one in self.slices.usable(demand, slice_hosts, self._log, (), None):
+            for place in (("region", one.id[0]), ("zone", one.id[1])):
+                found[place] = found.get(place, 0) + slice_hosts
+        return found
+
+    # Members, one by one
+
+    def _place_members(
+        self,
+        demand: Demand,
+        members: int,
+        place: Place | None,
+        closed: Container[NodeName],
+        liked: Sequence[NodeName],
+    ) -> list[Grant] | None:
+        if members > 1 and self.held_now(demand) < members:
+            return None
+        grants: dict[int, Grant] = {}
+        for member, name in enumerate(liked[:members]):
+            self._grant(demand, grants, member, self._at(demand, name, closed, place))
+        for member in range(members):
+            if member not in grants and not self._grant(demand, grants, member, self._best(demand, place, closed)):
+                self._give_back(demand, grants.values())
+                return None
+        return [grants[member] for member in range(members)]
+
+    def _grant(self, demand: Demand, grants: dict[int, Grant], member: int, one: Grant | None) -> bool:
+        if one is None:
+            return False
+        self.take(one.node, demand, one.devices, one.ports)
+        grants[member] = one
+        return True
+
+    def _at(self, demand: Demand, name: NodeName, closed: Container[NodeName], place: Place | None) -> Grant | None:
         machine = self.machines.get(name)
-        return fit(demand, machine, self.now) if machine is not None and name not in closed else None
+        if machine is None or name in closed:
+            return None
+        if place is not None and machine.capacity.attributes.get(place[0], "") != place[1]:
+            return None
+        return fit(demand, machine, self.now)
 
-    def _best(self, demand: Demand, closed: Container[NodeName]) -> Grant | None:
-        for name in self._in_order(demand):
-            if name not in closed:
-                grant = fit(demand, self.machines[name], self.now)
-                if grant is not None:
-                    return grant
-        return None
+    def _best(self, demand: Demand, place: Place | None, closed: Container[NodeName]) -> Grant | None:
+        """On the machine that is liked best, by `preference`."""
+        key = demand, place
+        orders = self._orders.get(key)
+        if orders is None:
+            if len(self._orders) >= 2 * FOLLOWERS_LIMIT:
+                self._orders.clear()
+            orders = self._orders[key] = self._orders_of(demand, place)
+        best: tuple[int, int, int, str, NodeName] | None = None
+        for variant, least, order in orders:
+            order.look(self._log)
+            found = order.first(demand, least, closed)
+            if found is None:
+                continue
+            level, (cpu, memory, name) = found
+            if len(orders) == 1:
+                return grant(demand, self.machines[name], self.now)
+            liked = (level, cpu, memory, variant, name)
+            best = liked if best is None else min(best, liked)
+        return None if best is None else grant(demand, self.machines[best[4]], self.now)
 
-    def _in_order(self, demand: Demand) -> Iterator[NodeName]:
-        """Open machines by `preference`, without most of those that cannot fit."""
-        if weightless(demand):
-            return (name for _, name in self._calm)
-        if demand.device_count:
-            return self._by_devices(demand)
-        return self._by_size(demand)
+    # Slices
 
-    def _by_size(self, demand: Demand) -> Iterator[NodeName]:
-        for idle in sorted(self._idle):
-            entries = self._idle[idle]
-            for at in range(bisect_left(entries, (demand.cpu_milli, 0, "")), len(entries)):
-                yield entries[at][2]
+    def _place_slices(
+        self, demand: Demand, part: Part, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
+    ) -> list[Grant] | None:
+        usable = self.slices.usable(demand, part.slice_hosts, self._log, closed, place)
+        known = [self.machines[name].slice for name in liked if name in self.machines]
+        liked_slices = {id: None for id in known if id is not None}
+        chosen = choose(usable, part.members // part.slice_hosts, liked_slices)
+        if chosen is not None and demand.ports and not all(has_ports(demand, one) for one in chosen):
+            with_ports = [one for one in usable if has_ports(demand, one)]
+            chosen = choose(with_ports, part.members // part.slice_hosts, liked_slices)
+        if chosen is None:
+            return None
+        grants = [one for group in chosen for one in self._take_slice(demand, group.hosts)]
+        if len(self._log) > BEHIND:
+            self._cut()
+        return grants
 
-    def _by_devices(self, demand: Demand) -> Iterator[NodeName]:
-        lists = [self._by_variant[v] for v in variants(demand, self._by_variant)]
-        merged = heapq.merge(*(_from(entries, demand.device_count) for entries in lists))
-        return (key[4] for key in merged)
+    def _take_slice(self, demand: Demand, hosts: list[Machine]) -> list[Grant]:
+        """As `take` for each of its hosts, of which there may be a thousand."""
+        now, grants = self.now, []
+        for host in hosts:
+            one = grant(demand, host, now)
+            host.shift(demand, one.devices, -1)
+            if one.ports:
+                host.ports.take(one.ports)
+            grants.append(one)
+        self._log.extend([host.name for host in hosts])
+        self.changes += len(hosts)
+        return grants
 
-    # Judging
+    # Counting
+
+    def _tally(self, demand: Demand) -> Tally:
+        def make() -> Tally:
+            tally = Tally(demand, self.machines)
+            tally.fill(self._likely(Filter.of(demand)))
+            return tally
+
+        return self._follow(("now", demand), make)
+
+    def held_now(self, demand: Demand) -> int:
+        """How many members fit on open machines beside what is there: so many at most, as ports are not looked at."""
+        return self._tally(demand).total
 
     def usable(self, demand: Demand) -> dict[NodeName, int]:
-        """Open machines that could hold members of this demand if they were empty, and how many."""
-        known = self._usable.get(demand)
-        if known is None:
-            held = {m.name: members_held(demand, m.capacity) for m in self.machines.values() if m.open}
-            known = self._usable[demand] = {name: count for name, count in held.items() if count}
-        return known
+        """Open machines that could hold members of this demand if they were empty, and how many. Not to be changed."""
+
+        def make() -> Usable:
+            usable = Usable(demand, self.machines)
+            usable.fill(self._likely(Filter.of(demand)))
+            return usable
+
+        return self._follow(("usable", demand), make).counts
 
     def told(self, demand: Demand, now: float, text: Callable[[], str]) -> str:
         """``text()``, which looks at all machines: up to `TOLD_S` old where there are many of them."""
@@ -398,18 +457,12 @@ class Pool:
         return known
 
 
-def _from(entries: list[Key], count: int) -> Iterator[Key]:
-    """Those with so many devices of their variant free, or more."""
-    return (entries[at] for at in range(bisect_left(entries, (count, 0, 0, "", "")), len(entries)))
-
-
-E = TypeVar("E", Key, tuple[int, int, NodeName], tuple[int, NodeName])
-
-
-def _drop(entries: list[E], entry: E) -> None:
-    del entries[bisect_left(entries, entry)]
-
-
 def ever(demand: Demand, members: int, capacities: Iterable[Capacity]) -> bool:
-    """The gang would fit if all these machines were empty."""
+    """So many members would fit if all these machines were empty."""
     return sum(members_held(demand, capacity) for capacity in capacities) >= members
+
+
+def hardness(part: Part) -> tuple[int, int, int]:
+    """The least is placed first."""
+    most = max(demand.device_count for demand in part.choices)
+    return -bool(part.slice_hosts), -most, -max(demand.cpu_milli for demand in part.choices)

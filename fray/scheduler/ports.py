@@ -33,6 +33,9 @@ class Ports:
 
     def peek(self, count: int, now: float) -> tuple[int, ...]:
         """The next ``count`` free ones; there must be so many."""
+        if not self.given and not self.avoided and count <= self.range.count - self._next:
+            start = self.range.first + self._next
+            return tuple(range(start, start + count))  # nothing is in the way
         found: list[int] = []
         spare: list[int] = []
         for port in self._from_next() if count else ():
