@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from law import GB, Cluster, demand, ended, job
+from law import GB, Cluster, demand, ended, job, member
 
 from fray.cli.machines import described
 from fray.errors import InvalidRequest, NeverSchedulable
@@ -523,6 +523,50 @@ def test_nodes_of_adopted_machines_are_theirs() -> None:
     law.list(SeenMachine("g-1", "g"))
     law.tick()
     assert [unit.phase for unit in law.units()] == [UnitPhase.JOINED]
+
+
+# With the rest of the law ---------------------------------------------------------------------------------------------
+
+
+def test_a_reservation_gets_its_machines_and_keeps_them_while_they_idle() -> None:
+    law = Fleet(group(max=3))
+    law.reserve(need=demand(4), min_units=2, max_units=2)
+    law.tick()
+    assert len(law.live()) == 2
+    law.come()
+    assert law.state.reservation_info("r").held_units == 2
+    law.launch(job("a", demand(4), reservation_id="r"))
+    law.run("a:0:0")
+    law.finish("a:0:0")
+    law.until(500)
+    assert len(law.live()) == 2, "reserved is not idle"
+    law.launch(job("b", demand(4), reservation_id="r"), job("c", demand(4), reservation_id="r"))
+    law.launch(job("d", demand(4), reservation_id="r"))
+    law.until(520)
+    assert len(law.live()) == 2, "what waits inside a reservation waits for its machines"
+
+
+def test_a_reservation_grows_onto_new_machines() -> None:
+    law = Fleet(group(max=3))
+    law.reserve(need=demand(4), min_units=1, max_units=2)
+    law.tick()
+    law.come()
+    law.until(30)
+    law.come()
+    law.until(60)
+    assert law.state.reservation_info("r").held_units == 2
+    law.until(70)
+    assert len(law.live()) == 2
+
+
+def test_a_job_group_is_asked_for_in_one_decision_and_within_one_region() -> None:
+    gpus = group("gpus", gpus=4, gpu="h100", zones=("r2-a",), regions={"r2-a": "r2"}, max=1)
+    law = Fleet(group(zones=("r1-a", "r2-b"), regions={"r1-a": "r1", "r2-b": "r2"}), gpus)
+    law.launch_group("g", member("learn", need=demand(1, gpu=4)), member("act", need=demand(4)), same_region=True)
+    law.tick()
+    assert sorted(law.zones()) == ["r2-a", "r2-b"]
+    law.come()
+    assert all(attempt for name in ("learn", "act") for attempt in law.info(name).attempts)
 
 
 # Operators ------------------------------------------------------------------------------------------------------------

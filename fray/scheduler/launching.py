@@ -8,7 +8,6 @@ from fray.errors import FrayError, InvalidRequest, NameTaken, NeverSchedulable
 from fray.model.ids import JobId
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Ended, Role
-from fray.model.resources import Capacity
 from fray.model.specs import Cause, EntryKind, JobSpec
 from fray.scheduler.actors import living_actor
 from fray.scheduler.effects import LaunchAsked, TerminateAsked
@@ -18,7 +17,7 @@ from fray.scheduler.lifecycle import job_state
 from fray.scheduler.lookup import differences, named, tree, who
 from fray.scheduler.match import ever
 from fray.scheduler.never import never_text
-from fray.scheduler.offers import possible
+from fray.scheduler.offers import all_machines, declares, known_machines
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Kind
 from fray.scheduler.registry import bound, taken
@@ -226,28 +225,30 @@ def check_feasible(state: State, spec: JobSpec) -> None:
 
 def _never(state: State, spec: JobSpec) -> str:
     """Why no machine of this cluster could ever hold the job; empty when one might."""
-    if not (state.declares_all_nodes or state.policy.groups) or spec.reservation_id:
+    if not declares(state) or spec.reservation_id:
         return ""
     machines = known_machines(state)
     if ever(spec.demand, spec.members, machines.values()):
         return ""
-    machines |= possible(state.fleet, spec.members)
+    machines = all_machines(state, spec.members)
     return "" if ever(spec.demand, spec.members, machines.values()) else never_text(spec, machines)
 
 
 def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) -> None:
     """Each job would fit by itself, but do they fit together?"""
-    if group is None or not state.declares_all_nodes or specs[0].reservation_id:
+    if group is None or not declares(state) or specs[0].reservation_id:
         return
-    if reason := no_room(known_machines(state), group.config.same, specs):
+    if reason := _no_room(state, group.config.same, specs):
         name = group.config.name
         raise NeverSchedulable(f"job group {name!r} can never run here: {reason}", name=name)
 
 
-def known_machines(state: State) -> dict[str, Capacity]:
-    """Declared and joined machines by name."""
-    declared = {hello.node: hello.capacity for hello in state.declared}
-    return declared | {node.name: node.capacity for node in state.nodes.values()}
+def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
+    """Why these jobs could never be there together; empty when they could."""
+    reason = no_room(known_machines(state), same, specs)
+    if reason and state.policy.groups:
+        reason = no_room(all_machines(state, sum(spec.members for spec in specs)), same, specs)
+    return reason
 
 
 def end_the_impossible(state: State, out: Outbox) -> None:
@@ -265,9 +266,9 @@ def end_the_impossible(state: State, out: Outbox) -> None:
 def _end_if_impossible(state: State, out: Outbox, group: JobGroup) -> None:
     jobs = state.gathered(group.group_id)
     specs = [job.spec for job in jobs]
-    if not state.declares_all_nodes or specs[0].reservation_id:
+    if not declares(state) or specs[0].reservation_id:
         return
-    if reason := no_room(known_machines(state), group.config.same, specs):
+    if reason := _no_room(state, group.config.same, specs):
         never(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
 
 

@@ -10,6 +10,7 @@ from fray.model.fleet import GroupConfig
 from fray.model.resources import Capacity
 from fray.scheduler.fleet import Books
 from fray.scheduler.packing import Offer
+from fray.scheduler.state import State
 
 
 def offers(books: Books, config: GroupConfig, now: float) -> Iterator[Offer]:
@@ -71,3 +72,19 @@ def possible(books: Books, members: int) -> Iterator[tuple[str, Capacity]]:
                 name = f"{config.name} {zone} {unit}"
                 for worker in range(config.hosts):
                     yield f"{name} {worker}", host(books, config, zone, name, worker)
+
+
+def declares(state: State) -> bool:
+    """It is known what the cluster has, or can have: what fits none of that never will."""
+    return state.declares_all_nodes or bool(state.policy.groups)
+
+
+def known_machines(state: State) -> dict[str, Capacity]:
+    """Declared and joined machines by name."""
+    declared = {hello.node: hello.capacity for hello in state.declared}
+    return declared | {node.name: node.capacity for node in state.nodes.values()}
+
+
+def all_machines(state: State, members: int) -> dict[str, Capacity]:
+    """And those that could be had, as many as so many members could need."""
+    return known_machines(state) | dict(possible(state.fleet, members))

@@ -33,6 +33,7 @@ from fray.scheduler.giving_back import end_jobs, give_back, is_idle
 from fray.scheduler.jobs import stop_job
 from fray.scheduler.lookup import who
 from fray.scheduler.match import ever, members_held
+from fray.scheduler.offers import all_machines, declares
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Applicant
 from fray.scheduler.reserved_news import note
@@ -108,9 +109,9 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
         raise InvalidRequest(f"reservation {spec.name!r}: a tool owns nothing, so it must be detached=True")
     if len(state.reserved) >= LIVING_LIMIT:
         raise InvalidRequest(f"the cluster holds its limit of {LIVING_LIMIT} reservations; release some first")
-    if state.declares_all_nodes and spec.min_units:
-        capacities = [hello.capacity for hello in state.declared] + [node.capacity for node in state.nodes.values()]
+    if declares(state) and spec.min_units:
         members = spec.min_units * spec.hosts
+        capacities = list(all_machines(state, members).values())
         if not any(ever(demand, members, capacities) for demand in (spec.demand, *spec.alternatives)):
             raise NeverSchedulable(
                 f"reservation {spec.name!r} can never be held here: it needs {members} times {needs(spec.demand)}, and "
