@@ -73,6 +73,22 @@ def test_a_group_ends_by_its_rules(group: JobGroup, said: bool | None) -> None:
     assert verdict(group) is said
 
 
+# Waiting
+
+
+def test_a_member_that_has_waited_as_long_as_it_may_ends_its_group_by_the_groups_rules() -> None:
+    law = a_law()
+    law.launch_group("g", member("a", wait_limit_s=60.0), member("b", need=demand(1000)))
+    assert law.state.timers.at == {("wait", "a"): 60.0}
+    law.restart()
+    assert law.state.timers.at == {("wait", "a"): 60.0}
+    law.driver()
+    law.tick(60.0)
+    assert law.info("a").cause is Cause.UNSCHEDULABLE
+    assert "it waited 60 s for machines, its limit" in (law.info("a").error_message or "")
+    assert law.state.timers.at == {}
+
+
 # The door
 
 

@@ -216,6 +216,8 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
     if job.gathered:
         lines += (f"  {each.job_id} needs {_members(each)}{needs(each.spec.demand)}" for each in mates(state, job))
         lines += group_lines(state, job)
+        if job.spec.job_group in state.queue:
+            lines += prospects.told(state, state.queue.applicants[job.spec.job_group].shape)
     lines += [f"retries: {_retries(state, job)}"]
     lines += [_attempt_line(attempt) for attempt in state.records(job)]
     return "\n".join(lines)

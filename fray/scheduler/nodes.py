@@ -180,7 +180,7 @@ def died(state: State, event: NodeDied, out: Outbox) -> None:
     if node is None or node.incarnation != event.incarnation:
         return
     _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", node_since(state, node))
-    if _remembered(node):
+    if _remembered(state, node):
         node.phase, node.silent_since = moved(NODE_TABLE, node.phase, NodeTurn.DIED), state.now
         state.node_changed(node)
     else:
@@ -188,8 +188,10 @@ def died(state: State, event: NodeDied, out: Outbox) -> None:
     out.happened("", "node died", f"{node.name}: {event.reason}")
 
 
-def _remembered(node: Node) -> bool:
-    """What is said of it shall still hold when it is back."""
+def _remembered(state: State, node: Node) -> bool:
+    """What is said of it shall still hold when it is back. A machine of a provider never is: its name is used once."""
+    if node.capacity.attributes.get("machine") in state.fleet.units:
+        return False
     return node.quarantine is not None or (node.cordon is not None and not node.cordon.leaving)
 
 

@@ -11,20 +11,20 @@ from itertools import islice
 from attrs import frozen
 
 from fray.model.ids import JobId, NodeName
-from fray.scheduler.asks import Ask, weightless
-from fray.scheduler.match import members_held
+from fray.scheduler.asks import Ask, Part, weightless
+from fray.scheduler.match import Pool, members_held
 from fray.scheduler.queue import Shape
 from fray.scheduler.rows import Job, JobPhase
 from fray.scheduler.starvation import holds_back, starving_heads
 from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial, pretending
 
-TRIED = 20
+TRIED = 10
 """Jobs whose end is tried alone."""
-STEPS = 200
+STEPS = 100
 """Jobs whose ends are tried together, one more each time."""
-LOOKED_AT = 5_000
-"""Attempts among which those are looked for."""
+LOOKED_AT = 1_000
+"""Attempts among which those are looked for: the controller answers nobody else meanwhile."""
 NAMED = 4
 
 
@@ -38,7 +38,7 @@ class Outlook:
             None: that is not known.
         ending: jobs whose ends that is.
         endless: jobs that hold what it needs and have no limit.
-        enough: it would fit if everything that runs on machines in service had ended.
+        enough: the machines in service are large enough, and somebody holds something of them.
     """
 
     alone: tuple[JobId, ...] = ()
@@ -65,10 +65,13 @@ def outlook(state: Tables, shape: Shape) -> Outlook:
             if trial.place(ask) is not None:
                 trial.undo()
                 return Outlook(alone, max(at or 0.0, state.now), tuple(ended), endless, enough=True)
-        for job_id in endless:
-            _end(state, trial, state.jobs[job_id])
-        enough = trial.place(ask) is not None
+    enough = bool(holders) and all(_could_hold(pool, part) for part in ask.parts)
     return Outlook(alone, None, tuple(ended), endless, enough)
+
+
+def _could_hold(pool: Pool, part: Part) -> bool:
+    """By the sizes of the machines in service."""
+    return any(sum(pool.usable(demand).values()) >= part.members for demand in part.choices)
 
 
 def _holders(state: Tables, shape: Shape) -> list[Job]:
@@ -119,9 +122,9 @@ def kept_for_others(state: Tables, shape: Shape) -> dict[NodeName, None]:
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
-def told(state: Tables, shape: Shape) -> Iterator[str]:
+def told(state: Tables, shape: Shape, found: Outlook | None = None) -> Iterator[str]:
     """What would unblock it, and when that is to be expected."""
-    found = outlook(state, shape)
+    found = found or outlook(state, shape)
     if found.enough and not found.ending and not found.endless:
         yield "there is room for it now: it would start if what waits before it did not need that"
         return

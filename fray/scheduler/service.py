@@ -15,6 +15,8 @@ def takes_work(node: Node) -> bool:
 
 def standing(node: Node) -> str:
     """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: nothing is said against it."""
+    if node.cordon is None and node.leaving:
+        return "leaving"
     if node.cordon is None:
         return "quarantined" if node.quarantine is not None else ""
     if node.cordon.leaving:
@@ -28,6 +30,8 @@ def why_out(node: Node, now: float) -> str:
     """Who or what has taken it out of service, and why; empty: it is not."""
     if node.cordon is not None:
         return _cordoned(node, node.cordon, now)
+    if node.leaving:
+        return "is being given back to its provider"
     return _suspected(node.quarantine, now) if node.quarantine is not None else ""
 
 

@@ -452,8 +452,11 @@ class Tables(ReservedTables):
 
     def enqueue(self, job: Job) -> None:
         self.queue.add(self.applicant(job))
+        self._limit_wait(job, job.queued_at)
+
+    def _limit_wait(self, job: Job, since: float) -> None:
         limit_s = job.spec.wait_limit_s
-        self.timers.set(("wait", job.job_id), None if limit_s is None else job.queued_at + limit_s)
+        self.timers.set(("wait", job.job_id), None if limit_s is None else since + limit_s)
 
     def places_of(self, applicant: Applicant) -> tuple[tuple[NodeName, ...], ...]:
         """Where its members would like to be, part by part; empty: anywhere."""
@@ -519,9 +522,11 @@ class Tables(ReservedTables):
 
     def _ungather(self, job: Job) -> None:
         job.gathered = False
-        self.musters[job.spec.job_group].gathered.pop(job.job_id, None)
         if job.spec.job_group in self.queue:
             self.queue.remove(job.spec.job_group)
+            for mate in self.musters[job.spec.job_group].gathered:
+                self.timers.set(("wait", mate), None)
+        self.musters[job.spec.job_group].gathered.pop(job.job_id, None)
 
     def gathered(self, group_id: str) -> list[Job]:
         """Members that are placed together next, in order of acceptance."""
@@ -531,6 +536,8 @@ class Tables(ReservedTables):
         """Into the queue with a group all of whose living members have gathered."""
         if self.musters[group_id].complete and group_id not in self.queue:
             self.queue.add(self._applying(self.job_groups[group_id]))
+            for job in self.gathered(group_id):
+                self._limit_wait(job, self.job_groups[group_id].queued_at)
 
     def _applying(self, group: JobGroup) -> Applicant:
         """The group as something that waits for machines."""

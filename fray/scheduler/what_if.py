@@ -42,7 +42,7 @@ def _waits(state: State, spec: JobSpec, shape: Shape) -> Forecast:
     number = place_of(state, spec, shape)
     gang = f"{spec.members} times " if spec.members > 1 else ""
     lines = [f"it would wait: number {number} in line; it needs {gang}{needs(spec.demand)}"]
-    lines += prospects.told(state, shape)
+    lines += prospects.told(state, shape, found)
     return Forecast(
         verdict=Verdict.WAIT,
         place=number,

@@ -53,6 +53,7 @@ ACTS: Mapping[str, int] = {
     "abandoned launch": 4,
     "worker pool": 2,
     "bad requests": 2,
+    "impatient job": 3,
     "remote run": 3,
     "supervised group": 5,
     "crash loop": 3,
