@@ -156,6 +156,22 @@ def test_show_tells_all_of_a_job(run: Fray, jobs: dict[str, str]) -> None:
     assert "0.0" in said.out
 
 
+def test_a_machine_is_taken_out_of_service_and_back(run: Fray, jobs: dict[str, str]) -> None:
+    said = run("cordon", "alpha", "--reason", "a fan is loud")
+    assert said.out.startswith("alpha  alive, cordoned  is cordoned by a tool")
+    assert "(a fan is loud)" in run("node", "show", "alpha").out
+    asked = ("what-if", "--cpu", "0.1", "--memory", "64MB")
+    assert "it would start if more machines joined that it can use, or if alpha were back in service" in run(*asked).out
+    (drained,) = run("drain", "alpha", "--deadline", "1h", "--json").json["nodes"]
+    assert drained["standing"] == "draining"
+    assert run("drain", "alpha", "--deadline", "1h", "--wait", "--timeout", "0.3").code == 124
+    assert run("uncordon", "alpha").out == "alpha  alive\n"
+    assert run(*asked).out == "it would start now on alpha\n"
+    assert run(*asked, "--json").json["verdict"] == "now"
+    assert run("drain", "omega").err.startswith("fray: no machine is called 'omega'")
+    assert run("show", "lab/parent", "--json").json["state"] == "running"
+
+
 def test_story_and_explain_tell_what_happened_and_why(run: Fray, jobs: dict[str, str]) -> None:
     whats = [event["what"] for event in run("story", "lab/broken", "--json").json]
     assert whats[0] == "launched"
