@@ -98,6 +98,20 @@ async def test_what_is_wanted_is_asked_for_with_a_token_of_its_own(autojump_cloc
     assert cloud.closed == 1
 
 
+async def test_a_token_is_worth_nothing_once_its_unit_is_given_back(autojump_clock: trio.testing.MockClock) -> None:
+    """For as long as it would have lived, also when other units are given back meanwhile."""
+    cloud, boot_s = FakeCloud(), 7200
+    async with controller(cloud, Store.memory(), policy(boot_timeout_s=boot_s)) as running:
+        await trio.sleep(10)
+        key, _ = read_token(cloud.requests[0].join.token)
+        assert running.joins.key_of(key.key_id) is not None
+        for most, seconds in ((0, 7000), (1, 7000), (0, 100)):
+            running.loop.tell(PolicyChanged(policy=policy(min=most, max=most, boot_timeout_s=boot_s)))
+            await trio.sleep(seconds)
+            assert running.joins.key_of(key.key_id) is None
+        assert running.loop.time() < key.expires_s
+
+
 async def test_a_provider_that_hangs_delays_no_decision(autojump_clock: trio.testing.MockClock) -> None:
     cloud = FakeCloud(takes_s=1e9)
     async with controller(cloud, Store.memory(), policy()) as running:

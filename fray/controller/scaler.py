@@ -21,6 +21,7 @@ from fray.controller.house import House
 from fray.controller.providers.base import Join, MachineRequest, Provider, ProviderError
 from fray.errors import FrayError, InvalidRequest
 from fray.model.fleet import ErrorKind, GroupConfig
+from fray.model.joining import JOIN_LIFE_LIMIT_S, JOIN_LIFE_S
 from fray.scheduler.effects import Effect, Event, FleetMoved, MachineAnswered, MachinesListed, PolicyChanged
 from fray.scheduler.units import Unit, UnitPhase
 
@@ -29,8 +30,6 @@ CALL_S = 120.0
 LIST_S = 60.0
 CALLS_LIMIT = 16
 """Orders of one provider that are in calls at a time."""
-JOIN_LIFE_S = 3600.0
-"""A join token lives so long, or twice the boot timeout of its group if that is longer."""
 
 _log = logging.getLogger("fray.controller.scaler")
 
@@ -262,13 +261,14 @@ class Scaler:
         group = self._house.state.fleet.group(unit.group)
         if group is None:
             raise ProviderError(ErrorKind.INVALID, f"group {unit.group!r} is not in the policy any more")
-        life_s = max(JOIN_LIFE_S, 2 * group.boot_timeout_s)
-        token = self._house.joins.mint(unit.name, unit.hosts, self._house.inbox.time(), life_s)
+        token = self._house.joins.mint(unit.name, unit.hosts, self._house.inbox.time(), _join_life_s(group))
         join = Join(group.controller or self._address, token)
         await hand.provider.create(MachineRequest(unit.name, group, unit.zone, group.spot, join))
 
     async def _delete(self, hand: Hand, unit: Unit) -> None:
-        self._house.joins.give_up(unit.name, self._house.inbox.time())
+        group = self._house.state.fleet.group(unit.group)
+        life_s = JOIN_LIFE_LIMIT_S if group is None else _join_life_s(group)
+        self._house.joins.give_up(unit.name, self._house.inbox.time(), life_s)
         await hand.provider.delete(unit.name, unit.zone, unit.group)
 
     # Lists
@@ -301,6 +301,11 @@ class Scaler:
         units = self._house.state.fleet.units.values()
         still = (UnitPhase.JOINED, UnitPhase.GONE)
         return any(unit.provider == hand.kind and unit.phase not in still for unit in units)
+
+
+def _join_life_s(group: GroupConfig) -> float:
+    """Longer than the law waits for a unit of the group."""
+    return min(JOIN_LIFE_LIMIT_S, max(JOIN_LIFE_S, 2 * group.boot_timeout_s))
 
 
 def node_address(bound: Sequence[str]) -> str:

@@ -1,4 +1,5 @@
-"""A TPU slice of Google's (by our server) whose four hosts are real ``fray-node`` processes, let in by one token."""
+"""TPU slices of Google's (by our server) whose hosts are real ``fray-node`` processes, let in by their slice's token: a
+gang asks for a slice, gets it, loses it, and gets another."""
 
 from __future__ import annotations
 
@@ -6,61 +7,84 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import pytest
 import trio
-from labs import TOKEN, Lab
 
 import fray
-from fray.controller.providers.base import Join, MachineRequest
-from fray.controller.providers.tpu import TpuProvider
-from fray.model.fleet import GroupConfig
+from fray.controller import scaler
+from fray.model.specs import JobInfo
 from fray.testing.tpu_cloud import TpuCloud
 from fray.testing.tpu_hosts import TpuHosts
 from fray.testing.tpu_server import serve_tpus
 
-ZONE = "us-west4-a"
+POLICY = """
+[[group]]
+name = "v5e"
+provider = "tpu"
+tpu = "v5litepod-16"
+cpu = 4
+memory = "1GB"
+zones = ["us-west4-a"]
+spot = true
+max = 2
+
+[group.options]
+project = "lab"
+runtime_version = "v2-alpha-tpuv5-lite"
+install = "true"
+queued = true
+endpoint = "{endpoint}"
+"""
 
 
 @contextmanager
-def cloud_with_hosts(directory: Path) -> Iterator[tuple[TpuHosts, GroupConfig]]:
+def cloud_with_hosts(directory: Path) -> Iterator[TpuHosts]:
+    """And the policy that leads there, as ``policy.toml``."""
     cloud = TpuCloud(create_s=0.2, delete_s=0.1, queue_s=0.1, clock=time.monotonic)
     with serve_tpus(cloud) as endpoint, TpuHosts(cloud, directory) as hosts:
-        options = {
-            "project": "lab",
-            "runtime_version": "v2-alpha-tpuv5-lite",
-            "install": "true",
-            "queued": True,
-            "endpoint": endpoint,
-        }
-        yield hosts, GroupConfig(name="v5e", provider="tpu", tpu="v5litepod-16", zones=(ZONE,), options=options)
+        (directory / "policy.toml").write_text(POLICY.format(endpoint=endpoint))
+        yield hosts
 
 
-def where() -> dict[str, Any]:
-    import os
+def work(directory: str, until: str) -> int:
+    """One member: says that it is there, and waits for the word to end."""
+    me = fray.current_job()
+    Path(directory, f"{me.attempt}.here").touch()
+    while not Path(directory, until).exists():
+        time.sleep(0.02)
+    return me.rank
 
-    return {key: os.environ.get(key) for key in ("FRAY_NODE", "FRAY_RANK")}
+
+async def running(job: fray.Job, directory: Path, generation: int) -> JobInfo:
+    """All four members of this generation are at work."""
+    while len(list(directory.glob(f"*:{generation}:*.here"))) < 4:  # noqa: ASYNC110, ASYNC240  # other processes
+        await trio.sleep(0.05)
+    return job.info
 
 
-async def test_the_hosts_of_a_slice_join_with_one_token_and_none_after_them(tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
-    lab.start_controller()
-    try:
-        lab.wait_serving()
-        with cloud_with_hosts(tmp_path) as (hosts, group), trio.fail_after(60):
-            async with fray.open_cluster(lab.spec, token=TOKEN) as cluster:
-                provider = TpuProvider("c1", [group])
-                token = await cluster.join_token("v5e-1", hosts=4)
-                await provider.create(MachineRequest("v5e-1", group, ZONE, True, Join(lab.spec, token)))
-                while len(nodes := await cluster.nodes()) < 4:
-                    await provider.list()
-                    await trio.sleep(0.1)
-                assert {node.name: node.attributes["tpu_worker"] for node in nodes} == {
-                    f"v5e-1-{worker}": str(worker) for worker in range(4)
-                }
-                assert {node.attributes["machine"] for node in nodes} == {"v5e-1"}
-                assert all(len(node.devices) == 4 for node in nodes)
-                await provider.aclose()
-        assert token.rpartition(":")[2] not in hosts.said() + (tmp_path / "controller.log").read_text()
-    finally:
-        lab.close()
+def hosts_of(info: JobInfo) -> list[str]:
+    return [member.node for member in info.members]
+
+
+async def test_a_gang_gets_a_slice_loses_it_and_gets_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scaler.PACES, "tpu", scaler.Pace(0.2, 1.0))  # type: ignore[index]
+    with cloud_with_hosts(tmp_path) as hosts, trio.fail_after(90):
+        async with fray.open_cluster(f"machine?nodes=0&policy={tmp_path}/policy.toml") as cluster:
+            slice_of_4 = fray.ResourceConfig.with_tpu("v5litepod-16", cpu=1, memory="100MB")
+            entry = fray.Entrypoint.from_callable(work, args=(str(tmp_path), "go"))
+            job = await cluster.launch(fray.JobRequest(name="train", entrypoint=entry, resources=slice_of_4))
+            first = hosts_of(await running(job, tmp_path, 0))
+            (unit,) = hosts.running
+            assert first == [f"{unit}-{worker}" for worker in range(4)]
+
+            hosts.cloud.preempt(unit)
+            second = hosts_of(await running(job, tmp_path, 1))
+            (Path(tmp_path) / "go").touch()
+            assert (await job.wait_ended()).state is fray.JobState.SUCCEEDED
+            (other,) = hosts.running
+            assert other != unit
+            assert second == [f"{other}-{worker}" for worker in range(4)]
+            tokens = [kept.what.metadata["fray-join-token"] for kept in hosts.cloud.nodes.values()]
+        assert tokens
+        assert not any(token.rpartition(":")[2] in hosts.said() for token in tokens)
