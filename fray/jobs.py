@@ -107,7 +107,12 @@ def build_actor_spec(
     if last_words_s:
         ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, last_words_s + CLEANUP_MARGIN_S))
     return evolve(
-        spec, actor=config, namespace=_namespace_of(request, runtime), ladder=ladder, health=config.health
+        spec,
+        actor=config,
+        namespace=_namespace_of(request, runtime),
+        ladder=ladder,
+        health=config.health,
+        wait_limit_s=config.wait_limit_s,
     ), content
 
 

@@ -50,6 +50,7 @@ from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
 from fray.model.lines import LineKind, LogLine
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
+from fray.model.messages.maintenance import Forecast, Verdict
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.retries import ExitRule
@@ -101,6 +102,7 @@ __all__ = [
     "EnvironmentConfig",
     "ExitRule",
     "FixedResolver",
+    "Forecast",
     "FrayError",
     "Future",
     "FutureForgotten",
@@ -150,6 +152,7 @@ __all__ = [
     "UnknownClusterSpec",
     "Unreachable",
     "Up",
+    "Verdict",
     "WorkerInfo",
     "WorkerPool",
     "as_completed",

@@ -147,3 +147,30 @@ def test_an_actor_that_waits_for_its_back_off_says_so_and_its_calls_wait() -> No
         assert await counter.add(1) == 6
 
     running(test)
+
+
+def test_an_actor_that_waits_for_a_machine_longer_than_it_may_is_unschedulable() -> None:
+    async def test(cluster: fray.Cluster) -> None:
+        (machine,) = await cluster.nodes()
+        await cluster.cordon(machine.name, reason="a fan is loud")
+        counter = await cluster.create_actor(Counter, 1, actor_config=ActorConfig(wait_limit_s=0.1))
+        with pytest.raises(fray.ActorDied, match=r"it waited 0.1 s for machines, its limit.*a fan is loud"):
+            await counter.add(1)
+        told = await cluster.what_if(fray.JobRequest("question"))
+        assert told.verdict is fray.Verdict.WAIT
+
+    running(test)
+
+
+def test_a_drained_actor_begins_anew_when_its_machine_is_back() -> None:
+    async def test(cluster: fray.Cluster) -> None:
+        counter = await cluster.create_actor(Counter, 1, actor_config=ActorConfig(max_restarts=1))
+        assert await counter.add(1) == 2
+        (there,) = await cluster.nodes()
+        (machine,) = (await cluster.drain(there.name, wait=True)).nodes
+        assert machine.standing == "drained"
+        await cluster.uncordon(machine.name)
+        with trio.fail_after(5):
+            assert await counter.add.options(idempotent=True)(1) == 2
+
+    running(test)

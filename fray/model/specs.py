@@ -51,6 +51,7 @@ class ActorConfig:
             an actor that does not answer well fails. Default None: it is well while its process runs.
         checkpoint_storage: where checkpoints over 8 MiB go, as fsspec writes it: ``file:///shared/ckpt``,
             ``gs://bucket/ckpt``. Default None: they are refused.
+        wait_limit_s: it fails as ``unschedulable`` when it has waited so long for a machine. Default None: it waits on.
 
     Raises:
         InvalidRequest: an impossible amount of something.
@@ -69,11 +70,12 @@ class ActorConfig:
     checkpoint_every_s: float | None = None
     checkpoint_storage: str | None = None
     health: HealthCheck | None = None
+    wait_limit_s: float | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.max_restarts is not None and self.max_restarts < -1:
             raise InvalidRequest(f"max_restarts={self.max_restarts} must be 0 or more, or -1 for always")
-        for name in ("restart_period_s", "checkpoint_every_s", "idle_s"):
+        for name in ("restart_period_s", "checkpoint_every_s", "idle_s", "wait_limit_s"):
             amount = getattr(self, name)
             if amount is not None and not amount > 0:
                 raise InvalidRequest(f"{name}={amount} must be more than 0 seconds; leave it out for none")
