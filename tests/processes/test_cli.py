@@ -181,6 +181,14 @@ def test_story_and_explain_tell_what_happened_and_why(run: Fray, jobs: dict[str,
     assert run("explain", "lab/huge", "--json").json["state"] == "pending"
 
 
+def test_a_machine_is_let_in_by_a_token_that_is_printed(run: Fray) -> None:
+    assert run("token", "--for-machine", "v5e-9").out.startswith("join:v5e-9:1:")
+    told = run("token", "--for-machine", "v5e-9", "--hosts", "4", "--life-s", "60", "--json").json
+    assert (told["machine"], told["token"].split(":")[2]) == ("v5e-9", "4")
+    refused = run("token", "--for-machine", "v5e-9", "--hosts", "0")
+    assert (refused.code, "0 hosts must be 1 to" in refused.err) == (2, True)
+
+
 def test_machines_and_actors_are_listed(run: Fray, lab: Lab, jobs: dict[str, str]) -> None:
     assert "alpha" in run("nodes").out
     (node,) = run("nodes", "--json").json
