@@ -31,7 +31,9 @@ from fray.model.messages.client import (
     Text,
 )
 from fray.model.requests import JobRequest
+from fray.model.reservations import ReservationId
 from fray.model.specs import JobInfo, JobState
+from fray.reservations import Reservation, Reserving
 from fray.runtime.context import Runtime, current, current_or_none
 from fray.runtime.interrupts import deferred_in_our_code
 from fray.runtime.job_records import JobRecord
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from fray.runtime.log_reader import LogReader
 
 
-class Cluster(Directory, Fleet):
+class Cluster(Directory, Fleet, Reserving):
     """A connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
@@ -81,6 +83,7 @@ class Cluster(Directory, Fleet):
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         on_failure: OnFailure = "absorb",
     ) -> Job: ...
     @overload
@@ -91,6 +94,7 @@ class Cluster(Directory, Fleet):
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         on_failure: OnFailure = "absorb",
     ) -> list[Job]: ...
 

@@ -28,6 +28,7 @@ from fray.errors import (
     NoSuchActor,
     NoSuchJob,
     NoSuchMethod,
+    NoSuchReservation,
     NotPicklable,
     OutcomeUnknown,
     RemoteError,
@@ -52,10 +53,12 @@ from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.messages.maintenance import Forecast, Verdict
 from fray.model.requests import Entrypoint, JobRequest
+from fray.model.reservations import Change, ChangeKind, ReservationConfig, ReservationInfo, ReservationState
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.retries import ExitRule
 from fray.model.specs import ActorConfig, AttemptInfo, Cause, JobInfo, JobState, Ladder, Peer
 from fray.monitors import Down, Link, Monitor, Up, link, monitor
+from fray.reservations import Reservation
 from fray.runtime.host_input import BlockingStream, Stream
 from fray.runtime.methods import method
 from fray.runtime.own_job import CurrentJob, current_job
@@ -88,6 +91,8 @@ __all__ = [
     "CallCycle",
     "CancelIgnored",
     "Cause",
+    "Change",
+    "ChangeKind",
     "Child",
     "Cluster",
     "ClusterResolver",
@@ -133,6 +138,7 @@ __all__ = [
     "NoSuchActor",
     "NoSuchJob",
     "NoSuchMethod",
+    "NoSuchReservation",
     "NotPicklable",
     "OnStall",
     "OutcomeUnknown",
@@ -140,6 +146,10 @@ __all__ = [
     "PoolStats",
     "Progress",
     "RemoteError",
+    "Reservation",
+    "ReservationConfig",
+    "ReservationInfo",
+    "ReservationState",
     "Resolver",
     "ResourceConfig",
     "Scope",

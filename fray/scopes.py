@@ -16,8 +16,10 @@ from fray.jobs import Job, build_actor_spec, build_spec, error_of
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint
 from fray.model.requests import Entrypoint, JobRequest
+from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, JobSpec
+from fray.reservations import Reservation, within
 from fray.runtime.context import Runtime
 from fray.runtime.family import Kind
 from fray.runtime.job_records import JobRecord
@@ -62,6 +64,7 @@ class Scope:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         on_failure: OnFailure = "escalate",
     ) -> Job: ...
     @overload
@@ -72,6 +75,7 @@ class Scope:
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         on_failure: OnFailure = "escalate",
     ) -> list[Job]: ...
 
@@ -83,6 +87,7 @@ class Scope:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         on_failure: OnFailure = "escalate",
     ) -> Job | list[Job]:
         """Launch a job owned by this scope, or ``count`` of them; returns once the controller has accepted all.
@@ -97,6 +102,8 @@ class Scope:
                 again, from anywhere, gives the same job, also when it has ended, as long as the cluster remembers it.
             adopt_existing: a living job of the name is what is wanted, if its request is the same: it is returned, and
                 stays whose it is. Of any number of launches at the same time, one launches.
+            reservation_id: the reservation (or its id) whose machines it takes, and no others; it waits for room there,
+                and ends with it. Default: the machines that nobody has reserved.
             on_failure: what its failure, after all retries, does: ``"escalate"`` (default): it fails the scope;
                 ``"absorb"``: only those who wait for it hear of it; or a function ``hook(child, error)`` that is told
                 the `Job` (or `ActorHandle`) and returns one of the two. It runs in the scope's task and must not wait;
@@ -105,11 +112,12 @@ class Scope:
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was launched. InvalidRequest also
                 when ``job_id`` belongs to a different request.
+            NoSuchReservation: nor was it: the reservation is unknown, or over.
             NameTaken: nor was it; for ``adopt_existing`` it says in what the living job's request differs.
             ConnectionFailed: the conversation with the controller has ended.
         """
         built, content = build_spec(request, self._runtime)
-        specs = instances(built, self._runtime, count, name, job_id, adopt_existing)
+        specs = instances(within(built, reservation_id), self._runtime, count, name, job_id, adopt_existing)
         payloads = [content] if content is not None else []
         jobs = await self._launch(specs, payloads, on_failure, attaches=adopt_existing or job_id is not None)
         return jobs if count is not None else jobs[0]
@@ -205,6 +213,7 @@ class Scope:
         on_failure: OnFailure = "escalate",
         get_if_exists: bool = False,
         lifetime: Lifetime = "non_detached",
+        reservation_id: ReservationId | Reservation | None = None,
         **kwargs: Any,
     ) -> ActorHandle:
         """Create ``cls(*args, **kwargs)`` in a process of its own; returns a handle that can be used at once.
@@ -224,6 +233,7 @@ class Scope:
             lifetime: ``"detached"``: owned by the cluster, it outlives this scope and this driver until
                 `Cluster.delete_actor`. Made by a driver that gave no namespace, it has one of its own, called like
                 itself. Default ``"non_detached"``: it ends with this scope.
+            reservation_id: the reservation whose machines it takes, as for `launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
@@ -235,7 +245,7 @@ class Scope:
         request = actor_request(label, resources, environment, restarts, detached=detached)
         config = evolve(config, max_restarts=restarts)
         spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
-        spec = evolve(spec, get_if_exists=get_if_exists)
+        spec = within(evolve(spec, get_if_exists=get_if_exists), reservation_id)
         decide = supervision_of(on_failure, self._actor)
         try:
             (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
@@ -299,6 +309,7 @@ class Scope:
         actor_config: ActorConfig | None = None,
         on_failure: OnFailure = "escalate",
         light: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         **kwargs: Any,
     ) -> ActorGroup:
         """Create the same actor ``count`` times; returns at once, and the members come as they can: all, or none.
@@ -314,6 +325,7 @@ class Scope:
             environment: packages, files, image and variables of their processes.
             actor_config: concurrency, restarts, idle time and the like, of each for itself.
             on_failure: as for `launch`, of each member.
+            reservation_id: the reservation whose machines they take, as for `launch`; not for light ones.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
@@ -333,6 +345,7 @@ class Scope:
         label = name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}"
         request = actor_request(label, resources, environment, config.max_restarts or 0)
         specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
+        specs = [within(spec, reservation_id) for spec in specs]
         await self._children.launch(specs, [content], Kind.ACTOR, supervision_of(on_failure, self._actor), error_of)
         methods = methods_of(cls)
         handles = [ActorHandle(spec.job_id, spec.name, methods, self._runtime) for spec in specs]

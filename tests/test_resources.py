@@ -164,7 +164,7 @@ REFUSED = [
     (lambda: ResourceConfig(disk="lots"), "disk='lots' is no size"),
     (lambda: ResourceConfig(memory="1g", ram="2g"), "memory='1g' and ram='2g' mean the same: write one"),
     (lambda: ResourceConfig(zones=["a"], zone="b"), "zone='b' mean the same"),
-    (lambda: ResourceConfig(replicas=0), "replicas=0 must be a whole number, 1 or more"),
+    (lambda: ResourceConfig(replicas=-1), "replicas=-1 must be a whole number, 1 or more"),
     (lambda: ResourceConfig(replicas=True), "replicas=True"),
     (lambda: ResourceConfig(regions=["us", ""]), "regions=.* must be names"),
     (lambda: ResourceConfig(GpuConfig("h100", 0)), "count=0.* must be a whole number, 1 or more"),

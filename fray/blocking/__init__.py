@@ -8,12 +8,14 @@ from fray.blocking.hosts import ActorHost
 from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job
 from fray.blocking.pools import WorkerPool
+from fray.blocking.reservations import Reservation
 from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
 from fray.jobs import CurrentJob, current_job
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
 from fray.model.requests import Entrypoint, JobRequest
+from fray.model.reservations import Change, ReservationConfig, ReservationInfo, ReservationState
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, JobInfo, JobState
 
@@ -28,6 +30,7 @@ __all__ = [
     "ActorPool",
     "ActorServer",
     "Cause",
+    "Change",
     "Cluster",
     "ClusterResolver",
     "Constraint",
@@ -46,6 +49,10 @@ __all__ = [
     "JobRequest",
     "JobRole",
     "JobState",
+    "Reservation",
+    "ReservationConfig",
+    "ReservationInfo",
+    "ReservationState",
     "Resolver",
     "ResourceConfig",
     "Scope",

@@ -16,6 +16,7 @@ from fray.blocking.logs import LogLines
 from fray.blocking.loop import job_runtime, own_portal, portal_of
 from fray.blocking.makers import Maker
 from fray.blocking.portal import Held, Portal
+from fray.blocking.reservations import Reserving
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
@@ -88,7 +89,7 @@ class Scope(Maker):
         return repr(self._native) if hasattr(self, "_native") else "<Scope, not entered>"
 
 
-class Cluster(Maker):
+class Cluster(Maker, Reserving):
     """A connection to a cluster, for any thread. Made by `open_cluster`; in a job, `current_cluster()` is its own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.

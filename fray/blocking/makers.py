@@ -9,8 +9,10 @@ from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
 from fray.blocking.jobs import Job, launched
 from fray.blocking.portal import Portal
+from fray.blocking.reservations import Reservation
 from fray.model.ids import JobId
 from fray.model.requests import JobRequest
+from fray.model.reservations import ReservationId
 from fray.supervision import OnFailure
 
 
@@ -29,6 +31,7 @@ class Maker:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         on_failure: OnFailure = ...,
     ) -> Job: ...
     @overload
@@ -39,6 +42,7 @@ class Maker:
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
         on_failure: OnFailure = ...,
     ) -> list[Job]: ...
 

@@ -13,6 +13,7 @@ from fray.model.environment import check_spec
 from fray.model.gangs import hosts_of, port_names, slice_hosts
 from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
+from fray.model.reservations import ReservationSpec, check_reservation
 from fray.model.resources import Demand
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.session import HEARTBEAT_S
@@ -118,6 +119,22 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
     if extra := set(attached) - set(needed):
         raise InvalidRequest(f"no job of this launch names the attachment {min(extra)}")
     return needed
+
+
+def check_reserved(spec: ReservationSpec) -> None:
+    """Raises InvalidRequest: an impossible name or id, or an amount that cannot be."""
+    check_name(spec.name, "a reservation")
+    if spec.namespace:
+        check_name(spec.namespace, "a namespace")
+    token = spec.reservation_id.removeprefix(f"{spec.name}-")
+    if token == spec.reservation_id or not token.isalnum() or len(spec.reservation_id) > ID_LIMIT:
+        raise InvalidRequest(
+            f"reservation_id={spec.reservation_id!r} must be the reservation's name, a dash, and letters or digits: "
+            f"{spec.name + '-run1'!r}"
+        )
+    if any(_least(demand) < 0 for demand in (spec.demand, *spec.alternatives)):
+        raise InvalidRequest(f"reservation {spec.name!r}: no amount of {spec.demand} may be negative")
+    check_reservation(spec)
 
 
 def check_bundles(launch: Launch, known: Container[JobId], has_bundle: Callable[[BlobId], bool]) -> None:

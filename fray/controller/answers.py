@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from fray.controller.admission import check_bundles, check_checkpoint, check_id, check_launch, check_marked
+from fray.controller.admission import (
+    check_bundles,
+    check_checkpoint,
+    check_id,
+    check_launch,
+    check_marked,
+    check_reserved,
+)
 from fray.controller.secrets import check_secrets
 from fray.errors import FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
@@ -31,11 +38,15 @@ from fray.scheduler.effects import (
     LaunchAsked,
     NameRegistered,
     NameUnregistered,
+    ReservationAsked,
+    ReservationReleased,
+    ReservationRenewed,
     SessionClosed,
     TerminateAsked,
     UncordonAsked,
 )
 from fray.scheduler.explain import explain
+from fray.scheduler.reserved_view import explain_reservation, list_reservations
 from fray.scheduler.what_if import what_if as forecast
 
 if TYPE_CHECKING:
@@ -174,15 +185,51 @@ def fetch_blob(link: ClientLink, ref: int, message: words.FetchBlob, blobs: Sequ
 
 def explain_job(link: ClientLink, ref: int, message: words.Explain, blobs: Sequence[Bytes]) -> Answer:
     state = link.house.state
+    if message.job in state.reservations:
+        return words.Text(text=explain_reservation(state, message.job)), ()
     state.job_info(message.job)
     return words.Text(text=explain(state, message.job, link.house.inbox.now)), ()
 
 
 def story(link: ClientLink, ref: int, message: words.Story, blobs: Sequence[Bytes]) -> Answer:
     events = link.house.store.story(message.job)
-    if not events:
+    if not events and message.job not in link.house.state.reservations:
         link.house.state.job_info(message.job)
     return words.Events(events=events), ()
+
+
+# Reservations
+
+
+def create_reservation(link: ClientLink, ref: int, message: words.CreateReservation, blobs: Sequence[Bytes]) -> Answer:
+    check_reserved(message.spec)
+    link.house.inbox.ask(ReservationAsked(session=link.session, ref=ref, spec=message.spec))
+    link.audience.of_reservation.add(message.spec.reservation_id, link)
+    return None
+
+
+def renew_reservation(link: ClientLink, ref: int, message: words.RenewReservation, blobs: Sequence[Bytes]) -> Answer:
+    name, ttl_s = message.reservation_id, message.ttl_s
+    link.house.inbox.ask(ReservationRenewed(session=link.session, ref=ref, reservation_id=name, ttl_s=ttl_s))
+    return None
+
+
+def release_reserved(link: ClientLink, ref: int, message: words.ReleaseReservation, blobs: Sequence[Bytes]) -> Answer:
+    name, reason = message.reservation_id, message.reason
+    link.house.inbox.ask(ReservationReleased(session=link.session, ref=ref, reservation_id=name, reason=reason))
+    return None
+
+
+def watch_reservation(link: ClientLink, ref: int, message: words.WatchReservation, blobs: Sequence[Bytes]) -> Answer:
+    info = link.house.state.reservation_info(message.reservation_id)
+    if message.follow:
+        link.audience.of_reservation.add(message.reservation_id, link)
+    return words.Reservations(reservations=(info,)), ()
+
+
+def list_reserved(link: ClientLink, ref: int, message: words.ListReservations, blobs: Sequence[Bytes]) -> Answer:
+    found = list_reservations(link.house.state, _namespace(link, message.namespace), message.ended)
+    return words.Reservations(reservations=found), ()
 
 
 # Names
@@ -375,6 +422,11 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     words.FollowLogs: follow_logs,
     words.WatchLogs: watch_logs,
     ReadLog: read_log,
+    words.CreateReservation: create_reservation,
+    words.RenewReservation: renew_reservation,
+    words.ReleaseReservation: release_reserved,
+    words.WatchReservation: watch_reservation,
+    words.ListReservations: list_reserved,
     words.Register: register,
     words.Unregister: unregister,
     words.Watch: watch,

@@ -53,6 +53,7 @@ from fray.scheduler.effects import (
     ProbeWanted,
     Refusal,
     Reply,
+    ReservationMoved,
     SessionClosed,
     SessionOver,
     WishesMoved,
@@ -314,6 +315,9 @@ class Gateway:
                 self._to_client(effect)
             case JobMoved(job_id=job_id):
                 self._job_moved(job_id)
+            case ReservationMoved(reservation_id=name):
+                for link in self._audience.of_reservation.of(name):
+                    link.news.reservation_moved(name)
             case NamesMoved(key=key):
                 for link in self._audience.of_name.of(key):
                     link.news.names_moved(key)

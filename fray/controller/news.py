@@ -12,6 +12,7 @@ from fray.controller.house import House
 from fray.controller.log_desk import LogDesk
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages import client as words
+from fray.model.reservations import ReservationId
 from fray.model.specs import JobInfo
 from fray.net.channel import Channel
 
@@ -27,6 +28,7 @@ class News:
         self._logs = logs
         self._jobs: dict[JobId, JobInfo] = {}
         self._measured: dict[JobId, dict[AttemptId, None]] = {}
+        self._reservations: dict[ReservationId, None] = {}
         self._names: dict[str, None] = {}
         self._wake = trio.Event()
 
@@ -41,6 +43,10 @@ class News:
 
     def measured(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
         self._measured.setdefault(job_id, {}).update(dict.fromkeys(attempts))
+        self.wake()
+
+    def reservation_moved(self, reservation_id: ReservationId) -> None:
+        self._reservations[reservation_id] = None
         self.wake()
 
     def names_moved(self, key: str) -> None:
@@ -62,6 +68,7 @@ class News:
     def forget(self) -> None:
         """Of jobs and names nothing more is told."""
         self._jobs.clear()
+        self._reservations.clear()
         self._names.clear()
 
     # Who tells it
@@ -84,10 +91,11 @@ class News:
         return self._more_than_lines() or self._logs.behind() is not None
 
     def _more_than_lines(self) -> bool:
-        return bool(self._names or self._measured or self._jobs or self._logs.has_hints)
+        return bool(self._names or self._reservations or self._measured or self._jobs or self._logs.has_hints)
 
     def tell_one(self, channel: Channel) -> None:
-        """Names first, then measurements, jobs, each after the lines it has printed so far, the lines of the others.
+        """Names first, then reservations, measurements, jobs, each after the lines it has printed so far, the lines of
+        the others.
 
         Raises:
             ChannelClosed, ChannelFull: the channel cannot take it.
@@ -96,6 +104,8 @@ class News:
             key = next(iter(self._names))
             del self._names[key]
             channel.notice(*self._house.names_now(key))
+        elif self._reservations:
+            self._tell_reservation(channel, self._reservations.popitem()[0])
         elif self._measured:
             job_id, attempts = self._measured.popitem()
             channel.notice(words.JobMeasured(job_id=job_id, vitals=self._house.vitals.of(attempts)))
@@ -105,6 +115,11 @@ class News:
             channel.notice(hint)
         else:
             self._tell_lines(channel, self._logs.behind())
+
+    def _tell_reservation(self, channel: Channel, reservation_id: ReservationId) -> None:
+        state = self._house.state
+        if reservation_id in state.reservations:
+            channel.notice(words.ReservationChanged(reservation=state.reservation_info(reservation_id)))
 
     def _tell_job(self, channel: Channel, job_id: JobId) -> None:
         attempt = self._logs.behind(job_id)

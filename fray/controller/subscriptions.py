@@ -9,6 +9,7 @@ from attrs import define, field
 
 from fray.errors import InvalidRequest
 from fray.model.ids import JobId, SessionId
+from fray.model.reservations import ReservationId
 
 SUBSCRIPTIONS_LIMIT = 100_000
 """Keys one link may follow at a time, per kind."""
@@ -65,6 +66,7 @@ class Audience(Generic[L]):
     """Which client follows what."""
 
     of_job: Subscriptions[JobId, L] = field(factory=Subscriptions)
+    of_reservation: Subscriptions[ReservationId, L] = field(factory=Subscriptions)
     of_name: Subscriptions[str, L] = field(factory=Subscriptions)
     of_log: Subscriptions[JobId | SessionId, L] = field(factory=Subscriptions)
     """By job, or by session for all that it owns: who is sent lines."""
@@ -76,6 +78,7 @@ class Audience(Generic[L]):
     def leave(self, link: L) -> None:
         """Drop all that this client follows."""
         self.of_job.leave(link)
+        self.of_reservation.leave(link)
         self.of_name.leave(link)
         self.of_log.leave(link)
         self.of_news.leave(link)

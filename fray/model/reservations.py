@@ -321,6 +321,7 @@ def resources_of(demand: Demand, replicas: int) -> ResourceConfig:
         preemptible=demand.preemptible,
         regions=demand.regions,
         zones=demand.zones,
+        constraints=demand.constraints,
     )
 
 

@@ -109,7 +109,8 @@ class ResourceConfig:
             that takes more is ended as ``out_of_memory``. Default: 2 GB are reserved (16 GB with GPUs), and there is
             no limit; 0: nothing is reserved, and there is none either. ``ram`` is another name for it.
         disk: scratch disk. Default 0.
-        replicas: whole gang, all or none. For a TPU type of several hosts each replica is one slice.
+        replicas: whole gang, all or none. For a TPU type of several hosts each replica is one slice. None (0) can
+            only be the minimum of a reservation.
         preemptible: may run on machines that can be taken away. Default True.
         regions, zones: where it may run; empty means anywhere. ``zone`` is one zone alone.
         pin_cpus: its processes run on CPUs of their own among the pinned jobs of the machine: ``cpu`` must be a whole
@@ -251,8 +252,8 @@ class ResourceConfig:
     def _check(self) -> None:
         if not _is_number(self.cpu) or not 0 <= self.cpu < float("inf"):
             raise InvalidRequest(f"cpu={self.cpu!r} must be a number of CPUs, 0 or more")
-        if not _is_whole(self.replicas) or self.replicas < 1:
-            raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more")
+        if not _is_whole(self.replicas) or self.replicas < 0:
+            raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more (0: of a reservation)")
         if self.pin_cpus and (self.cpu < 1 or self.cpu != int(self.cpu)):
             raise InvalidRequest(f"pin_cpus=True needs whole CPUs, 1 or more, not cpu={self.cpu:g}: write cpu=1")
         parse_bytes(self.disk, "disk")

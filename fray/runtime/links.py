@@ -19,6 +19,7 @@ from fray.model.ids import JobId
 from fray.model.messages.client import (
     ClientHello,
     ControllerHello,
+    CreateReservation,
     EndSession,
     FollowLogs,
     JobChanged,
@@ -28,6 +29,7 @@ from fray.model.messages.client import (
     LogMoved,
     Names,
     Register,
+    ReservationChanged,
     Watch,
 )
 from fray.net.channel import Channel, RedialPolicy, run_dialled
@@ -38,6 +40,7 @@ from fray.net.tunnel import Tunnels
 from fray.runtime.job_records import JobRecords
 from fray.runtime.log_watches import LogWatches, OnLog
 from fray.runtime.name_watches import NameWatch, NameWatches
+from fray.runtime.reservation_records import ReservationRecords
 
 
 class ControllerLink:
@@ -46,6 +49,7 @@ class ControllerLink:
     def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
         self.jobs = JobRecords(self)
+        self.reservations = ReservationRecords(self)
         self.names = NameWatches(self)
         self.logs = LogWatches(self, on_log)
         self.tunnels = tunnels
@@ -105,6 +109,7 @@ class ControllerLink:
         if self.tunnels is not None:
             self.tunnels.on_end(error)
         self.jobs.lose_all(error)
+        self.reservations.lose_all(error)
         self._owed.set()
         self.ready.set()
         self.over.set()
@@ -114,6 +119,8 @@ class ControllerLink:
             self.jobs.learn(message.job, blobs[0] if blobs else None)
         elif isinstance(message, JobMeasured):
             self.jobs.measured(message)
+        elif isinstance(message, ReservationChanged):
+            self.reservations.learn(message.reservation)
         elif isinstance(message, Names):
             self.names.learn(message, blobs)
         elif isinstance(message, LogMoved):
@@ -214,7 +221,7 @@ class ControllerLink:
         if self._requests is None:
             raise ChannelClosed("the conversation with the controller has not begun", reason="closed")
         answer = await self._requests.request(message, blobs, timeout_s=timeout_s, on_answer=on_answer)
-        self._settled = self._settled or isinstance(message, Launch | Register)
+        self._settled = self._settled or isinstance(message, Launch | Register | CreateReservation)
         return answer
 
     def tell(self, message: Any) -> None:
@@ -242,6 +249,7 @@ class ControllerLink:
             if resets != self._resets:
                 if resets:
                     await self.jobs.watch_again()
+                    await self.reservations.watch_again()
                 resets, told, told_follow = self._resets, {}, {}
             told = {key: watch for key, watch in told.items() if self.names.watched.get(key) is watch}
             owed = {key: watch for key, watch in self.names.watched.items() if key not in told}

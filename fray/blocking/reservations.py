@@ -1,0 +1,155 @@
+"""Reservations, for sync code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any
+
+from fray.blocking.jobs import Job
+from fray.blocking.portal import Held, Portal
+from fray.model.ids import Namespace
+from fray.model.requests import JobRequest
+from fray.model.reservations import Change, ReservationConfig, ReservationId, ReservationInfo
+from fray.reservations import Changes
+from fray.reservations import Reservation as NativeReservation
+
+
+class Reservation:
+    """One reservation, followed from here. As `fray.Reservation`."""
+
+    def __init__(self, portal: Portal, reservation: NativeReservation) -> None:
+        self._portal, self._native = portal, reservation
+
+    @property
+    def id(self) -> ReservationId:
+        """What ``reservation_id=`` takes, here and in every other process."""
+        return self._native.id
+
+    @property
+    def info(self) -> ReservationInfo:
+        """The latest state known here."""
+        return self._native.info
+
+    @property
+    def expires_at(self) -> float:
+        """Seconds since the epoch."""
+        return self._native.expires_at
+
+    def wait_held(self, timeout: float | None = None) -> ReservationInfo:
+        """Wait until it holds its minimum. As `fray.Reservation.wait_held`."""
+        return self._portal.call(self._native.wait_held, timeout)
+
+    def wait_units(self, count: int, timeout: float | None = None) -> ReservationInfo:
+        """Wait until it holds so many units. As `fray.Reservation.wait_units`."""
+        return self._portal.call(self._native.wait_units, count, timeout)
+
+    def wait_ended(self) -> ReservationInfo:
+        """Wait until nothing of it is left."""
+        return self._portal.call(self._native.wait_ended)
+
+    def changes(self, since: int | None = None) -> ChangesHere:
+        """What happens to it: ``for change in reservation.changes()``. As `fray.Reservation.changes`."""
+        return ChangesHere(self._portal, self._portal.run(lambda: self._native.changes(since)))
+
+    def launch(self, request: JobRequest, **how: Any) -> Job:
+        """Launch a job in it. As `fray.Reservation.launch`."""
+        return Job(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
+
+    def keep(self, request: JobRequest, **how: Any) -> list[Job]:
+        """One job a unit, whatever units there are. As `fray.Reservation.keep`."""
+        return [Job(self._portal, job) for job in self._portal.call(lambda: self._native.keep(request, **how))]
+
+    def renew(self, ttl_seconds: float | None = None) -> ReservationInfo:
+        """Its time to live begins anew."""
+        return self._portal.call(self._native.renew, ttl_seconds)
+
+    def release(self, reason: str = "released") -> None:
+        """Give it back: what runs in it is ended."""
+        self._portal.call(self._native.release, reason)
+
+    def __repr__(self) -> str:
+        return repr(self._native)
+
+
+class ChangesHere:
+    """See `Reservation.changes`."""
+
+    def __init__(self, portal: Portal, changes: Changes) -> None:
+        self._portal, self._changes = portal, changes
+
+    def __iter__(self) -> Iterator[Change]:
+        return self
+
+    def __next__(self) -> Change:
+        """Raises ConnectionFailed as natively."""
+        try:
+            return self._portal.call(self._changes.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+class HeldReservation:
+    """``with cluster.open_reservation(config) as reservation``."""
+
+    def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[NativeReservation]) -> None:
+        self._portal = portal
+        self._held: Held[NativeReservation] = Held(portal, manager)
+
+    def __enter__(self) -> Reservation:
+        return Reservation(self._portal, self._held.enter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.leave(error)
+
+
+class Reserving:
+    """The part of `fray.blocking.Cluster` that is about reservations."""
+
+    _portal: Portal
+    _native: Any
+
+    def create_reservation(
+        self, config: ReservationConfig, *, reservation_id: ReservationId | None = None
+    ) -> ReservationId:
+        """Have machines held for jobs to come; returns at once. As `fray.Cluster.create_reservation`."""
+        create = self._native.create_reservation
+        found: ReservationId = self._portal.call(lambda: create(config, reservation_id=reservation_id))
+        return found
+
+    def get_reservation(self, reservation_id: ReservationId | Reservation) -> ReservationInfo:
+        """What it holds, what it waits for, who is in it. Raises NoSuchReservation."""
+        info: ReservationInfo = self._portal.call(self._native.get_reservation, _id(reservation_id))
+        return info
+
+    def release_reservation(self, reservation_id: ReservationId | Reservation, reason: str = "released") -> None:
+        """Give it back: what runs in it ends. As `fray.Cluster.release_reservation`."""
+        self._portal.call(self._native.release_reservation, _id(reservation_id), reason)
+
+    def renew_reservation(
+        self, reservation_id: ReservationId | Reservation, ttl_seconds: float | None = None
+    ) -> ReservationInfo:
+        """Its time to live begins anew. As `fray.Cluster.renew_reservation`."""
+        renewed: ReservationInfo = self._portal.call(self._native.renew_reservation, _id(reservation_id), ttl_seconds)
+        return renewed
+
+    def list_reservations(self, namespace: Namespace | None = None, *, ended: bool = False) -> list[ReservationInfo]:
+        """Reservations of the own namespace (``"*"``: of all), oldest first. As `fray.Cluster.list_reservations`."""
+        found: list[ReservationInfo] = self._portal.call(lambda: self._native.list_reservations(namespace, ended=ended))
+        return found
+
+    def follow_reservation(self, reservation_id: ReservationId) -> Reservation:
+        """A handle of a reservation that somebody has created. As `fray.Cluster.follow_reservation`."""
+        return Reservation(self._portal, self._portal.call(self._native.follow_reservation, reservation_id))
+
+    def open_reservation(self, config: ReservationConfig, *, wait_limit_s: float | None = None) -> HeldReservation:
+        """``with cluster.open_reservation(config) as reservation``: begins when the minimum is held, renews itself
+        while it is open, and is released at its end. As `fray.Cluster.open_reservation`."""
+        return HeldReservation(self._portal, self._native.open_reservation(config, wait_limit_s=wait_limit_s))
+
+
+def _id(reservation: ReservationId | Reservation) -> ReservationId:
+    return reservation.id if isinstance(reservation, Reservation) else reservation
