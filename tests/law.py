@@ -43,10 +43,12 @@ from fray.scheduler.effects import (
 )
 from fray.scheduler.group_words import group_info
 from fray.scheduler.invariants import Decided, check
+from fray.scheduler.queue import Applicant
 from fray.scheduler.rows import TABLES, Rules
 from fray.scheduler.starvation import holds_back, starving_heads
 from fray.scheduler.state import State
 from fray.scheduler.step import step
+from fray.scheduler.trial import Trial
 
 GB = 1024**3
 
@@ -133,13 +135,27 @@ class Cluster:
         held: dict[str, dict[str, None]] = {}
         starved = [applicant.id for applicant in starving_heads(self.state)]
         for applicant in self.state.queue:
-            shape = applicant.shape
-            exempt = shape.child or shape.ask.weightless
-            mine = held.setdefault(shape.reservation, {})
-            if self.state.pool_for(shape.reservation).place(shape.ask, () if exempt else mine) is not None:
+            mine = held.setdefault(applicant.shape.reservation, {})
+            if self._fits_beside(applicant, mine):
                 yield f"{applicant.id} waits and could start"
-            if applicant.id in starved:
+            plan = self.state.plans.get(applicant.id)
+            if plan is not None and plan.at is not None:
+                mine.update(dict.fromkeys(plan.shares))
+            elif applicant.id in starved:
                 mine.update(dict.fromkeys(holds_back(self.state, applicant)))
+
+    def _fits_beside(self, applicant: Applicant, held: dict[str, None]) -> bool:
+        """It could start on machines of which nothing at all is kept for others."""
+        shape = applicant.shape
+        claims = [
+            claim
+            for claim in self.state.claims.values()
+            if claim.applicant != applicant.id and claim.reservation == shape.reservation
+        ]
+        claimed = {share.node: None for claim in claims for share in claim.shares}
+        closed = () if shape.ask.weightless else claimed if shape.child else claimed | held
+        with Trial(self.state, shape.reservation) as trial:
+            return trial.fits(shape.ask, closed)
 
     def save(self) -> None:
         upserts, deletes = self.state.take_dirty()

@@ -157,7 +157,7 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
 
 def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
     """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [loss=N] [memory=N] [backoff=S]
-    [exits=CODE:RULE,…] [band=B] [limit=S] [wait=S] [actor] [, JOB …]``
+    [exits=CODE:RULE,…] [band=B] [limit=S] [wait=S] [fixed] [actor] [, JOB …]``
 
     Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
     members of a supervised group ``group=STRATEGY``.
@@ -214,7 +214,7 @@ def _actor(plain: list[str], more: dict[str, str]) -> ActorConfig | None:
 def _spec(words: list[str], index: int) -> JobSpec:
     plain, more = options(words)
     strategy = more.get("group")
-    need = demand(float(more.get("cpu", 1)), gpu=int(more.get("gpu", 0)))
+    need = demand(float(more.get("cpu", 1)), gpu=int(more.get("gpu", 0)), preemptible="fixed" not in plain)
     return job(
         plain[0],
         need,

@@ -55,10 +55,36 @@ class Terms:
 
 
 @frozen(kw_only=True)
+class Preemption:
+    """Who may take the place of whom, and how often that may happen to one job.
+
+    Attributes:
+        enabled: False: nobody is ended for the sake of others.
+        bands: whose jobs may take the places of later bands.
+        reclaim: a tenant within its quota may take back what others have borrowed.
+        shield_s: a job that has had its machines for less than this is left alone.
+        limit: so often at most a job is ended for the sake of others within ``period_s``.
+        period_s: see there.
+        patience_s: who is to start within this time anyway, takes nobody's place.
+        notice_limit_s: longest notice that a job may ask for (`JobRequest.preemption_notice_s`).
+    """
+
+    enabled: bool = True
+    bands: tuple[Band, ...] = (Band.SYSTEM, Band.PRODUCTION)
+    reclaim: bool = True
+    shield_s: float = 60.0
+    limit: int = 2
+    period_s: float = 3600.0
+    patience_s: float = 30.0
+    notice_limit_s: float = 600.0
+
+
+@frozen(kw_only=True)
 class Policy:
     """The whole file.
 
     Attributes:
+        preemption: who may take the place of whom.
         half_life_s: of past use: so long after it, it counts half.
         users, namespaces: terms by name, complete; those of ``"*"`` are for all others.
         groups: machines that can be had.
@@ -70,6 +96,7 @@ class Policy:
     namespaces: dict[str, Terms] = Factory(dict)
     groups: tuple[GroupConfig, ...] = ()
     spend_limit_per_hour: float | None = None
+    preemption: Preemption = Preemption()
 
     def user(self, name: str) -> Terms:
         return self.users.get(name) or self.users.get(EVERYBODY) or _DEFAULT

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from fray.errors import InvalidRequest
 from fray.model.bands import Band
 from fray.model.fleet import GroupConfig, read_group
-from fray.model.policy import EVERYBODY, Amounts, Policy, Terms
+from fray.model.policy import EVERYBODY, Amounts, Policy, Preemption, Terms
 from fray.model.resources import parse_bytes
 
 Reader: TypeAlias = Callable[[str, Any], Any]
@@ -159,6 +159,37 @@ def _groups(where: str, value: Any) -> tuple[GroupConfig, ...]:
     return groups
 
 
+def _preemption(where: str, value: Any) -> Preemption:
+    found = {}
+    for key, amount in table(where, value).items():
+        read = _known(key, PREEMPTION, f"[{where}]")
+        found[key] = read(f"[{where}] {key}", amount)
+    return Preemption(**found)
+
+
+def flag(where: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{where}={value!r} must be true or false")
+    return value
+
+
+def seconds(where: str, value: Any) -> float:
+    """A number of seconds, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise InvalidRequest(f"{where}={value!r} must be a number of seconds, 0 or more")
+    return float(value)
+
+
+PREEMPTION: Mapping[str, Reader] = {
+    "enabled": flag,
+    "bands": _bands,
+    "reclaim": flag,
+    "shield_s": seconds,
+    "limit": count,
+    "period_s": positive,
+    "patience_s": seconds,
+    "notice_limit_s": seconds,
+}
 AMOUNTS: Mapping[str, tuple[str, Reader]] = {
     "cpu": ("cpu_milli", _cpus),
     "memory": ("memory_bytes", _memory),
@@ -176,5 +207,6 @@ TABLES: Mapping[str, tuple[str, Reader]] = {
     "namespaces": ("namespaces", _terms(NAMESPACE)),
     "group": ("groups", _groups),
     "spend_limit_per_hour": ("spend_limit_per_hour", amount),
+    "preemption": ("preemption", _preemption),
 }
 """Key of the file: the field of `Policy`, and who reads it."""

@@ -213,6 +213,8 @@ class JobSpec:
     """None: that of the job that launches it, else interactive."""
     time_limit_s: float | None = None
     """It is ended so long after its start; None: never."""
+    notice_s: float = 0.0
+    """When its place is taken: how long before its ladder begins it is told so."""
     wait_limit_s: float | None = None
     """It has failed when it has waited so long for machines; None: it waits on."""
     reservation_id: str = ""

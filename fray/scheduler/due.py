@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fray.scheduler import drain, quarantine, reservations, waiting
+from fray.scheduler import drain, preemption, quarantine, reservations, waiting
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.reserved import RESERVATION
 from fray.scheduler.state import State
@@ -13,6 +13,7 @@ DUE: Mapping[str, Callable[[State, Outbox, str], None]] = {
     "drain": drain.due,
     "probe": quarantine.due,
     RESERVATION: reservations.due,
+    "seek": preemption.due,
     "wait": waiting.due,
 }
 """By what is due: told of which row."""

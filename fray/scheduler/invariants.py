@@ -13,6 +13,7 @@ from fray.model.gangs import port_names
 from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState, Outcome
 from fray.scheduler import quarantine
+from fray.scheduler.backfill import room_in_the_end
 from fray.scheduler.group_invariants import (
     job_groups_are_together,
     job_groups_are_whole,
@@ -24,7 +25,8 @@ from fray.scheduler.match import Machine
 from fray.scheduler.musters import Muster
 from fray.scheduler.reserved_rules import RESERVATION_RULES, devices_add_up, units_by_node
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
-from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase, NodePhase, SessionPhase
+from fray.scheduler.rows import TABLES, Attempt, AttemptPhase, Job, JobPhase, NodePhase, SessionPhase
+from fray.scheduler.space import Space
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables, Tally, takes_work
 from fray.scheduler.units import UnitPhase
@@ -274,6 +276,50 @@ def _limits(state: State) -> Iterator[str]:
             yield f"{job.job_id} runs on, though its time was over at {job.over_at}"
 
 
+def _preemption(state: State) -> Iterator[str]:
+    """Nobody is ended for the sake of others too often, and claims are those of waiting ones, on open machines."""
+    for job in state.jobs.values():
+        if job.preempted:
+            yield from _too_often(state, job)
+    for claim in state.claims.values():
+        if claim.applicant not in state.queue:
+            yield f"{claim.applicant} has a claim, and does not wait"
+        if not claim.shares or not claim.victims:
+            yield f"{claim.applicant} claims {len(claim.shares)} shares of {len(claim.victims)} victims"
+        for share in claim.shares:
+            if share.node not in state.pool.machines:
+                yield f"{claim.applicant} claims something of {share.node}, which is gone"
+    yield from _promised_once(state)
+
+
+def _too_often(state: State, job: Job) -> Iterator[str]:
+    rule = state.policy.preemption
+    if list(job.preempted) != sorted(job.preempted) or job.preempted[-1] > state.now:
+        yield f"{job.job_id} was preempted at {job.preempted}"
+    for at in job.preempted:
+        times = sum(at - rule.period_s < other <= at for other in job.preempted)
+        if times > rule.limit:
+            yield f"{job.job_id} was preempted {times} times in {rule.period_s:g} s, the limit is {rule.limit}"
+    if job.runs and job.preempted[-1] > (job.placed_at or 0.0):
+        yield f"{job.job_id} goes on, and was preempted at {job.preempted[-1]}"
+
+
+def _promised_once(state: State) -> Iterator[str]:
+    """What is free, or will be when all has ended that is being ended, is enough for all claims together."""
+    rooms: dict[tuple[str, str], Space] = {}
+    for claim in state.claims.values():
+        for share in claim.shares:
+            machine = state.pool_for(claim.reservation).machines.get(share.node)
+            if machine is None:
+                continue
+            key = claim.reservation, share.node
+            if key not in rooms:
+                rooms[key] = room_in_the_end(state, machine, claim.reservation)
+            room = rooms[key]
+            if not all(room.take(share.demand) for _ in range(share.members)):
+                yield f"{claim.applicant} claims more of {share.node} than there will be"
+
+
 def _held(state: State, job: Job) -> Iterator[str]:
     """A held job waits for something; what waits for a time has an alarm."""
     alarm = (job.held_until, job.order, job.job_id)
@@ -382,7 +428,7 @@ def _indexes(state: State) -> Iterator[str]:
             yield f"index {index} is {mine}, the rows say {other}"
     if list(state.queue) != list(twin.queue):
         yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
-    if state.timers.at != twin.timers.at:
+    if {timed: at for timed, at in state.timers.at.items() if timed[0] != "seek"} != twin.timers.at:
         yield f"timed are {state.timers.at}, the rows say {twin.timers.at}"
     if state.fleet.orders.keys() != twin.fleet.orders.keys():
         yield f"the orders are {list(state.fleet.orders)}, the rows say {list(twin.fleet.orders)}"
@@ -394,20 +440,7 @@ def _indexes(state: State) -> Iterator[str]:
         yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
 
 
-_TABLES = (
-    "law",
-    "node",
-    "session",
-    "job",
-    "job_group",
-    "attempt",
-    "name",
-    "grave",
-    "past",
-    "unit",
-    "fleet_group",
-    "reservation",
-)
+_TABLES = tuple(TABLES)
 _INDEXES = (
     "tally",
     "on_node",
@@ -502,6 +535,7 @@ RULES: tuple[Rule, ...] = (
     _wishes,
     _jobs,
     _limits,
+    _preemption,
     _alone_with_its_name,
     _groups,
     job_groups_are_whole,

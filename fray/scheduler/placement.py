@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from fray.model.ids import NodeName
-from fray.scheduler import job_groups, reservations
+from fray.scheduler import job_groups, preemption, reservations
 from fray.scheduler.asks import Placed
+from fray.scheduler.backfill import Keeps
 from fray.scheduler.jobs import start
 from fray.scheduler.match import Pool, takes
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Applicant, Kind, Shape
-from fray.scheduler.starvation import holds_back, starving, starving_heads
+from fray.scheduler.starvation import starving, starving_heads
 from fray.scheduler.state import State
 
 
@@ -43,6 +44,7 @@ STARTERS: Mapping[Kind, Starter] = {
 def place_waiting(state: State, out: Outbox) -> None:
     """Place all that waits and can be placed, in order; each shape is given up at its first refusal."""
     version = None
+    preemption.settle(state)
     state.pool.now = state.now
     while state.queue and version != state.pool.version:
         version = state.pool.version
@@ -54,24 +56,27 @@ def place_waiting(state: State, out: Outbox) -> None:
 
 
 def _pass(state: State, out: Outbox) -> None:
-    hopeful = [shape for shape in state.queue.waiting if _hopeful(state, shape)]
+    hopeful = {shape: None for shape in state.queue.waiting if _hopeful(state, shape)}
     if not hopeful:
         return
+    keeps = Keeps(state)
     starved = {applicant.shape: None for applicant in starving_heads(state)}
-    heads = [(state.queue.waiting[shape][0], shape) for shape in dict.fromkeys([*hopeful, *starved])]
+    shapes = dict.fromkeys([*hopeful, *starved, *keeps.waiting_shapes()])
+    heads = [(state.queue.waiting[shape][0], shape) for shape in shapes]
     line = [(entry, index, shape) for index, (entry, shape) in enumerate(heads)]
     heapq.heapify(line)
-    held: dict[str, dict[NodeName, None]] = {}
     while line:
         entry, index, shape = heapq.heappop(line)
         applicant = state.queue.applicants[entry[2]]
-        mine, pool = held.setdefault(shape.reservation, {}), state.pool_for(shape.reservation)
-        if _place(state, out, applicant, mine):
+        if shape in hopeful and _place(state, out, applicant, keeps):
             left = state.queue.waiting.get(shape)
             if left:
                 heapq.heappush(line, (left[0], index, shape))
-        elif shape in starved and len(mine) < pool.open_machines and starving(state, applicant):
-            mine.update(dict.fromkeys(holds_back(state, applicant)))
+        else:
+            plan = keeps.refused(applicant)
+            if preemption.seek(state, out, applicant, keeps, plan):
+                keeps.claimed(applicant)
+    keeps.end()
 
 
 def _hopeful(state: State, shape: Shape) -> bool:
@@ -87,10 +92,9 @@ def _takes_any(pool: Pool, name: NodeName, shape: Shape) -> bool:
     return any(takes(pool.machines[name], demand) for demand in shape.ask.demands)
 
 
-def _place(state: State, out: Outbox, applicant: Applicant, held: dict[NodeName, None]) -> bool:
+def _place(state: State, out: Outbox, applicant: Applicant, keeps: Keeps) -> bool:
     shape, pool = applicant.shape, state.pool_for(applicant.shape.reservation)
-    exempt = shape.child or shape.ask.weightless
-    placed = pool.place(shape.ask, () if exempt else held, state.places_of(applicant))
+    placed = keeps.place(applicant, state.places_of(applicant))
     if placed is None:
         state.queue.failed[shape] = pool.version
         state.queue.refused[shape] = None
@@ -98,6 +102,9 @@ def _place(state: State, out: Outbox, applicant: Applicant, held: dict[NodeName,
     if starving(state, applicant):
         pool.version += 1  # what was held back for it may fit now
         state.pool.version += pool is not state.pool
+    keeps.placed(applicant)
+    if applicant.id in state.claims:
+        state.drop_claim(applicant.id)
     state.queue.remove(applicant.id)
     STARTERS[applicant.kind](state, out, applicant, placed)
     return True

@@ -15,9 +15,8 @@ from fray.scheduler.asks import Ask, Part, weightless
 from fray.scheduler.match import Pool, members_held
 from fray.scheduler.queue import Shape
 from fray.scheduler.rows import Job, JobPhase
-from fray.scheduler.starvation import holds_back, starving_heads
 from fray.scheduler.tables import Tables
-from fray.scheduler.trial import Trial, pretending
+from fray.scheduler.trial import Trial
 
 TRIED = 10
 """Jobs whose end is tried alone."""
@@ -54,16 +53,15 @@ def outlook(state: Tables, shape: Shape) -> Outlook:
     holders = _holders(state, shape)
     timed = sorted((end_of(job), job.order, job.job_id) for job in holders if end_of(job) is not None)
     endless = tuple(job.job_id for job in holders if end_of(job) is None)
-    with pretending(pool, state.now) as trial:
-        if trial.place(ask) is not None:
+    with Trial(state, shape.reservation) as trial:
+        if trial.fits(ask):
             return Outlook(at=state.now, enough=True)
-        alone = tuple(job.job_id for job in holders[:TRIED] if _enough(state, trial, ask, [job]))
+        alone = tuple(job.job_id for job in holders[:TRIED] if _enough(trial, ask, job))
         ended: list[JobId] = []
         for at, _, job_id in timed[:STEPS]:
-            _end(state, trial, state.jobs[job_id])
+            trial.end((state.jobs[job_id],))
             ended.append(job_id)
-            if trial.place(ask) is not None:
-                trial.undo()
+            if trial.fits(ask):
                 return Outlook(alone, max(at or 0.0, state.now), tuple(ended), endless, enough=True)
     enough = bool(holders) and all(_could_hold(pool, part) for part in ask.parts)
     return Outlook(alone, None, tuple(ended), endless, enough)
@@ -96,27 +94,11 @@ def end_of(job: Job) -> float | None:
     return job.over_at
 
 
-def _end(state: Tables, trial: Trial, job: Job) -> None:
-    for attempt in state.living_members(job):
-        trial.release(attempt.node, state.demand(job), attempt.devices, tuple(attempt.ports.values()))
-
-
-def _enough(state: Tables, trial: Trial, ask: Ask, jobs: list[Job]) -> bool:
-    for job in jobs:
-        _end(state, trial, job)
-    fits = trial.place(ask) is not None
-    trial.undo()
+def _enough(trial: Trial, ask: Ask, job: Job) -> bool:
+    trial.end((job,))
+    fits = trial.fits(ask)
+    trial.undo_to(0)
     return fits
-
-
-def kept_for_others(state: Tables, shape: Shape) -> dict[NodeName, None]:
-    """Machines that are kept from it for those who starve."""
-    if shape.child or shape.reservation or shape.ask.weightless:
-        return {}
-    held: dict[NodeName, None] = {}
-    for head in starving_heads(state):
-        held |= dict.fromkeys(holds_back(state, head))
-    return held
 
 
 # Words ----------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fray.model.bands import Band
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.job_groups import JobGroupConfig
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
-from fray.model.resources import Capacity
+from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, JobSpec, Outcome
 from fray.scheduler.reserved_rows import Reservation
 from fray.scheduler.units import GroupRow, Unit
@@ -131,6 +131,12 @@ class Job:
     """Where the members of the generation before were, by member, empty where the machine was at fault: they go there
     again if there is room."""
     checkpoint: Kept | None = None
+    preempted: tuple[float, ...] = ()
+    """When it was ended for the sake of others, as far back as the policy counts."""
+    preempted_for: str = ""
+    """For whose sake its last generation was ended, or this one is; empty: no generation was."""
+    notice_s: float = 0.0
+    """While CLOSING: how long its members were given before their ladders begin."""
     outcome: Outcome | None = None
     """Committed exactly once."""
     value_forgotten: bool = False
@@ -355,6 +361,27 @@ class Binding:
     order: int
 
 
+@frozen(kw_only=True)
+class ClaimedShare:
+    """So many members' worth of one machine."""
+
+    node: NodeName
+    demand: Demand
+    members: int = 1
+
+
+@define(kw_only=True)
+class Claim:
+    """What is kept for an applicant for whose sake others are being ended (see `preemption`)."""
+
+    applicant: str
+    reservation: str = ""
+    """Of whose machines; empty: of the fleet's."""
+    shares: tuple[ClaimedShare, ...]
+    victims: tuple[JobId, ...]
+    made_at: float = 0.0
+
+
 @define(kw_only=True)
 class Grave:
     """Why an actor that was no job of its own is gone."""
@@ -437,5 +464,6 @@ TABLES: dict[str, type] = {
     "unit": Unit,
     "fleet_group": GroupRow,
     "reservation": Reservation,
+    "claim": Claim,
 }
 """In the order in which `State.restore` can be given the rows (any order will do)."""

@@ -22,6 +22,7 @@ from fray.scheduler.asks import Ask, ask_of, part_of, within
 from fray.scheduler.fleet import Books
 from fray.scheduler.match import Pool
 from fray.scheduler.musters import Muster, stage_of
+from fray.scheduler.plans import Plan
 from fray.scheduler.queue import Applicant, Kind, Queue, Shape, Tenant
 from fray.scheduler.reserved import ReservedTables
 from fray.scheduler.reserved import discard as _discard
@@ -30,6 +31,7 @@ from fray.scheduler.rows import (
     Attempt,
     Binding,
     Blame,
+    Claim,
     Grave,
     Job,
     JobGroup,
@@ -84,6 +86,8 @@ class Tables(ReservedTables):
         """Jobs of which only a line is kept, oldest end first."""
         self.reservations: dict[ReservationId, Reservation] = {}
         self.job_groups: dict[str, JobGroup] = {}
+        self.claims: dict[str, Claim] = {}
+        """By applicant."""
         self._dirty: dict[tuple[str, str], None] = {}
         self.fleet = Books(self.touch)
         """Machines asked of providers."""
@@ -133,6 +137,10 @@ class Tables(ReservedTables):
         """Ended sessions, oldest end first."""
         self.unwell: dict[NodeName, None] = {}
         """Nodes that are not alive."""
+        self.plans: dict[str, Plan] = {}
+        """By applicant, while it is the first that waits, or starves. No index: made anew after a restart."""
+        self.sought: dict[str, float] = {}
+        """By applicant that found nobody whose place it may take: when it looks again (`preemption`). No index."""
         self.timers = Timers()
         """By node, ``drain``: when its drain waits no longer; ``probe``: when it is asked how it is. By job, ``wait``:
         when it has waited for machines as long as it may."""
@@ -175,6 +183,7 @@ class Tables(ReservedTables):
             "unit": self.fleet.units,
             "fleet_group": self.fleet.groups,
             "reservation": self.reservations,
+            "claim": self.claims,
             "law": {"law": self.law},
         }
         return tables[table]
@@ -218,6 +227,7 @@ class Tables(ReservedTables):
         self.graves = dict(sorted(self.graves.items(), key=lambda item: item[1].order))
         self.past = dict(sorted(self.past.items(), key=lambda item: (item[1].ended_at, item[1].order)))
         self.reservations = dict(sorted(self.reservations.items(), key=lambda item: item[1].order))
+        self.claims = dict(sorted(self.claims.items(), key=lambda item: (item[1].made_at, item[0])))
 
     def _attempt_order(self, attempt: Attempt) -> tuple[int, int, int]:
         job = self.jobs.get(attempt.job_id)
@@ -672,6 +682,19 @@ class Tables(ReservedTables):
     def drop_past(self, job_id: JobId) -> None:
         del self.past[job_id]
         self.touch("past", job_id)
+
+    # Claims
+
+    def put_claim(self, claim: Claim) -> None:
+        self.claims[claim.applicant] = claim
+        self.touch("claim", claim.applicant)
+
+    def drop_claim(self, applicant_id: str) -> None:
+        """What was kept may fit others now."""
+        claim = self.claims.pop(applicant_id)
+        if not claim.reservation or claim.reservation in self.reserved:
+            self.pool_for(claim.reservation).version += 1
+        self.touch("claim", applicant_id)
 
     # Payloads and values
 

@@ -8,12 +8,13 @@ from fray.model.messages.maintenance import Forecast, Verdict
 from fray.model.specs import JobSpec
 from fray.scheduler import prospects
 from fray.scheduler.asks import ask_of
+from fray.scheduler.backfill import keeps_now
 from fray.scheduler.launching import check_feasible
 from fray.scheduler.match import members_held
 from fray.scheduler.offers import offers
 from fray.scheduler.queue import Applicant, Shape, Tenant
 from fray.scheduler.state import State
-from fray.scheduler.trial import pretending
+from fray.scheduler.trial import Trial
 from fray.scheduler.words import needs
 
 
@@ -23,10 +24,10 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
         check_feasible(state, spec)
     except FrayError as error:
         return Forecast(verdict=Verdict.NEVER, text=str(error))
-    ask = ask_of(spec)
-    shape = Shape(ask, False, spec.reservation_id)
-    with pretending(state.pool_for(shape.reservation), state.now) as trial:
-        placed = trial.place(ask, prospects.kept_for_others(state, shape))
+    shape = Shape(ask_of(spec), False, spec.reservation_id)
+    newest = newcomer(state, spec, shape)
+    with Trial(state, shape.reservation) as trial:
+        placed = keeps_now(state, newest).tried(trial, newest)
     if placed is not None:
         nodes = tuple(node for part in placed for node in part.nodes)
         return Forecast(verdict=Verdict.NOW, nodes=nodes, text=f"it would start now on {_some(nodes)}")
@@ -68,10 +69,22 @@ def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
     )
 
 
+def newcomer(state: State, spec: JobSpec, shape: Shape) -> Applicant:
+    """The job, if it were accepted now."""
+    return Applicant(
+        "",
+        shape,
+        state.law.order + 1,
+        state.now,
+        band=spec.band or Band.INTERACTIVE,
+        tenant=Tenant(spec.user, spec.namespace),
+        time_limit_s=spec.time_limit_s,
+    )
+
+
 def place_of(state: State, spec: JobSpec, shape: Shape) -> int:
     """Its number in line, if it were accepted now."""
-    band = spec.band or Band.INTERACTIVE
-    newest = Applicant("", shape, state.law.order + 1, state.now, band=band, tenant=Tenant(spec.user, spec.namespace))
+    newest = newcomer(state, spec, shape)
     return 1 + sum(applicant.entry < newest.entry for applicant in state.queue)
 
 

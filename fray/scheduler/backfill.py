@@ -1,0 +1,267 @@
+"""Back-fill: later ones may run in the gaps, and never delay the first that does not fit.
+
+The law (EASY: Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 2001). The first applicant that does not fit gets a
+plan: the earliest time at which it surely fits by the time limits of what runs, and its share of the machines then.
+A later one may use a planned machine only
+
+- if its own time limit ends before that time, or
+- beside the plan: what is free then is enough for both.
+
+Where the limits tell no time there is no plan; once the applicant starves, all machines it could use are kept for it
+(`starvation`). A claim (`preemption`) is kept like a plan, and from everybody but its owner. Those that take nothing
+are held back by nobody; children of running jobs, which a plan may be waiting for, only by claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+
+from attrs import Factory, define, frozen
+
+from fray.model.ids import NodeName
+from fray.scheduler.asks import Ask, Placed
+from fray.scheduler.match import Machine, Pool
+from fray.scheduler.planning import claim_shares, ends_at, going, make_plan, nodes_of, over_in_s
+from fray.scheduler.plans import Plan, Shares
+from fray.scheduler.queue import Applicant, Kind, Shape
+from fray.scheduler.rows import Claim, Job
+from fray.scheduler.space import Space
+from fray.scheduler.starvation import holds_back, starving, starving_heads
+from fray.scheduler.tables import Tables
+from fray.scheduler.trial import Trial
+
+PLANS = 8
+"""So many have a plan at a time: the first that does not fit, and starving ones."""
+AGAIN_S = 5.0
+"""A plan that could not be made is tried again after this time; one that was, after `RENEWED_S`."""
+RENEWED_S = 60.0
+
+
+def _room_without(state: Tables, machine: Machine, reservation: str, gone: Callable[[Job], bool]) -> Space:
+    """What is free there without what these jobs of that reservation (of the fleet) have."""
+    room = Space.of(machine)
+    for attempt_id in state.on_node[machine.name]:
+        attempt = state.attempts[attempt_id]
+        job = state.jobs[attempt.job_id]
+        if job.spec.reservation_id == reservation and gone(job):
+            room.give(machine, state.demand(job), attempt.devices)
+    return room
+
+
+def room_in_the_end(state: Tables, machine: Machine, reservation: str) -> Space:
+    """What is free there when all has ended whose end is decided."""
+    return _room_without(state, machine, reservation, lambda job: going(state, job))
+
+
+@frozen(eq=False)
+class Keep:
+    """What is kept of some machines for one applicant, at a time or (a claim) as soon as what ends has ended."""
+
+    applicant: str
+    reservation: str
+    shares: Shares
+    at: float | None
+
+    def room_beside(self, state: Tables, machine: Machine) -> Space | None:
+        """What is left of a machine at that time, when its owner has its share; None: not even he has room."""
+        room = _room_without(state, machine, self.reservation, lambda job: self._gone(state, job))
+        for demand, count in self.shares[machine.name]:
+            for _ in range(count):
+                if not room.take(demand):
+                    return None
+        return room
+
+    def _gone(self, state: Tables, job: Job) -> bool:
+        if self.at is None:
+            return going(state, job)
+        at = ends_at(state, job)
+        return at is not None and at <= self.at
+
+
+class _Closed:
+    """The machines that one applicant may not use: a container of names, asked for those that come into question."""
+
+    def __init__(self, state: Tables, pool: Pool, ask: Ask, keeps: Sequence[Keep], held: Container[NodeName]) -> None:
+        self._state, self._pool, self._demands, self._keeps, self._held = state, pool, ask.demands, keeps, held
+        self._known: dict[NodeName, bool] = {}
+
+    def __contains__(self, name: object) -> bool:
+        assert isinstance(name, str)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = name in self._held or any(map(self._keeps_off(name), self._keeps))
+        return known
+
+    def _keeps_off(self, name: NodeName) -> Callable[[Keep], bool]:
+        def keeps_off(keep: Keep) -> bool:
+            if name not in keep.shares:
+                return False
+            room = keep.room_beside(self._state, self._pool.machines[name])
+            return room is None or not all(map(room.holds, self._demands))
+
+        return keeps_off
+
+
+@define(eq=False)
+class _Book:
+    """What is kept of one pool (of the fleet, or of one reservation) for those that were refused so far."""
+
+    plans: list[Keep] = Factory(list)
+    held: dict[NodeName, str] = Factory(dict)
+    """All machines of starving ones without a plan, and the first for whom each is kept."""
+    used: dict[str, Plan] = Factory(dict)
+    """By applicant, also those that say nothing."""
+
+
+class Keeps:
+    """What is kept during one pass over the queue: claims of whomever, and plans of those that were refused so far."""
+
+    def __init__(self, state: Tables) -> None:
+        self.state = state
+        self.claims = [_kept_by(claim) for claim in state.claims.values()]
+        self._books: dict[str, _Book] = {}
+
+    def waiting_shapes(self) -> Iterator[Shape]:
+        """Of those that have a plan: they are refused first, so that what is theirs is kept."""
+        for applicant_id in self.state.plans:
+            if applicant_id in self.state.queue:
+                yield self.state.queue.applicants[applicant_id].shape
+
+    def _book(self, applicant: Applicant) -> _Book:
+        return self._books.setdefault(applicant.shape.reservation, _Book())
+
+    def _pool(self, applicant: Applicant) -> Pool:
+        return self.state.pool_for(applicant.shape.reservation)
+
+    # Placing
+
+    def place(self, applicant: Applicant, preferred: Sequence[Sequence[NodeName]]) -> tuple[Placed, ...] | None:
+        """Take places for it that delay nobody for whom something is kept; None: there are none."""
+        pool, ask = self._pool(applicant), applicant.shape.ask
+        keeps, held = self._binding(applicant), self._held_off(applicant)
+        if not keeps:
+            return pool.place(ask, held, preferred)
+        with Trial(self.state, applicant.shape.reservation) as trial:
+            placed = self.tried(trial, applicant, preferred)
+            if placed is not None:
+                trial.keep()
+        return placed
+
+    def tried(
+        self, trial: Trial, applicant: Applicant, preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placed, ...] | None:
+        """The same within a trial."""
+        pool, ask = trial.pool, applicant.shape.ask
+        keeps, held = self._binding(applicant), self._held_off(applicant)
+        mark = trial.mark
+        placed = trial.place(ask, _Closed(self.state, pool, ask, keeps, held), preferred)
+        if placed is None or not self._harms(pool, keeps, nodes_of(placed)):
+            return placed
+        trial.undo_to(mark)
+        return trial.place(ask, {node: None for keep in keeps for node in keep.shares} | held, preferred)
+
+    def _held_off(self, applicant: Applicant) -> dict[NodeName, str | None]:
+        exempt = applicant.shape.child or applicant.shape.ask.weightless
+        return {} if exempt else {**self._book(applicant).held}
+
+    def _binding(self, applicant: Applicant) -> list[Keep]:
+        if applicant.shape.ask.weightless:
+            return []
+        mine = applicant.shape.reservation
+        keeps = [keep for keep in self.claims if keep.reservation == mine and keep.applicant != applicant.id]
+        if applicant.shape.child:
+            return keeps
+        over_s = over_in_s(self.state, applicant)
+        plans = self._book(applicant).plans
+        return keeps + [k for k in plans if over_s is None or k.at is None or self.state.now + over_s > k.at]
+
+    def _harms(self, pool: Pool, keeps: Iterable[Keep], nodes: Iterable[NodeName]) -> bool:
+        """Several members together take more of a machine than there is beside what is kept."""
+        found = list(nodes)
+        return any(
+            keep.room_beside(self.state, pool.machines[node]) is None
+            for keep in keeps
+            for node in found
+            if node in keep.shares
+        )
+
+    def placed(self, applicant: Applicant) -> None:
+        """It has its places: what was kept for it may fit others."""
+        if self.state.plans.pop(applicant.id, None) is not None:
+            self._pool(applicant).version += 1
+
+    # Keeping
+
+    def refused(self, applicant: Applicant) -> Plan | None:
+        """It does not fit: keep for it what the law says."""
+        shape = applicant.shape
+        if shape.child or shape.ask.weightless or applicant.kind is Kind.GROWTH or applicant.id in self.state.claims:
+            return None
+        book, starves = self._book(applicant), starving(self.state, applicant)
+        plan = None
+        if not book.used or (starves and len(book.used) < PLANS):
+            plan = book.used[applicant.id] = self._plan(applicant, book)
+        self._keep(applicant, plan)
+        return plan
+
+    def recall(self, applicant: Applicant) -> None:
+        """It did not fit before: keep for it what it was given then."""
+        self._keep(applicant, self.state.plans.get(applicant.id))
+
+    def _keep(self, applicant: Applicant, plan: Plan | None) -> None:
+        book = self._book(applicant)
+        if plan is not None and plan.at is not None:
+            book.plans.append(Keep(applicant.id, applicant.shape.reservation, plan.shares, plan.at))
+        elif starving(self.state, applicant) and len(book.held) < self._pool(applicant).open_machines:
+            for node in holds_back(self.state, applicant):
+                book.held.setdefault(node, applicant.id)
+
+    def _plan(self, applicant: Applicant, book: _Book) -> Plan:
+        """The one it has, as long as that may come true."""
+        pool, before = self._pool(applicant), self.state.plans.get(applicant.id)
+        if before is not None and _stands(self.state, pool, before):
+            return before
+        kept = {node: None for keep in (*self.claims, *book.plans) for node in keep.shares}
+        plan = self.state.plans[applicant.id] = make_plan(self.state, applicant, kept)
+        if before is not None and before.shares:
+            pool.version += 1
+        return plan
+
+    def kept_for_others(self, applicant: Applicant) -> dict[NodeName, None]:
+        """Machines that are kept for those before it. (Claims are reckoned with as what they are: shares.)"""
+        book = self._book(applicant)
+        held = {node: None for node, whose in book.held.items() if whose != applicant.id}
+        return held | {node: None for keep in book.plans if keep.applicant != applicant.id for node in keep.shares}
+
+    def claimed(self, applicant: Applicant) -> None:
+        """Others are being ended for its sake: that is its plan now."""
+        book = self._book(applicant)
+        self.claims.append(_kept_by(self.state.claims[applicant.id]))
+        book.plans = [keep for keep in book.plans if keep.applicant != applicant.id]
+        book.used.pop(applicant.id, None)
+
+    def end(self) -> None:
+        """The pass is over: plans of those that are no longer the first are forgotten."""
+        self.state.plans = {name: plan for book in self._books.values() for name, plan in book.used.items()}
+
+
+def keeps_now(state: Tables, applicant: Applicant) -> Keeps:
+    """What would be kept from one that does not wait yet, if the next pass came now."""
+    keeps = Keeps(state)
+    heads = {head.id: head for head in starving_heads(state)}
+    heads |= {name: state.queue.applicants[name] for name in state.plans if name in state.queue}
+    for head in sorted(heads.values(), key=lambda head: head.entry):
+        if head.entry < applicant.entry and head.id not in state.claims:
+            keeps.recall(head)
+    return keeps
+
+
+def _kept_by(claim: Claim) -> Keep:
+    return Keep(claim.applicant, claim.reservation, claim_shares(claim), None)
+
+
+def _stands(state: Tables, pool: Pool, plan: Plan) -> bool:
+    if plan.at is None:
+        return state.now < plan.made_at + AGAIN_S and plan.machines == pool.open_machines
+    soon = state.now < min(plan.at, plan.made_at + RENEWED_S) or plan.made_at == state.now
+    return soon and all(node in pool.machines and pool.machines[node].open for node in plan.shares)

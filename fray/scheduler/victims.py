@@ -1,0 +1,433 @@
+"""Whose end would make room: the cheapest whole jobs, and none that could be spared.
+
+The law of the choice. Jobs of later bands first, whatever is lost with them; then as little work as can be (time run
+since the last checkpoint, times size); then few. A job ends whole, wherever its members are, and all that it owns ends
+with it. Places are sites: a machine, or all hosts of a TPU slice. Of each site that comes into question the cheapest
+jobs are found whose end makes room for one member (one run of members) more; the cheapest sites are taken until there
+is room for all; and then every victim that can be spared is spared, the dearest first.
+
+The cost is never in an earlier band than it must be. Within a band it may be above the least, by a factor of at most
+the number of victims times the number of members; `tests/test_victims.py` compares it with a search of all sets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from attrs import Factory, define, frozen
+
+from fray.model.bands import Band
+from fray.model.ids import JobId, NodeName
+from fray.model.resources import Demand
+from fray.scheduler.asks import Ask, Part, Placed
+from fray.scheduler.fitting import SliceId
+from fray.scheduler.match import Pool
+from fray.scheduler.rows import Job
+from fray.scheduler.space import Space
+from fray.scheduler.tables import Tables
+from fray.scheduler.trial import Trial
+
+SITES, WIDER = 64, 4
+"""Places looked at first (or twice as many as are needed), those of the cheapest jobs; so many times more each time."""
+SPARED = 64
+"""Of an ask of several parts: so many victims are tried to be spared."""
+DEVICE_MILLI = 16_000
+"""A device counts as so many CPUs."""
+MEMORY_MILLI = 4 * 1024**3
+"""So much memory counts as a CPU."""
+
+Cost: TypeAlias = tuple[int, ...]
+"""Work lost, by band, the earliest first; then how many jobs are ended."""
+Eligible: TypeAlias = Callable[[Job], bool]
+NOTHING: Cost = (0,) * (len(Band) + 1)
+
+
+def added(one: Cost, other: Cost) -> Cost:
+    return tuple(map(int.__add__, one, other))
+
+
+@frozen(eq=False)
+class Unit:
+    """What ends together.
+
+    Attributes:
+        root: the job that is ended; the others are owned by it.
+        cost: of its end.
+    """
+
+    root: Job
+    jobs: tuple[Job, ...]
+    cost: Cost
+
+    @property
+    def order(self) -> tuple[Cost, int]:
+        return self.cost, self.root.order
+
+
+@frozen
+class Choice:
+    """Whose end makes room.
+
+    Attributes:
+        placed: where the applicant goes then.
+    """
+
+    units: tuple[Unit, ...]
+    placed: tuple[Placed, ...]
+
+    @property
+    def victims(self) -> tuple[JobId, ...]:
+        return tuple(unit.root.job_id for unit in self.units)
+
+    @property
+    def cost(self) -> Cost:
+        return total(self.units)
+
+
+def total(units: Iterable[Unit]) -> Cost:
+    cost = NOTHING
+    for unit in units:
+        cost = added(cost, unit.cost)
+    return cost
+
+
+# What a job is worth --------------------------------------------------------------------------------------------------
+
+
+def size(demand: Demand) -> int:
+    """Of one member, in thousandths of a CPU."""
+    return demand.cpu_milli + demand.memory_bytes * 1000 // MEMORY_MILLI + demand.device_count * DEVICE_MILLI
+
+
+def lost_s(state: Tables, job: Job) -> float:
+    """What it has run and would have to run again: since its last checkpoint, if it keeps some."""
+    since = job.placed_at or 0.0
+    if job.checkpoint is not None:
+        since = max(since, job.checkpoint.saved_at)
+    return max(0.0, state.now - since)
+
+
+def cost_of(state: Tables, job: Job) -> Cost:
+    work = round(lost_s(state, job) * size(state.demand(job)) * job.spec.members / 1000)
+    return *(max(1, work) if band is job.band else 0 for band in Band), 1
+
+
+def unit_of(state: Tables, job: Job) -> Unit:
+    """The job, and all that it owns."""
+    jobs = (job, *below(state, job))
+    cost = NOTHING
+    for one in jobs:
+        cost = added(cost, cost_of(state, one))
+    return Unit(job, jobs, cost)
+
+
+def below(state: Tables, job: Job) -> Iterator[Job]:
+    """Living jobs that end with it."""
+    for attempt in state.living_members(job):
+        for job_id in state.children.get(attempt.attempt_id, ()):
+            yield state.jobs[job_id]
+            yield from below(state, state.jobs[job_id])
+
+
+def owners(state: Tables, job: Job) -> Iterator[Job]:
+    """The job whose process owns it, and so on upwards."""
+    attempt = state.attempts.get(job.owner)
+    while attempt is not None:
+        owner = state.jobs[attempt.job_id]
+        yield owner
+        attempt = state.attempts.get(owner.owner)
+
+
+# Searching ------------------------------------------------------------------------------------------------------------
+
+
+def choose(
+    trial: Trial, ask: Ask, eligible: Eligible, bands: Sequence[Band], since: float, closed: Container[NodeName] = ()
+) -> Choice | None:
+    """The cheapest whole jobs whose end makes the ask fit; None: there are none.
+
+    Args:
+        trial: the pool with all that ends anyway ended; it is left so.
+        eligible: who may be ended.
+        bands: where to look, the latest first.
+        since: jobs that were placed later are left alone.
+        closed: machines that may not be used.
+    """
+    search = _Search(trial, eligible, bands, since)
+    found = [units for shut in _realms(trial.pool, ask, closed) if (units := search.ask(ask, shut)) is not None]
+    for units in sorted(found, key=total):
+        choice = search.proven(ask, units, closed)
+        if choice is not None:
+            return choice
+    if len(ask.parts) > 1:  # they stand in one another's way
+        return search.proven(ask, search.one_by_one(ask, closed), closed)
+    return None
+
+
+def _realms(pool: Pool, ask: Ask, closed: Container[NodeName]) -> Iterator[Container[NodeName]]:
+    """What is closed: once for each region or zone in which the whole ask might be."""
+    if not ask.same:
+        yield closed
+        return
+    usable = {name: None for demand in ask.demands for name in pool.usable(demand)}
+    where = {name: pool.machines[name].capacity.attributes.get(ask.same, "") for name in usable}
+    for realm in dict.fromkeys(where.values()):
+        if realm:
+            yield {name for name in pool.machines if where.get(name) != realm or name in closed}
+
+
+@define(eq=False)
+class _Site:
+    """A machine, or all hosts of a slice."""
+
+    nodes: tuple[NodeName, ...]
+    rooms: dict[NodeName, Space]
+    """When nobody has been ended."""
+    units: list[Unit]
+    """That have something of it and may be ended, the cheapest first."""
+    gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
+    """What becomes free with the end of a job."""
+    base: int = 0
+    """Runs of members it holds as it is."""
+
+
+@define(eq=False)
+class _Search:
+    """One search in one trial."""
+
+    trial: Trial
+    eligible: Eligible
+    bands: Sequence[Band]
+    since: float
+    _units: dict[JobId, Unit | None] = Factory(dict)
+
+    @property
+    def state(self) -> Tables:
+        return self.trial.state
+
+    @property
+    def pool(self) -> Pool:
+        return self.trial.pool
+
+    # The whole ask
+
+    def ask(self, ask: Ask, closed: Container[NodeName]) -> tuple[Unit, ...] | None:
+        """Part by part: each with those before it in their places."""
+        mark = self.trial.mark
+        found: dict[JobId, Unit] = {}
+        try:
+            for part in ask.parts:
+                units = self._part(part, closed)
+                if units is None:
+                    return None
+                found |= {unit.root.job_id: unit for unit in units}
+                self.trial.end(job for unit in units for job in unit.jobs)
+                if len(ask.parts) > 1 and self.trial.place(Ask((part,)), closed) is None:
+                    return None
+        finally:
+            self.trial.undo_to(mark)
+        return tuple(found.values())
+
+    def one_by_one(self, ask: Ask, closed: Container[NodeName]) -> list[Unit]:
+        """The cheapest, until all of it fits or there are too many."""
+        mark, found = self.trial.mark, dict[JobId, Unit]()
+        for job in self._prey():
+            unit = self._unit(job)
+            if unit is not None and job.job_id not in found:
+                found[job.job_id] = unit
+                self.trial.end(unit.jobs)
+                if len(found) >= SPARED or self.trial.fits(ask, closed):
+                    break
+        self.trial.undo_to(mark)
+        return list(found.values())
+
+    def proven(self, ask: Ask, units: Sequence[Unit], closed: Container[NodeName]) -> Choice | None:
+        """It does fit then, by the pool's own word; and none of them can be spared."""
+        mark = self.trial.mark
+        chosen = list(units)
+        if len(ask.parts) > 1 or ask.same:
+            for unit in sorted(units, key=lambda unit: unit.order, reverse=True)[:SPARED]:
+                self.trial.end(job for other in chosen if other is not unit for job in other.jobs)
+                if self.trial.fits(ask, closed):
+                    chosen.remove(unit)
+                self.trial.undo_to(mark)
+        self.trial.end(job for unit in chosen for job in unit.jobs)
+        placed = self.trial.place(ask, closed)
+        self.trial.undo_to(mark)
+        return Choice(tuple(chosen), placed) if placed is not None else None
+
+    def _part(self, part: Part, closed: Container[NodeName]) -> list[Unit] | None:
+        found = [self._demand(demand, part, closed) for demand in part.choices]
+        return min((units for units in found if units is not None), key=total, default=None)
+
+    # One demand
+
+    def _demand(self, demand: Demand, part: Part, closed: Container[NodeName]) -> list[Unit] | None:
+        hosts = part.slice_hosts or 1
+        missing = part.members // hosts - self._free(demand, part, closed)
+        if missing <= 0:
+            return []
+        usable = {name: None for name in self.pool.usable(demand) if name not in closed}
+        names = self._candidates(demand, usable, hosts)
+        sites: list[_Site] = []
+        limit = max(SITES, 2 * missing)
+        while True:
+            for nodes in names:
+                sites.append(self._site(nodes, demand))
+                if len(sites) >= limit:
+                    break
+            units = self._cheapest(sites, demand, missing)
+            if units is not None or len(sites) < limit:
+                return units
+            limit *= WIDER
+
+    def _free(self, demand: Demand, part: Part, closed: Container[NodeName]) -> int:
+        """Runs of members that fit without anybody's end."""
+        mark, hosts = self.trial.mark, part.slice_hosts or 1
+        one, count = Ask((Part((demand,), hosts, part.slice_hosts),)), 0
+        while count < part.members // hosts and self.trial.place(one, closed) is not None:
+            count += 1
+        self.trial.undo_to(mark)
+        return count
+
+    def _candidates(self, demand: Demand, usable: dict[NodeName, None], hosts: int) -> Iterator[tuple[NodeName, ...]]:
+        """Sites with somebody on them who may be ended: those of the cheapest jobs first."""
+        seen: dict[NodeName, None] = {}
+        slices = _slices(self.pool, usable) if hosts > 1 else {}
+        for job in self._prey():
+            for attempt in self.state.living_members(job):
+                name = attempt.node
+                if name in seen or name not in usable:
+                    continue
+                nodes = slices.get(self.pool.machines[name].slice, ()) if hosts > 1 else (name,)
+                seen |= dict.fromkeys((name, *nodes))
+                if len(nodes) == hosts:
+                    yield nodes
+
+    def _prey(self) -> Iterator[Job]:
+        """Of the latest band first, and of a band those first that were placed last."""
+        for band in self.bands:
+            line = self.state.runs[band]
+            for at in range(bisect_right(line, self.since, key=lambda entry: entry[0]) - 1, -1, -1):
+                unit = self._unit(self.state.jobs[line[at][2]])
+                if unit is not None:
+                    yield from unit.jobs
+
+    def _unit(self, job: Job) -> Unit | None:
+        """What ends with this job; None: it may not be ended, or is over already."""
+        if job.job_id not in self._units:
+            may = job.runs and job.job_id not in self.trial.ended and self.eligible(job)
+            self._units[job.job_id] = unit_of(self.state, job) if may else None
+        return self._units[job.job_id]
+
+    def _site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _Site:
+        found: dict[JobId, Unit] = {}
+        gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
+        for node in nodes:
+            for attempt_id in self.state.on_node[node]:
+                attempt = self.state.attempts[attempt_id]
+                job = self.state.jobs[attempt.job_id]
+                if job.job_id not in self.trial.ended:
+                    gifts.setdefault(job.job_id, []).append((node, self.state.demand(job), attempt.devices))
+                for one in (job, *owners(self.state, job)):
+                    unit = self._unit(one)
+                    if unit is not None and (one.placed_at or 0.0) <= self.since:
+                        found[one.job_id] = unit
+        rooms = {node: Space.of(self.pool.machines[node]) for node in nodes}
+        site = _Site(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
+        site.base = self._runs(site, demand, {})
+        return site
+
+    def _runs(self, site: _Site, demand: Demand, ended: dict[JobId, Unit]) -> int:
+        """Runs of members that the site holds when these have ended."""
+        rooms = {node: room.copy() for node, room in site.rooms.items()}
+        for job_id in dict.fromkeys(job.job_id for unit in ended.values() for job in unit.jobs):
+            for node, share, devices in site.gifts.get(job_id, ()):
+                rooms[node].give(self.pool.machines[node], share, devices)
+        return min(room.count(demand) for room in rooms.values())
+
+    def _on_site(self, site: _Site, ended: dict[JobId, Unit]) -> dict[JobId, Unit]:
+        mine = {unit.root.job_id for unit in site.units}
+        return {job_id: unit for job_id, unit in ended.items() if job_id in mine}
+
+    def _offer(self, site: _Site, demand: Demand, chosen: dict[JobId, Unit]) -> list[Unit] | None:
+        """The cheapest whose end makes room for one run more there; None: nothing does."""
+        ended = self._on_site(site, chosen)
+        want = self._runs(site, demand, ended) + 1
+        picked: dict[JobId, Unit] = {}
+        for unit in site.units:
+            if unit.root.job_id not in ended:
+                picked[unit.root.job_id] = unit
+                if self._runs(site, demand, ended | picked) >= want:
+                    break
+        else:
+            return None
+        for unit in sorted(picked.values(), key=lambda unit: unit.order, reverse=True):
+            fewer = {job_id: other for job_id, other in picked.items() if other is not unit}
+            if self._runs(site, demand, ended | fewer) >= want:
+                picked = fewer
+        return list(picked.values())
+
+    def _cheapest(self, sites: Sequence[_Site], demand: Demand, missing: int) -> list[Unit] | None:
+        """Take the cheapest offers until there is room enough; then spare whom it can do without."""
+        chosen: dict[JobId, Unit] = {}
+        sites_of: dict[JobId, list[int]] = {}
+        for index, site in enumerate(sites):
+            for unit in site.units:
+                sites_of.setdefault(unit.root.job_id, []).append(index)
+        gains = [0] * len(sites)
+        line: list[tuple[Cost, int]] = []
+        for index, site in enumerate(sites):
+            offer = self._offer(site, demand, chosen)
+            if offer is not None:
+                line.append((total(offer), index))
+        heapq.heapify(line)
+        while sum(gains) < missing:
+            if not line:
+                return None
+            cost, index = heapq.heappop(line)
+            offer = self._offer(sites[index], demand, chosen)
+            if offer is None:
+                continue
+            if total(offer) > cost:
+                heapq.heappush(line, (total(offer), index))
+                continue
+            chosen |= {unit.root.job_id: unit for unit in offer}
+            for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.root.job_id])]):
+                gains[touched] = self._gain(sites[touched], demand, chosen)
+                heapq.heappush(line, (NOTHING, touched))
+        return self._spared(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
+
+    def _gain(self, site: _Site, demand: Demand, ended: dict[JobId, Unit]) -> int:
+        return self._runs(site, demand, self._on_site(site, ended)) - site.base
+
+    def _spared(
+        self,
+        sites: Sequence[_Site],
+        sites_of: dict[JobId, list[int]],
+        demand: Demand,
+        chosen: dict[JobId, Unit],
+        surplus: int,
+        gains: list[int],
+    ) -> list[Unit]:
+        """Without those that it can do without, the dearest first."""
+        for unit in sorted(chosen.values(), key=lambda unit: unit.order, reverse=True):
+            fewer = {job_id: other for job_id, other in chosen.items() if other is not unit}
+            after = {index: self._gain(sites[index], demand, fewer) for index in sites_of[unit.root.job_id]}
+            loss = sum(gains[index] - gain for index, gain in after.items())
+            if loss <= surplus:
+                chosen, surplus = fewer, surplus - loss
+                for index, gain in after.items():
+                    gains[index] = gain
+        return list(chosen.values())
+
+
+def _slices(pool: Pool, usable: Iterable[NodeName]) -> dict[SliceId | None, tuple[NodeName, ...]]:
+    """Usable hosts by slice."""
+    found: dict[SliceId | None, list[NodeName]] = {}
+    for name in usable:
+        found.setdefault(pool.machines[name].slice, []).append(name)
+    return {key: tuple(names) for key, names in found.items()}
