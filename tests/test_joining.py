@@ -15,19 +15,20 @@ from attrs import define, evolve, field
 from controlling import ADDRESS, TOKEN, Peer, Stage, spec, stage
 from test_node import FakeLauncher
 
-from fray.controller.joining import Joins
+from fray.controller.joining import Joins, check_place
 from fray.controller.store import Store
 from fray.errors import ChannelFull, FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.joining import HOSTS_LIMIT, JOIN_LIFE_LIMIT_S, JoinKey, MachineKey, read_join_key, read_machine_key
 from fray.model.joining import read_token as read
 from fray.model.messages.client import MintJoin, Role
-from fray.model.messages.node import JoinAsked
+from fray.model.messages.node import JoinAsked, NodeHello
 from fray.model.resources import Capacity
 from fray.net.transport import Credential
 from fray.node.config import NodeConfig
 from fray.node.joining import FILE, Kept
 from fray.node.main import JOIN_VARIABLE, main, make_config, parse
 from fray.node.serve import run_node
+from fray.scheduler.units import Unit
 
 NOW = 1_000_000.0
 
@@ -327,6 +328,20 @@ async def test_a_hosts_key_opens_nothing_but_its_own_node(autojump_clock: Any) -
         unknown = place.controller.joins._derive("machine:a:1:a-1")
         with pytest.raises(Unauthorized, match="no host of machine 'a' is known as node 'a-1'"):
             await place.node("a-1", credential=Credential("machine:a:1:a-1", unknown), attributes={"machine": "a"})
+
+
+def test_a_host_of_a_unit_that_was_asked_for_cannot_say_that_it_is_of_another() -> None:
+    """Else who has read one token could have jobs of any group, or be half of another slice."""
+    units = {"g-1": Unit(name="g-1", group="g", provider="tpu", order=1)}
+
+    def hello(**attributes: str) -> NodeHello:
+        return NodeHello(node="n", incarnation="i", boot_id="b", capacity=Capacity(1, 1, 1, attributes=attributes))
+
+    for fine in ({}, {"machine": "by-hand", "group": "x"}, {"machine": "g-1"}, {"machine": "g-1", "slice": "g-1"}):
+        check_place(hello(**fine), units)
+    for key in ("group", "slice"):
+        with pytest.raises(Unauthorized, match=f"says {key}=other, and machine 'g-1' is of g"):
+            check_place(hello(machine="g-1", **{key: "other"}), units)
 
 
 async def test_the_clusters_token_is_no_join_token(autojump_clock: Any) -> None:

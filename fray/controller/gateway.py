@@ -16,7 +16,7 @@ from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, de
 from fray.controller.captures import Captures
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
-from fray.controller.joining import Silent, end_with, show_out
+from fray.controller.joining import Silent, check_place, end_with, show_out
 from fray.controller.log_desk import above
 from fray.controller.mortality import Witness, wait_gone
 from fray.controller.nodes import NodeLink
@@ -159,6 +159,7 @@ class Gateway:
     def _greet_node(self, claim: Claim, hello: NodeHello) -> tuple[bytes, HandlerFactory]:
         if claim.key_id != CLUSTER_KEY:
             self._house.joins.check_member(claim.key_id, hello)
+            check_place(hello, self._house.state.fleet.units)
         check_name(hello.node, "a node")
         lease_s = self._house.state.rules.lease_s
         if hello.lease_s > lease_s:

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import trio
@@ -33,6 +34,7 @@ from fray.model.joining import (
 from fray.model.messages.node import JoinAsked, JoinGiven, NodeHello
 from fray.net.channel import Channel
 from fray.net.transport import Bytes
+from fray.scheduler.units import Unit
 
 UNITS_LIMIT = 100_000
 """Units that are remembered at a time."""
@@ -184,6 +186,23 @@ class Joins:
     def _keep(self, unit: str, kept: dict[str, Any]) -> None:
         self._store.save(meta={_META + unit: kept})
         self._units[unit] = kept
+
+
+def check_place(hello: NodeHello, units: Mapping[str, Unit]) -> None:
+    """A host of a unit that was asked for is of the unit's group and slice.
+
+    Raises:
+        Unauthorized: it says something else of itself.
+    """
+    attributes = hello.capacity.attributes
+    unit = units.get(attributes.get(MACHINE_ATTRIBUTE, ""))
+    if unit is None:
+        return
+    for key, mine in (("group", unit.group), ("slice", unit.name)):
+        if attributes.get(key, mine) != mine:
+            raise Unauthorized(
+                f"node {hello.node!r} says {key}={attributes[key]}, and machine {unit.name!r} is of {mine}"
+            )
 
 
 class Silent:
