@@ -123,6 +123,8 @@ def told(state: Tables, shape: Shape, found: Outlook | None = None) -> Iterator[
 def _expected(state: Tables, found: Outlook) -> str:
     if found.at is not None:
         has = "has reached its time limit" if len(found.ending) == 1 else "have reached their time limits"
+        if any(state.jobs[job_id].phase is JobPhase.CLOSING for job_id in found.ending):
+            has = "has ended" if len(found.ending) == 1 else "have ended"
         when = f"in {max(0.0, found.at - state.now):.0f} s at the latest"
         return f"{when}, when {_some(list(found.ending))} {has}, unless others before it take that"
     if found.endless:

@@ -12,6 +12,7 @@ from fray.scheduler.backfill import keeps_now
 from fray.scheduler.launching import check_feasible
 from fray.scheduler.match import members_held
 from fray.scheduler.offers import offers
+from fray.scheduler.preemption import would_preempt
 from fray.scheduler.queue import Applicant, Shape, Tenant
 from fray.scheduler.state import State
 from fray.scheduler.trial import Trial
@@ -40,6 +41,13 @@ def _waits(state: State, spec: JobSpec, shape: Shape) -> Forecast:
         text = f"machines of group {' or '.join(groups)} would be asked for, and it would start there"
         return Forecast(verdict=Verdict.GROW, groups=groups, text=text)
     found = prospects.outlook(state, shape)
+    soon = found.at is not None and found.at <= state.now + state.policy.preemption.patience_s
+    choice = None if soon else would_preempt(state, newcomer(state, spec, shape))
+    if choice is not None and choice.victims:
+        nodes = tuple(node for part in choice.placed for node in part.nodes)
+        whom, where = _some(choice.victims), _some(nodes)
+        text = f"it would preempt {whom}, and start on {where} when that has ended"
+        return Forecast(verdict=Verdict.PREEMPT, preempts=choice.victims, nodes=nodes, text=text)
     number = place_of(state, spec, shape)
     gang = f"{spec.members} times " if spec.members > 1 else ""
     lines = [f"it would wait: number {number} in line; it needs {gang}{needs(spec.demand)}"]

@@ -76,8 +76,8 @@ def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
 
 
 def test_a_second_of_a_name_that_cannot_be_called_while_its_machine_is_silent_has_not_died_with_the_first() -> None:
-    faults = [(0.1, "slow link", 200.0), (6.0, "crash controller", 1.0)]
-    told = run_story(5, plan=direct_plan(["replaced actor"] * 8, faults, machines=1, every_s=0.3))
+    faults = [(0.1, "slow link", 200.0), (8.0, "crash controller", 1.0), (9.5, "cut off", 60.0)]
+    told = run_story(3, plan=direct_plan(["replaced actor"] * 24, faults, machines=1, every_s=0.6))
     assert told.outcomes["MachineLost"]
     assert told.breaches == ()
 

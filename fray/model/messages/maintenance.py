@@ -67,7 +67,7 @@ class Forecast:
     text: str
     """The answer for people, in one or more lines."""
     nodes: tuple[NodeName, ...] = ()
-    """NOW: where, member by member."""
+    """NOW, PREEMPT: where, member by member."""
     place: int = 0
     """WAIT: its number in line."""
     preempts: tuple[JobId, ...] = ()
