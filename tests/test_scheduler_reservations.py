@@ -256,11 +256,11 @@ def test_all_of_a_preemptible_one_can_be_seized_and_it_waits_again(law: Cluster)
 
 def test_a_lost_machine_takes_its_unit_and_the_lack_is_made_good_first(law: Cluster) -> None:
     law.reserve(need=demand(2), min_units=2, max_units=2)
-    run(law, job("other", demand(2)))
+    run(law, job("other", demand(2)), inside("w"))
     law.die("n1")
     info = law.state.reservation_info("r")
     assert (info.state, info.held_units) == (ReservationState.DEGRADED, 1)
-    assert info.changes[-1].kind is ChangeKind.LOST
+    assert (info.changes[-1].kind, info.changes[-1].jobs) == (ChangeKind.LOST, ("w",))
     law.launch(job("later", demand(2)))
     law.see("other:0:0", ended())
     assert (held(law), law.info("later").attempts) == (2, ())

@@ -21,11 +21,12 @@ from fray.model.actors import ActorInfo
 from fray.model.bands import Band
 from fray.model.fleet import ErrorKind, MachineState, SeenMachine, read_group
 from fray.model.job_groups import JobGroupInfo, JobRole
-from fray.model.messages.client import Jobs, Names
+from fray.model.messages.client import Jobs, Names, Reservations
 from fray.model.messages.fleet import GroupInfo
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.messages.node import NodeHello
 from fray.model.policy import Policy
+from fray.model.reservations import ReservationInfo
 from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
@@ -51,6 +52,7 @@ from fray.scheduler.effects import (
     ProbeWanted,
     Refusal,
     Reply,
+    ReservationMoved,
     SessionOver,
     TerminateAsked,
     WishesMoved,
@@ -58,6 +60,7 @@ from fray.scheduler.effects import (
 from fray.scheduler.explain import explain
 from fray.scheduler.fleet import in_zone
 from fray.scheduler.fleet_words import list_groups, list_machines
+from fray.scheduler.reserved_view import explain_reservation
 from fray.scheduler.rows import Kept
 from fray.scheduler.units import UnitPhase
 from fray.scheduler.what_if import what_if
@@ -230,6 +233,7 @@ def _spec(words: list[str], index: int) -> JobSpec:
         detached="detached" in plain,
         wait_limit_s=float(more["wait"]) if "wait" in more else None,
         actor=_actor(plain, more),
+        reservation_id=more.get("in", ""),
         siblings=Siblings(group_id="g", strategy=Strategy(strategy), index=index) if strategy else None,
         get_if_exists="get" in plain,
         band=Band(more["band"]) if "band" in more else None,
@@ -239,6 +243,33 @@ def _spec(words: list[str], index: int) -> JobSpec:
 
 def _rules(text: str) -> dict[int, ExitRule]:
     return {int(code): ExitRule(rule) for code, _, rule in (part.partition(":") for part in text.split(",") if part)}
+
+
+def do_reserve(law: Cluster, words: list[str]) -> list[Effect]:
+    """``reserve SESSION NAME [cpu=N] [gpu=N] [min=N] [max=N] [ttl=S] [notice=S] [priority=N] [band=B]``"""
+    plain, more = options(words)
+    least = int(more.get("min", 1))
+    return law.ask_reservation(
+        plain[1],
+        demand(float(more.get("cpu", 1)), gpu=int(more.get("gpu", 0))),
+        plain[0],
+        min_units=least,
+        max_units=int(more.get("max", least)),
+        ttl_s=float(more.get("ttl", 3600)),
+        notice_s=float(more.get("notice", 0)),
+        priority=int(more.get("priority", 0)),
+        band=Band(more["band"]) if "band" in more else None,
+    )
+
+
+def do_renew(law: Cluster, words: list[str]) -> list[Effect]:
+    """``renew SESSION NAME``"""
+    return law.renew(words[1], session=words[0])
+
+
+def do_release(law: Cluster, words: list[str]) -> list[Effect]:
+    """``release SESSION NAME``: give a reservation back"""
+    return law.release(words[1], session=words[0])
 
 
 def do_terminate(law: Cluster, words: list[str]) -> list[Effect]:
@@ -337,6 +368,10 @@ def told(law: Cluster, effect: Effect) -> str:
         case Reply(session=session, message=NodesMarked(nodes=nodes, told=told_)):
             marks = ", ".join(f"{node.name} {node.standing or 'in service'}" for node in nodes)
             return f"reply {session}: {marks}" + "".join(f"; {line}" for line in told_)
+        case Reply(session=session, message=Reservations(reservations=infos)):
+            return f"reply {session}: " + ", ".join(map(reserved_line, infos))
+        case ReservationMoved(reservation_id=name):
+            return f"reservation {reserved_line(law.state.reservation_info(name))}"
         case Reply(session=session):
             return f"reply {session}: done"
         case Refusal(session=session, error=error):
@@ -368,6 +403,11 @@ def wish(law: Cluster, attempt: str) -> str:
 def info_line(info: JobInfo) -> str:
     why = info.error_message or info.reason
     return f"{info.job_id} {info.state.value}" + (f": {why}" if why else "")
+
+
+def reserved_line(info: ReservationInfo) -> str:
+    units = ", ".join("+".join(unit.nodes) + (" (leaving)" if unit.leaving else "") for unit in info.units)
+    return f"{info.reservation_id} {info.state.value} [{units}]: {info.reason}"
 
 
 def names_line(names: Names) -> str:
@@ -416,6 +456,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "groups": lambda law, words: map(group_line, list_groups(law.state)),
     "machines": lambda law, words: (f"{m.name} {m.phase}: {m.why}" for m in list_machines(law.state)),
     "job_group": lambda law, words: job_group_lines(law.group(words[0])),
+    "reservation": lambda law, words: iter(explain_reservation(law.state, words[0]).splitlines()),
     "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),
 }
 

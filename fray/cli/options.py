@@ -36,7 +36,7 @@ def parser_of() -> Parser:
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, _run, _what_if, _wait, _stop, _stacks, _forward)
-    about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain)
+    about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     for add in (*about_jobs, *about_machines, _token, _actors):
         add(verbs)
     return parser
@@ -221,6 +221,7 @@ def _run_where(parser: Parser) -> None:
     group.add_argument(
         "--wait-limit", metavar="SPAN", help="fail (unschedulable) after waiting so long for machines: 2h"
     )
+    group.add_argument("--reservation", metavar="ID", help="on the machines of a reservation, and no others")
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="a gang: all or none (default: 1)")
     group.add_argument("--region", action="append", default=[], metavar="R", help=f"only there; {AGAIN}")
     group.add_argument("--zone", action="append", default=[], metavar="Z", help=f"only there; {AGAIN}")
@@ -398,6 +399,30 @@ def _drain(verbs: Verbs) -> None:
 
 def _machines(parser: Parser) -> None:
     parser.add_argument("nodes", nargs="+", metavar="NODE", help="a machine; a host of a TPU slice means all of them")
+
+
+def _reservations(verbs: Verbs) -> None:
+    text = "list reservations, oldest first: what they hold, and what they wait for"
+    example = "  fray reservations\n  fray reservations --ended --json | jq '.[].reservation_id'"
+    parser = _verb(verbs, "reservations", "reservations:reservations", text, example)
+    parser.add_argument("--ended", action="store_true", help="also those that have ended")
+    parser.add_argument("--all-namespaces", "-A", action="store_true", help="also where FRAY_NAMESPACE says otherwise")
+
+
+def _reservation(verbs: Verbs) -> None:
+    group = verbs.add_parser("reservation", help="one reservation: `fray reservation show|renew|release ID`")
+    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    text = "everything that is known of a reservation: its units, its jobs, what happened to it"
+    show = _verb(below, "show", "reservations:show", text, "  fray reservation show train-k3x9")
+    show.add_argument("reservation", metavar="ID")
+    text = "begin its time to live anew"
+    renew = _verb(below, "renew", "reservations:renew", text, "  fray reservation renew train-k3x9 --ttl 12h")
+    renew.add_argument("reservation", metavar="ID")
+    renew.add_argument("--ttl", metavar="SPAN", help="from now on: 3600, 90m, 12h (default: as before)")
+    text = "give reservations back: what runs in them is ended"
+    release = _verb(below, "release", "reservations:release", text, "  fray reservation release train-k3x9")
+    release.add_argument("reservations", nargs="+", metavar="ID")
+    release.add_argument("--reason", default="released by an operator", help="told to its owner and its jobs")
 
 
 def _actors(verbs: Verbs) -> None:

@@ -47,7 +47,7 @@ async def run(options: argparse.Namespace) -> int:
             return await _detach(cluster, request, options)
     lines = Lines(request.name)
     async with open_place(options, role=Role.DRIVER, on_log=lines) as cluster:
-        job = await cluster.launch(request)
+        job = await cluster.launch(request, reservation_id=options.reservation)
         info = await _followed(cluster, job)
     if options.json:
         say_json(info)
@@ -63,7 +63,7 @@ def _in_short(info: JobInfo) -> str:
 
 
 async def _detach(cluster: Cluster, request: JobRequest, options: argparse.Namespace) -> int:
-    job = await cluster.launch(request)
+    job = await cluster.launch(request, reservation_id=options.reservation)
     if options.json:
         say_json(job.info)
     else:

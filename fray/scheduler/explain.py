@@ -54,7 +54,9 @@ def _busy(demand: Demand, node: Node) -> str:
 
 
 def _holders(state: Tables, node: Node) -> str:
-    jobs = list(dict.fromkeys(state.attempts[attempt].job_id for attempt in state.on_node[node.name]))
+    here = (state.jobs[state.attempts[attempt].job_id] for attempt in state.on_node[node.name])
+    outside = (job.job_id for job in here if not job.spec.reservation_id)
+    jobs = list(dict.fromkeys([*outside, *(f"reservation {one}" for one in state.units_on.get(node.name, ()))]))
     if not jobs:
         return ""
     more = f" and {len(jobs) - HOLDERS_SHOWN} more" if len(jobs) > HOLDERS_SHOWN else ""

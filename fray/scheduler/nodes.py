@@ -196,10 +196,11 @@ def _remembered(state: State, node: Node) -> bool:
 
 
 def _give_up(state: State, out: Outbox, node: Node, message: str, since: float) -> None:
+    ran = reservations.inside_on(state, node.name)
     for attempt in _held(state, node):
         if attempt.living:
             lose(state, out, attempt, message, since)
-    reservations.lose_node(state, out, node.name, message)
+    reservations.lose_node(state, out, node.name, message, ran)
 
 
 def _held(state: State, node: Node) -> list[Attempt]:

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest, NeverSchedulable, NoSuchReservation
 from fray.model.bands import Band
-from fray.model.ids import NodeName, SessionId
+from fray.model.ids import JobId, NodeName, SessionId
 from fray.model.messages.client import Done, Role
 from fray.model.reservations import (
     EXPIRY_NOTICE_S,
@@ -242,20 +242,37 @@ def _unit(state: State, reservation: Reservation, grants: Sequence[Grant], choic
     return unit
 
 
-def lose_node(state: State, out: Outbox, name: NodeName, why: str) -> None:
-    """A machine is gone, and nothing lives on it any more: its units are gone with it."""
+def inside_on(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, ...]]:
+    """What runs on the units of a machine, by reservation."""
+    found: dict[ReservationId, tuple[JobId, ...]] = {}
+    for reservation_id in state.units_on.get(name, ()):
+        jobs = (attempt.job_id for attempt in state.attempts_inside(reservation_id, name))
+        found[reservation_id] = tuple(dict.fromkeys(jobs))
+    return found
+
+
+def lose_node(state: State, out: Outbox, name: NodeName, why: str, ran: dict[ReservationId, tuple[JobId, ...]]) -> None:
+    """A machine is gone, and nothing lives on it any more: its units are gone with it, and so is what ``ran`` there."""
     for reservation_id in list(state.units_on.get(name, ())):
         reservation = state.reservations[reservation_id]
         for unit in [unit for unit in reservation.units if name in unit.nodes]:
-            _lose(state, out, reservation, unit, name, why)
+            _lose(state, out, reservation, unit, name, why, ran.get(reservation_id, ()))
         _short(state, reservation)
         state.reservation_changed(reservation)
 
 
-def _lose(state: State, out: Outbox, reservation: Reservation, unit: Unit, name: NodeName, why: str) -> None:
+def _lose(
+    state: State,
+    out: Outbox,
+    reservation: Reservation,
+    unit: Unit,
+    name: NodeName,
+    why: str,
+    ran: tuple[JobId, ...],
+) -> None:
     """What is left of a slice is of no use: it is given back as soon as nothing runs there."""
     if not reservation.over:
-        note(state, out, reservation, ChangeKind.LOST, why, unit=unit)
+        note(state, out, reservation, ChangeKind.LOST, why, unit=unit, jobs=ran)
     unit.leaving, unit.lost, unit.why = True, True, why
     state.drop_unit(reservation, unit, only=name)
     if unit.hosts:

@@ -71,7 +71,8 @@ def why(state: Tables, row: Reservation) -> str:
     spec = row.spec
     many = f"{spec.min_units}" if spec.min_units == spec.max_units else f"{spec.min_units} to {spec.max_units}"
     leaving = len(row.units) - len(row.staying)
-    text = f"holds {len(row.staying)} of {many} units" + (f", {leaving} more are being given back" if leaving else "")
+    are = "is" if leaving == 1 else "are"
+    text = f"holds {len(row.staying)} of {many} units" + (f", {leaving} more {are} being given back" if leaving else "")
     return f"{text}{_next(state, row)}"
 
 

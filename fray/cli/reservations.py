@@ -1,0 +1,113 @@
+"""Verbs about reservations: what is held for whom, and giving it back."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from fray.cli.out import clock, note, say, say_json, width
+from fray.cli.place import namespace_of
+from fray.cli.tables import fields, parse_span, span, table
+from fray.cluster import Cluster
+from fray.errors import InvalidRequest
+from fray.model.reservations import ReservationInfo
+
+
+async def reservations(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray reservations``"""
+    namespace = namespace_of(options)
+    found = await cluster.list_reservations(namespace, ended=options.ended)
+    if options.json:
+        say_json(found)
+    else:
+        say(reservation_table(found, time.time(), width()))
+    return 0
+
+
+def reservation_table(found: Sequence[ReservationInfo], now: float, room: int | None) -> list[str]:
+    """One line a reservation."""
+    heads = ["ID", "STATE", "UNITS", "JOBS", "PRIORITY", "EXPIRES IN", "USER", "WHY"]
+    rows = [
+        [
+            info.reservation_id,
+            info.state.value,
+            f"{info.held_units} of {many(info)}",
+            str(len(info.jobs)),
+            f"{info.band.value} {info.priority}",
+            "" if info.state.over else span(info.expires_at - now),
+            info.user,
+            info.reason,
+        ]
+        for info in found
+    ]
+    return table(heads, rows, room)
+
+
+def many(info: ReservationInfo) -> str:
+    """How many units it may have."""
+    return f"{info.max_units}" if info.min_units == info.max_units else f"{info.min_units}..{info.max_units}"
+
+
+async def show(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray reservation show``"""
+    info = await cluster.get_reservation(options.reservation)
+    if options.json:
+        say_json(info)
+    else:
+        say(described(info, time.time(), width()))
+    return 0
+
+
+def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
+    """All of it, for people."""
+    unit = info.allocated_resources
+    device = f"{unit.device.variant} " if unit.device.kind != "cpu" else ""
+    hosts = f", {info.hosts} hosts" if info.hosts > 1 else ""
+    lines = fields(
+        [
+            ("reservation", info.reservation_id),
+            ("state", info.state.value),
+            ("why", info.reason),
+            ("units", f"{info.held_units} of {many(info)}, each {device}{unit.cpu:g} CPUs{hosts}"),
+            ("priority", f"{info.band.value}, {info.priority}; {'' if info.preemptible else 'not '}preemptible"),
+            ("expires", "" if info.state.over else f"in {span(info.expires_at - now)}, {clock(info.expires_at)}"),
+            ("notice", f"{info.notice_s:g} s"),
+            ("namespace", info.namespace),
+            ("owner", info.owner or "nobody: it is detached"),
+            ("user", info.user),
+            ("jobs", "\n".join(info.jobs)),
+        ]
+    )
+    if info.units:
+        rows = [[str(u.number), ", ".join(u.nodes), ", ".join(u.devices), "leaving" * u.leaving] for u in info.units]
+        lines += ["", *table(["UNIT", "ON", "DEVICES", ""], rows, room)]
+    if info.changes:
+        told = [[clock(c.time), c.kind.value, str(c.unit or ""), ", ".join(c.nodes), c.text] for c in info.changes]
+        lines += ["", *table(["WHEN", "WHAT", "UNIT", "ON", "WHY"], told, room)]
+    return lines
+
+
+async def release(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray reservation release``"""
+    for name in options.reservations:
+        await cluster.release_reservation(name, options.reason)
+    if options.json:
+        say_json([await cluster.get_reservation(name) for name in options.reservations])
+    else:
+        note(f"released {', '.join(options.reservations)}: what runs in it is being ended")
+    return 0
+
+
+async def renew(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray reservation renew``"""
+    try:
+        ttl_s = None if options.ttl is None else parse_span(options.ttl)
+    except ValueError:
+        raise InvalidRequest(f"--ttl {options.ttl} is no time: write 3600, 90m, 12h") from None
+    info = await cluster.renew_reservation(options.reservation, ttl_s)
+    if options.json:
+        say_json(info)
+    else:
+        say([f"{info.reservation_id} expires in {span(info.expires_at - time.time())}"])
+    return 0
