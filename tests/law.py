@@ -44,11 +44,13 @@ from fray.scheduler.effects import (
 from fray.scheduler.group_words import group_info
 from fray.scheduler.invariants import Decided, check
 from fray.scheduler.queue import Applicant
+from fray.scheduler.quotas import waits_for_quota
 from fray.scheduler.rows import TABLES, Rules
 from fray.scheduler.starvation import holds_back, starving_heads
 from fray.scheduler.state import State
 from fray.scheduler.step import step
 from fray.scheduler.trial import Trial
+from fray.scheduler.turns import in_order
 
 GB = 1024**3
 
@@ -134,7 +136,9 @@ class Cluster:
                 yield f"{job_id} should have been woken at {at}"
         held: dict[str, dict[str, None]] = {}
         starved = [applicant.id for applicant in starving_heads(self.state)]
-        for applicant in self.state.queue:
+        for applicant in in_order(self.state.queue):
+            if waits_for_quota(self.state, applicant):
+                continue
             mine = held.setdefault(applicant.shape.reservation, {})
             if self._fits_beside(applicant, mine):
                 yield f"{applicant.id} waits and could start"

@@ -508,7 +508,7 @@ class World:
         assert set(self.law.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
 
 
-TABLES_HELD = ("law", "node", "session", "job", "attempt", "name", "grave", "past")
+TABLES_HELD = ("law", "node", "session", "job", "attempt", "name", "grave", "past", "usage")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -29,6 +29,7 @@ from fray.scheduler.space import Space
 from fray.scheduler.starvation import holds_back, starving, starving_heads
 from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial
+from fray.scheduler.turns import place_of_applicant
 
 PLANS = 8
 """So many have a plan at a time: the first that does not fit, and starving ones."""
@@ -120,6 +121,8 @@ class Keeps:
         self.state = state
         self.claims = [_kept_by(claim) for claim in state.claims.values()]
         self._books: dict[str, _Book] = {}
+        self.kept: dict[str, list[NodeName]] = {}
+        """By applicant, in their order: machines that are kept for it, altogether or in part."""
 
     def waiting_shapes(self) -> Iterator[Shape]:
         """Of those that have a plan: they are refused first, so that what is theirs is kept."""
@@ -212,9 +215,16 @@ class Keeps:
         book = self._book(applicant)
         if plan is not None and plan.at is not None:
             book.plans.append(Keep(applicant.id, applicant.shape.reservation, plan.shares, plan.at))
+            self.kept[applicant.id] = list(plan.shares)
         elif starving(self.state, applicant) and len(book.held) < self._pool(applicant).open_machines:
-            for node in holds_back(self.state, applicant):
+            self.kept[applicant.id] = holds_back(self.state, applicant)
+            for node in self.kept[applicant.id]:
                 book.held.setdefault(node, applicant.id)
+
+    def keeps_all(self, reservation: str = "") -> bool:
+        """No machine of this pool is left for those that come later."""
+        book = self._books.get(reservation)
+        return book is not None and len(book.held) >= self.state.pool_for(reservation).open_machines
 
     def _plan(self, applicant: Applicant, book: _Book) -> Plan:
         """The one it has, as long as that may come true."""
@@ -250,9 +260,10 @@ def keeps_now(state: Tables, applicant: Applicant) -> Keeps:
     keeps = Keeps(state)
     heads = {head.id: head for head in starving_heads(state)}
     heads |= {name: state.queue.applicants[name] for name in state.plans if name in state.queue}
-    for head in sorted(heads.values(), key=lambda head: head.entry):
-        if head.entry < applicant.entry and head.id not in state.claims:
-            keeps.recall(head)
+    mine = place_of_applicant(state.queue, applicant)
+    for place, head in sorted((place_of_applicant(state.queue, head), head.id) for head in heads.values()):
+        if place < mine and head not in state.claims:
+            keeps.recall(heads[head])
     return keeps
 
 

@@ -19,6 +19,7 @@ from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import Machine, admits, members_held, takes
 from fray.scheduler.never import never_text
 from fray.scheduler.obstacles import FEW_CPUS, misfits
+from fray.scheduler.quotas import quota_text
 from fray.scheduler.reserved_waits import waits_inside
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
@@ -114,6 +115,9 @@ def _are_being(names: list[JobId]) -> str:
 def _lacking(state: Tables, job: Job) -> str:
     if job.spec.reservation_id:
         return waits_inside(state, job, needs(job.spec.demand))
+    quota = quota_text(state, state.queue.applicants[job.job_id])
+    if quota:
+        return quota
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
@@ -241,6 +245,9 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     yield f"needs {members}{needs(wanted(state, job))}{there(state, job)}"
     ahead = state.queue.ahead(job.job_id)
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
+    quota = quota_text(state, state.queue.applicants[job.job_id])
+    if quota:
+        yield quota
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"

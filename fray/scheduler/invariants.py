@@ -23,6 +23,7 @@ from fray.scheduler.group_invariants import (
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
 from fray.scheduler.musters import Muster
+from fray.scheduler.quotas import ceiling, excess, limits
 from fray.scheduler.reserved_rules import RESERVATION_RULES, devices_add_up, units_by_node
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
 from fray.scheduler.rows import TABLES, Attempt, AttemptPhase, Job, JobPhase, NodePhase, SessionPhase
@@ -434,10 +435,41 @@ def _indexes(state: State) -> Iterator[str]:
         yield f"the orders are {list(state.fleet.orders)}, the rows say {list(twin.fleet.orders)}"
     if state.fleet.nodes != twin.fleet.nodes:
         yield f"nodes by unit are {state.fleet.nodes}, the rows say {twin.fleet.nodes}"
+    twin.set_policy(state.policy, anew=True)
+    yield from _shares(state, twin)
     if state.alarms != twin.alarms:
         yield f"the alarms are {state.alarms}, the rows say {twin.alarms}"
     if state.blobs != state.count_blobs():
         yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
+
+
+def _shares(state: State, twin: Tables) -> Iterator[str]:
+    """Every tenant is charged with what its living attempts take, of all machines that are not lost."""
+    if state.shares.capacity != twin.shares.capacity:
+        yield f"the cluster is counted as {state.shares.capacity}, its machines have {twin.shares.capacity}"
+    for key in dict.fromkeys([*state.shares.accounts, *twin.shares.accounts]):
+        mine, other = (tables.shares.accounts.get(key) for tables in (state, twin))
+        used = [(account.used, account.variants) if account else ([0, 0, 0, 0], {}) for account in (mine, other)]
+        if used[0] != used[1]:
+            yield f"{key} is charged with {used[0]}, its attempts take {used[1]}"
+    for rank, ranks in state.shares.ranks.items():
+        if ranks != sorted(ranks) or {user for _, user in ranks} != state.queue.spaces.get(rank, {}).keys():
+            yield f"in band {rank} {list(state.queue.spaces.get(rank, ()))} wait, and have turns as {ranks}"
+        for score, user in ranks:
+            if state.shares.users[user].score != score:
+                yield f"{user} has score {state.shares.users[user].score}, and its turn is that of {score}"
+
+
+def _quotas(state: State) -> Iterator[str]:
+    """Nobody has more than his quota and what he may borrow; but for what he had when that was written."""
+    shares = state.shares
+    for tenant in shares.tenants if shares.has_quotas else ():
+        for whose, terms, account in limits(shares, tenant):
+            most = ceiling(terms)
+            over = excess(account, most) if most is not None and account is not None else {}
+            for what, more in over.items():
+                if more > state.excused.get((whose, what), 0):
+                    yield f"{whose} has {more} of {what} more than its quota and what it may borrow"
 
 
 _TABLES = tuple(TABLES)
@@ -546,6 +578,7 @@ RULES: tuple[Rule, ...] = (
     _sessions,
     _names,
     _bounds,
+    _quotas,
     *RESERVATION_RULES,
 )
 

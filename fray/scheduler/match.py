@@ -292,6 +292,13 @@ class Pool:
         for part, one in zip(ask.parts, placed, strict=True):
             self._give_back(part.choices[one.choice], one.grants)
 
+    def would_fit(self, ask: Ask) -> bool:
+        """It could be placed if no machine was kept from it."""
+        placed = self.place(ask)
+        if placed is not None:
+            self.give_back(ask, placed)
+        return placed is not None
+
     def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
         for one in grants:
             self._untake(one.node, demand, one.devices, one.ports)

@@ -155,7 +155,7 @@ class Outbox:
         return WishesMoved(node=node, changed=changed, gone=gone)
 
     def _launch_reply(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> Effect:
-        infos = tuple(self.state.job_info(job_id) for job_id in jobs)
+        infos = tuple(self.state.job_info(job_id, explained=False) for job_id in jobs)  # `JobMoved` will tell why
         return Reply(session=session, ref=ref, message=Jobs(jobs=infos))
 
     def _reserved_reply(self, session: SessionId, ref: int, reservation_id: ReservationId) -> Effect:

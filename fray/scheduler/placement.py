@@ -1,26 +1,37 @@
-"""Who gets a machine next: first in, first tried; whole gangs; and nobody starves.
+"""Who gets a machine next: whose turn it is (`turns`), whole gangs; and nobody starves.
 
-A job that does not fit lets later ones pass. But once it has waited ``starve_s``, later jobs may no longer take
-anything of the machines it could use, until it has its place. Jobs that take nothing, and jobs launched by running
-ones (which those may be waiting for), are not held back.
+What does not fit lets later ones pass. But once it has waited ``starve_s``, later ones may no longer take anything of
+the machines it could use, until it has its place. Those that take nothing, and jobs launched by running ones (which
+those may be waiting for), are not held back.
+
+A pass looks at what could fit now and did not before: what has just come, what fits into a machine that has become
+freer, and everything when the pool says that anything may fit. If that is little, it is sorted by turn; else the line
+is walked from its head.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fray.model.ids import NodeName
 from fray.scheduler import job_groups, preemption, reservations
 from fray.scheduler.asks import Placed
 from fray.scheduler.backfill import Keeps
 from fray.scheduler.jobs import start
-from fray.scheduler.match import Pool, takes
+from fray.scheduler.lanes import Lane, Want
+from fray.scheduler.match import Machine
 from fray.scheduler.outbox import Outbox
-from fray.scheduler.queue import Applicant, Kind, Shape
-from fray.scheduler.starvation import starving, starving_heads
+from fray.scheduler.queue import Applicant, Kind
+from fray.scheduler.quotas import Standing, standing
+from fray.scheduler.starvation import KEPT_FOR, starving
 from fray.scheduler.state import State
+from fray.scheduler.turns import Round
+
+MOST = 200
+"""So many wants are looked for; with more, the line is walked."""
+FEW_MACHINES = 8
+FEW_AGED = 200
+PHASES = (Standing.WITHIN, Standing.BORROWS, Standing.GROWS)
 
 
 def _start_job(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Placed]) -> None:
@@ -43,68 +54,219 @@ STARTERS: Mapping[Kind, Starter] = {
 
 def place_waiting(state: State, out: Outbox) -> None:
     """Place all that waits and can be placed, in order; each shape is given up at its first refusal."""
-    version = None
+    queue, pool = state.queue, state.pool
     preemption.settle(state)
-    state.pool.now = state.now
-    while state.queue and version != state.pool.version:
-        version = state.pool.version
-        _pass(state, out)
-    state.pool.freed.clear()
+    pool.now = state.now
+    state.rank_by_time()
+    again = _is_due(state)
+    while queue and again:
+        again = Pass(state, out).run()
+    if not queue.cut or not queue:
+        pool.freed.clear()
     for reservation_id in state.stirred:
         state.reserved[reservation_id].freed.clear()
     state.stirred.clear()
 
 
-def _pass(state: State, out: Outbox) -> None:
-    hopeful = {shape: None for shape in state.queue.waiting if _hopeful(state, shape)}
-    if not hopeful:
-        return
-    keeps = Keeps(state)
-    starved = {applicant.shape: None for applicant in starving_heads(state)}
-    shapes = dict.fromkeys([*hopeful, *starved, *keeps.waiting_shapes()])
-    heads = [(state.queue.waiting[shape][0], shape) for shape in shapes]
-    line = [(entry, index, shape) for index, (entry, shape) in enumerate(heads)]
-    heapq.heapify(line)
-    while line:
-        entry, index, shape = heapq.heappop(line)
-        applicant = state.queue.applicants[entry[2]]
-        if shape in hopeful and _place(state, out, applicant, keeps):
-            left = state.queue.waiting.get(shape)
-            if left:
-                heapq.heappush(line, (left[0], index, shape))
+def _is_due(state: State) -> bool:
+    queue, pool = state.queue, state.pool
+    something = queue.fresh or queue.apart or queue.holders or pool.freed or queue.seen != pool.version
+    return bool(something) and queue.looked != _looked(state)
+
+
+def _looked(state: State) -> object:
+    """While this is the same, so is what a pass would come to."""
+    pools = [pool.changes for pool in state.reserved.values()]
+    return state.pool.changes, state.pool.version, state.queue.changes, state.shares.ranked_at, pools
+
+
+class Pass:
+    """One walk over what is worth a try."""
+
+    def __init__(self, state: State, out: Outbox) -> None:
+        self.state, self.queue, self.pool = state, state.queue, state.pool
+        self.out = out
+        self.queue.turn += 1
+        self.turn = self.queue.turn
+        self.everything = self.queue.seen != self.pool.version
+        self.queue.seen = self.pool.version
+        self.aged = self.queue.aged(state.now - state.rules.starve_s, FEW_AGED)
+        """Lanes in which something starves; None: they are many."""
+        self.lent = bool(state.lending) and any(name in state.units_on for name in self.pool.freed)
+        """Reservations may give back more on a machine that has become freer: everybody may ask for that again."""
+        self.everything = self.everything or self.lent
+        self.rooms = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
+        self.keeps = Keeps(state)
+        self.noted: dict[Want, None] = {}
+        """Those of which the first that was refused has been told to `keeps`."""
+        self.starved = 0
+        self.phase = Standing.WITHIN
+        self.behind: dict[Standing, None] = {}
+        """Standings of those that come later in this band."""
+        self.cut = False
+        self.placed = 0
+
+    def run(self) -> bool:
+        """Whether another pass may find more."""
+        queue, state = self.queue, self.state
+        fresh, queue.fresh = queue.fresh, {}
+        if self.aged is None:
+            self._walk(None, self._keeps_enough)
+        if self.everything:
+            self._walk(None)
+        elif not self.rooms:
+            self._walk(self._in_question(fresh))
         else:
-            plan = keeps.refused(applicant)
-            if preemption.seek(state, out, applicant, keeps, plan):
-                keeps.claimed(applicant)
-    keeps.end()
+            while self._walk(self._in_question(fresh), self._has_placed):
+                pass  # what was in question may no longer fit
+        if self.cut:
+            self._walk([lane.want for lane in queue.exempt])
+        self.keeps.end()
+        queue.cut, queue.holders = self.cut, self.keeps.kept
+        queue.looked = _looked(state)
+        changed = queue.seen != self.pool.version or bool(queue.fresh)
+        return changed or bool(self.placed and self.keeps.kept)  # who was behind a starving one may be before it now
 
+    # What is worth a try
 
-def _hopeful(state: State, shape: Shape) -> bool:
-    """Something has changed for this shape since it last did not fit."""
-    pool = state.pool_for(shape.reservation)
-    if state.queue.failed.get(shape) != pool.version:
-        return True
-    lent = state.lending and not shape.reservation
-    return any(_takes_any(pool, name, shape) or (lent and name in state.units_on) for name in pool.freed)
+    def _in_question(self, fresh: Iterable[Lane]) -> list[Want] | None:
+        """What could fit now and did not before, and what starves; None: that is most of it."""
+        if len(self.rooms) > FEW_MACHINES:
+            return None
+        found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane.want)}
+        found |= {lane.want: None for lane in self.aged or () if lane.line}
+        found |= {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
+        for room in self.rooms:
+            for want in self._fitting(room):
+                if want.turn != self.turn:
+                    found[want] = None
+                    if len(found) > MOST:
+                        return None
+        return list(found)
 
+    def _fitting(self, room: Machine) -> Iterator[Want]:
+        kinds = ["", *dict.fromkeys(kind for (kind, _), ids in room.devices.items() if ids)]
+        for kind in kinds:
+            for mark in ("", "!"):
+                needs = self.queue.needs.get(mark + kind)
+                if needs is not None:
+                    yield from needs.within(room.cpu_milli, room.memory_bytes)
 
-def _takes_any(pool: Pool, name: NodeName, shape: Shape) -> bool:
-    return any(takes(pool.machines[name], demand) for demand in shape.ask.demands)
-
-
-def _place(state: State, out: Outbox, applicant: Applicant, keeps: Keeps) -> bool:
-    shape, pool = applicant.shape, state.pool_for(applicant.shape.reservation)
-    placed = keeps.place(applicant, state.places_of(applicant))
-    if placed is None:
-        state.queue.failed[shape] = pool.version
-        state.queue.refused[shape] = None
+    def _hopeful(self, want: Want) -> bool:
+        """Something has changed for it since it last did not fit, and it was not refused in this pass."""
+        if want.turn == self.turn or want.hopeless == self.turn:
+            return False
+        if want.shape.reservation:
+            pool = self.state.pool_for(want.shape.reservation)
+            return want.failed != pool.version or want.held is not None or bool(pool.freed)
+        if want.failed != self.pool.version or len(self.rooms) > FEW_MACHINES or self.lent:
+            return True
+        if want.held is not None and not want.held <= self.keeps.kept.keys():
+            return True
+        for room in self.rooms:
+            if _may_fit(room, want):
+                return True
+        want.hopeless = self.turn
         return False
-    if starving(state, applicant):
-        pool.version += 1  # what was held back for it may fit now
-        state.pool.version += pool is not state.pool
-    keeps.placed(applicant)
-    if applicant.id in state.claims:
-        state.drop_claim(applicant.id)
-    state.queue.remove(applicant.id)
-    STARTERS[applicant.kind](state, out, applicant, placed)
-    return True
+
+    def _consider(self, lane: Lane) -> bool:
+        """See `turns.Round`."""
+        want = lane.want
+        if self.cut and not want.exempt:
+            return False
+        if not self._hopeful(want) and not self._keeps(lane):
+            return False
+        stands, whose = standing(self.state.shares, lane.space.tenant, want)
+        if stands is self.phase:
+            return True
+        want.failed = -1  # it may fit by now, and was not tried
+        if stands is Standing.WAITS:
+            self.queue.over_quota.setdefault(whose, {})[lane] = None
+        elif stands > self.phase:
+            self.behind[stands] = None
+        return False
+
+    def _keeps(self, lane: Lane) -> bool:
+        """Something may have to be kept for its first, and was not yet."""
+        if lane.want in self.noted:
+            return False
+        first = self.queue.first(lane)
+        return first.id in self.state.plans or (
+            self.aged != [] and self.starved < KEPT_FOR and starving(self.state, first)
+        )
+
+    # Trying
+
+    def _walk(self, wants: Sequence[Want] | None, until: Callable[[bool], bool] | None = None) -> bool:
+        """Try lanes of these wants (None: of all) in their order.
+
+        Args:
+            until: told after each try whether it was placed; True ends the walk, and is returned.
+        """
+        if wants is not None and not wants:
+            return False
+        for rank in sorted(self.queue.spaces):
+            self.behind.clear()
+            for phase in PHASES:
+                if phase is not Standing.WITHIN and phase not in self.behind:
+                    continue
+                self.phase = phase
+                for lane in Round(self.queue, rank, wants, self._consider):
+                    placed = self._try(lane)
+                    if until is not None and until(placed):
+                        return True
+        return False
+
+    def _keeps_enough(self, placed: bool) -> bool:
+        return self.cut or self.starved >= KEPT_FOR
+
+    @staticmethod
+    def _has_placed(placed: bool) -> bool:
+        return placed
+
+    def _try(self, lane: Lane) -> bool:
+        """Place its first, or keep for it what the law says."""
+        want, applicant = lane.want, self.queue.first(lane)
+        if self._hopeful(want) and self._place(want, applicant):
+            return True
+        want.turn = self.turn
+        if want not in self.noted:
+            self._refused(want, applicant)
+        return False
+
+    def _refused(self, want: Want, applicant: Applicant) -> None:
+        self.noted[want] = None
+        self.starved += starving(self.state, applicant)
+        plan = self.keeps.refused(applicant)
+        if preemption.seek(self.state, self.out, applicant, self.keeps, plan):
+            self.keeps.claimed(applicant)
+        self.cut = self.keeps.keeps_all()
+
+    def _place(self, want: Want, applicant: Applicant) -> bool:
+        state, pool = self.state, self.state.pool_for(want.shape.reservation)
+        placed = self.keeps.place(applicant, state.places_of(applicant))
+        if placed is None:
+            want.failed = pool.version
+            kept = self.keeps.kept.keys()
+            want.held = frozenset(kept) if kept and not want.exempt and pool.would_fit(want.shape.ask) else None
+            self.queue.refused[want.shape] = None
+            return False
+        if applicant.id in self.queue.holders:  # what was held back for it may fit now
+            pool.version += 1
+            self.pool.version += pool is not self.pool
+        self.keeps.placed(applicant)
+        if applicant.id in state.claims:
+            state.drop_claim(applicant.id)
+        self.queue.remove(applicant.id)
+        self.placed += 1
+        STARTERS[applicant.kind](state, self.out, applicant, placed)
+        return True
+
+
+def _may_fit(machine: Machine, want: Want) -> bool:
+    """As far as can be told at a glance."""
+    if machine.cpu_milli < want.cpu_milli or machine.memory_bytes < want.memory_bytes:
+        return False
+    return not want.kind or any(
+        len(ids) >= want.count for (kind, _), ids in machine.devices.items() if kind == want.kind
+    )

@@ -12,9 +12,11 @@ from typing import Any
 from fray.model.ids import AttemptId, JobId, NodeName
 from fray.model.reservations import ReservationId, ReservationState
 from fray.model.resources import Capacity, Demand
+from fray.scheduler.charged import ChargedTables
+from fray.scheduler.fairness import Tenant
 from fray.scheduler.match import Pool
-from fray.scheduler.queue import Applicant, Kind, Queue, Shape, Tenant
-from fray.scheduler.reserved_rows import Reservation, Unit
+from fray.scheduler.queue import Applicant, Kind, Shape
+from fray.scheduler.reserved_rows import Host, Reservation, Unit
 from fray.scheduler.rows import Attempt, Job, Node
 from fray.scheduler.service import takes_work
 from fray.scheduler.timers import Timers
@@ -26,12 +28,10 @@ RESERVATION = "reservation"
 """Of `timers`: when something of a reservation is due."""
 
 
-class ReservedTables:
+class ReservedTables(ChargedTables):
     """What `Tables` knows of reservations."""
 
-    pool: Pool
     timers: Timers
-    queue: Queue
     jobs: dict[JobId, Job]
     attempts: dict[AttemptId, Attempt]
     nodes: dict[NodeName, Node]
@@ -55,9 +55,6 @@ class ReservedTables:
         """Ended ones, oldest end first."""
         self.stirred: dict[ReservationId, None] = {}
         """In whose pool something has become free since the last look."""
-
-    def touch(self, table: str, key: str) -> None:
-        raise NotImplementedError
 
     def pool_for(self, reservation_id: ReservationId) -> Pool:
         """Whose machines are taken: the fleet's where the id is empty."""
@@ -88,6 +85,7 @@ class ReservedTables:
         for unit in reservation.units:
             for host in unit.hosts:
                 self.pool.take(host.node, reservation.demand_of(unit), host.devices)
+                self.shares.count(*self._charged_unit(reservation, unit, host), 1, self.now)
                 self.units_on.setdefault(host.node, {})[reservation.id] = None
         for node in self._nodes_of(reservation):
             self._rebuild(reservation, node)
@@ -142,11 +140,12 @@ class ReservedTables:
         return Applicant(
             f"growth:{reservation.id}",
             Shape(reservation.ask(1), growth=True),
-            GROWTH_ORDER - spec.priority * (1 << 36) + reservation.order,
+            GROWTH_ORDER + reservation.order,
             NEVER,  # what may be had is never owed: it cannot starve
             Kind.GROWTH,
             reservation.band,
-            Tenant(spec.user, spec.namespace),
+            self.shares.tenant(spec.user, spec.namespace),
+            priority=spec.priority,
         )
 
     def _owed(self, reservation: Reservation, units: int) -> Applicant:
@@ -158,7 +157,8 @@ class ReservedTables:
             reservation.queued_at,
             Kind.RESERVATION,
             reservation.band,
-            Tenant(spec.user, spec.namespace),
+            self.shares.tenant(spec.user, spec.namespace),
+            priority=spec.priority,
         )
 
     # Units
@@ -166,9 +166,16 @@ class ReservedTables:
     def add_unit(self, reservation: Reservation, unit: Unit) -> None:
         """Its share has been taken of the fleet's pool (`Pool.place`). `reservation_changed` comes after it."""
         reservation.units.append(unit)
+        for host in unit.hosts:
+            self.charge(*self._charged_unit(reservation, unit, host), 1)
         for node in unit.nodes:
             self.units_on.setdefault(node, {})[reservation.id] = None
             self._rebuild(reservation, node)
+
+    def _charged_unit(self, reservation: Reservation, unit: Unit, host: Host) -> tuple[Tenant, Demand, str]:
+        """All of it is its user's, whoever runs in it."""
+        tenant = self.shares.tenant(reservation.spec.user, reservation.spec.namespace)
+        return tenant, reservation.demand_of(unit), self.variant_of(host.node, host.devices)
 
     def unit_leaves(self, reservation: Reservation, unit: Unit) -> None:
         """Nothing new is placed on its machines."""
@@ -183,6 +190,7 @@ class ReservedTables:
             reservation.units.remove(unit)
         for host in going:
             self.pool.release(host.node, reservation.demand_of(unit), host.devices)
+            self.charge(*self._charged_unit(reservation, unit, host), -1)
         for node in dict.fromkeys(host.node for host in going):
             if not any(node in other.nodes for other in reservation.units):
                 discard(self.units_on, node, reservation.id)

@@ -410,6 +410,17 @@ class Past:
 
 
 @define(kw_only=True)
+class Usage:
+    """What a user had of the cluster, or (with ``namespace``) one namespace of his."""
+
+    user: str
+    namespace: Namespace | None = None
+    mean: float = 0.0
+    """Of its dominant share, decayed, up to ``at``."""
+    at: float = 0.0
+
+
+@define(kw_only=True)
 class Law:
     """The one row of table ``law``."""
 
@@ -443,6 +454,8 @@ class Rules:
     """Attempts of earlier generations on record for each job."""
     forget_node_s: float = 86_400.0
     """How long a lost node is listed."""
+    tenants_limit: int = 10_000
+    """Users, and namespaces of users, whose past use is remembered."""
     probe_limit_s: float = 90.0
     """A machine that was asked to probe itself and has not answered by then has found something."""
     quarantine_share: float = 1 / 3
@@ -461,6 +474,7 @@ TABLES: dict[str, type] = {
     "name": Binding,
     "grave": Grave,
     "past": Past,
+    "usage": Usage,
     "unit": Unit,
     "fleet_group": GroupRow,
     "reservation": Reservation,

@@ -197,7 +197,7 @@ def _ask_for(
     if placed is not None:
         trials.append((shape.ask, placed))
         return _nodes(placed)
-    count = len(state.queue.waiting[shape])
+    count = state.queue.waiting[shape].waiting()
     only = shape.ask.parts[0]
     if len(shape.ask.parts) == 1 and only.members == max(1, only.slice_hosts):
         packing.some(only, count)

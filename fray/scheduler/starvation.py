@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fray.model.ids import NodeName
-from fray.scheduler.queue import Applicant
+from fray.scheduler.queue import Applicant, Shape
 from fray.scheduler.tables import Tables
+from fray.scheduler.turns import place_of_applicant
 
 KEPT_FOR = 64
 """So many of the first starving kinds of applicants have machines kept for them at a time; the others move up."""
@@ -16,11 +17,14 @@ def starving(state: Tables, applicant: Applicant) -> bool:
 
 
 def starving_heads(state: Tables) -> list[Applicant]:
-    """The first of each shape, if it starves; in order, at most `KEPT_FOR`."""
-    if not state.queue:
-        return []
-    heads = map(state.queue.head, state.queue.waiting)
-    return sorted((head for head in heads if starving(state, head)), key=lambda head: head.entry)[:KEPT_FOR]
+    """The first of each shape, if it starves; by turn, at most `KEPT_FOR`. Looks at all that waits."""
+    queue = state.queue
+    found: dict[Shape, Applicant] = {}
+    for want in queue.waiting.values():
+        starved = [a for a in map(queue.first, want.lanes.values()) if starving(state, a)]
+        if starved:
+            found[want.shape] = min(starved, key=lambda applicant: place_of_applicant(queue, applicant))
+    return sorted(found.values(), key=lambda applicant: place_of_applicant(queue, applicant))[:KEPT_FOR]
 
 
 def holds_back(state: Tables, applicant: Applicant) -> list[NodeName]:
@@ -38,15 +42,18 @@ def holds_back(state: Tables, applicant: Applicant) -> list[NodeName]:
 
 
 def blocker(state: Tables, applicant: Applicant) -> str | None:
-    """The id of the first starving applicant before this one that keeps machines from it."""
-    if applicant.shape.child or applicant.shape.ask.weightless:
+    """The id of the first starving applicant before this one that keeps machines from it, as the last pass had it."""
+    queue, reservation = state.queue, applicant.shape.reservation
+    if not queue.holders or queue.waiting[applicant.shape].exempt:
         return None
-    reservation = applicant.shape.reservation
-    pool = state.pool_for(reservation)
-    mine = {name for demand in applicant.shape.ask.demands for name in pool.usable(demand)}
-    for other in state.queue.cached((state.now, pool.changes), lambda: starving_heads(state)):
-        if other.shape.reservation != reservation:
+    mine, pool = place_of_applicant(queue, applicant), state.pool_for(reservation)
+    usable = [pool.usable(demand) for demand in applicant.shape.ask.demands]
+    for other_id, names in queue.holders.items():
+        other = queue.applicants.get(other_id)
+        if other is None or other.shape.reservation != reservation or not starving(state, other):
             continue
-        if other.entry < applicant.entry and any(node in mine for node in holds_back(state, other)):
-            return other.id
+        if not place_of_applicant(queue, other) < mine:
+            continue
+        if any(name in machines for name in names for machines in usable):
+            return other_id
     return None

@@ -57,8 +57,15 @@ class State(Tables):
 
     # Jobs
 
-    def job_info(self, job_id: JobId) -> JobInfo:
-        """Raises: NoSuchJob."""
+    def job_info(self, job_id: JobId, *, explained: bool = True) -> JobInfo:
+        """All that is known of a job.
+
+        Args:
+            explained: with the reason why it waits; that takes a look at the machines.
+
+        Raises:
+            NoSuchJob.
+        """
         job = self.jobs.get(job_id)
         if job is None:
             return self._past_info(job_id)
@@ -77,7 +84,7 @@ class State(Tables):
             signal=outcome.signal,
             value=outcome.value,
             stored=outcome.stored,
-            reason=reason(self, job),
+            reason=reason(self, job) if explained else "",
             attempts=tuple(map(_attempt_info, self.records(job))),
             ended_by=job.ended_by,
             launch_time=job.launched_at,

@@ -69,7 +69,7 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
     state.law.epoch = event.epoch
     state.declares_all_nodes = event.declares_all_nodes
     state.declared = event.declared
-    state.policy = event.policy
+    state.set_policy(event.policy, anew=True)
     state.touch("law", "law")
     scaling.restarted(state, event.cluster, event.policy, out)
     nodes.restarted(state, out)
@@ -79,9 +79,8 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
 
 
 def _policy_changed(state: State, event: PolicyChanged, out: Outbox) -> None:
-    state.policy = event.policy
+    state.set_policy(event.policy)
     scaling.told_policy(state, event.policy)
-    state.pool.version += 1  # what was kept back may start now
 
 
 def _tick(state: State, event: Tick, out: Outbox) -> None:

@@ -14,16 +14,17 @@ from attrs import define
 
 from fray.model.bands import Band
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
-from fray.model.policy import Policy
 from fray.model.reservations import ReservationId
 from fray.model.resources import Demand
 from fray.model.specs import Outcome
 from fray.scheduler.asks import Ask, ask_of, part_of, within
+from fray.scheduler.charged import ChargedTables, weight
+from fray.scheduler.fairness import Tenant
 from fray.scheduler.fleet import Books
 from fray.scheduler.match import Pool
 from fray.scheduler.musters import Muster, stage_of
 from fray.scheduler.plans import Plan
-from fray.scheduler.queue import Applicant, Kind, Queue, Shape, Tenant
+from fray.scheduler.queue import Applicant, Kind, Queue, Shape
 from fray.scheduler.reserved import ReservedTables
 from fray.scheduler.reserved import discard as _discard
 from fray.scheduler.reserved_rows import Reservation
@@ -73,8 +74,8 @@ class Tables(ReservedTables):
     """Rows and indexes, without decisions."""
 
     def __init__(self, now: float = 0.0, rules: Rules | None = None) -> None:
+        ChargedTables.__init__(self)
         self.rules = rules or Rules()
-        self.policy = Policy()
         self.law = Law(now=now)
         self.jobs: dict[JobId, Job] = {}
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -95,7 +96,8 @@ class Tables(ReservedTables):
 
     def _make_indexes(self) -> None:
         self.pool = Pool()
-        self.queue = Queue()
+        self._make_charged_indexes()
+        self.queue = Queue(self.shares)
         self.tally: dict[JobId, Tally] = {}
         self.on_node: dict[NodeName, dict[AttemptId, None]] = {}
         """Living attempts."""
@@ -180,6 +182,7 @@ class Tables(ReservedTables):
             "name": self.bindings,
             "grave": self.graves,
             "past": self.past,
+            "usage": self.usage,
             "unit": self.fleet.units,
             "fleet_group": self.fleet.groups,
             "reservation": self.reservations,
@@ -216,6 +219,7 @@ class Tables(ReservedTables):
             self.rows(table)[key] = row
         self._sort_tables()
         self._index_all()
+        self.shares.rank_all(self.now)
 
     def _sort_tables(self) -> None:
         self.jobs = dict(sorted(self.jobs.items(), key=lambda item: item[1].order))
@@ -226,6 +230,7 @@ class Tables(ReservedTables):
         self.bindings = dict(sorted(self.bindings.items(), key=lambda item: item[1].order))
         self.graves = dict(sorted(self.graves.items(), key=lambda item: item[1].order))
         self.past = dict(sorted(self.past.items(), key=lambda item: (item[1].ended_at, item[1].order)))
+        self.usage = dict(sorted(self.usage.items()))
         self.reservations = dict(sorted(self.reservations.items(), key=lambda item: item[1].order))
         self.claims = dict(sorted(self.claims.items(), key=lambda item: (item[1].made_at, item[0])))
 
@@ -234,9 +239,12 @@ class Tables(ReservedTables):
         return (job.order if job else 0), attempt.generation, attempt.member
 
     def _index_all(self) -> None:
+        for used in self.usage.values():
+            self.shares.open(used)
         self.fleet.load()
         for node in self.nodes.values():
             self.index_node(node)
+            self.shares.weigh(node.name, weight(node))
         for session in sorted(self.sessions.values(), key=lambda s: (s.ended_at, s.session)):
             self.index_session(session)
         for group in self.job_groups.values():
@@ -263,6 +271,7 @@ class Tables(ReservedTables):
         self.nodes[node.name] = node
         node.leaving = self.fleet.leaving(node)
         self.index_node(node)
+        self._weigh(node.name, weight(node))
         self.touch("node", node.name)
 
     def index_node(self, node: Node) -> None:
@@ -306,6 +315,7 @@ class Tables(ReservedTables):
     def node_changed(self, node: Node) -> None:
         """Its phase, strays, settledness, busy devices or cordon may have changed."""
         self._time_node(node)
+        self._weigh(node.name, weight(node))
         self.pool.set_open(node.name, takes_work(node))
         self.pool.withhold(node.name, node.busy)
         self.reserved_on(node.name)
@@ -319,6 +329,7 @@ class Tables(ReservedTables):
         self.fleet.node_dropped(node)
         self.unwell.pop(node.name, None)
         self.pool.remove(node.name)
+        self._weigh(node.name, None)
         self.touch("node", node.name)
 
     # Sessions
@@ -445,13 +456,18 @@ class Tables(ReservedTables):
         spec = job.spec
         return Applicant(
             job.job_id,
-            Shape(self.ask(job), _is_child(job), spec.reservation_id),
+            self._shape(job),
             job.order,
             job.queued_at,
             band=job.band,
-            tenant=Tenant(spec.user, spec.namespace),
+            tenant=self.shares.tenant(spec.user, spec.namespace),
             time_limit_s=spec.time_limit_s,
         )
+
+    def _shape(self, job: Job) -> Shape:
+        if job.spec.job_group:
+            return Shape(self.ask(job), _is_child(job), job.spec.reservation_id)
+        return self.queue.shape_of(job.spec, _is_child(job))
 
     def ask(self, job: Job) -> Ask:
         """A member of a job group goes where the others are."""
@@ -561,7 +577,7 @@ class Tables(ReservedTables):
             group.queued_at,
             Kind.GROUP,
             jobs[0].band,
-            Tenant(spec.user, spec.namespace),
+            self.shares.tenant(spec.user, spec.namespace),
             None if None in limits else max(limit for limit in limits if limit is not None),
         )
 
@@ -599,7 +615,17 @@ class Tables(ReservedTables):
         self.tally[attempt.job_id].living += 1
         self.on_node[attempt.node][attempt.attempt_id] = None
         self.fleet.used(attempt.node, self.now)
+        self._charge(attempt, 1)
         self.touch("attempt", attempt.attempt_id)
+
+    def _charge(self, attempt: Attempt, times: int) -> None:
+        job = self.jobs[attempt.job_id]
+        if not job.spec.reservation_id:  # that is charged as a whole
+            self.charge(*self._charged(job, attempt), times)
+
+    def _charged(self, job: Job, attempt: Attempt) -> tuple[Tenant, Demand, str]:
+        tenant = self.shares.tenant(job.spec.user, job.spec.namespace)
+        return tenant, self.demand(job), self.variant_of(attempt.node, attempt.devices)
 
     def _index_attempt(self, attempt: Attempt) -> None:
         job = self.jobs[attempt.job_id]
@@ -611,6 +637,8 @@ class Tables(ReservedTables):
             self.on_node[attempt.node][attempt.attempt_id] = None
             pool = self.pool_for(job.spec.reservation_id)
             pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+            if not job.spec.reservation_id:
+                self.shares.count(*self._charged(job, attempt), 1, self.now)
 
     def vacate(self, attempt: Attempt) -> None:
         """It has ended: its share of the machine is free."""
@@ -622,6 +650,7 @@ class Tables(ReservedTables):
         self.fleet.used(attempt.node, self.now)
         pool = self.pool_for(job.spec.reservation_id)
         pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+        self._charge(attempt, -1)
         if job.spec.reservation_id:
             self.vacated_inside(job.spec.reservation_id, attempt.node)
         if attempt.ports:

@@ -13,7 +13,7 @@ from fray.scheduler.launching import check_feasible
 from fray.scheduler.match import members_held
 from fray.scheduler.offers import offers
 from fray.scheduler.preemption import would_preempt
-from fray.scheduler.queue import Applicant, Shape, Tenant
+from fray.scheduler.queue import Applicant, Shape
 from fray.scheduler.state import State
 from fray.scheduler.trial import Trial
 from fray.scheduler.words import needs
@@ -85,7 +85,7 @@ def newcomer(state: State, spec: JobSpec, shape: Shape) -> Applicant:
         state.law.order + 1,
         state.now,
         band=spec.band or Band.INTERACTIVE,
-        tenant=Tenant(spec.user, spec.namespace),
+        tenant=state.shares.tenant(spec.user, spec.namespace),
         time_limit_s=spec.time_limit_s,
     )
 
@@ -93,7 +93,7 @@ def newcomer(state: State, spec: JobSpec, shape: Shape) -> Applicant:
 def place_of(state: State, spec: JobSpec, shape: Shape) -> int:
     """Its number in line, if it were accepted now."""
     newest = newcomer(state, spec, shape)
-    return 1 + sum(applicant.entry < newest.entry for applicant in state.queue)
+    return 1 + state.queue.ahead_of(newest)
 
 
 def _some(names: tuple[str, ...]) -> str:
