@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from fray.jobs import build_spec
 from fray.model.constraints import Constraint
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.topology import TPU_FAMILIES, find_topology, tpu_topology
+from fray.model.topology import TPU_FAMILIES, find_topology, topology_rows, tpu_topology
 
 GIB = 1024**3
 KNOWN = {
@@ -186,3 +187,9 @@ REFUSED = [
 def test_the_impossible_is_refused_at_the_door_with_what_to_write(make: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         make()
+
+
+def test_the_page_shows_the_types_that_there_are() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "resources.md").read_text()
+    for row in topology_rows():
+        assert f"| {' | '.join(row)} |" in page

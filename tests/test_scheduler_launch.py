@@ -112,7 +112,7 @@ def test_what_no_declared_machine_could_hold_is_refused_naming_the_largest() -> 
     law.driver()
     with pytest.raises(NeverSchedulable, match="the largest machine is large: 8 CPUs, 64 GB memory"):
         law.launch(job("a", demand(9)))
-    with pytest.raises(NeverSchedulable, match="1 gpu h100; the largest machine is large"):
+    with pytest.raises(NeverSchedulable, match="1 gpu h100; no machine has a gpu"):
         law.launch(job("a", demand(1, gpu=1, variant="h100")))
     with pytest.raises(NeverSchedulable, match="all machines together hold 10"):
         law.launch(job("a", demand(1), members=11))

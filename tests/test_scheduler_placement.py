@@ -138,7 +138,7 @@ def test_a_waiting_job_is_explained_constraint_by_constraint(law: Cluster) -> No
         "  n1 names no region and has 1 of 4 CPUs free and has no gpu h100",
         "  n2 is in region us and has 1 GB of 1 GB memory free and has no gpu h100",
         "no change of load will help, more machines would: it needs 4 CPUs, 2 GB memory, 2 gpu h100, region eu; "
-        "the largest machine is n2: 8 CPUs, 1 GB memory, region us",
+        "no machine is in region eu; there is us",
         "retries: 0 of 2 after failure, 0 of 0 after preemption",
     ]
     assert law.info("y").reason.endswith("number 2 of 2 in the queue")

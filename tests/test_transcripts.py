@@ -19,6 +19,7 @@ from law import Cluster, capacity, demand, ended, job
 
 from fray.model.actors import ActorInfo
 from fray.model.bands import Band
+from fray.model.constraints import parse_constraints
 from fray.model.fleet import ErrorKind, MachineState, SeenMachine, read_group
 from fray.model.job_groups import JobGroupInfo, JobRole
 from fray.model.messages.client import Jobs, Names, Reservations
@@ -27,6 +28,7 @@ from fray.model.messages.maintenance import NodesMarked
 from fray.model.messages.node import NodeHello
 from fray.model.policy import Policy
 from fray.model.reservations import ReservationInfo
+from fray.model.resources import Demand
 from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
@@ -39,6 +41,7 @@ from fray.model.specs import (
     Siblings,
     Strategy,
 )
+from fray.model.topology import tpu_topology
 from fray.scheduler.actors import list_actors
 from fray.scheduler.effects import (
     Effect,
@@ -159,7 +162,8 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
 
 
 def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
-    """``launch SESSION JOB [cpu=N] [gpu=N] [members=N] [failure=N] [preemption=N] [loss=N] [memory=N] [backoff=S]
+    """``launch SESSION JOB [cpu=N] [gpu=N] [any=h100+a100] [tpu=TYPE] [must=C] [members=N] [failure=N] [preemption=N]
+    [loss=N] [memory=N] [backoff=S]
     [exits=CODE:RULE,…] [band=B] [limit=S] [wait=S] [fixed] [actor] [, JOB …]``
 
     Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
@@ -217,10 +221,11 @@ def _actor(plain: list[str], more: dict[str, str]) -> ActorConfig | None:
 def _spec(words: list[str], index: int) -> JobSpec:
     plain, more = options(words)
     strategy = more.get("group")
-    need = demand(float(more.get("cpu", 1)), gpu=int(more.get("gpu", 0)), preemptible="fixed" not in plain)
+    need, *others = _choices(plain, more)
     return job(
         plain[0],
         need,
+        alternatives=tuple(others),
         job_id=more.get("id", plain[0]),
         members=int(more.get("members", 1)),
         max_retries_failure=int(more.get("failure", 0)),
@@ -239,6 +244,17 @@ def _spec(words: list[str], index: int) -> JobSpec:
         band=Band(more["band"]) if "band" in more else None,
         time_limit_s=float(more["limit"]) if "limit" in more else None,
     )
+
+
+def _choices(plain: list[str], more: dict[str, str]) -> list[Demand]:
+    """What one member takes: with ``any`` of several types of GPU, with ``tpu`` all chips of a host of each type."""
+    size: dict[str, Any] = {"constraints": parse_constraints(more.get("must")), "preemptible": "fixed" not in plain}
+    if "tpu" in more:
+        types = [tpu_topology(one) for one in more["tpu"].split("+")]
+        chips = [(one.variant, one.chips_per_host) for one in types]
+        return [Demand(1000, device_kind="tpu", device_variant=v, device_count=n, **size) for v, n in chips]
+    kinds, gpus = more.get("any", "auto").split("+"), int(more.get("gpu", 0))
+    return [demand(float(more.get("cpu", 1)), gpu=gpus, variant=kind, **size) for kind in kinds]
 
 
 def _rules(text: str) -> dict[int, ExitRule]:

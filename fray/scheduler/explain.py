@@ -6,24 +6,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.resources import Demand
 from fray.model.specs import Cause
 from fray.scheduler import prospects
+from fray.scheduler.asks import part_of
 from fray.scheduler.fleet_words import reason as fleet_reason
-from fray.scheduler.group_words import group_lines, mates, there, waits_for_stage, waits_with_group, wanted
+from fray.scheduler.group_words import choices, group_lines, mates, there, waits_for_stage, waits_with_group
 from fray.scheduler.lifecycle import Budget, job_state
-from fray.scheduler.match import Machine, admits, members_held, takes
-from fray.scheduler.never import never_text
+from fray.scheduler.match import Machine, admits, takes, variants
+from fray.scheduler.never import impossible, never_text
 from fray.scheduler.obstacles import FEW_CPUS, misfits
 from fray.scheduler.quotas import quota_text
 from fray.scheduler.reserved_waits import waits_inside
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.service import why_closed
+from fray.scheduler.slice_words import slices_text
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables, takes_work
 from fray.scheduler.waits import ending_mates, ending_siblings, holders
@@ -40,12 +42,19 @@ def _machine_line(state: Tables, job: Job, node: Node) -> str:
     if not takes_work(node):
         return f"{node.name} {why_closed(node, state.now)}"
     machine = state.pool.machines[node.name]
-    demand = wanted(state, job)
+    demand = _nearest(choices(state, job), machine)
     wrong = [text for _, text in misfits(demand, machine)]
     if not wrong:
         return f"{node.name} has room for a member"
     held = _holders(state, node) if admits(demand, machine.capacity) else ""  # else their end would not help
     return f"{node.name} {' and '.join(wrong)}{held}{_busy(demand, node)}"
+
+
+def _nearest(demands: Sequence[Demand], machine: Machine) -> Demand:
+    """Of any-of devices those that it has, best those that fit."""
+    fitting = (demand for demand in demands if takes(machine, demand))
+    there = (demand for demand in demands if variants(demand, machine.whole))
+    return next(fitting, None) or next(there, demands[0])
 
 
 def _busy(demand: Demand, node: Node) -> str:
@@ -114,14 +123,14 @@ def _are_being(names: list[JobId]) -> str:
 
 def _lacking(state: Tables, job: Job) -> str:
     if job.spec.reservation_id:
-        return waits_inside(state, job, needs(job.spec.demand))
+        return waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))
     quota = quota_text(state, state.queue.applicants[job.job_id])
     if quota:
         return quota
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
-    wants = needs(wanted(state, job))
+    wants = needs(*choices(state, job))
     return f"needs {_members(job)}{wants}{there(state, job)}; {_census(state, job)}"
 
 
@@ -136,11 +145,15 @@ def _census(state: Tables, job: Job) -> str:
         return "no machine is connected"
     if len(nodes) == 1:
         return _machine_line(state, job, nodes[0])
-    return state.pool.told(wanted(state, job), state.now, lambda: _counts(state, wanted(state, job)))
+    return state.pool.told(choices(state, job), state.now, lambda: _counts(state, job))
 
 
-def _counts(state: Tables, demand: Demand) -> str:
-    counts = Counter(_obstacle(demand, machine) for machine in state.pool.machines.values())
+def _counts(state: Tables, job: Job) -> str:
+    demands, part = choices(state, job), part_of(job.spec)
+    if part.slice_hosts and (slices := [text for one in demands if (text := slices_text(state.pool, part, one))]):
+        return "; ".join(slices)
+    machines = state.pool.machines.values()
+    counts = Counter(_obstacle(_nearest(demands, machine), machine) for machine in machines)
     return "of the machines " + ", ".join(f"{count} {_are(what, count)}" for what, count in counts.items())
 
 
@@ -220,7 +233,7 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
     if job.phase is JobPhase.QUEUED:
         lines += _waiting_lines(state, job, max(now, state.now))
     if job.gathered:
-        lines += (f"  {each.job_id} needs {_members(each)}{needs(each.spec.demand)}" for each in mates(state, job))
+        lines += (f"  {each.job_id} needs {_members(each)}{needs(*choices(state, each))}" for each in mates(state, job))
         lines += group_lines(state, job)
         if job.spec.job_group in state.queue:
             lines += prospects.told(state, state.queue.applicants[job.spec.job_group].shape)
@@ -242,7 +255,7 @@ def _why(state: Tables, job: Job) -> str:
 def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     shape = state.queue.applicants[job.job_id].shape
     members = f"{job.spec.members} members at once, each " if job.spec.members > 1 else ""
-    yield f"needs {members}{needs(wanted(state, job))}{there(state, job)}"
+    yield f"needs {members}{needs(*choices(state, job))}{there(state, job)}"
     ahead = state.queue.ahead(job.job_id)
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
     quota = quota_text(state, state.queue.applicants[job.job_id])
@@ -254,7 +267,7 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     if starving(state, state.queue.applicants[job.job_id]):
         yield "it has waited so long that later jobs are kept off the machines it could use"
     if job.spec.reservation_id:
-        yield waits_inside(state, job, needs(job.spec.demand))
+        yield waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))
         yield from prospects.told(state, shape)
         return
     if not state.nodes:
@@ -266,14 +279,14 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     for node in nodes[:NODES_SHOWN]:
         yield f"  {_machine_line(state, job, node)}"
     if len(nodes) > NODES_SHOWN:
-        yield f"  and {len(nodes) - NODES_SHOWN} more; {_counts(state, wanted(state, job))}"
+        yield f"  and {len(nodes) - NODES_SHOWN} more; {_counts(state, job)}"
     yield from list(_too_large(state, job)) or prospects.told(state, shape)
 
 
 def _too_large(state: Tables, job: Job) -> Iterator[str]:
     machines = {node.name: node.capacity for node in state.nodes.values()}
-    held = sum(members_held(job.spec.demand, capacity) for capacity in machines.values())
-    if machines and held < job.spec.members:
+    part = part_of(job.spec)
+    if machines and not state.pool.could_hold(part) and impossible(part, machines):
         yield f"no change of load will help, more machines would: {never_text(job.spec, machines)}"
 
 

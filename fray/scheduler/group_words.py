@@ -136,9 +136,9 @@ def _run(names: list[str]) -> str:
     return "runs" if len(names) == 1 else "run"
 
 
-def wanted(state: Tables, job: Job) -> Demand:
-    """What each member needs now: one of a group that is placed goes where the others are."""
-    return state.ask(job).parts[0].demand if job.spec.job_group else job.spec.demand
+def choices(state: Tables, job: Job) -> tuple[Demand, ...]:
+    """What each member needs now, in any of these ways: one of a group that is placed goes where the others are."""
+    return state.ask(job).parts[0].choices if job.spec.job_group else (job.spec.demand, *job.spec.alternatives)
 
 
 def there(state: Tables, job: Job) -> str:

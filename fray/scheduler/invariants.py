@@ -27,6 +27,7 @@ from fray.scheduler.quotas import ceiling, excess, limits
 from fray.scheduler.reserved_rules import RESERVATION_RULES, devices_add_up, units_by_node
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
 from fray.scheduler.rows import TABLES, Attempt, AttemptPhase, Job, JobPhase, NodePhase, SessionPhase
+from fray.scheduler.slice_rules import slices_are_whole
 from fray.scheduler.space import Space
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables, Tally, takes_work
@@ -579,6 +580,7 @@ RULES: tuple[Rule, ...] = (
     _names,
     _bounds,
     _quotas,
+    slices_are_whole,
     *RESERVATION_RULES,
 )
 

@@ -10,13 +10,13 @@ from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Ended, Role
 from fray.model.specs import Cause, EntryKind, JobSpec
 from fray.scheduler.actors import living_actor
+from fray.scheduler.asks import part_of
 from fray.scheduler.effects import LaunchAsked, TerminateAsked
 from fray.scheduler.job_groups import accept_group, check_job_group, named_groups, no_room
 from fray.scheduler.jobs import accept, never, stop_job
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.lookup import differences, named, tree, who
-from fray.scheduler.match import ever
-from fray.scheduler.never import never_text
+from fray.scheduler.never import contradiction, impossible, never_text
 from fray.scheduler.offers import all_machines, declares, known_machines
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.queue import Kind
@@ -26,6 +26,9 @@ from fray.scheduler.rows import JobGroup, Session
 from fray.scheduler.sessions import living
 from fray.scheduler.state import State
 from fray.scheduler.supervision import check_group
+
+POSSIBLE_LIMIT = 1000
+"""Parts that are known to be possible; looking at all machines costs too much for each launch."""
 
 
 def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
@@ -211,6 +214,11 @@ def _check_size(state: State, spec: JobSpec) -> None:
     if spec.reservation_id:
         check_inside(state, spec)
         return
+    demand = spec.demand
+    if demand.regions and demand.zones:
+        where = contradiction(demand, {zone: state.pool.regions_of(zone) for zone in demand.zones})
+        if where:
+            raise InvalidRequest(f"job {spec.name!r}: {where}")
     reason = _never(state, spec)
     if reason:
         raise NeverSchedulable(f"job {spec.name!r} can never run here: {reason}", name=spec.name)
@@ -227,11 +235,16 @@ def _never(state: State, spec: JobSpec) -> str:
     """Why no machine of this cluster could ever hold the job; empty when one might."""
     if not declares(state) or spec.reservation_id:
         return ""
-    machines = known_machines(state)
-    if ever(spec.demand, spec.members, machines.values()):
+    part = part_of(spec)
+    if state.pool.could_hold(part) or state.possible.get(part) == state.pool.machines_version:
         return ""
     machines = all_machines(state, spec.members)
-    return "" if ever(spec.demand, spec.members, machines.values()) else never_text(spec, machines)
+    if impossible(part, machines):
+        return never_text(spec, machines)
+    if len(state.possible) >= POSSIBLE_LIMIT:
+        state.possible.clear()
+    state.possible[part] = state.pool.machines_version
+    return ""
 
 
 def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) -> None:

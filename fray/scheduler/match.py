@@ -18,17 +18,16 @@ For callers (placement, groups, reservations, preemption, scaling):
 
 - `Pool.place` takes places or nothing; `give_back` undoes it, as if nothing had been asked.
 - `take` and `release` move one member; `version`, `freed` and `changes` say what has happened since.
-- `held_now` and `usable` count members without placing; `ever` and `fray.scheduler.possible` speak of empty machines.
+- `held_now`, `usable` and `could_hold` count without placing; the last two as if machines were empty, as `ever`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from typing import TypeVar
 
 from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.asks import Ask, Grant, Part, Placed, weightless
+from fray.scheduler.asks import Ask, Grant, Part, Placed
 from fray.scheduler.fitting import (
     AUTO,
     Machine,
@@ -41,19 +40,9 @@ from fray.scheduler.fitting import (
     takes,
     variants,
 )
-from fray.scheduler.orders import (
-    BEHIND,
-    Filter,
-    Follower,
-    Order,
-    Place,
-    Tally,
-    Usable,
-    by_calm,
-    by_size,
-    by_variant,
-)
-from fray.scheduler.slices import Slices, choose, has_ports
+from fray.scheduler.orders import Place
+from fray.scheduler.overview import Overview
+from fray.scheduler.slices import choose, has_ports
 
 __all__ = [
     "AUTO",
@@ -74,51 +63,27 @@ __all__ = [
 FEW = 50
 TOLD_S = 5.0
 TOLD_LIMIT = 1000
-FOLLOWERS_LIMIT = 512
-"""Orders and tallies kept; beyond, those that nobody has asked for longest go first."""
-SIZE, CALM = "size", "calm"
-F = TypeVar("F", bound=Follower)
 
 
-class Pool:
+class Pool(Overview):
     """All machines, and where the next member goes."""
 
     def __init__(self) -> None:
-        self.machines: dict[NodeName, Machine] = {}
+        super().__init__()
         self.now = 0.0
         """Of the law, when something was last placed."""
         self.version = 0
         """Grows when what did not fit before may fit now on any machine."""
         self.freed: dict[NodeName, None] = {}
         """Machines on which something has become free since the last look; whoever looks clears it."""
-        self.changes = 0
-        """Grows with every change."""
-        self.open_machines = 0
-        self.slices = Slices(self.machines)
-        self._log: list[NodeName] = []
-        """Machines that have changed, for those who follow; it is cut now and then."""
-        self._variants: dict[Variant, int] = {}
-        """On how many machines there are some."""
-        self._named: dict[tuple[str, str], dict[NodeName, None]] = {}
-        """Machines by attribute and value."""
-        self._followers: dict[object, Follower] = {}
-        self._orders: dict[tuple[Demand, Place | None], list[tuple[str, int, Order]]] = {}
-        """The lists in which a demand is looked for: variant, fewest devices, order."""
-        self._told: dict[Demand, tuple[int, float, str]] = {}
+        self._told: dict[object, tuple[int, float, str]] = {}
 
     # Machines
 
     def add(self, name: NodeName, capacity: Capacity, open: bool = True) -> None:
         """An empty machine; one of the same name is replaced."""
         self.remove(name)
-        machine = self.machines[name] = Machine.empty(name, capacity, False)
-        self.slices.met(machine)
-        for attribute in capacity.attributes.items():
-            self._named.setdefault(attribute, {})[name] = None
-        for variant in machine.whole:
-            self._variants[variant] = self._variants.get(variant, 0) + 1
-            if self._variants[variant] == 1:
-                self._orders.clear()  # demands for any variant have one list more to look at
+        self._joined(Machine.empty(name, capacity, False))
         self.set_open(name, open)
 
     def remove(self, name: NodeName) -> None:
@@ -127,17 +92,7 @@ class Pool:
             return
         self.set_open(name, False)
         self.freed.pop(name, None)
-        self._changed(name)
-        for attribute in machine.capacity.attributes.items():
-            del self._named[attribute][name]
-            if not self._named[attribute]:
-                del self._named[attribute]
-        for variant in machine.whole:
-            self._variants[variant] -= 1
-        del self.machines[name]
-        self.slices.met(machine)
-        for follower in self._followers.values():
-            follower.forget(name)
+        self._left(machine)
 
     def set_open(self, name: NodeName, open: bool) -> None:
         machine = self.machines[name]
@@ -179,60 +134,6 @@ class Pool:
             self.version += 1  # a gang that they were kept for may be impossible now, and others need not wait for it
             self.freed[name] = None
             self._changed(name)
-
-    # Followers
-
-    def _changed(self, name: NodeName) -> None:
-        self.changes += 1
-        self._log.append(name)
-        if len(self._log) > BEHIND:
-            self._cut()
-
-    def _cut(self) -> None:
-        for follower in (self.slices, *self._followers.values()):
-            follower.note(self._log)
-        self._log.clear()
-        if len(self._followers) > FOLLOWERS_LIMIT:
-            by_use = sorted(self._followers, key=lambda key: self._followers[key].idle)
-            for key in by_use[FOLLOWERS_LIMIT // 2 :]:
-                del self._followers[key]
-            self._orders.clear()
-
-    def _follow(self, key: object, make: Callable[[], F]) -> F:
-        """The follower of this key, up to date."""
-        found: F = self._followers.get(key) or make()  # type: ignore[assignment]  # keys say of which kind it is
-        if key not in self._followers:
-            self._followers[key] = found
-            found.seen = len(self._log)
-        else:
-            found.look(self._log)
-        return found
-
-    def _orders_of(self, demand: Demand, place: Place | None) -> list[tuple[str, int, Order]]:
-        filter = Filter.of(demand, place)
-        if weightless(demand):
-            return [("", 0, self._order(filter, CALM))]
-        if not demand.device_count:
-            return [("", 0, self._order(filter, SIZE))]
-        return [(v[1], demand.device_count, self._order(filter, v)) for v in variants(demand, self._variants)]
-
-    def _order(self, filter: Filter, kind: str | Variant) -> Order:
-        def make() -> Order:
-            where = by_variant(kind) if isinstance(kind, tuple) else by_calm if kind == CALM else by_size
-            order = Order(filter, self.machines, where)
-            order.fill(self._likely(filter))
-            return order
-
-        return self._follow((filter, kind), make)
-
-    def _likely(self, filter: Filter) -> Iterable[NodeName]:
-        """Few machines among which are all that pass."""
-        found: Collection[NodeName] = self.machines
-        for group in filter.likely():
-            named = [self._named.get(attribute, {}) for attribute in group]
-            if sum(map(len, named)) < len(found):
-                found = [name for names in named for name in names]
-        return found
 
     # Placing
 
@@ -313,10 +214,6 @@ class Pool:
         common = [place for place in held[0] if all(place in one for one in held)]
         return [*sorted(common, key=lambda place: (sum(one[place] for one in held), place))]
 
-    def localities(self, same: str) -> list[str]:
-        """Regions or zones of the machines, in order; empty is that of those that name none."""
-        return sorted({machine.capacity.attributes.get(same, "") for machine in self.machines.values()})
-
     def _held_by_place(self, part: Part, same: str) -> dict[Place, int]:
         """Regions or zones that can hold the part in one of its choices; and how many members in all of them."""
         enough: dict[Place, int] = {}
@@ -334,7 +231,7 @@ class Pool:
         if not slice_hosts:
             return self._tally(demand).places
         found: dict[Place, int] = {}
-        for one in self.slices.usable(demand, slice_hosts, self._log, (), None):
+        for one in self._slices(demand, slice_hosts):
             for place in (("region", one.id[0]), ("zone", one.id[1])):
                 found[place] = found.get(place, 0) + slice_hosts
         return found
@@ -377,12 +274,7 @@ class Pool:
 
     def _best(self, demand: Demand, place: Place | None, closed: Container[NodeName]) -> Grant | None:
         """On the machine that is liked best, by `preference`."""
-        key = demand, place
-        orders = self._orders.get(key)
-        if orders is None:
-            if len(self._orders) >= 2 * FOLLOWERS_LIMIT:
-                self._orders.clear()
-            orders = self._orders[key] = self._orders_of(demand, place)
+        orders = self._orders_for(demand, place)
         best: tuple[int, int, int, str, NodeName] | None = None
         for variant, least, order in orders:
             order.look(self._log)
@@ -401,7 +293,7 @@ class Pool:
     def _place_slices(
         self, demand: Demand, part: Part, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
     ) -> list[Grant] | None:
-        usable = self.slices.usable(demand, part.slice_hosts, self._log, closed, place)
+        usable = self._slices(demand, part.slice_hosts, closed, place)
         known = [self.machines[name].slice for name in liked if name in self.machines]
         liked_slices = {id: None for id in known if id is not None}
         chosen = choose(usable, part.members // part.slice_hosts, liked_slices)
@@ -411,8 +303,6 @@ class Pool:
         if chosen is None:
             return None
         grants = [one for group in chosen for one in self._take_slice(demand, group.hosts)]
-        if len(self._log) > BEHIND:
-            self._cut()
         return grants
 
     def _take_slice(self, demand: Demand, hosts: list[Machine]) -> list[Grant]:
@@ -424,43 +314,18 @@ class Pool:
             if one.ports:
                 host.ports.take(one.ports)
             grants.append(one)
-        self._log.extend([host.name for host in hosts])
-        self.changes += len(hosts)
+        self._all_changed([host.name for host in hosts])
         return grants
 
-    # Counting
-
-    def _tally(self, demand: Demand) -> Tally:
-        def make() -> Tally:
-            tally = Tally(demand, self.machines)
-            tally.fill(self._likely(Filter.of(demand)))
-            return tally
-
-        return self._follow(("now", demand), make)
-
-    def held_now(self, demand: Demand) -> int:
-        """How many members fit on open machines beside what is there: so many at most, as ports are not looked at."""
-        return self._tally(demand).total
-
-    def usable(self, demand: Demand) -> dict[NodeName, int]:
-        """Open machines that could hold members of this demand if they were empty, and how many. Not to be changed."""
-
-        def make() -> Usable:
-            usable = Usable(demand, self.machines)
-            usable.fill(self._likely(Filter.of(demand)))
-            return usable
-
-        return self._follow(("usable", demand), make).counts
-
-    def told(self, demand: Demand, now: float, text: Callable[[], str]) -> str:
+    def told(self, key: object, now: float, text: Callable[[], str]) -> str:
         """``text()``, which looks at all machines: up to `TOLD_S` old where there are many of them."""
-        changes, at, known = self._told.get(demand, (-1, 0.0, ""))
+        changes, at, known = self._told.get(key, (-1, 0.0, ""))
         is_new = changes == self.changes or (changes >= 0 and now - at < TOLD_S and len(self.machines) > FEW)
         if not is_new:
             if len(self._told) >= TOLD_LIMIT:
                 self._told.clear()
             known = text()
-            self._told[demand] = self.changes, now, known
+            self._told[key] = self.changes, now, known
         return known
 
 

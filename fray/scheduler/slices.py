@@ -18,7 +18,7 @@ from attrs import define, field
 
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
-from fray.scheduler.fitting import AUTO, Machine, SliceId
+from fray.scheduler.fitting import AUTO, Machine, SliceId, held_empty
 from fray.scheduler.orders import EVERYWHERE, Filter, Follower, Place
 
 Chips: TypeAlias = tuple[str, int, int]
@@ -112,6 +112,17 @@ class Slices(Follower):
                 del self.members[id], self._known[id]
         self._stale = {}
 
+    def could_hold(self, demand: Demand, hosts: int, wanted: int, log: list[NodeName]) -> bool:
+        """So many could be given if nobody had anything of them."""
+        self.look(log)
+        if self._stale:
+            self._count()
+        filter = Filter.of(demand)
+        for one in self._known.values():
+            if wanted > 0 and any(_are_such(demand, hosts, chips) for chips in one.chips):
+                wanted -= (filter == EVERYWHERE or _admitted(one, filter)) and _holds(demand, one)
+        return wanted <= 0
+
     def usable(
         self, demand: Demand, hosts: int, log: list[NodeName], closed: Container[NodeName], place: Place | None
     ) -> list[Slice]:
@@ -120,11 +131,10 @@ class Slices(Follower):
         if self._stale:
             self._count()
         filter = Filter.of(demand, place)
-        wanted = demand.device_variant.lower()
         cpu, memory, disk = demand.cpu_milli, demand.memory_bytes, demand.disk_bytes
         found: list[Slice] = []
         for kind, whole in self._whole.items():
-            if kind[1] == hosts and kind[2] >= demand.device_count and wanted in (kind[0], AUTO):
+            if _are_such(demand, hosts, kind):
                 for one in whole.values():
                     room = one.room
                     if room[0] >= cpu and room[1] >= memory and room[2] >= disk:
@@ -134,6 +144,14 @@ class Slices(Follower):
         if closed:
             found = [one for one in found if not any(host.name in closed for host in one.hosts)]
         return found
+
+
+def _are_such(demand: Demand, hosts: int, chips: Chips) -> bool:
+    return chips[1] == hosts and chips[2] >= demand.device_count and demand.device_variant.lower() in (chips[0], AUTO)
+
+
+def _holds(demand: Demand, one: Slice) -> bool:
+    return all(held_empty(demand, host) for host in one.hosts)
 
 
 def _admitted(one: Slice, filter: Filter) -> bool:

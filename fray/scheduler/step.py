@@ -80,6 +80,7 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
 
 def _policy_changed(state: State, event: PolicyChanged, out: Outbox) -> None:
     state.set_policy(event.policy)
+    state.possible.clear()
     scaling.told_policy(state, event.policy)
 
 

@@ -17,7 +17,7 @@ from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeNam
 from fray.model.reservations import ReservationId
 from fray.model.resources import Demand
 from fray.model.specs import Outcome
-from fray.scheduler.asks import Ask, ask_of, part_of, within
+from fray.scheduler.asks import Ask, Part, ask_of, part_of, within
 from fray.scheduler.charged import ChargedTables, weight
 from fray.scheduler.fairness import Tenant
 from fray.scheduler.fleet import Books
@@ -98,6 +98,8 @@ class Tables(ReservedTables):
         self.pool = Pool()
         self._make_charged_indexes()
         self.queue = Queue(self.shares)
+        self.possible: dict[Part, int] = {}
+        """What machines that are here, declared or to be had could hold, and at which `Pool.machines_version`."""
         self.tally: dict[JobId, Tally] = {}
         self.on_node: dict[NodeName, dict[AttemptId, None]] = {}
         """Living attempts."""

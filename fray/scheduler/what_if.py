@@ -50,7 +50,7 @@ def _waits(state: State, spec: JobSpec, shape: Shape) -> Forecast:
         return Forecast(verdict=Verdict.PREEMPT, preempts=choice.victims, nodes=nodes, text=text)
     number = place_of(state, spec, shape)
     gang = f"{spec.members} times " if spec.members > 1 else ""
-    lines = [f"it would wait: number {number} in line; it needs {gang}{needs(spec.demand)}"]
+    lines = [f"it would wait: number {number} in line; it needs {gang}{needs(spec.demand, *spec.alternatives)}"]
     lines += prospects.told(state, shape, found)
     return Forecast(
         verdict=Verdict.WAIT,

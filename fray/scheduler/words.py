@@ -22,9 +22,9 @@ def size(amount: int) -> str:
     return f"{value:.4g} TB"
 
 
-def needs(demand: Demand) -> str:
-    """What one member asks for."""
-    parts = []
+def needs(demand: Demand, *others: Demand) -> str:
+    """What one member asks for; with ``others``, any of these devices."""
+    parts, any_of = [], (demand, *others)
     if demand.cpu_milli:
         parts.append(cpus(demand.cpu_milli))
     if demand.memory_bytes:
@@ -32,7 +32,7 @@ def needs(demand: Demand) -> str:
     if demand.disk_bytes:
         parts.append(f"{size(demand.disk_bytes)} disk")
     if demand.device_count:
-        parts.append(f"{demand.device_count} {device(demand)}")
+        parts.append(" or ".join(f"{one.device_count} {device(one)}" if one.device_count else "none" for one in any_of))
     if demand.ports:
         parts.append(f"{demand.ports} port{'s' if demand.ports > 1 else ''}")
     parts += _places(demand)
