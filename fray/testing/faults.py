@@ -12,6 +12,7 @@ from typing import Protocol
 
 import trio
 
+from fray.model.fleet import ErrorKind
 from fray.scheduler.effects import CordonAsked, UncordonAsked
 from fray.testing.house import CONTROLLER, DriverProcess, Machine, SimHouse
 
@@ -290,7 +291,38 @@ def _obeys(scene: Scene, event: CordonAsked | UncordonAsked) -> bool:
     return is_so or isinstance(event, CordonAsked)
 
 
+async def cloud_trouble(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+    """Machines that can be had cannot be had for a while: stock-out, quota, calls that hang, no lists."""
+    cloud = scene.house.cloud
+    if cloud is None:
+        return ""
+    what = rng.choice(("stockout", "quota", "hangs", "mute"))
+    zone = rng.choice(("z1", "z2", ""))
+    with scene.weather.trouble():
+        if what in ("hangs", "mute"):
+            setattr(cloud, what, True)
+            await rest(span_s)
+            setattr(cloud, what, False)
+        else:
+            cloud.stocked_out[zone] = ErrorKind(what)
+            await rest(span_s)
+            cloud.stocked_out.pop(zone, None)
+    return f"{what} {zone}"
+
+
+async def machine_taken_away(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+    """The cloud takes a machine back."""
+    cloud = scene.house.cloud
+    name = cloud.preempt(rng) if cloud is not None else ""
+    if name:
+        with scene.weather.trouble(name):
+            await rest(span_s)
+    return name
+
+
 FAULTS: Mapping[str, Fault] = {
+    "cloud trouble": cloud_trouble,
+    "machine taken away": machine_taken_away,
     "bad machine": bad_machine,
     "out of service": out_of_service,
     "kill machine": kill_machine,

@@ -6,7 +6,7 @@ SIGSTOP does it: none of its tasks runs, timers included, until it is thawed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -19,12 +19,14 @@ from attrs import frozen
 import fray.controller.loop
 import fray.runtime.context
 from fray.cluster import Cluster, cluster_of
+from fray.controller.scaler import Maker
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.errors import NodeNameTaken, StoreError
 from fray.model.ids import Namespace
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello
+from fray.model.policy import Policy
 from fray.model.resources import Capacity
 from fray.net.transport import Credential
 from fray.node.config import NodeConfig
@@ -37,6 +39,7 @@ from fray.scheduler.effects import Effect, Event
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
 from fray.scheduler.step import step
+from fray.testing.clouds import POLICY, PROVIDER, SimCloud
 from fray.testing.environments import SimEnvironments
 from fray.testing.fakes import SimLauncher, SimNetwork
 from fray.testing.ports import echoing
@@ -189,6 +192,8 @@ class ControllerSeat:
                             declared=house.declared,
                             declares_all_nodes=bool(house.declared),
                             rules=house.rules,
+                            policy=house.policy,
+                            makers=house.makers,
                         )
                     )
                     task_status.started()
@@ -250,6 +255,8 @@ class Machine:
     def __init__(self, house: SimHouse, name: str, capacity: Capacity) -> None:
         self.name, self.capacity = name, capacity
         self.lives = 0
+        self.gone = False
+        """It was given back: nobody starts it again."""
         self.launcher: SimLauncher | None = None
         self.down_since: float | None = None
         self.disk = MemoryLogs(lambda: EPOCH_S + trio.current_time(), limit_bytes=LOG_LIMIT_BYTES)
@@ -266,6 +273,8 @@ class Machine:
     def boot(self) -> None:
         """Power on, or start the node again: another incarnation, which holds nothing."""
         assert not self.up
+        if self.gone:
+            return
         self.lives += 1
         self._host = f"{self.name}.node{self.lives}"
         self._house.network.light(self.name)
@@ -417,8 +426,31 @@ class SimHouse:
             self.declared = tuple(
                 NodeHello(node=spec.name, incarnation="", boot_id="", capacity=spec.capacity) for spec in machines
             )
+        self.policy: Policy | None = None
+        self.makers: Mapping[str, Maker] | None = None
+        self.cloud: SimCloud | None = None
         self.controller = ControllerSeat(self, open_store)
         self.machines = {spec.name: Machine(self, spec.name, spec.capacity) for spec in machines}
+
+    def open_cloud(self) -> None:
+        """Before the controller's first life: there are machines that can be had."""
+        cloud = self.cloud = SimCloud(self, self.seed.stream("cloud"))
+        self.policy, self.makers = POLICY, {PROVIDER: lambda setting: cloud}
+
+    def hire(self, name: str, capacity: Capacity) -> Machine:
+        """A machine more, that is not up yet."""
+        machine = self.machines[name] = Machine(self, name, capacity)
+        return machine
+
+    def fire(self, name: str) -> None:
+        """It is gone for good, with all that runs there."""
+        machine = self.machines[name]
+        machine.gone = True
+        machine.kill()
+
+    def enter(self, machine: str) -> None:
+        """The task is one of this machine from now on."""
+        here.set(machine)
 
 
 @asynccontextmanager
@@ -432,18 +464,22 @@ async def open_house(
     declares: bool = False,
     open_store: Callable[[], Store] | None = None,
     watch: Watcher = lambda state, event, effects: None,
+    cloud: bool = False,
 ) -> AsyncIterator[SimHouse]:
     """A running cluster; everything in it is killed on exit."""
     memory = Store.memory()
     async with trio.open_nursery() as nursery:
         opener = open_store or (lambda: memory)
         house = SimHouse(seed, network, truth, machines, rules, declares, opener, nursery)
+        if cloud:
+            house.open_cloud()
         with house.freezer.installed(), _watched_law(watch), _no_threads(), echoing(truth, here.get):
             await house.controller.start()
             for machine in house.machines.values():
                 machine.boot()
             yield house
             for machine in house.machines.values():
+                machine.gone = True
                 machine.kill()
             await house.controller.crash()
             nursery.cancel_scope.cancel()

@@ -93,6 +93,7 @@ def final(story: Story) -> None:
     _outcomes_stand(story, running.state)
     _nothing_is_held(story, running.state)
     _the_dead_were_dead(story, running.state)
+    _cloud_is_small(story, running.state)
     law(story.truth, running.state, 0)
     saved(story.truth, running.state, story.decided)
 
@@ -114,6 +115,13 @@ def _all_accepted_ended(story: Story, state: State) -> None:
     for job_id, job in state.jobs.items():
         if not job.ended:
             story.truth.breach("P7", f"{job_id} has not come to an end: it is {job.phase.value}")
+
+
+def _cloud_is_small(story: Story, state: State) -> None:
+    """No machine of the cloud was made twice, is unknown, or is there for nobody."""
+    cloud = story.house.cloud
+    for sentence in cloud.breaches(state, calm=True) if cloud is not None else ():
+        story.truth.breach("cloud", sentence)
 
 
 def _outcomes_stand(story: Story, state: State) -> None:

@@ -358,6 +358,7 @@ async def tell(
             declares=plan.declares,
             open_store=open_store,
             watch=story.watch,
+            cloud=plan.cloud,
         ) as house:
             story.house, house.on_saved = house, story.saved
             await story.run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from fray.model.resources import Capacity, Device, PortRange
 
@@ -97,6 +97,8 @@ FAULTS: Mapping[str, int] = {
     "driver vanishes": 4,
     "driver leaves": 3,
     "slow link": 2,
+    "cloud trouble": 3,
+    "machine taken away": 3,
 }
 
 SPANS_S: tuple[tuple[int, float, float], ...] = ((10, 0.05, 3.0), (6, 3.0, 25.0), (4, 31.0, 100.0), (1, 310.0, 420.0))
@@ -130,13 +132,15 @@ class Plan:
     on_disk: bool
     acts: tuple[PlannedAct, ...]
     faults: tuple[PlannedFault, ...]
+    cloud: bool = False
+    """There are machines that can be had (`fray.testing.clouds`)."""
 
 
 def draw_plan(rng: random.Random, *, acts: int = 112, faults: int = 14) -> Plan:
     """A story of so many acts (some two operations each) and faults."""
     machines = tuple(_draw_machine(rng) for _ in range(rng.randint(3, 5)))
     drivers = rng.randint(2, 3)
-    return Plan(
+    plan = Plan(
         machines=machines,
         drivers=drivers,
         declares=rng.random() < 0.5,
@@ -144,6 +148,8 @@ def draw_plan(rng: random.Random, *, acts: int = 112, faults: int = 14) -> Plan:
         acts=_draw_acts(rng, acts, drivers),
         faults=_draw_faults(rng, faults),
     )
+    cloud = rng.random() < 0.6
+    return evolve(plan, cloud=cloud and plan.declares)  # else what has not joined yet would never be
 
 
 def _draw_machine(rng: random.Random) -> Capacity:
@@ -190,7 +196,12 @@ def draw_span_s(rng: random.Random) -> float:
 
 
 def direct_plan(
-    acts: Sequence[str], faults: Sequence[tuple[float, str, float]], *, machines: int = 3, every_s: float = 1.0
+    acts: Sequence[str],
+    faults: Sequence[tuple[float, str, float]],
+    *,
+    machines: int = 3,
+    every_s: float = 1.0,
+    cloud: bool = False,
 ) -> Plan:
     """A story by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds)."""
     gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
@@ -198,8 +209,9 @@ def direct_plan(
     return Plan(
         machines=(capacity,) * machines,
         drivers=1,
-        declares=False,
+        declares=cloud,
         on_disk=False,
+        cloud=cloud,
         acts=tuple(PlannedAct(number * every_s, 0, kind, number) for number, kind in enumerate(acts)),
         faults=tuple(PlannedFault(at_s, kind, span_s, number) for number, (at_s, kind, span_s) in enumerate(faults)),
     )
