@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from attrs import Factory, define, evolve
@@ -17,6 +18,8 @@ from law import Cluster, capacity, demand, job
 
 from fray.errors import FrayError
 from fray.model.ids import split_attempt
+from fray.model.job_groups import JobRole
+from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello, Report
 from fray.model.retries import ExitRule
 from fray.model.specs import (
@@ -45,7 +48,7 @@ from fray.scheduler.effects import (
 )
 from fray.scheduler.rows import JobPhase, Rules
 
-WALKS, EVENTS, CHUNKS = 240, 200, 12
+WALKS, EVENTS, CHUNKS = 216, 200, 12
 RULES = Rules(finished_limit=12, records_limit=3, history_limit=5)
 MARGIN_S = 60.0
 LIVING = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -139,7 +142,13 @@ class World:
         self.machines: dict[str, Machine] = {}
         self.drivers: list[str] = []
         self.specs: list[JobSpec] = []
-        for name, more in (("n1", {}), ("n2", {"gpu": "h100*2"}), ("n3", {"gpu": "h100*1,a100*2", "cpu": 2})):
+        self.asked: list[tuple[str, tuple[JobSpec, ...], dict[str, Any]]] = []
+        """Job groups: name, members, configuration."""
+        for name, more in (
+            ("n1", {"region": "eu"}),
+            ("n2", {"gpu": "h100*2"}),
+            ("n3", {"gpu": "h100*1,a100*2", "cpu": 2}),
+        ):
             hello = NodeHello(node=name, incarnation="i0", boot_id="b", capacity=capacity(ports=5, **more))  # type: ignore[arg-type]
             self.machines[name] = Machine(name, hello)
             self.connect(self.machines[name])
@@ -324,6 +333,44 @@ class World:
         self.tell(self.law.ask_launch(*specs, session=session))
         return True
 
+    def do_job_group(self) -> bool:
+        """Jobs that are placed together; or a launch of such that is repeated."""
+        rng = self.rng
+        living = [
+            name for name, known in self.law.state.sessions.items() if not known.over and known.role is Role.DRIVER
+        ]
+        if not living:
+            return False
+        if self.asked and rng.random() < 0.15:
+            name, specs, config = rng.choice(self.asked)
+        else:
+            name, stages = f"jg{self.fresh()}", rng.choice([(0, 0, 0, 0), (0, 1, 2, 1)])
+            detached = rng.random() < 0.1
+            specs = tuple(
+                evolve(
+                    self.spec(),
+                    name=f"{name}.{index}",
+                    actor=None,
+                    entry=EntryKind.CALLABLE,
+                    adopt_existing=False,
+                    get_if_exists=False,
+                    exclusive_name=True,
+                    detached=detached,
+                    role=JobRole(f"r{stages[index]}", stages[index], bool(stages[index]) and auxiliary),
+                )
+                for auxiliary in [rng.random() < 0.5]
+                for index in range(rng.choice([1, 2, 3, 4]))
+            )
+            config = {
+                "same_region": rng.random() < 0.5,
+                "same_zone": rng.random() < 0.2,
+                "restart": rng.choice(["member", "member", "group"]),
+                **rng.choice([{}, {}, {"success": "any"}, {"success": "all"}, {"auxiliary_failure": "absorb"}]),
+            }
+            self.asked.append((name, specs, config))
+        self.tell(self.law.ask_group(name, *specs, session=rng.choice(living), **config))
+        return True
+
     def spec(self) -> JobSpec:
         rng = self.rng
         need = rng.choice(
@@ -407,7 +454,9 @@ class World:
         living = [job_id for job_id, row in self.law.state.jobs.items() if not row.ended]
         if living:
             which = self.rng.choice(living)
-            what = self.rng.choice([{}, {}, {"tree": True}, {"name": "a"}, {"prefix": "g"}, {"own": True}])
+            what = self.rng.choice(
+                [{}, {}, {"tree": True}, {"name": "a"}, {"prefix": "g"}, {"own": True}, {"group": "jg1"}]
+            )
             session = self.rng.choice(list(self.law.state.sessions) or ["d"])
             asked = TerminateAsked(session=session, ref=self.law.ref(), jobs=(which,), reason="enough", **what)
             self.tell(self.law.tell(asked))
@@ -436,7 +485,15 @@ class World:
             self.tell(self.law.probed(machine.name, self.rng.choice(["", "a fan is loud"])))
         return machine is not None
 
-    CALM = [do_obey] * 12 + [do_deliver] * 14 + [do_advance] * 10 + [do_launch] * 4 + [do_wait] * 3 + [do_process] * 4
+    CALM = (
+        [do_obey] * 12
+        + [do_deliver] * 14
+        + [do_advance] * 10
+        + [do_launch] * 4
+        + [do_job_group]
+        + [do_wait] * 3
+        + [do_process] * 4
+    )
     ROUGH = [do_connect] * 4 + [do_cut] * 2 + [do_fall, do_wait_long, do_terminate, do_driver, do_mark, do_probe]
     ROUGH += [do_repeat_old_report] * 3 + [do_full_report] * 2 + [do_restart]
 
@@ -508,7 +565,7 @@ class World:
         assert set(self.law.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
 
 
-TABLES_HELD = ("law", "node", "session", "job", "attempt", "name", "grave", "past", "usage")
+TABLES_HELD = ("law", "node", "session", "job", "job_group", "attempt", "name", "grave", "past", "usage")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

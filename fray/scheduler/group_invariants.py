@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from fray.model.gangs import role_of
 from fray.model.job_groups import Restart
@@ -14,8 +15,10 @@ from fray.scheduler.musters import PLACED, stage_of
 from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobGroup, JobPhase
 from fray.scheduler.state import State
 
+Members: TypeAlias = dict[str, list[Job]]
 
-def _members(state: State) -> dict[str, list[Job]]:
+
+def _members(state: State) -> Members:
     """As the rows say, and not the index."""
     found: dict[str, list[Job]] = {group_id: [] for group_id in state.job_groups}
     for job in state.jobs.values():
@@ -24,9 +27,17 @@ def _members(state: State) -> dict[str, list[Job]]:
     return found
 
 
-def job_groups_are_whole(state: State) -> Iterator[str]:
+def job_groups_are_sound(state: State) -> Iterator[str]:
+    """Whole, together, in their order, and ended by their rules."""
+    if state.job_groups:
+        members = _members(state)
+        for rule in (are_whole, are_together, keep_their_order, end_by_their_rules):
+            yield from rule(state, members)
+
+
+def are_whole(state: State, members: Members) -> Iterator[str]:
     """All of a group is placed at once, or none: nobody waits with it while others have machines."""
-    for group_id, jobs in _members(state).items():
+    for group_id, jobs in members.items():
         group = state.job_groups.get(group_id)
         if group is None or not jobs:
             yield f"group {group_id} has {len(jobs)} jobs, and on record: {group is not None}"
@@ -46,31 +57,32 @@ def job_groups_are_whole(state: State) -> Iterator[str]:
             yield f"group {group_id} has gathered: {ready}, and is in the queue: {group_id in state.queue}"
 
 
-def job_groups_are_together(state: State) -> Iterator[str]:
+def are_together(state: State, members: Members) -> Iterator[str]:
     """All living members are in the region, or zone, that the group was given."""
-    for attempt in state.attempts.values():
-        job, node = state.jobs[attempt.job_id], state.nodes.get(attempt.node)
-        group = state.job_groups.get(job.spec.job_group)
-        if group is None or not attempt.living or not group.config.same or node is None:
+    for group_id, jobs in members.items():
+        group = state.job_groups.get(group_id)
+        if group is None or not group.config.same:
             continue
-        where = node.capacity.attributes.get(group.config.same, "")
-        if where != group.place and not job.ended:
-            yield f"{attempt.attempt_id} is in {group.config.same} {where!r}, and its group in {group.place!r}"
+        for attempt in [one for job in jobs if not job.ended for one in state.living_members(job)]:
+            node = state.nodes.get(attempt.node)
+            where = node.capacity.attributes.get(group.config.same, "") if node is not None else group.place
+            if where != group.place:
+                yield f"{attempt.attempt_id} is in {group.config.same} {where!r}, and its group in {group.place!r}"
 
 
-def job_groups_keep_their_order(state: State) -> Iterator[str]:
+def keep_their_order(state: State, members: Members) -> Iterator[str]:
     """A later stage begins when all of the earlier run, and then at once; it has its machines from the start."""
-    for group_id, jobs in _members(state).items():
+    for group_id, jobs in members.items():
         living = [job for job in jobs if not job.ended]
         front = min((stage_of(job.spec) for job in living if job.phase is not JobPhase.RUNNING), default=None)
         for job in living:
-            members = [attempt for attempt in state.members(job) if attempt.living]
-            kept = [attempt.attempt_id for attempt in members if attempt.phase is AttemptPhase.KEPT]
+            attempts = [attempt for attempt in state.members(job) if attempt.living]
+            kept = [attempt.attempt_id for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
             stage = stage_of(job.spec)
-            if kept and (front is None or stage <= front or len(kept) < len(members)):
+            if kept and (front is None or stage <= front or len(kept) < len(attempts)):
                 yield f"{kept} of group {group_id} are kept, and their stage {stage} has come"
             before = [other.job_id for other in living if stage_of(other.spec) < stage and other.started_at is None]
-            if before and any(map(_begun, members)):
+            if before and any(map(_begun, attempts)):
                 yield f"{job.job_id} of stage {stage} has begun, and {before} have never run"
 
 
@@ -78,9 +90,9 @@ def _begun(attempt: Attempt) -> bool:
     return attempt.phase is not AttemptPhase.KEPT
 
 
-def job_groups_end_by_their_rules(state: State) -> Iterator[str]:
+def end_by_their_rules(state: State, members: Members) -> Iterator[str]:
     """A group is decided exactly when its rules say so, and then nobody of it goes on; it ends with its last job."""
-    for group_id, jobs in _members(state).items():
+    for group_id, jobs in members.items():
         group = state.job_groups.get(group_id)
         if group is None:
             continue

@@ -14,12 +14,7 @@ from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState, Outcome
 from fray.scheduler import quarantine
 from fray.scheduler.backfill import room_in_the_end
-from fray.scheduler.group_invariants import (
-    job_groups_are_together,
-    job_groups_are_whole,
-    job_groups_end_by_their_rules,
-    job_groups_keep_their_order,
-)
+from fray.scheduler.group_invariants import job_groups_are_sound
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.match import Machine
 from fray.scheduler.musters import Muster
@@ -571,10 +566,7 @@ RULES: tuple[Rule, ...] = (
     _preemption,
     _alone_with_its_name,
     _groups,
-    job_groups_are_whole,
-    job_groups_are_together,
-    job_groups_keep_their_order,
-    job_groups_end_by_their_rules,
+    job_groups_are_sound,
     _indexes,
     _sessions,
     _names,

@@ -189,9 +189,10 @@ def named_groups(state: State, event: TerminateAsked) -> Iterator[JobGroup]:
 def settle(state: State, out: Outbox) -> None:
     """After the handler: what the news of members mean to their groups."""
     while out.members:
-        job = state.jobs[out.members.popleft()]
+        job_id, ended = out.members.popleft()
+        job = state.jobs[job_id]
         group = state.job_groups[job.spec.job_group]
-        if job.ended:
+        if ended:
             _count(state, out, group, job)
         elif job.phase is JobPhase.HELD and group.config.restart is Restart.GROUP:
             _begin_anew(state, out, group, job)

@@ -444,10 +444,10 @@ def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
         out.setbacks.append(job.job_id)
     out.happened(job.job_id, "ended", told(outcome))
-    _tell_group(out, job)
+    _tell_group(out, job, ended=True)
 
 
-def _tell_group(out: Outbox, job: Job) -> None:
+def _tell_group(out: Outbox, job: Job, ended: bool = False) -> None:
     """For `job_groups.settle`, after the handler."""
     if job.spec.job_group:
-        out.members.append(job.job_id)
+        out.members.append((job.job_id, ended))

@@ -47,8 +47,8 @@ class Outbox:
         """For those who act after the handler (`sessions.settle`)."""
         self.setbacks: list[JobId] = []
         """Members of supervised groups that begin anew on their own account, or have ended (`supervision.settle`)."""
-        self.members: deque[JobId] = deque()
-        """Members of job groups that run, begin anew or have ended (`job_groups.settle`)."""
+        self.members: deque[tuple[JobId, bool]] = deque()
+        """Members of job groups that run or begin anew, and (True) those that have ended (`job_groups.settle`)."""
         self._log: list[Effect] = []
         self._wishes: dict[NodeName, dict[AttemptId, None]] = {}
         self._probes: list[Effect] = []

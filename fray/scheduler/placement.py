@@ -244,7 +244,10 @@ class Pass:
 
     def _place(self, want: Want, applicant: Applicant) -> bool:
         state, pool = self.state, self.state.pool_for(want.shape.reservation)
-        placed = self.keeps.place(applicant, state.places_of(applicant))
+        liked = state.places_of(applicant)
+        placed = self.keeps.place(applicant, liked)
+        if placed is None and len(liked) > 1:  # members of a group are unlike: one may like what only another can use
+            placed = self.keeps.place(applicant, ())
         if placed is None:
             want.failed = pool.version
             kept = self.keeps.kept.keys()

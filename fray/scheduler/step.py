@@ -123,6 +123,7 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
 def _settle_and_place(state: State, out: Outbox) -> None:
     """Again as long as room is made by that, or members of job groups have ended by it."""
     job_groups.settle(state, out)
+    drain.settle(state, out)
     holding.release(state, out)
     scaling.settle(state, out)
     reservations.settle(state, out)
@@ -145,7 +146,6 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     HANDLERS[type(event)](state, event, out)
     limits.end_overdue(state, out)
     supervision.settle(state, out)
-    drain.settle(state, out)
     quarantine.settle(state, out)
     _settle_and_place(state, out)
     sessions.settle(state, out)

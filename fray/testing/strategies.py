@@ -76,6 +76,8 @@ ACTS: Mapping[str, int] = {
     "forwarded port": 3,
     "whole tree": 2,
     "machine let in": 2,
+    "job group": 5,
+    "ended group": 2,
 }
 """How often each act is tried, as weights."""
 
@@ -138,7 +140,8 @@ class Plan:
 
 def draw_plan(rng: random.Random, *, acts: int = 112, faults: int = 14) -> Plan:
     """A story of so many acts (some two operations each) and faults."""
-    machines = tuple(_draw_machine(rng) for _ in range(rng.randint(3, 5)))
+    drawn = [_draw_machine(rng) for _ in range(rng.randint(3, 5))]
+    machines = tuple(evolve(each, attributes={"zone": "ab"[index % 2]}) for index, each in enumerate(drawn))
     drivers = rng.randint(2, 3)
     plan = Plan(
         machines=machines,

@@ -66,6 +66,14 @@ class Life:
         return split_attempt(self.attempt_id)[2]
 
 
+def _of(life: Life, group: str) -> bool:
+    return life.spec.job_group == group
+
+
+def _stage(life: Life) -> int:
+    return life.spec.role.stage if life.spec.role else 0
+
+
 @define
 class DriverLife:
     """One process of a driver."""
@@ -130,6 +138,7 @@ class Truth:
             self._check_successor(life)
         self._check_back_off(life)
         self._check_siblings(life)
+        self._check_stage(life)
         self._check_devices(life)
         self.lives[attempt_id] = self.living[attempt_id] = life
         self.of_job.setdefault(life.job_id, []).append(life)
@@ -199,6 +208,12 @@ class Truth:
             concerned = theirs is not None and theirs.group_id == mine.group_id and concerns(mine, theirs)
             if concerned and other.began < old.ended:
                 self.breach("P2", f"{new.attempt_id} begins anew, and its sibling {other.attempt_id} has not ended")
+
+    def _check_stage(self, new: Life) -> None:
+        """Of a job group, what is of a later stage begins behind something of an earlier one."""
+        group, stage = new.spec.job_group, new.spec.role.stage if new.spec.role else 0
+        if group and stage and not any(_stage(other) < stage for other in self.lives.values() if _of(other, group)):
+            self.breach("P6", f"{new.attempt_id} of stage {stage} begins before anything of an earlier one")
 
     def _before(self, new: Life) -> Life | None:
         """Its last incarnation."""

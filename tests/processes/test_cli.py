@@ -21,7 +21,7 @@ import trio
 from attrs import frozen
 
 import fray
-from fray import Entrypoint, JobRequest, ResourceConfig
+from fray import Entrypoint, JobGroupConfig, JobRequest, JobRole, ResourceConfig
 from fray.cli.main import main
 from fray.cli.options import parser_of
 from fray.cli.run import request_of
@@ -599,3 +599,33 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(lab: Lab, jobs: dict[
             [sys.executable, "-m", "fray.cli", "jobs"], stdout=closed, stderr=subprocess.PIPE, env=lab.environ()
         )
     assert (process.returncode, process.stderr) == (141, b"")
+
+
+def test_job_groups_are_seen_and_ended(run: Fray, lab: Lab) -> None:
+    async def launch() -> None:
+        async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+            requests = [
+                JobRequest(
+                    name=f"rl/{role.name}",
+                    entrypoint=Entrypoint.from_callable(bodies.hang),
+                    resources=SMALL,
+                    detached=True,
+                    role=role,
+                )
+                for role in (JobRole("head"), JobRole("rollout", stage=1, auxiliary=True))
+            ]
+            await (await cluster.launch_group(requests, JobGroupConfig("rl"))).wait_running()
+
+    trio.run(launch)
+    shown = run("jobs", "--group", "rl")
+    assert "GROUP" in shown.out
+    assert "rl/head" in shown.out
+    assert len(run("jobs", "--group", "rl", "--json").json) == 2
+    (group,) = run("groups", "--json").json
+    assert group["state"] == "running"
+    assert re.search(r"rl/rollout +rollout +1 +auxiliary +running", run("groups", "rl").out)
+    assert run("groups", "nothing").code == 1
+    assert run("stop").code == 2
+    assert len(run("stop", "--group", "rl", "--json").json) == 2
+    assert run("groups", "--json").json[0]["state"] == "stopped"
+    assert "no living job group is called 'rl'" in run("stop", "--group", "rl").err

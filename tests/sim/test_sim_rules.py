@@ -14,14 +14,18 @@ from fray.model.specs import Cause, Ticket, Wish
 from fray.node.forwards import Forwards
 from fray.node.logs.store import MemoryLogs
 from fray.node.member import Member
-from fray.scheduler import launching, lifecycle, nodes, restarts
+from fray.scheduler import job_groups, launching, lifecycle, nodes, restarts
+from fray.scheduler import jobs as law_of_jobs
 from fray.scheduler.lifecycle import Budget
 from fray.testing.house import DriverProcess
 from fray.testing.sim import run_story
 from fray.testing.strategies import direct_plan
 
 Patch = pytest.MonkeyPatch
-KINDS = ("forwarded port", "whole tree", "memory hog", "stumbling job", "background job", "device gang", "followed job")
+KINDS = (
+    *("forwarded port", "whole tree", "memory hog", "stumbling job", "background job", "device gang"),
+    *("followed job", "job group"),
+)
 
 
 def broken(*acts: str, seeds: int = 1) -> str:
@@ -63,6 +67,17 @@ def test_one_port_for_two_is_seen(monkeypatch: Patch) -> None:
 def test_a_gang_that_is_told_of_no_peers_is_seen(monkeypatch: Patch) -> None:
     misled(monkeypatch, peers=())
     assert "was told other peers" in broken("gang")
+
+
+def test_a_stage_of_a_group_that_begins_too_early_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(law_of_jobs, "stage_has_come", lambda *arguments: True)
+    text = broken(*["job group"] * 4)
+    assert "before anything of an earlier one" in text or "have never run" in text
+
+
+def test_a_group_that_never_ends_its_helpers_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(job_groups, "verdict", lambda *arguments: None)
+    assert "by its rules, and its outcome is" in broken("job group")
 
 
 def test_a_secret_that_is_lost_is_seen(monkeypatch: Patch) -> None:

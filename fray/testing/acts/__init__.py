@@ -9,7 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fray.testing.acts import asking, calls, jobs, keeping, logs, machines, names, reaching, retrying, scopes, watching
+from fray.testing.acts import (
+    asking,
+    calls,
+    groups,
+    jobs,
+    keeping,
+    logs,
+    machines,
+    names,
+    reaching,
+    retrying,
+    scopes,
+    watching,
+)
 from fray.testing.acts.bench import Act, Bench, Desk, KnownActor, KnownJob, leaves
 
 __all__ = ["ACTS", "Act", "Bench", "Desk", "KnownActor", "KnownJob", "leaves"]
@@ -26,4 +39,5 @@ ACTS: Mapping[str, Act] = {
     **logs.ACTS,
     **reaching.ACTS,
     **machines.ACTS,
+    **groups.ACTS,
 }
