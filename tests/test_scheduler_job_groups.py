@@ -295,6 +295,19 @@ def test_explain_says_where_there_is_room_for_whom() -> None:
     assert "region eu: of 1 machines with room for a member now: 1 for a, 1 for b" in told
 
 
+@pytest.mark.parametrize(("session", "is_ended"), [("d", True), ("s-p:0:0", False)])
+def test_a_group_takes_the_places_of_others_but_not_of_the_job_that_launched_it(session: str, is_ended: bool) -> None:
+    law = Cluster()
+    law.driver()
+    law.node(cpu=2)
+    law.launch(job("p", demand(2), band=Band.BATCH))
+    law.run("p:0:0")
+    law.process("p:0:0")
+    law.now = 1000.0
+    law.launch_group("g", *(member(name, band=Band.PRODUCTION) for name in "ab"), session=session)
+    assert (law.state.jobs["p"].phase is JobPhase.CLOSING) is is_ended
+
+
 # What the invariants see
 
 

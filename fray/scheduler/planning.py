@@ -46,7 +46,7 @@ def over_in_s(state: Tables, applicant: Applicant) -> float | None:
     """From its start until its machines are free again; None: nobody knows."""
     if applicant.time_limit_s is None:
         return None
-    job = state.jobs.get(applicant.id)
+    job = state.job_of(applicant)
     return applicant.time_limit_s + (rungs_s(job) if job is not None else MARGIN_S)
 
 

@@ -76,7 +76,7 @@ def may_take(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
 def eligible(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
     """Who may be ended for its sake, with all that is his."""
     may = may_take(state, applicant)
-    own = state.jobs.get(applicant.id)
+    own = state.job_of(applicant)
     above = {job.job_id for job in owners(state, own)} if own is not None else set()
 
     def is_eligible(job: Job) -> bool:

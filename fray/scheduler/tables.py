@@ -16,7 +16,7 @@ from fray.model.bands import Band
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.reservations import ReservationId
 from fray.model.resources import Demand
-from fray.model.specs import Outcome
+from fray.model.specs import JobSpec, Outcome
 from fray.scheduler.asks import Ask, Part, ask_of, part_of, within
 from fray.scheduler.charged import ChargedTables, weight
 from fray.scheduler.fairness import Tenant
@@ -471,6 +471,12 @@ class Tables(ReservedTables):
             return Shape(self.ask(job), _is_child(job), job.spec.reservation_id)
         return self.queue.shape_of(job.spec, _is_child(job))
 
+    def job_of(self, applicant: Applicant) -> Job | None:
+        """The job that waits, or the first of a group; None of what is no job."""
+        if applicant.kind is Kind.GROUP and applicant.id in self.musters:
+            return self.jobs[next(iter(self.musters[applicant.id].gathered))]
+        return self.jobs.get(applicant.id)
+
     def ask(self, job: Job) -> Ask:
         """A member of a job group goes where the others are."""
         group = self.job_groups[job.spec.job_group] if job.spec.job_group else None
@@ -570,7 +576,7 @@ class Tables(ReservedTables):
     def _applying(self, group: JobGroup) -> Applicant:
         """The group as something that waits for machines."""
         jobs = self.gathered(group.group_id)
-        spec, limits = jobs[0].spec, [job.spec.time_limit_s for job in jobs]
+        spec = jobs[0].spec
         ask = Ask(tuple(part_of(job.spec) for job in jobs), group.config.same)
         return Applicant(
             group.group_id,
@@ -580,7 +586,7 @@ class Tables(ReservedTables):
             Kind.GROUP,
             jobs[0].band,
             self.shares.tenant(spec.user, spec.namespace),
-            None if None in limits else max(limit for limit in limits if limit is not None),
+            _limit_s([job.spec for job in jobs]),
         )
 
     def group_of(self, job: Job) -> list[Job]:
@@ -756,6 +762,16 @@ class Tables(ReservedTables):
             if blob is not None:
                 found[blob] = found.get(blob, 0) + 1
         return found
+
+
+def _limit_s(specs: list[JobSpec]) -> float | None:
+    """After how long, and the ladder of the first, all of them are known to be over; None: nobody knows."""
+    ends = [spec.time_limit_s + _rungs_s(spec) for spec in specs if spec.time_limit_s is not None]
+    return max(ends) - _rungs_s(specs[0]) if len(ends) == len(specs) else None
+
+
+def _rungs_s(spec: JobSpec) -> float:
+    return spec.ladder.cancel_s + spec.ladder.term_s
 
 
 def _is_child(job: Job) -> bool:
