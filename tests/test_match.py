@@ -12,6 +12,7 @@ from law import GB, capacity, demand
 from fray.model.resources import Capacity, Demand, Device
 from fray.scheduler.asks import Ask, Grant, Part
 from fray.scheduler.match import Machine, Pool, ever, fit, members_held, preference
+from fray.scheduler.orders import BEHIND
 
 
 def place_members(pool: Pool, need: Demand, members: int, closed: Collection[str] = ()) -> list[Grant] | None:
@@ -146,6 +147,20 @@ def test_a_gang_that_does_not_fit_whole_takes_nothing() -> None:
     pool.add("n", capacity(cpu=3, gpu="h100*4"))
     assert place_members(pool, demand(cpu=1, gpu=1), 4) is None
     assert place_members(pool, demand(cpu=1, gpu=1), 3) is not None
+
+
+@pytest.mark.parametrize("changes", range(BEHIND - 4, BEHIND + 5))
+def test_a_list_that_was_empty_when_it_was_made_hears_of_every_change(changes: int) -> None:
+    """The log of changes is cut now and then: nobody may miss what was in it."""
+    pool = Pool()
+    pool.add("n1", capacity(4), open=False)
+    for cpu in (1, 2):  # two demands that look into one list, when nothing is open
+        assert place_members(pool, demand(cpu), 1) is None
+    pool.set_open("n1", True)
+    assert place_members(pool, demand(2), 1) is not None
+    for _ in range(changes):
+        pool.take("n1", demand(0.001), ())
+    assert place_members(pool, demand(2), 1) is None
 
 
 def test_devices_given_back_are_given_out_in_the_machines_order_again() -> None:

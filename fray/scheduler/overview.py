@@ -100,12 +100,13 @@ class Overview:
 
     def _follow(self, key: object, make: Callable[[], F]) -> F:
         """The follower of this key, up to date."""
-        found: F = self._followers.get(key) or make()  # type: ignore[assignment]  # keys say of which kind it is
-        if key not in self._followers:
-            self._followers[key] = found
-            found.seen = len(self._log)
+        known = self._followers.get(key)
+        if known is None:  # one that has no machines yet is none the less one
+            known = self._followers[key] = make()
+            known.seen = len(self._log)
         else:
-            found.look(self._log)
+            known.look(self._log)
+        found: F = known  # type: ignore[assignment]  # keys say of which kind it is
         return found
 
     def _orders_for(self, demand: Demand, place: Place | None) -> list[tuple[str, int, Order]]:
