@@ -17,10 +17,12 @@ from attrs import Factory, define, evolve
 from law import Cluster, capacity, demand, job
 
 from fray.errors import FrayError
+from fray.model.bands import Band
 from fray.model.ids import split_attempt
 from fray.model.job_groups import JobRole
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello, Report
+from fray.model.policy import Policy, Preemption
 from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
@@ -49,6 +51,7 @@ from fray.scheduler.effects import (
 from fray.scheduler.rows import JobPhase, Rules
 
 WALKS, EVENTS, CHUNKS = 216, 200, 12
+POLICY = Policy(preemption=Preemption(shield_s=3.0, period_s=300.0, patience_s=0.0))
 RULES = Rules(finished_limit=12, records_limit=3, history_limit=5)
 MARGIN_S = 60.0
 LIVING = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -137,7 +140,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.law = Cluster(RULES)
+        self.law = Cluster(RULES, policy=POLICY)
         self.count = 0
         self.machines: dict[str, Machine] = {}
         self.drivers: list[str] = []
@@ -276,7 +279,7 @@ class World:
                 machine.connected, machine.heard_at = False, self.law.now
                 machine.up_link.clear()
                 machine.down_link.clear()
-        self.tell(self.law.restart())
+        self.tell(self.law.restart(policy=POLICY))
         return True
 
     def do_wait(self) -> bool:
@@ -377,7 +380,7 @@ class World:
             [demand(0), demand(1), demand(1), demand(2), demand(4), demand(1, gpu=1), demand(0, gpu=2, variant="a100")]
         )
         members, ports = rng.choice([1, 1, 1, 2, 3]), rng.choice([(), (), ("http",), ("http", "grpc")])
-        need = evolve(need, ports=len(ports) + (members > 1))
+        need = evolve(need, ports=len(ports) + (members > 1), preemptible=rng.random() < 0.9)
         return job(
             rng.choice("abcde"),
             need,
@@ -394,6 +397,8 @@ class World:
             backoff_s=rng.choice([0.0, 0.0, 0.0, 2.0]),
             adopt_existing=rng.random() < 0.1,
             exclusive_name=rng.random() < 0.3,
+            band=rng.choice([None, None, Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH, Band.BATCH]),
+            time_limit_s=rng.choice([None, None, None, 2.0, 10.0, 60.0, 500.0]),
             get_if_exists=rng.random() < 0.05,
             detached=rng.random() < 0.1,
             entry=rng.choice([EntryKind.CALLABLE, EntryKind.ACTOR]),

@@ -18,7 +18,6 @@ from fray import (
     JobState,
     JobStopped,
     NeverSchedulable,
-    ReservationConfig,
     ResourceConfig,
 )
 
@@ -164,16 +163,6 @@ async def test_a_namespace_may_be_given() -> None:
         assert group[0].info.namespace == "team" or (await cluster.poll(group[0])).namespace == "team"
         assert [each.name for each in await cluster.list_groups("team")] == ["rl"]
         await group.wait()
-
-
-async def test_a_group_is_placed_inside_a_reservation() -> None:
-    most = ResourceConfig(cpu=0.01, memory="10MB", replicas=2)
-    async with fray.open_cluster("local") as cluster:
-        reserved = await cluster.create_reservation(ReservationConfig(min_resources=most, max_resources=most))
-        group = await cluster.launch_group([work("a", double, 1), work("b", double, 2)], None, reserved)
-        assert await group.wait() == [2, 4]
-        with pytest.raises(fray.FrayError):
-            await cluster.launch_group([work("a", double, 1)], None, "reservation-nobodys")
 
 
 def answer(number: int) -> int:

@@ -43,6 +43,7 @@ from fray.scheduler.restarts import (
     recent,
     spent,
     told,
+    unpaid,
 )
 from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase
 from fray.scheduler.state import State
@@ -401,13 +402,15 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
 def _tell_retry(state: State, out: Outbox, job: Job, budget: Budget, first: Outcome) -> None:
     wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
     broken = broke_first(state, job)
-    text = f"{_account(state, job, budget)} after {told(first)}" + (f" ({broken})" if broken else "")
+    text = f"{_account(state, job, budget, first.cause)} after {told(first)}" + (f" ({broken})" if broken else "")
     out.happened(job.job_id, "retrying", text + wait)
 
 
-def _account(state: State, job: Job, budget: Budget) -> str:
+def _account(state: State, job: Job, budget: Budget, cause: Cause) -> str:
     """What of it is spent, in words."""
     config = policy(job)
+    if unpaid(job, cause):
+        return f"{budget.value} {job.retried[cause]}, which costs no restart,"
     if config is None or budget in FREE:
         most, used = limit(job.spec, budget) or 0, spent(job, budget)
     else:

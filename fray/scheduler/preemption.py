@@ -30,7 +30,7 @@ from fray.scheduler.rows import Claim, ClaimedShare, Job, NodePhase
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial
-from fray.scheduler.victims import Choice, Unit, below, choose, lost_s, owners
+from fray.scheduler.victims import Choice, below, choose, lost_s, owners, roots_of
 
 AGAIN_S = 5.0
 """A search that found nobody is made again after this time: shields end, and counts fall."""
@@ -80,9 +80,12 @@ def eligible(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
     above = {job.job_id for job in owners(state, own)} if own is not None else set()
 
     def is_eligible(job: Job) -> bool:
-        if job.job_id in above or job.stop_cause is not None or not may(job):
+        if job.spec.reservation_id != applicant.shape.reservation:
             return False
-        if job.spec.reservation_id != applicant.shape.reservation or spared(state, job):
+        return all(map(may_be_ended, roots_of(state, job)))
+
+    def may_be_ended(job: Job) -> bool:
+        if job.job_id in above or job.stop_cause is not None or not may(job) or spared(state, job):
             return False
         return all(child.spec.demand.preemptible and may(child) for child in below(state, job))
 
@@ -198,21 +201,22 @@ def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> No
             made_at=state.now,
         )
     )
-    out.happened(applicant.id, "takes the place of", named(choice.victims))
+    whose = applicant.id if applicant.id in state.jobs else ""
+    out.happened(whose, "takes the place of", ("" if whose else f"{applicant.id}: ") + named(choice.victims))
     rule = state.policy.preemption
-    for unit in choice.units:
-        job = unit.root
+    for job in (root for unit in choice.units for root in unit.roots):
+        lost = _lost(state, job)
         job.preempted = (*recent(job, rule, state.now), state.now)
         job.preempted_for = applicant.id
         job.notice_s = min(job.spec.notice_s, rule.notice_limit_s)
-        preempt(state, out, job, f"for {applicant.id} ({applicant.band.value}); {_lost(state, unit)}")
+        preempt(state, out, job, f"for {applicant.id} ({applicant.band.value}); {lost}")
 
 
-def _lost(state: State, unit: Unit) -> str:
-    job = unit.root
+def _lost(state: State, job: Job) -> str:
     times = f" of {job.spec.members} members" if job.spec.members > 1 else ""
     since = " since its checkpoint" if job.checkpoint is not None else ""
-    also = f", and all of {named([child.job_id for child in unit.jobs[1:]])}" if len(unit.jobs) > 1 else ""
+    owned = [child.job_id for child in below(state, job)]
+    also = f", and all of {named(owned)}" if owned else ""
     return f"lost: {lost_s(state, job):.4g} s{times}{since}{also}"
 
 

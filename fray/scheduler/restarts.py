@@ -69,7 +69,12 @@ def policy(job: Job) -> ActorConfig | None:
 
 def own_restarts(job: Job) -> int:
     """How often it was made anew on an account of its own."""
-    return sum(count for cause, count in job.retried.items() if BUDGETS[cause] not in FREE)
+    return sum(count for cause, count in job.retried.items() if BUDGETS[cause] not in FREE and not unpaid(job, cause))
+
+
+def unpaid(job: Job, cause: Cause) -> bool:
+    """To be ended for the sake of others is no failure of an actor whose restarts are counted."""
+    return cause is Cause.PREEMPTED and policy(job) is not None
 
 
 def recent(state: Tables, job: Job) -> list[float]:
@@ -91,6 +96,8 @@ def affordable(state: Tables, job: Job, first: Outcome) -> Budget | None:
     config = policy(job)
     if budget is None or rule_of(job.spec, first) is ExitRule.FAIL:
         return None
+    if unpaid(job, first.cause):
+        return budget
     if config is None or budget in FREE:
         most, used = limit(job.spec, budget) or 0, spent(job, budget)
     else:
@@ -109,7 +116,7 @@ def paying(state: Tables, job: Job, first: Outcome) -> Budget | None:
 def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[Attempt]) -> None:
     """Write a retry down, and until when it has to wait."""
     job.retried[first.cause] = job.retried.get(first.cause, 0) + 1
-    if budget is Budget.SIBLING:
+    if budget is Budget.SIBLING or unpaid(job, first.cause):
         return
     if budget is Budget.PORTS:
         job.held_until = state.now + min(PORT_WAIT_MOST_S, PORT_WAIT_S * 2 ** (spent(job, budget) - 1))

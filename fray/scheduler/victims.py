@@ -25,7 +25,7 @@ from fray.model.resources import Demand
 from fray.scheduler.asks import Ask, Part, Placed
 from fray.scheduler.fitting import SliceId
 from fray.scheduler.match import Pool
-from fray.scheduler.rows import Job
+from fray.scheduler.rows import Job, JobPhase
 from fray.scheduler.space import Space
 from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial
@@ -54,17 +54,19 @@ class Unit:
     """What ends together.
 
     Attributes:
-        root: the job that is ended; the others are owned by it.
+        key: id of the job or job group that is ended.
+        roots: that job, or all members of that group that have machines; the others are owned by these.
         cost: of its end.
     """
 
-    root: Job
+    key: str
+    roots: tuple[Job, ...]
     jobs: tuple[Job, ...]
     cost: Cost
 
     @property
     def order(self) -> tuple[Cost, int]:
-        return self.cost, self.root.order
+        return self.cost, self.roots[0].order
 
 
 @frozen
@@ -80,7 +82,8 @@ class Choice:
 
     @property
     def victims(self) -> tuple[JobId, ...]:
-        return tuple(unit.root.job_id for unit in self.units)
+        """Jobs that are ended, without what they own."""
+        return tuple(job.job_id for unit in self.units for job in unit.roots)
 
     @property
     def cost(self) -> Cost:
@@ -115,13 +118,23 @@ def cost_of(state: Tables, job: Job) -> Cost:
     return *(max(1, work) if band is job.band else 0 for band in Band), 1
 
 
+def roots_of(state: Tables, job: Job) -> tuple[Job, ...]:
+    """The job itself; of a job group, all members that run."""
+    if not job.spec.job_group:
+        return (job,)
+    phases = state.musters[job.spec.job_group].phases
+    mates = (state.jobs[job_id] for phase in (JobPhase.STARTING, JobPhase.RUNNING) for job_id in phases.get(phase, ()))
+    return tuple(sorted(mates, key=lambda mate: mate.order))
+
+
 def unit_of(state: Tables, job: Job) -> Unit:
-    """The job, and all that it owns."""
-    jobs = (job, *below(state, job))
+    """The job (its whole group), and all that it owns."""
+    roots = roots_of(state, job)
+    jobs = tuple(one for root in roots for one in (root, *below(state, root)))
     cost = NOTHING
     for one in jobs:
         cost = added(cost, cost_of(state, one))
-    return Unit(job, jobs, cost)
+    return Unit(job.spec.job_group or job.job_id, roots, jobs, cost)
 
 
 def below(state: Tables, job: Job) -> Iterator[Job]:
@@ -202,7 +215,8 @@ class _Search:
     eligible: Eligible
     bands: Sequence[Band]
     since: float
-    _units: dict[JobId, Unit | None] = Factory(dict)
+    _units: dict[str, Unit | None] = Factory(dict)
+    """By key."""
 
     @property
     def state(self) -> Tables:
@@ -217,13 +231,13 @@ class _Search:
     def ask(self, ask: Ask, closed: Container[NodeName]) -> tuple[Unit, ...] | None:
         """Part by part: each with those before it in their places."""
         mark = self.trial.mark
-        found: dict[JobId, Unit] = {}
+        found: dict[str, Unit] = {}
         try:
             for part in ask.parts:
                 units = self._part(part, closed)
                 if units is None:
                     return None
-                found |= {unit.root.job_id: unit for unit in units}
+                found |= {unit.key: unit for unit in units}
                 self.trial.end(job for unit in units for job in unit.jobs)
                 if len(ask.parts) > 1 and self.trial.place(Ask((part,)), closed) is None:
                     return None
@@ -233,11 +247,11 @@ class _Search:
 
     def one_by_one(self, ask: Ask, closed: Container[NodeName]) -> list[Unit]:
         """The cheapest, until all of it fits or there are too many."""
-        mark, found = self.trial.mark, dict[JobId, Unit]()
+        mark, found = self.trial.mark, dict[str, Unit]()
         for job in self._prey():
             unit = self._unit(job)
-            if unit is not None and job.job_id not in found:
-                found[job.job_id] = unit
+            if unit is not None and unit.key not in found:
+                found[unit.key] = unit
                 self.trial.end(unit.jobs)
                 if len(found) >= SPARED or self.trial.fits(ask, closed):
                     break
@@ -318,13 +332,14 @@ class _Search:
 
     def _unit(self, job: Job) -> Unit | None:
         """What ends with this job; None: it may not be ended, or is over already."""
-        if job.job_id not in self._units:
+        key = job.spec.job_group or job.job_id
+        if key not in self._units:
             may = job.runs and job.job_id not in self.trial.ended and self.eligible(job)
-            self._units[job.job_id] = unit_of(self.state, job) if may else None
-        return self._units[job.job_id]
+            self._units[key] = unit_of(self.state, job) if may else None
+        return self._units[key]
 
     def _site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _Site:
-        found: dict[JobId, Unit] = {}
+        found: dict[str, Unit] = {}
         gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
         for node in nodes:
             for attempt_id in self.state.on_node[node]:
@@ -335,13 +350,13 @@ class _Search:
                 for one in (job, *owners(self.state, job)):
                     unit = self._unit(one)
                     if unit is not None and (one.placed_at or 0.0) <= self.since:
-                        found[one.job_id] = unit
+                        found[unit.key] = unit
         rooms = {node: Space.of(self.pool.machines[node]) for node in nodes}
         site = _Site(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
         site.base = self._runs(site, demand, {})
         return site
 
-    def _runs(self, site: _Site, demand: Demand, ended: dict[JobId, Unit]) -> int:
+    def _runs(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> int:
         """Runs of members that the site holds when these have ended."""
         rooms = {node: room.copy() for node, room in site.rooms.items()}
         for job_id in dict.fromkeys(job.job_id for unit in ended.values() for job in unit.jobs):
@@ -349,18 +364,18 @@ class _Search:
                 rooms[node].give(self.pool.machines[node], share, devices)
         return min(room.count(demand) for room in rooms.values())
 
-    def _on_site(self, site: _Site, ended: dict[JobId, Unit]) -> dict[JobId, Unit]:
-        mine = {unit.root.job_id for unit in site.units}
+    def _on_site(self, site: _Site, ended: dict[str, Unit]) -> dict[str, Unit]:
+        mine = {unit.key for unit in site.units}
         return {job_id: unit for job_id, unit in ended.items() if job_id in mine}
 
-    def _offer(self, site: _Site, demand: Demand, chosen: dict[JobId, Unit]) -> list[Unit] | None:
+    def _offer(self, site: _Site, demand: Demand, chosen: dict[str, Unit]) -> list[Unit] | None:
         """The cheapest whose end makes room for one run more there; None: nothing does."""
         ended = self._on_site(site, chosen)
         want = self._runs(site, demand, ended) + 1
-        picked: dict[JobId, Unit] = {}
+        picked: dict[str, Unit] = {}
         for unit in site.units:
-            if unit.root.job_id not in ended:
-                picked[unit.root.job_id] = unit
+            if unit.key not in ended:
+                picked[unit.key] = unit
                 if self._runs(site, demand, ended | picked) >= want:
                     break
         else:
@@ -373,11 +388,11 @@ class _Search:
 
     def _cheapest(self, sites: Sequence[_Site], demand: Demand, missing: int) -> list[Unit] | None:
         """Take the cheapest offers until there is room enough; then spare whom it can do without."""
-        chosen: dict[JobId, Unit] = {}
-        sites_of: dict[JobId, list[int]] = {}
+        chosen: dict[str, Unit] = {}
+        sites_of: dict[str, list[int]] = {}
         for index, site in enumerate(sites):
             for unit in site.units:
-                sites_of.setdefault(unit.root.job_id, []).append(index)
+                sites_of.setdefault(unit.key, []).append(index)
         gains = [0] * len(sites)
         line: list[tuple[Cost, int]] = []
         for index, site in enumerate(sites):
@@ -395,28 +410,28 @@ class _Search:
             if total(offer) > cost:
                 heapq.heappush(line, (total(offer), index))
                 continue
-            chosen |= {unit.root.job_id: unit for unit in offer}
-            for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.root.job_id])]):
+            chosen |= {unit.key: unit for unit in offer}
+            for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.key])]):
                 gains[touched] = self._gain(sites[touched], demand, chosen)
                 heapq.heappush(line, (NOTHING, touched))
         return self._spared(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
 
-    def _gain(self, site: _Site, demand: Demand, ended: dict[JobId, Unit]) -> int:
+    def _gain(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> int:
         return self._runs(site, demand, self._on_site(site, ended)) - site.base
 
     def _spared(
         self,
         sites: Sequence[_Site],
-        sites_of: dict[JobId, list[int]],
+        sites_of: dict[str, list[int]],
         demand: Demand,
-        chosen: dict[JobId, Unit],
+        chosen: dict[str, Unit],
         surplus: int,
         gains: list[int],
     ) -> list[Unit]:
         """Without those that it can do without, the dearest first."""
         for unit in sorted(chosen.values(), key=lambda unit: unit.order, reverse=True):
             fewer = {job_id: other for job_id, other in chosen.items() if other is not unit}
-            after = {index: self._gain(sites[index], demand, fewer) for index in sites_of[unit.root.job_id]}
+            after = {index: self._gain(sites[index], demand, fewer) for index in sites_of[unit.key]}
             loss = sum(gains[index] - gain for index, gain in after.items())
             if loss <= surplus:
                 chosen, surplus = fewer, surplus - loss
