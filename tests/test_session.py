@@ -12,7 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fray.errors import ActorDied, ChannelFull, FrayError, MessageTooLarge, NoSuchActor, ProtocolMismatch, Unauthorized
 from fray.net import session
-from fray.net.session import PROTOCOL, Beat, Heartbeat, Hello, Inbox, Outbox, Refuse, Seat, Verdict, Welcome, judge
+from fray.net.session import (
+    PROTOCOL,
+    STALE_S,
+    Beat,
+    Heartbeat,
+    Hello,
+    Inbox,
+    Outbox,
+    Refuse,
+    Seat,
+    Verdict,
+    Welcome,
+    judge,
+)
 
 
 class OutboxMachine(RuleBasedStateMachine):
@@ -205,9 +218,13 @@ def test_an_idle_peer_is_asked_each_period_and_dropped_after_three_silent_ones()
 
 def test_who_was_stopped_itself_gives_the_peer_time() -> None:
     heart = Heartbeat(0.0, 0.0)
-    assert heart.beat(500.0, late_s=480.0) is Beat.PING
-    assert heart.beat(540.0, late_s=0.0) is Beat.PING
-    assert heart.beat(560.0, late_s=0.0) is Beat.DROP
+    assert heart.beat(100.0, late_s=80.0) is Beat.PING
+    assert heart.beat(140.0, late_s=0.0) is Beat.PING
+    assert heart.beat(160.0, late_s=0.0) is Beat.DROP
+
+
+def test_who_was_stopped_for_minutes_drops_what_was_written_before() -> None:
+    assert Heartbeat(0.0, 0.0, stale_s=STALE_S).beat(500.0, late_s=480.0) is Beat.DROP
 
 
 @given(st.floats(0, 1e9), st.floats(0.001, 1e3))

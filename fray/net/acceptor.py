@@ -50,11 +50,21 @@ class Acceptor:
         incarnation: of this process; a hello that expects another one is refused with `ActorDied`.
         on_greeting: see `OnGreeting`.
         keep_s: how long a session without a connection is kept before its channel ends as `Unreachable`.
+        is_closed: while it says so nobody is let in, who was here before neither; they may try again.
     """
 
-    def __init__(self, incarnation: str, on_greeting: OnGreeting, *, keep_s: float = 60.0, rng: random.Random) -> None:
+    def __init__(
+        self,
+        incarnation: str,
+        on_greeting: OnGreeting,
+        *,
+        keep_s: float = 60.0,
+        is_closed: Callable[[], bool] = lambda: False,
+        rng: random.Random,
+    ) -> None:
         self.incarnation = incarnation
         self._on_greeting = on_greeting
+        self._is_closed = is_closed
         self._keep_s = keep_s
         self._rng = rng
         self._places: dict[str, _Place] = {}
@@ -96,6 +106,8 @@ class Acceptor:
     # Deciding (plain functions: nothing moves between the verdict and the welcome)
 
     def _admit(self, transport: Transport, hello: Hello, greeting: bytes) -> _Place | None:
+        if self._is_closed():
+            raise Unreachable("nobody is let in now: try again")
         place = self._places.get(hello.session)
         if place is not None:
             place.seat.confirmed = place.seat.confirmed or place.link.heard_any

@@ -94,8 +94,12 @@ class Channel:
         """The peer is another process that may be on this host (`fray.net.segments` can prove it)."""
         self.heartbeat_s = HEARTBEAT_S
         """After so much silence the peer is asked whether it is there; its handler may choose another."""
+        self.stale_s = float("inf")
+        """What lay unread for so long is not read: for an end that takes orders, set when its handler is made."""
         self.heard_at = float("-inf")
         """When a connection that is gone last brought something, on Trio's clock."""
+        self.slept = False
+        """Its last connection ended because this process was stopped for long, and there is no new one yet."""
         self.on_over: Callable[[], None] = lambda: None
         """For the owner (dialler or acceptor): called after `Handler.on_end`."""
         self.refill: Callable[[], None] | None = None
@@ -113,6 +117,11 @@ class Channel:
         state = "ended" if self._error else "connected" if self._link else "suspended"
         held = self.outbox.size_bytes
         return f"<Channel {self.session} with {self.incarnation} at {self.remote}: {state}, {held} bytes to deliver>"
+
+    @property
+    def in_doubt(self) -> bool:
+        """This process was stopped for long, and has not been welcomed by the peer since."""
+        return self.slept or (self._link is not None and self._link.is_stale)
 
     @property
     def connected(self) -> bool:
@@ -281,7 +290,7 @@ class Channel:
 
     def attach(self, link: Link, greeting: bytes | None) -> None:
         """A connection is there. ``greeting`` is set when the peer knows nothing of before (`Handler.on_reset`)."""
-        self._link = link
+        self._link, self.slept = link, False
         self.may_share = getattr(link.transport, "may_share", False)
         self.stats.connections += 1
         self._corked = True
@@ -300,7 +309,7 @@ class Channel:
         """The connection is gone."""
         if self._link is not link:
             return
-        self._link = None
+        self._link, self.slept = None, link.slept
         self.heard_at = link.heard_at
         if link.said_goodbye:
             self.end(ChannelClosed(self._closing or "closed", reason=self._closing or "closed"))

@@ -31,6 +31,8 @@ RELAY_AFTER_S = 0.5
 """How long direct addresses are dialled before the relay is tried beside them; at once when they all have failed."""
 STOPPED_S = 2.5
 """Waking up later than asked by more than this means that this process was stopped."""
+AFTER_STOP_S = 30.0
+"""Who was stopped for longer than its patience tries for so long before it gives up (`RedialPolicy.sleeps`)."""
 GARBAGE_LIMIT = 3
 """Connections in a row that end by a protocol error, without any progress, before the channel does."""
 
@@ -45,6 +47,8 @@ class RedialPolicy:
     """Nobody listening at any of the addresses is proof of death (a listener lives exactly as long as its process)."""
     give_up_s: float | None
     """Longest time without a connection; None: for ever."""
+    sleeps: bool = True
+    """Time for which this process was stopped is nobody's absence. False: it counts, but for the last 30 s."""
     first_s: float = 0.05
     most_s: float = 2.0
     dial_timeout_s: float = 5.0
@@ -164,6 +168,8 @@ class _Dialler:
     late: int = 0
     """Rounds in a row in which an address did not answer in time."""
     garbage: int = 0
+    slept_since: float | None = None
+    """When the connection that was lost by a stop of this process last brought something."""
     answered: set[str] = field(factory=set)
     """Addresses at which the listener has been met."""
     direct: tuple[str, ...] = ()
@@ -226,6 +232,7 @@ class _Dialler:
 
     def _after(self, link: Link, channel: Channel) -> None:
         channel.suspend(link)
+        self.slept_since = link.heard_at if link.slept else None
         lasted_s = trio.current_time() - link.began
         if not link.heard_any:
             self.failures += 1
@@ -244,11 +251,12 @@ class _Dialler:
         Raises:
             FrayError: there is no use in trying on.
         """
-        since = trio.current_time()
+        since = self._begin_waiting()
         last: FrayError | None = None
         while True:
+            began = trio.current_time()
             if self.failures:
-                since += await self._pause(since)
+                since = self._without_stop(since, await self._pause(since))
             if last is not None and self._patience_s(since) <= 0:
                 raise self._given_up(last)
             round_ = _Round()
@@ -256,6 +264,8 @@ class _Dialler:
             if round_.connected is not None:
                 self.late = 0
                 return round_.connected
+            if self.channel is not None and trio.current_time() - began >= self.channel.stale_s:
+                self.channel.slept = True
             self.late = self.late + 1 if round_.is_late else 0
             outcome = verdict(round_.failures, self.policy.refused_ends)
             if outcome.final:
@@ -263,9 +273,21 @@ class _Dialler:
             self.failures += 1
             last = outcome.error
 
+    def _begin_waiting(self) -> float:
+        """Since when patience counts."""
+        now, slept_since = trio.current_time(), self.slept_since
+        if self.policy.sleeps or slept_since is None:
+            return now
+        return self._without_stop(slept_since, now - slept_since)
+
+    def _without_stop(self, since: float, stopped_s: float) -> float:
+        """Since when patience counts after this process was stopped for so long (a laptop slept)."""
+        if self.policy.sleeps or not stopped_s or self.policy.give_up_s is None:
+            return since + stopped_s
+        return max(since, trio.current_time() - self.policy.give_up_s + AFTER_STOP_S)
+
     async def _pause(self, since: float) -> float:
-        """Wait before the next round; returns for how long we were stopped meanwhile (a laptop slept): that is nobody's
-        absence."""
+        """Wait before the next round; returns for how long we were stopped meanwhile."""
         pause_s = min(self.policy.pause_s(self.failures, self.rng), self._patience_s(since))
         before = trio.current_time()
         await trio.sleep(pause_s)

@@ -4,6 +4,9 @@ The writer drains all that is pending into one message. While it sleeps, a frame
 (`Transport.send_now`), once for each message received or burst drained: so a lone question or answer costs no task
 switch, and the second frame of a burst wakes the writer, which gathers the rest. A long burst does not wait for the
 writer's turn: until that comes, what has piled up goes straight to the transport too.
+
+An end that takes orders (`Channel.stale_s`) does not read what was written long ago: if it was stopped for minutes, it
+ends its connection first, and hears on a new one what still holds. Answers are true whenever they are read.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class Peer(Protocol):
     outbox: Outbox
     inbox: Inbox
     heartbeat_s: float
+    stale_s: float
     refill: Callable[[], None] | None
     """Puts more into the outbox when there is room for it."""
     bulk_out: BulkOut
@@ -69,12 +73,14 @@ class Link:
         self.heard_any = False
         """A sound message came."""
         self.began = trio.current_time()
+        self.slept = False
+        """It ended because this process had been stopped for long."""
         self.said_goodbye = False
         self._channel = channel
         self._opening = opening
         self._polite = polite
         self._scope = trio.CancelScope()
-        self._heart = Heartbeat(self.began, self.began)
+        self._heart = Heartbeat(self.began, self.began, stale_s=channel.stale_s)
         self._alarm = trio.CancelScope()
         self._alarm_soon = False
         self._urgent: list[bytes] = []
@@ -97,6 +103,11 @@ class Link:
     def heard_at(self) -> float:
         """When it last brought something, on Trio's clock."""
         return self._heart.heard
+
+    @property
+    def is_stale(self) -> bool:
+        """What can be read from it was written before this process was stopped for long."""
+        return self._heart.is_stale(trio.current_time())
 
     async def run(self) -> None:
         """Serve until the connection is gone. A polite link that is cancelled from outside says goodbye first."""
@@ -174,12 +185,22 @@ class Link:
                 message = await receive()
                 if not channel.owns(self):
                     return
-                self._heart.heard = trio.current_time()
+                now = trio.current_time()
+                if self._heart.is_stale(now):
+                    self._wake(now)
+                    return
+                self._heart.heard = now
                 self._direct = True
                 channel.dispatch(message, self)
                 self.heard_any = True
         except (ConnectionFailed, MessageTooLarge) as error:
             self._lost(error)
+
+    def _wake(self, now: float) -> None:
+        """This process was stopped: its peers have given it up, or were stopped with it and will be dialled anew."""
+        self.slept = True
+        slept_s = round(now - self._heart.heard, 1)
+        self.drop(Unreachable(f"this process was stopped for some {slept_s} s", slept_s=slept_s))
 
     def note_received(self) -> None:
         """Frames came in: see that they are acknowledged in time."""
@@ -286,6 +307,9 @@ class Link:
             self._obey(self._heart.beat(now, now - self._alarm.deadline))
 
     def _obey(self, beat: Beat) -> None:
+        if beat is Beat.DROP and self._heart.is_stale(trio.current_time()):
+            self._wake(trio.current_time())
+            return
         if beat is Beat.DROP:
             silent_s = round(trio.current_time() - self._heart.heard, 1)
             self.drop(Unreachable(f"the peer has been silent for {silent_s} s", silent_s=silent_s))
@@ -298,6 +322,7 @@ class Link:
             self.poke()
 
     def _lost(self, error: FrayError) -> None:
+        self.slept = self.slept or self._heart.is_stale(trio.current_time())
         if self.why is None:
             self.why = error
         self._scope.cancel()

@@ -39,6 +39,9 @@ ACK_AFTER_S = 1.0
 HEARTBEAT_S = 20.0
 SILENT_PERIODS = 3
 """A peer that has not been heard for so many of them is not there."""
+STALE_S = 120.0
+"""Orders that lay unread for so long may not hold any more: `Channel.stale_s` of who takes orders. Only a process that
+was stopped itself (SIGSTOP, a laptop asleep, code that held its loop) ever finds such words."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Parts: TypeAlias = bytes | tuple[bytes, Bytes]
@@ -409,13 +412,17 @@ class Heartbeat:
     heard: float
     pinged: float
     period_s: float = HEARTBEAT_S
+    stale_s: float = float("inf")
 
     def beat(self, now: float, late_s: float) -> Beat:
         """What is due. ``late_s`` is how much later than asked for this was called.
 
-        If that is long, *we* were stopped, and the peer's words may lie unread: its silence counts from now.
+        If that is long, *we* were stopped, and the peer's words may lie unread: its silence counts from now. If it is
+        very long, they may be out of date (`is_stale`).
         """
         if late_s > self.period_s / 2:
+            if self.is_stale(now):
+                return Beat.DROP
             self.heard = self.pinged = now
             return Beat.PING
         # The very sums of `next_at`: differences would round otherwise.
@@ -425,6 +432,11 @@ class Heartbeat:
             self.pinged = now
             return Beat.PING
         return Beat.WAIT
+
+    def is_stale(self, now: float) -> bool:
+        """Whether what can be read now was written too long ago: then we were stopped, since nobody is heard of for so
+        long and not dropped."""
+        return now - self.heard >= self.stale_s
 
     def next_at(self) -> float:
         """When to call `beat` again if nothing is heard before."""

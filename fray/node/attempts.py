@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from fray.node.grants.given import Given
 from fray.node.grants.holdings import Holdings
 from fray.node.grants.room import Room
 from fray.node.keeper.ear import said_of
-from fray.node.launcher import OnObserved, OnSaid
+from fray.node.launcher import STOPPED_MEANWHILE, OnObserved, OnSaid
 from fray.node.logs.redact import Redactor
 from fray.node.logs.store import AttemptLog
 from fray.node.ports import ports_taken, strangers
@@ -113,6 +114,9 @@ class Place(Protocol):
         """Whether its processes have a PID namespace of their own."""
         ...
 
+    in_doubt: Callable[[], bool]
+    """See `fray.node.launcher.Doubting`."""
+
     def note_hatched(self) -> None:
         """One that was asked for has said its pid, or never will."""
         ...
@@ -150,6 +154,8 @@ class Course:
         for _ in range(START_TRIES):
             if brood is None or self.attempt.unwanted:
                 return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
+            if self.place.in_doubt():
+                return STOPPED_MEANWHILE, None
             control = await self._have_keeper(prepared, given, brood.zygotes)
             if control is not None:
                 with contextlib.closing(control):

@@ -9,7 +9,7 @@ import trio
 
 from fray.model.lines import Chunk
 from fray.model.said import Said
-from fray.model.specs import Observed, Ticket
+from fray.model.specs import Cause, Observed, Outcome, Ticket
 from fray.net.transport import Bytes
 from fray.node.logs.store import Logs
 
@@ -89,6 +89,18 @@ class Particular(Protocol):
     async def particulars(self) -> dict[str, str]:
         """A few short lines by what they are about, as they are now."""
         ...
+
+
+@runtime_checkable
+class Doubting(Protocol):
+    """A launcher that begins nothing while its node does not know whether it still may."""
+
+    in_doubt: Callable[[], bool]
+    """Set by the node before `Launcher.run`: this machine was stopped for minutes and has not met the controller since.
+    What would begin now ends as lost instead."""
+
+
+STOPPED_MEANWHILE = Outcome(cause=Cause.MACHINE_LOST, message="its machine was stopped for minutes before it began")
 
 
 @runtime_checkable

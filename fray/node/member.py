@@ -34,6 +34,7 @@ from fray.model.vitals import cut
 from fray.net.channel import Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.requests import Requests
+from fray.net.session import STALE_S
 from fray.net.transport import Bytes
 from fray.node import secrets
 from fray.node.answers import Answers
@@ -111,10 +112,17 @@ class Member:
     def _busy(self) -> dict[str, str]:
         return self._launcher.busy if isinstance(self._launcher, Withholding) else {}
 
+    @property
+    def in_doubt(self) -> bool:
+        """This machine was stopped for minutes: what it holds may live elsewhere by now, and nothing of it begins here
+        before the controller is heard again."""
+        return self.channel is not None and self.channel.in_doubt
+
     # The channel's handler
 
     def attach(self, channel: Channel) -> Member:
         self.channel, self._requests = channel, Requests(channel)
+        channel.stale_s = STALE_S
         self.forwards.attach(channel)
         return self
 

@@ -94,6 +94,7 @@ class ProcessLauncher:
         self.logs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
         self.on_said: OnSaid = lambda attempt_id, said: None
         self.ask: Ask = _no_member
+        self.in_doubt: Callable[[], bool] = lambda: False
         self.before_removal: Callable[[Ticket], None] = lambda ticket: None
         """Called in a thread when the directory of an attempt is to go."""
         self.preparer: Preparer = environments or NothingToPrepare()

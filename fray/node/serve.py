@@ -16,7 +16,7 @@ from fray.node.config import NodeConfig
 from fray.node.ends import wait_process_end
 from fray.node.health.wards import Attentive
 from fray.node.joining import as_machine, find_credential
-from fray.node.launcher import Asking, Launcher, Withholding
+from fray.node.launcher import Asking, Doubting, Launcher, Withholding
 from fray.node.member import Member
 
 REMIND_S = 10.0
@@ -39,6 +39,8 @@ class _Desk:
             launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
         if isinstance(launcher, Withholding):
             launcher.on_busy = lambda: self.member.on_busy()
+        if isinstance(launcher, Doubting):
+            launcher.in_doubt = lambda: self.member.in_doubt
         if isinstance(launcher, Asking):
             launcher.ask = lambda message: self.member.ask(message)
 
@@ -190,7 +192,7 @@ async def _dial(
         greeting=member.greeting,
         handler=member.attach,
         incarnation=member.incarnation,
-        policy=RedialPolicy(refused_ends=False, give_up_s=config.patience_s),
+        policy=RedialPolicy(refused_ends=False, give_up_s=config.patience_s, sleeps=False),
         rng=rng,
         task_status=task_status,
     )

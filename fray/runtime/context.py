@@ -258,6 +258,7 @@ def _make_runtime(
     session = link.hello.session
     host = Host(network, incarnation=session, rng=rng, directory=place.host_directory)
     host.advertise, host.networked, host.relayed = place.advertise, place.networked, True
+    host.in_doubt = lambda: link.in_doubt
     runtime = Runtime(
         session=session,
         role=place.role,

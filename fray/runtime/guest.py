@@ -16,6 +16,7 @@ from fray.model.ids import SessionId
 from fray.model.messages.calls import Asked, AskEnd, AskMetrics, Bind, Bound
 from fray.net.channel import Channel
 from fray.net.codec import META, Bytes, Kind, decode_message
+from fray.net.session import STALE_S
 from fray.runtime import remote_errors
 from fray.runtime.calls import (
     AGAIN,
@@ -74,6 +75,7 @@ class Guest:
     def seat(self, channel: Channel) -> Seat:
         """The handler for a channel of this caller, which is now the one its answers go to."""
         self.channel = channel
+        channel.stale_s = STALE_S
         self.exchange.begin(channel)
         return Seat(self, channel)
 

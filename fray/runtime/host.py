@@ -84,7 +84,11 @@ class Host:
         self.clock = clock
         self._make_runner = make_runner or _start_executor
         self._guests: dict[SessionId, Guest] = {}
-        self._acceptor = Acceptor(incarnation, self._on_greeting, keep_s=KEEP_S, rng=rng)
+        self.in_doubt: Callable[[], bool] = lambda: False
+        """This incarnation may have been replaced while it was stopped: nobody is let in until it knows."""
+        self._acceptor = Acceptor(
+            incarnation, self._on_greeting, keep_s=KEEP_S, is_closed=lambda: self.in_doubt(), rng=rng
+        )
         self._numbers = count(1)
         self._lanes: ThreadPool | None = None
         self._addresses: list[str] = []

@@ -30,11 +30,13 @@ from fray.model.messages.client import (
     Names,
     Register,
     ReservationChanged,
+    Role,
     Watch,
 )
 from fray.net.channel import Channel, RedialPolicy, run_dialled
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.requests import Requests, again
+from fray.net.session import STALE_S
 from fray.net.transport import Credential, Network
 from fray.net.tunnel import Tunnels
 from fray.runtime.job_records import JobRecords
@@ -161,10 +163,17 @@ class ControllerLink:
 
     def _opened(self, channel: Channel) -> ControllerLink:
         self._channel = channel
+        if self.hello.role is Role.JOB:
+            channel.stale_s = STALE_S
         self._requests = Requests(channel)
         if self.tunnels is not None:
             self.tunnels.attach(channel)
         return self
+
+    @property
+    def in_doubt(self) -> bool:
+        """This process was stopped for minutes, and the controller has not said since that its session still stands."""
+        return self._channel is not None and self._channel.in_doubt
 
     async def wait_ready(self, within_s: float) -> ControllerHello:
         """The controller's greeting.

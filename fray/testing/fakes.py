@@ -23,7 +23,7 @@ from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.net.transport import Authorize, Credential, Transport
 from fray.node.health.asking import BadAnswer
 from fray.node.keeper.accounting import too_much
-from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
+from fray.node.launcher import STOPPED_MEANWHILE, Ask, OnLog, OnObserved, OnSaid
 from fray.node.logs.store import MemoryLogs
 from fray.node.ports import ports_taken
 from fray.node.probing import PROBE
@@ -209,6 +209,7 @@ class SimLauncher:
         self.logs = logs
         self.on_said: OnSaid = lambda attempt, said: None
         self.ask: Ask = _no_member
+        self.in_doubt: Callable[[], bool] = lambda: False
         self.shelf, self.environments = shelf, environments
         self.held: dict[AttemptId, _Process] = {}
         self._machine, self._network, self._truth, self._rng = machine, network, truth, rng
@@ -335,6 +336,9 @@ class SimLauncher:
             return
         if ticket.ports and self._rng.random() < STRANGER:
             self._end(process, ports_taken(ticket, list(ticket.ports.values())[:1]), None, "by itself")
+            return
+        if self.in_doubt():
+            self._end(process, STOPPED_MEANWHILE, None, "by itself")
             return
         if self.bad:
             self._end(process, KILLED_AT_START, None, "crashed")
