@@ -39,6 +39,7 @@ from fray.runtime.interrupts import deferred_in_our_code
 from fray.runtime.job_records import JobRecord
 from fray.runtime.scope import ChildScope
 from fray.scopes import Scope, open_scope
+from fray.shares import SharesOf
 from fray.supervision import OnFailure
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from fray.runtime.log_reader import LogReader
 
 
-class Cluster(Directory, Fleet, Reserving):
+class Cluster(Directory, Fleet, Reserving, SharesOf):
     """A connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.

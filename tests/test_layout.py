@@ -15,6 +15,7 @@ API = (
         "cluster",
         "directory",
         "fleet",
+        "shares",
         "scopes",
         "supervision",
         "jobs",

@@ -25,6 +25,7 @@ from fray.model.lines import LogLine
 from fray.model.messages.client import Event, NodeInfo
 from fray.model.messages.fleet import Machines
 from fray.model.messages.maintenance import Forecast, NodesMarked
+from fray.model.messages.shares import QueueInfo, UsageInfo
 from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
 from fray.scopes import OnFailure
@@ -246,6 +247,14 @@ class Cluster(Maker, Reserving):
     def nodes(self) -> list[NodeInfo]:
         """The machines of the cluster."""
         return self._portal.call(self._native.nodes)
+
+    def queue(self, *, limit: int = 100, user: str | None = None) -> QueueInfo:
+        """What waits for machines, in the order in which it is tried; see `fray.Cluster.queue`."""
+        return self._portal.call(lambda: self._native.queue(limit=limit, user=user))
+
+    def usage(self, *, samples: bool = False) -> UsageInfo:
+        """Who has and had how much of the cluster; see `fray.Cluster.usage`."""
+        return self._portal.call(lambda: self._native.usage(samples=samples))
 
     def join_token(self, machine: str, *, hosts: int = 1, life_s: float = 3600.0) -> str:
         """A token with which a machine that is yet to come can join the cluster; see `fray.Cluster.join_token`."""

@@ -36,8 +36,9 @@ def parser_of() -> Parser:
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, _run, _what_if, _wait, _stop, _stacks, _forward)
+    about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
-    for add in (*about_jobs, *about_machines, _token, _actors):
+    for add in (*about_jobs, *about_shares, *about_machines, _token, _actors):
         add(verbs)
     return parser
 
@@ -324,6 +325,21 @@ def _forward(verbs: Verbs) -> None:
     parser.add_argument("local", nargs="?", type=int, default=0, metavar="LOCAL", help="here (default: any free one)")
     parser.add_argument("--member", type=int, default=0, metavar="N", help="of a gang: whose (default: 0)")
     parser.add_argument("--host", default="127.0.0.1", help="listen there; beyond loopback others may come in, unasked")
+
+
+def _queue(verbs: Verbs) -> None:
+    text = "what waits for machines, in the order in which it is tried, and why"
+    parser = _verb(verbs, "queue", "shares:queue", text, "  fray queue\n  fray queue --user alice --limit 20")
+    parser.add_argument("--user", help="only what is this user's")
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="the first N (default: 50; at most 1000)")
+
+
+def _usage(verbs: Verbs) -> None:
+    text = "who has how much of the cluster: shares now and over time, weights, quotas"
+    parser = _verb(verbs, "usage", "shares:usage", text, "  fray usage\n  fray usage --plot shares.svg")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw utilisation and shares since the controller's start: .svg, .png or .pdf"
+    )
 
 
 def _nodes(verbs: Verbs) -> None:

@@ -24,7 +24,7 @@ from fray.errors import FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as words
-from fray.model.messages import fleet, maintenance
+from fray.model.messages import fleet, maintenance, shares
 from fray.model.messages.bundles import OfferBundle, PutPiece
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
@@ -47,6 +47,7 @@ from fray.scheduler.effects import (
 )
 from fray.scheduler.explain import explain
 from fray.scheduler.reserved_view import explain_reservation, list_reservations
+from fray.scheduler.shares_view import queue_info, usage_info
 from fray.scheduler.what_if import what_if as forecast
 
 if TYPE_CHECKING:
@@ -389,6 +390,16 @@ def what_if(link: ClientLink, ref: int, message: maintenance.WhatIf, blobs: Sequ
     return forecast(link.house.state, spec), ()
 
 
+def ask_queue(link: ClientLink, ref: int, message: shares.AskQueue, blobs: Sequence[Bytes]) -> Answer:
+    return queue_info(link.house.state, message.limit, message.user, link.house.inbox.time()), ()
+
+
+def ask_usage(link: ClientLink, ref: int, message: shares.AskUsage, blobs: Sequence[Bytes]) -> Answer:
+    state, now = link.house.state, link.house.inbox.time()
+    samples = link.house.samples.all(state, now) if message.samples else ()
+    return evolve(usage_info(state, now), samples=samples), ()
+
+
 def list_machines(link: ClientLink, ref: int, message: fleet.ListMachines, blobs: Sequence[Bytes]) -> Answer:
     return fleet_words.list_fleet(link.house.state, message.group), ()
 
@@ -442,6 +453,8 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     maintenance.CordonNodes: cordon,
     maintenance.UncordonNodes: uncordon,
     maintenance.WhatIf: what_if,
+    shares.AskQueue: ask_queue,
+    shares.AskUsage: ask_usage,
     OfferBundle: about_bundle,
     PutPiece: about_bundle,
     words.EndSession: end_session,

@@ -14,6 +14,7 @@ from attrs import Factory, define, evolve, field
 from fray.controller.bundles import Bundles
 from fray.controller.joining import Joins
 from fray.controller.logs import LogBook
+from fray.controller.samples import Samples
 from fray.controller.secrets import SecretBook
 from fray.controller.store import Store
 from fray.controller.vitals import VitalsBook
@@ -54,6 +55,7 @@ class House:
     """The controller before this one saw the same processes under the same numbers."""
     book: LogBook = field(factory=LogBook)
     vitals: VitalsBook = field(factory=VitalsBook)
+    samples: Samples = field(factory=Samples)
     secrets: SecretBook = field(factory=SecretBook)
     env_vars: dict[str, str] = field(factory=dict)
     """Variables of every job."""

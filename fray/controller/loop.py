@@ -51,6 +51,7 @@ class Loop:
         """The law's time; it never decreases."""
         self.turns = 0
         self._state = house.state
+        self._samples = house.samples
         self._store = house.store
         self._clock = clock
         self._stopped_s = 0.0
@@ -132,6 +133,7 @@ class Loop:
             effects += step(self._state, Tick(), self.now)
         self._save(effects)
         self.turns += 1
+        self._samples.look(self._state, self.now)
         self._carry_out(events, effects)
 
     def _save(self, effects: Sequence[Effect]) -> None:

@@ -25,7 +25,7 @@ from cattrs.gen import make_dict_unstructure_fn, override
 from cattrs.preconf.json import make_converter
 
 from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
-from fray.model.messages import bundles, calls, client, fleet, maintenance, node, tunnels
+from fray.model.messages import bundles, calls, client, fleet, maintenance, node, shares, tunnels
 from fray.net import session
 
 HEADER = struct.Struct("<IBBHIQ")
@@ -182,7 +182,7 @@ def _classes(module: ModuleType) -> dict[str, type]:
 
 MESSAGES: dict[str, type] = {
     name: cls
-    for module in (client, node, calls, tunnels, bundles, fleet, maintenance, session)
+    for module in (client, node, calls, tunnels, bundles, fleet, maintenance, shares, session)
     for name, cls in sorted(_classes(module).items())
 }
 """Classes that may be the body of a control frame, by name."""

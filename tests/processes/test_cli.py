@@ -115,6 +115,19 @@ def test_jobs_are_listed_with_their_states_and_reasons(run: Fray, jobs: dict[str
     assert "10000" in by_name["lab/huge"]
 
 
+def test_the_queue_and_the_shares_are_shown_and_drawn(run: Fray, jobs: dict[str, str], tmp_path: Path) -> None:
+    said = run("queue", "--limit", "5")
+    assert said.out.splitlines()[0].split()[:5] == ["#", "ID", "KIND", "USER", "NAMESPACE"]
+    assert jobs["lab/huge"] in said.out
+    assert jobs["lab/huge"] in [line["id"] for line in run("queue", "--json").json["lines"]]
+    told = run("usage", "--json").json
+    assert told["used"]["cpu"] > 0
+    assert run("usage").out.splitlines()[0].startswith("cpu")
+    assert run("usage", "--plot", str(tmp_path / "shares.svg")).code == 0
+    assert (tmp_path / "shares.svg").stat().st_size > 1000
+    assert run("usage", "--plot", "shares.doc").code == 2
+
+
 def test_jobs_are_chosen_by_state_and_prefix_and_shown_as_a_tree(run: Fray, jobs: dict[str, str]) -> None:
     assert [info["name"] for info in run("jobs", "--state", "failed", "--prefix", "lab/", "--json").json] == [
         "lab/broken"

@@ -1,0 +1,63 @@
+"""Utilisation and shares over time, drawn into a file by matplotlib (the extra ``plot``)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fray.errors import InvalidRequest
+from fray.model.messages.shares import Sample, UsageInfo
+
+KINDS = (".svg", ".png", ".pdf")
+
+
+def check_plot(file: str) -> None:
+    """Raises InvalidRequest: it is no file that can be drawn, or there is nothing to draw with."""
+    if Path(file).suffix.lower() not in KINDS:
+        raise InvalidRequest(f"--plot {file!r}: write a file that ends in {', '.join(KINDS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InvalidRequest("--plot needs matplotlib: pip install 'fray[plot]'") from None
+
+
+def plot(found: UsageInfo, file: str) -> None:
+    """Two charts above each other, with one axis of time: what is in use, and whose it is."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    samples = found.samples
+    minutes = [(one.at - samples[0].at) / 60 for one in samples]
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(10, 7), layout="constrained")
+    for name in _names([one.utilisation for one in samples]):
+        above.plot(minutes, [one.utilisation.get(name, 0.0) for one in samples], drawstyle="steps-post", label=name)
+    above.set(ylabel="in use", ylim=(0, 1.05), title="utilisation of the cluster, and shares of its users")
+    _waiting(above, minutes, samples)
+    users = sorted(_names([one.shares for one in samples]))
+    heights = [[one.shares.get(user, 0.0) for one in samples] for user in users]
+    if users:
+        labels = [user or "others" for user in users]
+        below.stackplot(minutes, *heights, labels=labels, step="post", baseline="zero")
+    below.set(ylabel="dominant share", xlabel="minutes")
+    for axes in (above, below):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left", fontsize="small", ncols=4)
+        axes.grid(alpha=0.3)
+    figure.savefig(file)
+    pyplot.close(figure)
+
+
+def _waiting(axes: Any, minutes: list[float], samples: tuple[Sample, ...]) -> None:
+    """Grey where anybody waits: there utilisation should be high."""
+    label = "somebody waits"
+    for (since, one), (until, _) in pairwise(zip(minutes, samples, strict=True)):
+        if one.waiting:
+            axes.axvspan(since, until, color="0.9", zorder=0, label=label)
+            label = "_"  # once in the legend
+
+
+def _names(found: list[dict[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for one in found for name in one))
