@@ -8,13 +8,14 @@ the jobs that have to end for it are ended as `Cause.PREEMPTED`, whole and by th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
 from fray.model.ids import JobId, NodeName
-from fray.model.reservations import ChangeKind, ReservationState
+from fray.model.reservations import ChangeKind, ReservationId, ReservationState
 from fray.model.resources import Demand
+from fray.scheduler.asks import Ask, Placed
 from fray.scheduler.jobs import preempt
 from fray.scheduler.match import Machine, Pool
 from fray.scheduler.outbox import Outbox
@@ -25,6 +26,8 @@ from fray.scheduler.rows import Job, JobPhase
 from fray.scheduler.starvation import blocker
 from fray.scheduler.state import State
 
+REGROW_S = 1.0
+"""After a reservation was asked for something it does not grow for so long, or for twice the longest notice."""
 HELPED = 16
 """For so many of those that were refused in a step room is looked for."""
 
@@ -118,9 +121,16 @@ def give_back(state: State, out: Outbox, reservation: Reservation, unit: Unit) -
     state.reservation_changed(reservation)
 
 
-def ask_back(state: State, out: Outbox, reservation: Reservation, unit: Unit, why: str) -> bool:
-    """It is wanted elsewhere; True: it was idle, and is free now."""
+def ask_back(
+    state: State, out: Outbox, reservation: Reservation, unit: Unit, why: str, pause_s: float = REGROW_S
+) -> bool:
+    """It is wanted elsewhere; True: it was idle, and is free now.
+
+    Args:
+        pause_s: so long the reservation does not grow: else it would take what it gives, to be asked for it again.
+    """
     unit.why = why
+    reservation.grows_from = max(reservation.grows_from, state.now + pause_s)
     if is_idle(state, reservation, unit):
         unit.leaving = True
         give_back(state, out, reservation, unit)
@@ -129,7 +139,6 @@ def ask_back(state: State, out: Outbox, reservation: Reservation, unit: Unit, wh
     unit.leaving, unit.jobs = True, victims(state, reservation, unit)
     unit.leaves_at = state.now + notice_s
     state.unit_leaves(reservation, unit)
-    reservation.grows_from = state.now + 2 * notice_s  # else it would come back to be asked back again
     note(state, out, reservation, ChangeKind.SHRINKING, why, unit=unit, jobs=unit.jobs, notice_s=notice_s)
     for job_id in unit.jobs:
         text = f"its unit {unit.number} of reservation {reservation.id} is given back in {notice_s:g} s: {why}"
@@ -215,8 +224,10 @@ def _help(state: State, out: Outbox, applicant: Applicant) -> bool:
     if blocker(state, applicant) is not None:
         return False  # it would not get what is given back
     wanted = choose(state, applicant)
+    notices_s = [lent.reservation.spec.notice_s for lent in wanted if not lent.idle]
+    pause_s = max(REGROW_S, 2 * max(notices_s, default=0.0))
     why = f"{applicant.id} needs it"
-    freed = [ask_back(state, out, lent.reservation, lent.unit, why) for lent in wanted]
+    freed = [ask_back(state, out, lent.reservation, lent.unit, why, pause_s) for lent in wanted]
     return any(freed)
 
 
@@ -225,18 +236,51 @@ def choose(state: State, applicant: Applicant) -> list[Lent]:
     that are on their way back."""
     useful = _useful(state, applicant)
     leaving = list(_leaving(state, useful))
-    spare = list(_spare(state, useful, applicant))
-    idle, used = [one for one in spare if one.idle], [one for one in spare if not one.idle]
+    units = list(_spare(state, useful, applicant))
     freed = dict(state.pool.freed)
     try:
-        return _tried(state, applicant, [leaving, idle, used])
+        for stages in _plans(applicant, units):
+            found = _tried(state, applicant, [leaving, *stages])
+            if found is not None:
+                return found
+        return []
     finally:
         state.pool.freed.clear()
         state.pool.freed.update(freed)
 
 
-def _tried(state: State, applicant: Applicant, stages: list[list[Lent]]) -> list[Lent]:
-    """Free one stage after the other until it fits; then see which of them it really takes."""
+def _plans(applicant: Applicant, units: list[Lent]) -> Iterator[list[list[Lent]]]:
+    """In which order to free what is lent: the cheapest first, wherever it is; if that does not help, since no
+    reservation gives more than it has to spare, what there is on each machine."""
+    cheapest = _allowed(units)
+    yield [[lent for lent in cheapest if lent.idle], [lent for lent in cheapest if not lent.idle]]
+    if len(cheapest) == len(units):
+        return  # that was all there is
+    at: dict[NodeName, list[Lent]] = {}
+    for lent in units:
+        for node in lent.unit.nodes:
+            at.setdefault(node, []).append(lent)
+    machines = sorted((_allowed(found) for found in at.values()), key=lambda found: sum(not one.idle for one in found))
+    if applicant.shape.ask.members == 1:
+        yield from ([found] for found in machines)
+    else:
+        yield [_allowed(list(dict.fromkeys(lent for found in machines for lent in found)))]
+
+
+def _allowed(units: list[Lent]) -> list[Lent]:
+    """As many of each reservation as it has to spare, the first ones."""
+    left: dict[ReservationId, int] = {}
+    found = []
+    for lent in units:
+        name = lent.reservation.id
+        left[name] = left.get(name, lent.reservation.spare) - 1
+        if left[name] >= 0:
+            found.append(lent)
+    return found
+
+
+def _tried(state: State, applicant: Applicant, stages: list[list[Lent]]) -> list[Lent] | None:
+    """Free one stage after the other until it fits; then see which of them it really takes. None: it does not fit."""
     pool, ask = state.pool, applicant.shape.ask
     out_there: list[Lent] = []
     placed = None
@@ -250,14 +294,28 @@ def _tried(state: State, applicant: Applicant, stages: list[list[Lent]]) -> list
     if placed is None:
         for lent in out_there:
             lent.move(pool, -1)
-        return []
+        return None
     missing = _taken_back(pool, out_there)
+    _undo(pool, ask, placed)
+    needed = []
+    for lent in missing:  # what is spared by another way to place it
+        lent.move(pool, -1)
+        placed = pool.place(ask)
+        if placed is not None:
+            _undo(pool, ask, placed)
+        else:
+            needed.append(lent)
+            lent.move(pool, +1)
+    for lent in needed:
+        lent.move(pool, -1)
+    return [lent for lent in needed if not lent.leaving]
+
+
+def _undo(pool: Pool, ask: Ask, placed: Sequence[Placed]) -> None:
+    """It was only tried."""
     for part, got in zip(ask.parts, placed, strict=True):
         for grant in got.grants:
             pool.release(grant.node, part.choices[got.choice], grant.devices, grant.ports)
-    for lent in missing:
-        lent.move(pool, -1)
-    return [lent for lent in missing if not lent.leaving]
 
 
 def _chunks(stages: list[list[Lent]]) -> Iterator[list[Lent]]:
@@ -298,7 +356,7 @@ def _leaving(state: State, useful: dict[NodeName, None]) -> Iterator[Lent]:
 
 
 def _spare(state: State, useful: dict[NodeName, None], applicant: Applicant) -> Iterator[Lent]:
-    """What may be asked back for it; the cheapest first."""
+    """Units of those that may be asked for some; the cheapest first."""
     lenders = [state.reservations[reservation_id] for reservation_id in state.lending]
     lenders = [
         one for one in lenders if one.band.rank >= applicant.band.rank and applicant.id != f"reservation:{one.id}"
@@ -307,4 +365,4 @@ def _spare(state: State, useful: dict[NodeName, None], applicant: Applicant) -> 
         units = [unit for unit in reservation.staying if any(node in useful for node in unit.nodes)]
         found = [Lent(reservation, unit, is_idle(state, reservation, unit)) for unit in units]
         found.sort(key=lambda lent: (not lent.idle, -lent.unit.number))
-        yield from found[: reservation.spare]
+        yield from found
