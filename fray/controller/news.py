@@ -94,8 +94,8 @@ class News:
         return bool(self._names or self._reservations or self._measured or self._jobs or self._logs.has_hints)
 
     def tell_one(self, channel: Channel) -> None:
-        """Names first, then reservations, measurements, jobs, each after the lines it has printed so far, the lines of
-        the others.
+        """Names first, then measurements, jobs, each after the lines it has printed so far, reservations, the lines of
+        the other jobs.
 
         Raises:
             ChannelClosed, ChannelFull: the channel cannot take it.
@@ -104,13 +104,13 @@ class News:
             key = next(iter(self._names))
             del self._names[key]
             channel.notice(*self._house.names_now(key))
-        elif self._reservations:
-            self._tell_reservation(channel, self._reservations.popitem()[0])
         elif self._measured:
             job_id, attempts = self._measured.popitem()
             channel.notice(words.JobMeasured(job_id=job_id, vitals=self._house.vitals.of(attempts)))
         elif self._jobs:
             self._tell_job(channel, next(iter(self._jobs)))
+        elif self._reservations:
+            self._tell_reservation(channel, self._reservations.popitem()[0])
         elif (hint := self._logs.take_hint()) is not None:
             channel.notice(hint)
         else:

@@ -223,7 +223,7 @@ def make_room(state: State, out: Outbox) -> bool:
 def _help(state: State, out: Outbox, applicant: Applicant) -> bool:
     if blocker(state, applicant) is not None:
         return False  # it would not get what is given back
-    wanted = choose(state, applicant)
+    wanted = choose(state, applicant) or []
     notices_s = [lent.reservation.spec.notice_s for lent in wanted if not lent.idle]
     pause_s = max(REGROW_S, 2 * max(notices_s, default=0.0))
     why = f"{applicant.id} needs it"
@@ -231,9 +231,19 @@ def _help(state: State, out: Outbox, applicant: Applicant) -> bool:
     return any(freed)
 
 
-def choose(state: State, applicant: Applicant) -> list[Lent]:
-    """Lent units without which it would fit, none too many; empty: there are none, or it only has to wait for those
-    that are on their way back."""
+def is_helped(state: State, applicant: Applicant) -> bool:
+    """What is lent, or on its way back, is enough for it: nobody else has to give anything."""
+    return bool(state.lending or state.unsettled) and _may_ask(applicant) and choose(state, applicant) is not None
+
+
+def _may_ask(applicant: Applicant) -> bool:
+    shape = applicant.shape
+    return not (shape.reservation or shape.growth or shape.ask.weightless)
+
+
+def choose(state: State, applicant: Applicant) -> list[Lent] | None:
+    """Lent units without which it would fit, none too many; empty: it only has to wait for those that are on their way
+    back; None: all that is lent does not help."""
     useful = _useful(state, applicant)
     leaving = list(_leaving(state, useful))
     units = list(_spare(state, useful, applicant))
@@ -243,7 +253,7 @@ def choose(state: State, applicant: Applicant) -> list[Lent]:
             found = _tried(state, applicant, [leaving, *stages])
             if found is not None:
                 return found
-        return []
+        return None
     finally:
         state.pool.freed.clear()
         state.pool.freed.update(freed)

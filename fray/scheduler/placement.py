@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fray.scheduler import job_groups, preemption, reservations
+from fray.scheduler import giving_back, job_groups, preemption, reservations
 from fray.scheduler.asks import Placed
 from fray.scheduler.backfill import Keeps
 from fray.scheduler.jobs import start
@@ -238,7 +238,9 @@ class Pass:
         self.noted[want] = None
         self.starved += starving(self.state, applicant)
         plan = self.keeps.refused(applicant)
-        if preemption.seek(self.state, self.out, applicant, self.keeps, plan):
+        if giving_back.is_helped(self.state, applicant):
+            pass  # what is lent comes before what others have
+        elif preemption.seek(self.state, self.out, applicant, self.keeps, plan):
             self.keeps.claimed(applicant)
         self.cut = self.keeps.keeps_all()
 
