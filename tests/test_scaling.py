@@ -12,7 +12,7 @@ from law import GB, Cluster, demand, ended, job, member
 from fray.cli.machines import described
 from fray.errors import InvalidRequest, NeverSchedulable
 from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
-from fray.model.policy import Policy
+from fray.model.policy import Amounts, Policy, Terms
 from fray.model.resources import Demand
 from fray.model.specs import JobState
 from fray.model.topology import tpu_topology
@@ -20,7 +20,7 @@ from fray.scheduler.effects import FleetMoved, GroupScaled, MachineAnswered, Mac
 from fray.scheduler.fleet_words import list_fleet
 from fray.scheduler.invariants import check
 from fray.scheduler.machines import GHOST_S, REMEMBERED_S, UNSEEN_S, VANISHED_S
-from fray.scheduler.units import Unit, UnitPhase
+from fray.scheduler.units import Unit, UnitPhase, next_backoff
 
 
 def group(name: str = "g", **more: Any) -> GroupConfig:
@@ -356,14 +356,33 @@ def test_a_zone_rests_longer_after_each_failure() -> None:
     law = Fleet(group())
     law.launch(job("a"))
     rests = []
-    for _ in range(8):
+    for _ in range(3):
         law.answer(law.live()[0], ErrorKind.STOCKOUT, "none left")
         until = law.state.fleet.groups["g"].backoffs[""].until
         rests.append(until - law.now)
         law.tick(until + 2)
-    assert rests == [60, 120, 240, 480, 960, 1800, 1800, 1800]
+    assert rests == [60, 120, 240]
     law.come()
     assert not law.state.fleet.groups["g"].backoffs
+
+
+@pytest.mark.parametrize(
+    ("kind", "rests"),
+    [
+        ("stockout", [60, 120, 240, 480, 960, 1800, 1800]),
+        ("quota", [60, 120, 240, 480, 960, 1920, 3600]),
+        ("transient", [5, 10, 20, 40, 80, 160, 300]),
+        ("boot", [30, 60, 120, 240, 480, 960, 1800]),
+    ],
+)
+def test_rests_double_and_have_a_bound(kind: str, rests: list[float]) -> None:
+    now, found, backoff = 0.0, [], None
+    for _ in rests:
+        backoff = next_backoff(backoff, kind, "none left", now)
+        assert next_backoff(backoff, kind, "none left", now) == backoff, "of orders given before it counts once"
+        found.append(backoff.until - now)
+        now = backoff.until
+    assert found == rests
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.INVALID, ErrorKind.PERMISSION])
@@ -371,7 +390,7 @@ def test_what_will_never_work_stops_the_group_until_the_policy_is_read_again(kin
     law = Fleet(group())
     law.launch(job("a"))
     law.answer(law.live()[0], kind, "no such type")
-    law.tick(5000)
+    law.tick(500)
     assert not law.live()
     assert "is stopped until the policy is read again" in law.info("a").reason
     law.tell(PolicyChanged(policy=law.policy))
@@ -528,6 +547,18 @@ def test_nodes_of_adopted_machines_are_theirs() -> None:
 # With the rest of the law ---------------------------------------------------------------------------------------------
 
 
+def test_what_is_over_a_quota_gets_no_machines() -> None:
+    terms = Terms(quota=Amounts(cpu_milli=8000), borrow=False)
+    law = Fleet(group(max=9))
+    law.tell(PolicyChanged(policy=evolve(law.policy, users={"alice": terms})))
+    law.launch(*(job(f"a{n}", demand(4), user="alice") for n in range(5)))
+    law.tick()
+    assert len(law.live()) == 2
+    law.launch(*(job(f"b{n}", demand(2), user="alice") for n in range(5)), job("c", demand(4), user="bob"))
+    law.tick()
+    assert len(law.live()) == 3
+
+
 def test_a_reservation_gets_its_machines_and_keeps_them_while_they_idle() -> None:
     law = Fleet(group(max=3))
     law.reserve(need=demand(4), min_units=2, max_units=2)
@@ -623,7 +654,7 @@ def test_broken_books_are_noticed() -> None:
     assert any("the orders are" in line for line in check(law.state))
     unit.phase = UnitPhase.JOINED
     more = evolve(unit, name="more", phase=UnitPhase.WANTED, wanted_at=law.now, price_per_hour=3.0)
-    law.state.fleet.units["more"] = more
+    law.state.fleet.put(more)
     law.state.fleet.policy = evolve(law.policy, spend_limit_per_hour=1.0)
     assert any("1 units at most" in line for line in check(law.state))
     assert any("over the limit of 1" in line for line in check(law.state))

@@ -35,6 +35,8 @@ class Books:
         self._touch = touch
         self.units: dict[str, Unit] = {}
         self.groups: dict[str, GroupRow] = {}
+        self.of_group: dict[str, dict[str, Unit]] = {}
+        """Units by group, those that are gone among them."""
         self.nodes: dict[str, dict[NodeName, None]] = {}
         """Nodes by the unit they name; also units that are not ours."""
         self.orders: dict[str, None] = {}
@@ -48,6 +50,8 @@ class Books:
         """When an attempt came or went last; since the last start of the controller."""
         self.busy_at: dict[str, float] = {}
         """When a unit was last seen to hold something."""
+        self.held: dict[str, None] = {}
+        """Units that held something when the last plan began."""
         self.listed: dict[str, None] = {}
         """Providers that have listed what they have since the controller started: before that nothing is asked for."""
         self.troubles: dict[str, str] = {}
@@ -99,6 +103,7 @@ class Books:
 
     def put(self, unit: Unit) -> None:
         self.units[unit.name] = unit
+        self.of_group.setdefault(unit.group, {})[unit.name] = unit
         self.changed(unit)
 
     def changed(self, unit: Unit) -> None:
@@ -120,7 +125,7 @@ class Books:
         self.changed(unit)
 
     def drop(self, unit: Unit) -> None:
-        del self.units[unit.name]
+        del self.units[unit.name], self.of_group[unit.group][unit.name]
         self.orders.pop(unit.name, None)
         self.busy_at.pop(unit.name, None)
         self._touch("unit", unit.name)
@@ -130,11 +135,12 @@ class Books:
         self.units = dict(sorted(self.units.items(), key=lambda item: item[1].order))
         self.groups = dict(sorted(self.groups.items()))
         for unit in self.units.values():
+            self.of_group.setdefault(unit.group, {})[unit.name] = unit
             self._index(unit)
 
     def live(self, group: str) -> list[Unit]:
         """That count towards its max: on their way, or here to stay."""
-        return [unit for unit in self.units.values() if unit.group == group and unit.live]
+        return [unit for unit in self.of_group.get(group, {}).values() if unit.live]
 
     def spent_per_hour(self) -> float:
         """For all that may be there, those that are going among them; what is dead costs nothing."""

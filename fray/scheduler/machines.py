@@ -233,7 +233,10 @@ def _stranger(state: State, out: Outbox, provider: str, machine: SeenMachine) ->
 def holding(state: State, unit: Unit) -> bool:
     """Something has a place on it: an attempt, or a reservation."""
     machines = state.pool.machines
-    return any(machines[name].attempts > 0 or state.on_node[name] for name in state.fleet.nodes.get(unit.name, ()))
+    for name in state.fleet.nodes.get(unit.name, ()):  # noqa: SIM110 - asked of every unit: a generator costs twice
+        if machines[name].attempts > 0 or state.on_node[name]:
+            return True
+    return False
 
 
 def retire(state: State, out: Outbox, unit: Unit, why: str) -> None:

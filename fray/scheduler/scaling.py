@@ -16,7 +16,8 @@ from fray.model.fleet import GroupConfig
 from fray.model.ids import NodeName
 from fray.model.policy import Policy
 from fray.scheduler.asks import Ask, Part, Placed
-from fray.scheduler.fleet import in_zone
+from fray.scheduler.fleet import in_zone, unit_name
+from fray.scheduler.headroom import Headroom
 from fray.scheduler.lifecycle import LawBroken
 from fray.scheduler.machines import doom, holding, rest, retire
 from fray.scheduler.offers import declared, offers
@@ -76,6 +77,7 @@ def plan(state: State, out: Outbox) -> None:
     """Bring every unit to where it should be, ask for more, give back what idles."""
     books = state.fleet
     books.moved = False
+    books.held = {}
     for unit in list(books.units.values()):
         _look_at(state, out, unit)
     kept = _ask_for_waiting(state, out)
@@ -112,6 +114,7 @@ def _look_at(state: State, out: Outbox, unit: Unit) -> None:
     if not unit.live:
         return
     if holding(state, unit):
+        state.fleet.held[unit.name] = None
         state.fleet.busy_at[unit.name] = state.now
     if _whole(state, unit):
         _came(state, out, unit)
@@ -167,9 +170,10 @@ def _ask_for_waiting(state: State, out: Outbox) -> dict[NodeName, None]:
     packing = _packing(state)
     state.pool.now = state.now
     trials: list[tuple[Ask, tuple[Placed, ...]]] = []
+    headroom = Headroom(state.shares)
     for shape in _shapes(state):
         before = dict(packing.asked)
-        nodes = _ask_for(state, packing, shape, trials)
+        nodes = _ask_for(state, packing, shape, trials, headroom)
         kept |= nodes
         first = state.queue.head(shape).id
         for at, units in packing.asked.items():
@@ -189,15 +193,17 @@ def _shapes(state: State) -> list[Shape]:
 
 
 def _ask_for(
-    state: State, packing: Packing, shape: Shape, trials: list[tuple[Ask, tuple[Placed, ...]]]
+    state: State, packing: Packing, shape: Shape, trials: list[tuple[Ask, tuple[Placed, ...]]], headroom: Headroom
 ) -> dict[NodeName, None]:
-    """Pack all of one shape; what fits into the pool waits for something else than machines."""
+    """Pack all of one shape; what fits into the pool, or is over a quota, waits for something else than machines."""
     packing.limits = {}
+    count = headroom.waiting(state.queue.waiting[shape])
+    if not count:
+        return {}
     placed = state.pool.place(shape.ask)
     if placed is not None:
         trials.append((shape.ask, placed))
         return _nodes(placed)
-    count = state.queue.waiting[shape].waiting()
     only = shape.ask.parts[0]
     if len(shape.ask.parts) == 1 and only.members == max(1, only.slice_hosts):
         packing.some(only, count)
@@ -300,7 +306,7 @@ def want(state: State, out: Outbox, at: Spot, why: str) -> None:
 
 def floor(state: State, config: GroupConfig, units: list[Unit]) -> int:
     """How many units stay, whatever waits: those in use or ``min``, and ``buffer``; never more than ``max``."""
-    used = sum(holding(state, unit) for unit in units)
+    used = sum(unit.name in state.fleet.held for unit in units)
     return min(config.max, max(config.min, used) + config.buffer)
 
 
@@ -328,10 +334,9 @@ def _give_back(state: State, out: Outbox, group: str, kept: dict[NodeName, None]
     units = books.live(group)
     if config is None or not units:
         return None
-    for unit in units:
-        if any(name in kept for name in books.nodes.get(unit.name, ())):
-            books.busy_at[unit.name] = state.now
-    idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and not holding(state, unit)]
+    for name in kept:
+        books.busy_at[unit_name(state.nodes[name])] = state.now
+    idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in books.held]
     idle.sort(key=lambda unit: (-unit.price_per_hour, idle_since(state, unit), -unit.order))
     here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # one that is on its way may never come
     surplus = idle[: max(0, here - floor(state, config, units))]
@@ -353,6 +358,8 @@ def _cut(state: State, out: Outbox, units: list[Unit], config: GroupConfig | Non
     """Units beyond the group's max go: first those that are not here yet, then idle ones, the last made first."""
     most = config.max if config else 0
     why = f"its group has {most} at most" if config else "its group is not in the policy any more"
-    order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, holding(state, u), -u.order))
+    if len(units) <= most:
+        return
+    order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.held, -u.order))
     for unit in order[: max(0, len(units) - most)]:
         retire(state, out, unit, why)

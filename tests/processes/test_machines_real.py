@@ -1,4 +1,6 @@
-"""Machines that come and go, as real processes: embedded, and below daemons that are killed."""
+"""Machines that come and go, as real processes: below daemons that are killed, and in the example.
+
+Embedded ones are in the page docs/autoscaling.md, which is run."""
 
 from __future__ import annotations
 
@@ -10,22 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
-from labs import SMALL, TOKEN, Lab, connected
+from labs import TOKEN, Lab, connected
 
 import fray
-from fray import Entrypoint, JobRequest
 from fray.model.messages.fleet import Machines
 
-EMBEDDED = """
-[[group]]
-name = "desk"
-provider = "process"
-cpu = 1
-memory = "300MB"
-max = 2
-idle_s = 0.5
-"""
 DAEMON = """
 [[group]]
 name = "stay"
@@ -44,33 +37,11 @@ min = 1
 """
 
 
-def where() -> str:
-    import os
-
-    return os.environ["FRAY_JOB_ID"]
-
-
 async def until(cluster: fray.Cluster, what: Callable[[Machines], bool], within_s: float = 30) -> Machines:
     with trio.fail_after(within_s):
         while not what(found := await cluster.list_machines()):  # noqa: ASYNC110 - there is no subscription
             await trio.sleep(0.05)
     return found
-
-
-async def test_jobs_appear_and_machines_come_and_go(tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text(EMBEDDED)
-    async with fray.open_cluster(f"machine?nodes=0&policy={policy}", logs=False) as cluster:
-        async with cluster.open_scope("run") as scope:
-            asked = JobRequest(name="work", entrypoint=Entrypoint.from_callable(where), resources=SMALL)
-            job = await scope.launch(asked)
-            assert "on their way: 1 of group desk" in await cluster.explain(job)
-            assert await job.wait() == job.id
-        found = await cluster.list_machines()
-        assert [machine.phase for machine in found.machines] == ["joined"]
-        assert [node.attributes["machine"] for node in await cluster.nodes()] == [found.machines[0].name]
-        await until(cluster, lambda found: not found.machines)
-        assert await cluster.nodes() == []
 
 
 async def test_the_next_controller_finds_the_machines_that_stayed(tmp_path: Path) -> None:
@@ -119,3 +90,17 @@ def fray_command(lab: Lab, *arguments: str) -> Any:
         [sys.executable, "-m", "fray.cli", *arguments], env=lab.environ(), capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
+
+
+async def test_two_users_share_a_fleet_and_a_production_gang_takes_it_for_a_while(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
+    import shared_fleet
+
+    made_room = await shared_fleet.play(4, 1.2, 2, tmp_path)
+    said = capfd.readouterr().out
+    assert sum(made_room.values()) >= 1
+    for line in ("there is no machine yet", "2 wanted, 2 here", "the fleet is full", "carol 4", "no machine is left"):
+        assert line in said
+    assert "every task has ended well" in said
