@@ -13,9 +13,7 @@ from fray.model.messages.client import Role
 from fray.model.reservations import ChangeKind, ReservationState
 from fray.model.specs import Cause, JobSpec, JobState, Phase
 from fray.scheduler.effects import CordonAsked, Happened, SessionOpened
-from fray.scheduler.giving_back import seize
 from fray.scheduler.invariants import check
-from fray.scheduler.outbox import Outbox
 from fray.scheduler.reserved_rows import Host
 
 NODES = 3
@@ -238,17 +236,50 @@ def test_a_gang_inside_ends_whole(law: Cluster) -> None:
     assert [stop for node in ("n1", "n2", "n3") for stop in law.wished(node).values()] == [True] * 3
 
 
-def test_all_of_a_preemptible_one_can_be_seized_and_it_waits_again(law: Cluster) -> None:
-    law.reserve(need=demand(2), min_units=2, max_units=3, notice_s=0.0)
-    run(law, inside("w", max_retries_preemption=1))
-    out = Outbox(law.state)
-    seize(law.state, out, law.state.reservations["r"], "production needs it")
-    law.save()
-    assert check(law.state) == []
-    assert law.state.reservation_info("r").state is ReservationState.WAITING
+def test_an_earlier_band_takes_all_of_a_preemptible_one_and_it_waits_again(law: Cluster) -> None:
+    law.reserve(need=demand(2), min_units=2, max_units=2, notice_s=0.0)
+    run(law, inside("w", max_retries_preemption=1), job("other", demand(2), band=Band.PRODUCTION))
+    law.launch(job("urgent", demand(2), band=Band.PRODUCTION))
+    info = law.state.reservation_info("r")
+    assert (info.state, len(law.info("urgent").attempts)) == (ReservationState.WAITING, 1)
+    assert ChangeKind.PREEMPTED in kinds(law)
     law.see("w:0:0", ended(Cause.PREEMPTED))
+    assert "waits for reservation r, which is waiting" in law.info("w").reason
+    law.see("urgent:0:0", ended())
     assert law.state.reservation_info("r").state is ReservationState.HELD
     assert len(law.info("w").members) == 1
+
+
+def test_one_that_is_not_preemptible_keeps_its_minimum(law: Cluster) -> None:
+    law.reserve(need=demand(2), min_units=3, max_units=3, preemptible=False)
+    law.launch(job("urgent", demand(2), band=Band.PRODUCTION))
+    assert (held(law), law.info("urgent").attempts) == (3, ())
+
+
+def test_it_is_taken_no_more_often_than_the_policy_says(law: Cluster) -> None:
+    law.reserve(need=demand(2), min_units=3, max_units=3, notice_s=0.0)
+    for number in range(2):
+        law.launch(job(f"urgent{number}", demand(2), band=Band.PRODUCTION))
+        law.see(f"urgent{number}:0:0", ended())
+        assert held(law) == 3
+    law.launch(job("late", demand(2), band=Band.PRODUCTION))
+    assert (held(law), law.info("late").attempts) == (3, ())
+
+
+def test_what_does_not_help_is_not_taken(law: Cluster) -> None:
+    law.reserve(need=demand(2), min_units=2, max_units=2)
+    law.launch(job("wide", demand(2), members=9, band=Band.PRODUCTION))
+    assert law.state.reservation_info("r").state is ReservationState.HELD
+
+
+def test_what_is_lent_goes_before_anybody_is_ended(law: Cluster) -> None:
+    law.reserve(need=demand(2), min_units=0, max_units=1)
+    run(law, job("batch", demand(2), band=Band.BATCH, max_retries_preemption=1))
+    run(law, job("more", demand(2), band=Band.BATCH, max_retries_preemption=1))
+    law.now = 1000.0
+    law.launch(job("urgent", demand(2), band=Band.PRODUCTION))
+    assert (held(law), len(law.info("urgent").attempts)) == (0, 1)
+    assert law.states("batch", "more") == [JobState.RUNNING, JobState.RUNNING]
 
 
 # Losing ---------------------------------------------------------------------------------------------------------------
@@ -380,6 +411,11 @@ def test_a_detached_one_stays(law: Cluster) -> None:
     law.reserve(need=demand(2), detached=True)
     law.close()
     assert law.state.reservation_info("r").state is ReservationState.HELD
+
+
+def test_a_band_that_the_policy_does_not_give_is_refused(law: Cluster) -> None:
+    with pytest.raises(InvalidRequest, match="band='system' is not for this user"):
+        law.reserve(band=Band.SYSTEM)
 
 
 def test_a_tool_can_only_make_detached_ones(law: Cluster) -> None:

@@ -4,6 +4,8 @@ The law. What a reservation holds beyond its minimum is lent to it. Whoever wait
 that were free, gets it: of the latest bands and lowest priorities first, idle units before those in use, and never of
 an earlier band than its own. Idle units go at once. A unit in use stays for the ``notice_s`` of its reservation; then
 the jobs that have to end for it are ended as `Cause.PREEMPTED`, whole and by their ladders, the latest begun first.
+Bands that may preempt (`fray.model.policy.Preemption`) may take all of a preemptible reservation of a later band, as
+often within the period as the place of a job; it waits for its minimum again then.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from fray.scheduler.state import State
 
 REGROW_S = 1.0
 """After a reservation was asked for something it does not grow for so long, or for twice the longest notice."""
+SEIZED_KEPT = 15
+"""Times that are remembered, beside the last one."""
 HELPED = 16
 """For so many of those that were refused in a step room is looked for."""
 
@@ -166,6 +170,7 @@ def seize(state: State, out: Outbox, reservation: Reservation, why: str) -> None
     Whatever is idle is free when this returns; the rest follows after the notice.
     """
     note(state, out, reservation, ChangeKind.PREEMPTED, why, notice_s=reservation.spec.notice_s)
+    reservation.seized = (*reservation.seized[-SEIZED_KEPT:], state.now)
     reservation.phase, reservation.queued_at = ReservationState.WAITING, state.now
     for unit in reservation.staying:
         ask_back(state, out, reservation, unit, why)
@@ -211,7 +216,7 @@ def make_room(state: State, out: Outbox) -> bool:
     """For those that were just refused; True: something is free now, so that they may be tried again."""
     refused = list(state.queue.refused)
     state.queue.refused.clear()
-    if not state.lending or not refused:
+    if not state.units_on or not refused:
         return False
     waiting = [s for s in refused if not (s.reservation or s.growth) and s in state.queue.waiting]
     heads = sorted((state.queue.head(shape) for shape in waiting), key=lambda head: head.entry)
@@ -223,12 +228,61 @@ def make_room(state: State, out: Outbox) -> bool:
 def _help(state: State, out: Outbox, applicant: Applicant) -> bool:
     if blocker(state, applicant) is not None:
         return False  # it would not get what is given back
-    wanted = choose(state, applicant) or []
+    wanted = choose(state, applicant)
+    if wanted is None:
+        return applicant.id not in state.claims and seize_for(state, out, applicant)
     notices_s = [lent.reservation.spec.notice_s for lent in wanted if not lent.idle]
     pause_s = max(REGROW_S, 2 * max(notices_s, default=0.0))
     why = f"{applicant.id} needs it"
     freed = [ask_back(state, out, lent.reservation, lent.unit, why, pause_s) for lent in wanted]
     return any(freed)
+
+
+def seize_for(state: State, out: Outbox, applicant: Applicant) -> bool:
+    """Take whole reservations of later bands for its sake, as the policy's rule of preemption allows; False: none, or
+    all of them would not help."""
+    rule = state.policy.preemption
+    if not rule.enabled or applicant.band not in rule.bands or not _may_ask(applicant):
+        return False
+    found: list[Reservation] = []
+    for reservation in _seizable(state, applicant):
+        for chosen in ([reservation], [*found, reservation]):
+            needed = _without(state, applicant, chosen)
+            if needed:
+                why = f"{applicant.id} of band {applicant.band.value} needs it"
+                for one in dict.fromkeys(lent.reservation.id for lent in needed):
+                    seize(state, out, state.reservations[one], why)
+                return True
+        found.append(reservation)
+    return False
+
+
+def _seizable(state: State, applicant: Applicant) -> list[Reservation]:
+    """The latest band, the lowest priority and the youngest first; not those it has happened to often enough."""
+    rule = state.policy.preemption
+    rows = [state.reservations[name] for name in state.reserved]
+    found = [
+        row
+        for row in rows
+        if row.staying
+        and not row.over
+        and row.spec.preemptible
+        and row.band.rank > applicant.band.rank
+        and len([at for at in row.seized if at > state.now - rule.period_s]) < rule.limit
+    ]
+    return sorted(found, key=lambda row: (-row.band.rank, row.spec.priority, -row.order))
+
+
+def _without(state: State, applicant: Applicant, chosen: list[Reservation]) -> list[Lent]:
+    """Units of these without which it would fit; empty: it would not."""
+    useful = _useful(state, applicant)
+    units = [Lent(row, unit, is_idle(state, row, unit)) for row in chosen for unit in row.staying]
+    freed = dict(state.pool.freed)
+    try:
+        return _tried(state, applicant, [list(_leaving(state, useful)), units]) or []
+    finally:
+        state.pool.freed.clear()
+        state.pool.freed.update(freed)
 
 
 def is_helped(state: State, applicant: Applicant) -> bool:

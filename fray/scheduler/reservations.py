@@ -107,6 +107,12 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
     check_reservation(spec)
     if not owner and not spec.detached:
         raise InvalidRequest(f"reservation {spec.name!r}: a tool owns nothing, so it must be detached=True")
+    allowed = state.policy.user(spec.user).bands
+    if spec.band is not None and spec.band not in allowed:
+        raise InvalidRequest(
+            f"reservation {spec.name!r}: band={spec.band.value!r} is not for this user by this cluster's policy, only "
+            f"{', '.join(repr(band.value) for band in allowed)}"
+        )
     if len(state.reserved) >= LIVING_LIMIT:
         raise InvalidRequest(f"the cluster holds its limit of {LIVING_LIMIT} reservations; release some first")
     if declares(state) and spec.min_units:

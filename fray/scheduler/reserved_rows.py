@@ -69,6 +69,8 @@ class Reservation:
     units: list[Unit] = Factory(list)
     last_unit: int = 0
     """Number of the last unit it was given."""
+    seized: tuple[float, ...] = ()
+    """When an earlier band has taken all of it, the last times."""
     grows_from: float = 0.0
     """Not before then: it has just given something back that was in use."""
     changes: tuple[Change, ...] = ()

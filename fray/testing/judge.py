@@ -9,6 +9,7 @@ import trio
 
 from fray.model.health import OnStall
 from fray.model.ids import JobId
+from fray.model.reservations import ReservationState
 from fray.model.specs import Cause
 from fray.scheduler import invariants
 from fray.scheduler.state import State
@@ -90,6 +91,7 @@ def final(story: Story) -> None:
         story.truth.breach("P7", "no controller serves")
         return
     _all_accepted_ended(story, running.state)
+    _reservations_ended(story, running.state)
     _outcomes_stand(story, running.state)
     _nothing_is_held(story, running.state)
     _the_dead_were_dead(story, running.state)
@@ -122,6 +124,13 @@ def _cloud_is_small(story: Story, state: State) -> None:
     cloud = story.house.cloud
     for sentence in cloud.breaches(state, calm=True) if cloud is not None else ():
         story.truth.breach("cloud", sentence)
+
+
+def _reservations_ended(story: Story, state: State) -> None:
+    """P1: every reservation has ended with its owner, and holds nothing."""
+    for reservation in state.reservations.values():
+        if reservation.phase is not ReservationState.ENDED:
+            story.truth.breach("P1", f"reservation {reservation.id} is {reservation.phase.value} when all is over")
 
 
 def _outcomes_stand(story: Story, state: State) -> None:

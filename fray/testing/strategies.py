@@ -77,6 +77,8 @@ ACTS: Mapping[str, int] = {
     "whole tree": 2,
     "machine let in": 2,
     "job group": 5,
+    "open reservation": 4,
+    "kept units": 3,
     "ended group": 2,
 }
 """How often each act is tried, as weights."""

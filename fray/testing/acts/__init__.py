@@ -19,6 +19,7 @@ from fray.testing.acts import (
     machines,
     names,
     reaching,
+    reserving,
     retrying,
     scopes,
     watching,
@@ -40,4 +41,5 @@ ACTS: Mapping[str, Act] = {
     **reaching.ACTS,
     **machines.ACTS,
     **groups.ACTS,
+    **reserving.ACTS,
 }
