@@ -14,9 +14,10 @@ from fray.cli.out import clock, note, say, say_json, width
 from fray.cli.place import find, find_all, namespace_of
 from fray.cli.tables import fields, size, span, table
 from fray.cluster import Cluster
-from fray.errors import DeadlineExceeded, InvalidRequest
+from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
 from fray.model import account
 from fray.model.ids import JobId, split_attempt
+from fray.model.reservations import ReservationInfo
 from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
 
 
@@ -241,7 +242,7 @@ def ended_as(one: AttemptInfo) -> str:
 
 async def story(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray story``"""
-    events = await cluster.story((await find(cluster, options.job, options)).job_id)
+    events = await cluster.story(await _named(cluster, options))
     if options.json:
         say_json(events)
         return 0
@@ -256,13 +257,34 @@ async def story(cluster: Cluster, options: argparse.Namespace) -> int:
 
 async def explain(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray explain``"""
-    info = await find(cluster, options.job, options)
-    text = await cluster.explain(info.job_id)
+    try:
+        info = await find(cluster, options.job, options)
+        name, state = info.job_id, str(info.state)
+    except NoSuchJob as unknown:
+        reserved = await _reservation(cluster, options.job, unknown)
+        name, state = reserved.reservation_id, str(reserved.state)
+    text = await cluster.explain(name)
     if options.json:
-        say_json({"job_id": info.job_id, "state": info.state, "text": text})
+        say_json({"job_id": name, "state": state, "text": text})
     else:
         say([text])
     return 0
+
+
+async def _named(cluster: Cluster, options: argparse.Namespace) -> str:
+    """The id of the job that is meant, or of the reservation."""
+    try:
+        return (await find(cluster, options.job, options)).job_id
+    except NoSuchJob as unknown:
+        return (await _reservation(cluster, options.job, unknown)).reservation_id
+
+
+async def _reservation(cluster: Cluster, name: str, unknown: NoSuchJob) -> ReservationInfo:
+    """What is no job may be a reservation, by its id."""
+    for info in await cluster.list_reservations("*", ended=True):
+        if info.reservation_id == name:
+            return info
+    raise unknown
 
 
 async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:

@@ -11,6 +11,8 @@ often within the period as the place of a job; it waits for its minimum again th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TypeAlias
 
 from attrs import frozen
 
@@ -30,10 +32,14 @@ from fray.scheduler.state import State
 
 REGROW_S = 1.0
 """After a reservation was asked for something it does not grow for so long, or for twice the longest notice."""
+SOON_FOUND = 32
+"""So many units are looked at before all of them are."""
 SEIZED_KEPT = 15
 """Times that are remembered, beside the last one."""
 HELPED = 16
 """For so many of those that were refused in a step room is looked for."""
+
+Usable: TypeAlias = "list[dict[NodeName, int]]"
 
 # Which jobs ----------------------------------------------------------------------------------------------------------
 
@@ -298,12 +304,11 @@ def _may_ask(applicant: Applicant) -> bool:
 def choose(state: State, applicant: Applicant) -> list[Lent] | None:
     """Lent units without which it would fit, none too many; empty: it only has to wait for those that are on their way
     back; None: all that is lent does not help."""
-    useful = _useful(state, applicant)
-    leaving = list(_leaving(state, useful))
-    units = list(_spare(state, useful, applicant))
+    usable = _useful(state, applicant)
+    leaving = list(_leaving(state, usable))
     freed = dict(state.pool.freed)
     try:
-        for stages in _plans(applicant, units):
+        for stages in _plans(state, applicant, usable):
             found = _tried(state, applicant, [leaving, *stages])
             if found is not None:
                 return found
@@ -313,9 +318,12 @@ def choose(state: State, applicant: Applicant) -> list[Lent] | None:
         state.pool.freed.update(freed)
 
 
-def _plans(applicant: Applicant, units: list[Lent]) -> Iterator[list[list[Lent]]]:
-    """In which order to free what is lent: the cheapest first, wherever it is; if that does not help, since no
-    reservation gives more than it has to spare, what there is on each machine."""
+def _plans(state: State, applicant: Applicant, usable: Usable) -> Iterator[list[list[Lent]]]:
+    """In which order to free what is lent: idle units that are soon found; then the cheapest of all, wherever they are;
+    if that does not help, since no reservation gives more than it has to spare, what there is on each machine."""
+    soon = list(islice(_spare(state, usable, applicant), SOON_FOUND))
+    yield [[lent for lent in _allowed(soon) if lent.idle]]
+    units = soon if len(soon) < SOON_FOUND else list(_spare(state, usable, applicant))
     cheapest = _allowed(units)
     yield [[lent for lent in cheapest if lent.idle], [lent for lent in cheapest if not lent.idle]]
     if len(cheapest) == len(units):
@@ -337,7 +345,9 @@ def _allowed(units: list[Lent]) -> list[Lent]:
     found = []
     for lent in units:
         name = lent.reservation.id
-        left[name] = left.get(name, lent.reservation.spare) - 1
+        if name not in left:
+            left[name] = lent.reservation.spare
+        left[name] -= 1
         if left[name] >= 0:
             found.append(lent)
     return found
@@ -405,28 +415,29 @@ def _taken_back(pool: Pool, out_there: list[Lent]) -> list[Lent]:
     return missing
 
 
-def _useful(state: State, applicant: Applicant) -> dict[NodeName, None]:
-    """Machines it could use."""
-    return {name: None for demand in applicant.shape.ask.demands for name in state.pool.usable(demand)}
+def _useful(state: State, applicant: Applicant) -> Usable:
+    """Machines it could use, demand by demand."""
+    return [state.pool.usable(demand) for demand in applicant.shape.ask.demands]
 
 
-def _leaving(state: State, useful: dict[NodeName, None]) -> Iterator[Lent]:
+def _helps(unit: Unit, usable: Usable) -> bool:
+    return any(host.node in machines for machines in usable for host in unit.hosts)
+
+
+def _leaving(state: State, usable: Usable) -> Iterator[Lent]:
     """Units that are on their way back."""
     for reservation_id in state.unsettled:
         reservation = state.reservations[reservation_id]
         for unit in reservation.units:
-            if (unit.leaving or reservation.over) and any(node in useful for node in unit.nodes):
+            if (unit.leaving or reservation.over) and _helps(unit, usable):
                 yield Lent(reservation, unit, False, True)
 
 
-def _spare(state: State, useful: dict[NodeName, None], applicant: Applicant) -> Iterator[Lent]:
-    """Units of those that may be asked for some; the cheapest first."""
+def _spare(state: State, usable: Usable, applicant: Applicant) -> Iterator[Lent]:
+    """Units of those that may be asked for some; lender by lender, the cheapest first, and of each the last it got."""
     lenders = [state.reservations[reservation_id] for reservation_id in state.lending]
-    lenders = [
-        one for one in lenders if one.band.rank >= applicant.band.rank and applicant.id != f"reservation:{one.id}"
-    ]
-    for reservation in sorted(lenders, key=lambda one: (-one.band.rank, one.spec.priority, -one.order)):
-        units = [unit for unit in reservation.staying if any(node in useful for node in unit.nodes)]
-        found = [Lent(reservation, unit, is_idle(state, reservation, unit)) for unit in units]
-        found.sort(key=lambda lent: (not lent.idle, -lent.unit.number))
-        yield from found
+    later = [one for one in lenders if one.band.rank >= applicant.band.rank]
+    for reservation in sorted(later, key=lambda one: (-one.band.rank, one.spec.priority, -one.order)):
+        for unit in reversed(reservation.units):
+            if not unit.leaving and _helps(unit, usable):
+                yield Lent(reservation, unit, is_idle(state, reservation, unit))

@@ -238,7 +238,7 @@ class Pass:
         self.noted[want] = None
         self.starved += starving(self.state, applicant)
         plan = self.keeps.refused(applicant)
-        if giving_back.is_helped(self.state, applicant):
+        if preemption.bands_below(self.state, applicant) and giving_back.is_helped(self.state, applicant):
             pass  # what is lent comes before what others have
         elif preemption.seek(self.state, self.out, applicant, self.keeps, plan):
             self.keeps.claimed(applicant)

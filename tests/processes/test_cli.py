@@ -642,3 +642,31 @@ def test_job_groups_are_seen_and_ended(run: Fray, lab: Lab) -> None:
     assert len(run("stop", "--group", "rl", "--json").json) == 2
     assert run("groups", "--json").json[0]["state"] == "stopped"
     assert "no living job group is called 'rl'" in run("stop", "--group", "rl").err
+
+
+# Reservations ---------------------------------------------------------------------------------------------------------
+
+
+def test_reservations_are_listed_shown_renewed_used_and_released(lab: Lab, run: Fray) -> None:
+    async def reserve() -> str:
+        async with fray.open_cluster(lab.spec, token=TOKEN, namespace="held", logs=False) as cluster:
+            config = fray.ReservationConfig(SMALL, name="train", detached=True)
+            reserved = await cluster.create_reservation(config)
+            await (await cluster.follow_reservation(reserved)).wait_held(30)
+            return reserved
+
+    reserved = trio.run(reserve)
+    (listed,) = run("reservations", "--json").json
+    assert (listed["reservation_id"], listed["state"], len(listed["units"])) == (reserved, "held", 1)
+    assert reserved in run("reservations").out
+    shown = run("reservation", "show", reserved)
+    assert "1 of 1, each 0.1 CPUs" in shown.out
+    assert "held" in shown.out
+    assert "expires in 2h00m" in run("reservation", "renew", reserved, "--ttl", "2h").out
+    assert run("run", "--cpu", "0.1", "--memory", "50MB", "--reservation", reserved, "--", "true").code == 0
+    assert "holds 1 of 1 units" in run("explain", reserved).out
+    assert run("reservation", "release", reserved).code == 0
+    assert run("reservations", "--json").json == []
+    assert [info["state"] for info in run("reservations", "--ended", "--json").json] == ["ended"]
+    assert "no reservation" in run("reservation", "show", "nothing").err
+    assert "is no time" in run("reservation", "renew", reserved, "--ttl", "soon").err
