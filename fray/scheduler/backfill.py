@@ -22,7 +22,7 @@ from fray.model.ids import NodeName
 from fray.scheduler.asks import Ask, Placed
 from fray.scheduler.match import Machine, Pool
 from fray.scheduler.planning import claim_shares, ends_at, going, make_plan, nodes_of, over_in_s
-from fray.scheduler.plans import Plan, Shares
+from fray.scheduler.plans import Kept, Plan, Shares
 from fray.scheduler.queue import Applicant, Kind, Shape
 from fray.scheduler.rows import Claim, Job
 from fray.scheduler.space import Space
@@ -121,8 +121,8 @@ class Keeps:
         self.state = state
         self.claims = [_kept_by(claim) for claim in state.claims.values()]
         self._books: dict[str, _Book] = {}
-        self.kept: dict[str, list[NodeName]] = {}
-        """By applicant, in their order: machines that are kept for it, altogether or in part."""
+        self.kept: dict[str, Kept] = {}
+        """By applicant, in their order."""
 
     def waiting_shapes(self) -> Iterator[Shape]:
         """Of those that have a plan: they are refused first, so that what is theirs is kept."""
@@ -190,8 +190,9 @@ class Keeps:
 
     def placed(self, applicant: Applicant) -> None:
         """It has its places: what was kept for it may fit others."""
-        if self.state.plans.pop(applicant.id, None) is not None:
-            self._pool(applicant).version += 1
+        plan = self.state.plans.pop(applicant.id, None)
+        if plan is not None:
+            self._pool(applicant).loosen(plan.shares)
 
     # Keeping
 
@@ -215,10 +216,11 @@ class Keeps:
         book = self._book(applicant)
         if plan is not None and plan.at is not None:
             book.plans.append(Keep(applicant.id, applicant.shape.reservation, plan.shares, plan.at))
-            self.kept[applicant.id] = list(plan.shares)
+            self.kept[applicant.id] = Kept(applicant.shape.reservation, dict.fromkeys(plan.shares))
         elif starving(self.state, applicant) and len(book.held) < self._pool(applicant).open_machines:
-            self.kept[applicant.id] = holds_back(self.state, applicant)
-            for node in self.kept[applicant.id]:
+            nodes = dict.fromkeys(holds_back(self.state, applicant))
+            self.kept[applicant.id] = Kept(applicant.shape.reservation, nodes)
+            for node in nodes:
                 book.held.setdefault(node, applicant.id)
 
     def keeps_all(self, reservation: str = "") -> bool:
@@ -233,8 +235,8 @@ class Keeps:
             return before
         kept = {node: None for keep in (*self.claims, *book.plans) for node in keep.shares}
         plan = self.state.plans[applicant.id] = make_plan(self.state, applicant, kept)
-        if before is not None and before.shares:
-            pool.version += 1
+        if before is not None:
+            pool.loosen(before.shares)
         return plan
 
     def kept_for_others(self, applicant: Applicant) -> dict[NodeName, None]:

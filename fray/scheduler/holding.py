@@ -41,8 +41,6 @@ def _let_go(state: State, out: Outbox, job: Job) -> None:
     turn(state, out, job, JobTurn.RELEASED)
     job.queued_at = state.now
     state.enqueue(job)
-    # now the first of its shape, it may starve less than the one that was
-    state.pool_for(job.spec.reservation_id).version += 1
 
 
 def _gathered(state: State, group_id: str) -> None:

@@ -312,11 +312,9 @@ def never(state: State, out: Outbox, job: Job, reason: str) -> None:
 
 def _dequeue(state: State, job: Job) -> None:
     if job.phase is JobPhase.HELD:
-        state.pool_for(job.spec.reservation_id).version += job.gathered  # its group is out of the queue by this
         state.unhold(job)
         return
     state.queue.remove(job.job_id)
-    state.pool_for(job.spec.reservation_id).version += 1  # what it held back may fit now
 
 
 def stop_owned(state: State, out: Outbox, owner: str, reason: str) -> None:

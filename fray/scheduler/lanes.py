@@ -103,8 +103,6 @@ class Want:
     lanes: dict[tuple[int, Tenant], Lane] = Factory(dict)
     failed: int = -1
     """Version of the pool at which it last did not fit."""
-    held: frozenset[str] | None = None
-    """It did not fit because these kept machines from it."""
     turn: int = -1
     """Number of the pass in which it was last refused."""
     hopeless: int = -1
@@ -122,6 +120,8 @@ class Lane:
     want: Want
     space: Space
     line: Blocks[Entry] = Factory(Blocks)
+    failed: int = -1
+    """Version of the pool at which its first did not fit."""
 
     @property
     def head(self) -> Entry:

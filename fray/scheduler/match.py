@@ -73,6 +73,8 @@ class Pool(Overview):
         self.now = 0.0
         """Of the law, when something was last placed."""
         self.version = 0
+        self.loosened = 0
+        """How often `loosen` was called."""
         """Grows when what did not fit before may fit now on any machine."""
         self.freed: dict[NodeName, None] = {}
         """Machines on which something has become free since the last look; whoever looks clears it."""
@@ -103,7 +105,6 @@ class Pool(Overview):
             self.freed[name] = None
             self.open_machines += 1
         else:
-            self.version += 1  # a gang that it was kept for may be impossible now, and others need not wait for it
             self.open_machines -= 1
         self.slices.met(machine)
         self._changed(name)
@@ -131,9 +132,13 @@ class Pool(Overview):
     def withhold(self, name: NodeName, devices: Collection[str]) -> None:
         """These ids of a machine may not be given now, whether somebody has them or not; all others may."""
         if self.machines[name].withhold(devices):
-            self.version += 1  # a gang that they were kept for may be impossible now, and others need not wait for it
             self.freed[name] = None
             self._changed(name)
+
+    def loosen(self, names: Iterable[NodeName]) -> None:
+        """Less is kept of these for anybody: others may fit there now."""
+        self.freed.update((name, None) for name in names if name in self.machines)
+        self.loosened += 1
 
     # Placing
 
@@ -192,13 +197,6 @@ class Pool(Overview):
         """Undo a `place` that was only a question."""
         for part, one in zip(ask.parts, placed, strict=True):
             self._give_back(part.choices[one.choice], one.grants)
-
-    def would_fit(self, ask: Ask) -> bool:
-        """It could be placed if no machine was kept from it."""
-        placed = self.place(ask)
-        if placed is not None:
-            self.give_back(ask, placed)
-        return placed is not None
 
     def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
         for one in grants:

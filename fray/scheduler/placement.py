@@ -21,6 +21,7 @@ from fray.scheduler.jobs import start
 from fray.scheduler.lanes import Lane, Want
 from fray.scheduler.match import Machine
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.plans import Kept, Plan
 from fray.scheduler.queue import Applicant, Kind
 from fray.scheduler.quotas import Standing, standing
 from fray.scheduler.starvation import KEPT_FOR, starving
@@ -31,6 +32,8 @@ MOST = 200
 """So many wants are looked for; with more, the line is walked."""
 FEW_MACHINES = 8
 FEW_AGED = 200
+SEARCHES = 8
+"""So many look for others whose place they may take in one pass; the rest have their turn soon."""
 PHASES = (Standing.WITHIN, Standing.BORROWS, Standing.GROWS)
 
 
@@ -61,11 +64,18 @@ def place_waiting(state: State, out: Outbox) -> None:
     again = _is_due(state)
     while queue and again:
         again = Pass(state, out).run()
-    if not queue.cut or not queue:
-        pool.freed.clear()
+    if queue.cut and queue:
+        _remember(state)
+    pool.freed.clear()
     for reservation_id in state.stirred:
         state.reserved[reservation_id].freed.clear()
     state.stirred.clear()
+
+
+def _remember(state: State) -> None:
+    """Not everybody was asked about machines that have become freer: all are, once not all machines are kept."""
+    if state.pool.freed:
+        state.pool.version += 1
 
 
 def _is_due(state: State) -> bool:
@@ -104,7 +114,10 @@ class Pass:
         self.behind: dict[Standing, None] = {}
         """Standings of those that come later in this band."""
         self.cut = False
-        self.placed = 0
+        self.is_kept = bool(self.queue.holders or state.claims)
+        """Something was kept at the last pass: who did not fit beside it may be before it now."""
+        self.searches = 0
+        self.loosened = self._loosened()
 
     def run(self) -> bool:
         """Whether another pass may find more."""
@@ -112,7 +125,9 @@ class Pass:
         fresh, queue.fresh = queue.fresh, {}
         if self.aged is None:
             self._walk(None, self._keeps_enough)
-        if self.everything:
+        if self.cut:
+            pass  # all machines are kept for those who were tried
+        elif self.everything:
             self._walk(None)
         elif not self.rooms:
             self._walk(self._in_question(fresh))
@@ -122,10 +137,22 @@ class Pass:
         if self.cut:
             self._walk([lane.want for lane in queue.exempt])
         self.keeps.end()
+        self._loosen(queue.holders)
         queue.cut, queue.holders = self.cut, self.keeps.kept
         queue.looked = _looked(state)
-        changed = queue.seen != self.pool.version or bool(queue.fresh)
-        return changed or bool(self.placed and self.keeps.kept)  # who was behind a starving one may be before it now
+        looser = self._loosened() != self.loosened
+        return looser or queue.seen != self.pool.version or bool(queue.fresh)
+
+    def _loosened(self) -> int:
+        return self.pool.loosened + sum(pool.loosened for pool in self.state.reserved.values())
+
+    def _loosen(self, before: Mapping[str, Kept]) -> None:
+        """Machines that are kept for somebody no more may be used by others."""
+        for applicant_id, kept in before.items():
+            now = self.keeps.kept.get(applicant_id)
+            names = kept.nodes if now is None else [name for name in kept.nodes if name not in now.nodes]
+            if names and (not kept.reservation or kept.reservation in self.state.reserved):
+                self.state.pool_for(kept.reservation).loosen(names)
 
     # What is worth a try
 
@@ -133,7 +160,7 @@ class Pass:
         """What could fit now and did not before, and what starves; None: that is most of it."""
         if len(self.rooms) > FEW_MACHINES:
             return None
-        found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane.want)}
+        found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane)}
         found |= {lane.want: None for lane in self.aged or () if lane.line}
         found |= {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
         for room in self.rooms:
@@ -152,17 +179,21 @@ class Pass:
                 if needs is not None:
                     yield from needs.within(room.cpu_milli, room.memory_bytes)
 
-    def _hopeful(self, want: Want) -> bool:
-        """Something has changed for it since it last did not fit, and it was not refused in this pass."""
-        if want.turn == self.turn or want.hopeless == self.turn:
+    def _hopeful(self, lane: Lane) -> bool:
+        """Something has changed for it since it last did not fit, and its like was not refused in this pass."""
+        want = lane.want
+        if want.turn == self.turn:
             return False
         if want.shape.reservation:
             pool = self.state.pool_for(want.shape.reservation)
-            return want.failed != pool.version or want.held is not None or bool(pool.freed)
-        if want.failed != self.pool.version or len(self.rooms) > FEW_MACHINES or self.lent:
+            return want.failed != pool.version or self.is_kept or bool(pool.freed)
+        version = self.pool.version
+        if want.failed != version or (self.is_kept and lane.failed != version):
             return True
-        if want.held is not None and not want.held <= self.keeps.kept.keys():
+        if len(self.rooms) > FEW_MACHINES or self.lent:
             return True
+        if want.hopeless == self.turn:
+            return False
         for room in self.rooms:
             if _may_fit(room, want):
                 return True
@@ -174,7 +205,7 @@ class Pass:
         want = lane.want
         if self.cut and not want.exempt:
             return False
-        if not self._hopeful(want) and not self._keeps(lane):
+        if not self._hopeful(lane) and not self._keeps(lane):
             return False
         stands, whose = standing(self.state.shares, lane.space.tenant, want)
         if stands is self.phase:
@@ -227,7 +258,7 @@ class Pass:
     def _try(self, lane: Lane) -> bool:
         """Place its first, or keep for it what the law says."""
         want, applicant = lane.want, self.queue.first(lane)
-        if self._hopeful(want) and self._place(want, applicant):
+        if self._hopeful(lane) and self._place(lane, applicant):
             return True
         want.turn = self.turn
         if want not in self.noted:
@@ -240,30 +271,36 @@ class Pass:
         plan = self.keeps.refused(applicant)
         if preemption.bands_below(self.state, applicant) and giving_back.is_helped(self.state, applicant):
             pass  # what is lent comes before what others have
-        elif preemption.seek(self.state, self.out, applicant, self.keeps, plan):
-            self.keeps.claimed(applicant)
+        elif self.searches < SEARCHES:
+            self._seek(applicant, plan)
+        elif preemption.later(self.state, applicant, self.searches // SEARCHES):
+            self.searches += 1
         self.cut = self.keeps.keeps_all()
 
-    def _place(self, want: Want, applicant: Applicant) -> bool:
-        state, pool = self.state, self.state.pool_for(want.shape.reservation)
+    def _seek(self, applicant: Applicant, plan: Plan | None) -> None:
+        """Whoever may take the place of others looks for them."""
+        known = self.state.sought.get(applicant.id)
+        if preemption.seek(self.state, self.out, applicant, self.keeps, plan):
+            self.keeps.claimed(applicant)
+            self.searches += 1
+        else:
+            self.searches += self.state.sought.get(applicant.id) != known
+
+    def _place(self, lane: Lane, applicant: Applicant) -> bool:
+        want, state = lane.want, self.state
+        pool = state.pool_for(want.shape.reservation)
         liked = state.places_of(applicant)
         placed = self.keeps.place(applicant, liked)
         if placed is None and len(liked) > 1:  # members of a group are unlike: one may like what only another can use
             placed = self.keeps.place(applicant, ())
         if placed is None:
-            want.failed = pool.version
-            kept = self.keeps.kept.keys()
-            want.held = frozenset(kept) if kept and not want.exempt and pool.would_fit(want.shape.ask) else None
+            want.failed = lane.failed = pool.version
             self.queue.refused[want.shape] = None
             return False
-        if applicant.id in self.queue.holders:  # what was held back for it may fit now
-            pool.version += 1
-            self.pool.version += pool is not self.pool
         self.keeps.placed(applicant)
         if applicant.id in state.claims:
             state.drop_claim(applicant.id)
         self.queue.remove(applicant.id)
-        self.placed += 1
         STARTERS[applicant.kind](state, self.out, applicant, placed)
         return True
 

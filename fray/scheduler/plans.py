@@ -30,3 +30,12 @@ class Plan:
     at: float | None = None
     shares: Shares = Factory(dict)
     after: tuple[JobId, ...] = ()
+
+
+@frozen(eq=False)
+class Kept:
+    """Machines that are kept for one applicant, altogether or in part."""
+
+    reservation: str
+    """Whose machines they are; empty: the fleet's."""
+    nodes: Mapping[NodeName, None]

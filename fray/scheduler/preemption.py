@@ -34,6 +34,8 @@ from fray.scheduler.victims import Choice, below, choose, lost_s, owners, roots_
 
 AGAIN_S = 5.0
 """A search that found nobody is made again after this time: shields end, and counts fall."""
+TURN_S = 0.25
+"""Between those who may look and those who come after them."""
 SHOWN = 4
 """Victims that a sentence names."""
 
@@ -182,11 +184,22 @@ def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps, plan: Pl
     return True
 
 
+def later(state: State, applicant: Applicant, turn: int) -> bool:
+    """It may look when others have: searches take time, and the first go first. False: it would not look anyway."""
+    if applicant.id in state.claims or not bands_below(state, applicant):
+        return False
+    if state.sought.get(applicant.id, 0.0) <= state.now:
+        at = state.sought[applicant.id] = state.now + TURN_S * (1 + turn)
+        state.timers.set(("seek", applicant.id), at)
+        return True
+    return False
+
+
 def due(state: State, out: Outbox, applicant_id: str) -> None:
     """Whoever found nobody looks again."""
     state.sought.pop(applicant_id, None)
     if applicant_id in state.queue:
-        state.pool.version += 1
+        state.queue.retry(applicant_id)
 
 
 def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> None:

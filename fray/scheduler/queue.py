@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 from attrs import fields, frozen
 
 from fray.model.bands import Band
-from fray.model.ids import NodeName
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
 from fray.scheduler.asks import Ask, ask_of
 from fray.scheduler.fairness import Shares, amount_of, nothing
 from fray.scheduler.fairness import Tenant as Tenant
 from fray.scheduler.lanes import Entry, Lane, Needs, Space, Want
+from fray.scheduler.plans import Kept
 
 T = TypeVar("T")
 NOBODY = Tenant()
@@ -102,7 +102,7 @@ class Queue:
         """Lanes that take machines of a reservation."""
         self.cut = False
         """The last pass ended early, as all machines were kept for somebody."""
-        self.holders: dict[str, list[NodeName]] = {}
+        self.holders: dict[str, Kept] = {}
         """For whom it kept machines, in order, and which."""
         self.looked: object = None
         """What it was that the last pass looked at."""
@@ -233,6 +233,13 @@ class Queue:
     def ease(self, whose: str) -> None:
         """This user or namespace (see `over_quota`) has less now: what waited for that may be tried again."""
         self.fresh.update(self.over_quota.pop(whose, {}))
+
+    def retry(self, applicant_id: str) -> None:
+        """Something has changed for this one, whatever machines have free."""
+        lane = self.lane_of(self.applicants[applicant_id])
+        lane.want.failed = -1
+        self.fresh[lane] = None
+        self.changes += 1
 
     # Looking
 

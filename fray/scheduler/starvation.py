@@ -48,12 +48,12 @@ def blocker(state: Tables, applicant: Applicant) -> str | None:
         return None
     mine, pool = place_of_applicant(queue, applicant), state.pool_for(reservation)
     usable = [pool.usable(demand) for demand in applicant.shape.ask.demands]
-    for other_id, names in queue.holders.items():
+    for other_id, kept in queue.holders.items():
         other = queue.applicants.get(other_id)
         if other is None or other.shape.reservation != reservation or not starving(state, other):
             continue
         if not place_of_applicant(queue, other) < mine:
             continue
-        if any(name in machines for name in names for machines in usable):
+        if any(name in machines for name in kept.nodes for machines in usable):
             return other_id
     return None

@@ -730,7 +730,9 @@ class Tables(ReservedTables):
         """What was kept may fit others now."""
         claim = self.claims.pop(applicant_id)
         if not claim.reservation or claim.reservation in self.reserved:
-            self.pool_for(claim.reservation).version += 1
+            self.pool_for(claim.reservation).loosen(share.node for share in claim.shares)
+        if applicant_id in self.queue:
+            self.queue.retry(applicant_id)
         self.touch("claim", applicant_id)
 
     # Payloads and values
