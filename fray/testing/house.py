@@ -431,6 +431,7 @@ class SimHouse:
         self.cloud: SimCloud | None = None
         self.controller = ControllerSeat(self, open_store)
         self.machines = {spec.name: Machine(self, spec.name, spec.capacity) for spec in machines}
+        self.truth.slices = {spec.name: spec.capacity.attributes.get("slice", "") for spec in machines}
 
     def open_cloud(self) -> None:
         """Before the controller's first life: there are machines that can be had."""

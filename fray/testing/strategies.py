@@ -34,6 +34,7 @@ ACTS: Mapping[str, int] = {
     "family": 7,
     "gang": 4,
     "device gang": 5,
+    "slice gang": 3,
     "cancelled scope": 5,
     "error in the body": 3,
     "make an actor": 9,
@@ -143,7 +144,7 @@ class Plan:
 def draw_plan(rng: random.Random, *, acts: int = 112, faults: int = 14) -> Plan:
     """A story of so many acts (some two operations each) and faults."""
     drawn = [_draw_machine(rng) for _ in range(rng.randint(3, 5))]
-    machines = tuple(evolve(each, attributes={"zone": "ab"[index % 2]}) for index, each in enumerate(drawn))
+    machines = in_slices([evolve(each, attributes={"zone": "ab"[index % 2]}) for index, each in enumerate(drawn)])
     drivers = rng.randint(2, 3)
     plan = Plan(
         machines=machines,
@@ -166,6 +167,23 @@ def _draw_machine(rng: random.Random) -> Capacity:
         disk_bytes=100 * GB,
         devices=devices,
         ports=PORTS,
+    )
+
+
+def in_slices(machines: Sequence[Capacity]) -> tuple[Capacity, ...]:
+    """The first and the third are the hosts of a TPU slice too, the second and the fourth of another."""
+    chips = tuple(Device(f"tpu-{number}", "tpu", "v4-16") for number in range(4))
+    return tuple(
+        evolve(
+            machine,
+            devices=(*machine.devices, *chips),
+            attributes={
+                **machine.attributes,
+                "slice": f"pod-{index % 2 + index // 4 * 2}",
+                "tpu_worker": str(index % 4 // 2),
+            },
+        )
+        for index, machine in enumerate(machines)
     )
 
 
@@ -212,7 +230,7 @@ def direct_plan(
     gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
     capacity = Capacity(cpu_milli=4000, memory_bytes=16 * GB, disk_bytes=100 * GB, devices=gpus, ports=PORTS)
     return Plan(
-        machines=(capacity,) * machines,
+        machines=in_slices([capacity] * machines),
         drivers=1,
         declares=cloud,
         on_disk=False,

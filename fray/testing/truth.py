@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import Factory, define, frozen
 
-from fray.model.gangs import is_gang, port_names
+from fray.model.gangs import is_gang, port_names, slice_hosts
 from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
 from fray.model.resources import Demand
 from fray.model.restarts import JITTER
@@ -115,6 +115,8 @@ class Truth:
     """Attempts that answer badly when they are asked for their health."""
     printed: Counter[AttemptId] = Factory(Counter)
     """Lines."""
+    slices: dict[str, str] = Factory(dict)
+    """Machines that are hosts of a TPU slice, and of which."""
     gripped: set[tuple[str, str]] = Factory(set)
     """Machine and id of devices that somebody holds who has no right to."""
     stopped: set[str] = Factory(set)
@@ -140,6 +142,7 @@ class Truth:
         self._check_siblings(life)
         self._check_stage(life)
         self._check_devices(life)
+        self._check_slices(life)
         self.lives[attempt_id] = self.living[attempt_id] = life
         self.of_job.setdefault(life.job_id, []).append(life)
 
@@ -231,6 +234,15 @@ class Truth:
             shared = sorted(set(other.devices) & set(new.devices))
             if shared:
                 self.breach("P6", f"{shared} of {new.machine} given to {other.attempt_id} and {new.attempt_id}")
+
+    def _check_slices(self, new: Life) -> None:
+        """Those of one run of members are on hosts of one slice, and no others of their job are."""
+        hosts = slice_hosts(new.spec)
+        for other in self.of_job.get(new.job_id, ()) if hosts > 1 else ():
+            if other.generation == new.generation and other.ended is None:
+                is_mate = other.member // hosts == new.member // hosts
+                if (self.slices.get(other.machine) == self.slices.get(new.machine)) is not is_mate:
+                    self.breach("P6", f"{new.attempt_id} and {other.attempt_id}: slices are mixed, or shared")
 
     def on(self, machine: str) -> Iterator[Life]:
         """Processes that live on a machine."""

@@ -10,11 +10,12 @@ from attrs import evolve
 from fray.controller.joining import Joins
 from fray.errors import SessionEnded
 from fray.model.messages.node import JoinAsked, JoinGiven
+from fray.model.resources import Capacity
 from fray.model.specs import Cause, Ticket, Wish
 from fray.node.forwards import Forwards
 from fray.node.logs.store import MemoryLogs
 from fray.node.member import Member
-from fray.scheduler import job_groups, launching, lifecycle, nodes, restarts
+from fray.scheduler import fitting, job_groups, launching, lifecycle, nodes, restarts
 from fray.scheduler import jobs as law_of_jobs
 from fray.scheduler.lifecycle import Budget
 from fray.testing.house import DriverProcess
@@ -24,7 +25,7 @@ from fray.testing.strategies import direct_plan
 Patch = pytest.MonkeyPatch
 KINDS = (
     *("forwarded port", "whole tree", "memory hog", "stumbling job", "background job", "device gang"),
-    *("followed job", "job group"),
+    *("slice gang", "followed job", "job group"),
 )
 
 
@@ -88,6 +89,15 @@ def test_a_secret_that_is_lost_is_seen(monkeypatch: Patch) -> None:
 def test_a_device_that_is_given_while_it_is_held_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(nodes, "_withhold", lambda *arguments: None)
     assert "while somebody still holds them" in broken(*["device gang"] * 30)
+
+
+def test_slices_that_are_mixed_are_seen(monkeypatch: Patch) -> None:
+    def mixed(machine: Capacity) -> tuple[tuple[str, str, str], int]:
+        name, worker = machine.attributes["slice"], int(machine.attributes["tpu_worker"])
+        return ("", "", "alone" if (name, worker) == ("pod-0", 0) else "mixed"), worker
+
+    monkeypatch.setattr(fitting, "slice_of", mixed)
+    assert "slices are mixed, or shared" in broken(*["slice gang"] * 6)
 
 
 def test_a_retry_for_memory_that_is_not_given_is_seen(monkeypatch: Patch) -> None:

@@ -16,6 +16,7 @@ from fray import (
     JobStopped,
     NeverSchedulable,
     ResourceConfig,
+    TpuConfig,
     WorkerPool,
 )
 from fray.testing import errands
@@ -151,12 +152,13 @@ async def wait_for_many(b: Bench) -> str:
     return ", ".join(info.state for info in infos) or "nothing to wait for"
 
 
-async def gang(b: Bench, resources: ResourceConfig = SMALL) -> str:
+async def gang(b: Bench, resources: ResourceConfig = SMALL, replicas: int = 0) -> str:
     """Several members, all or none; the value is the first one's."""
-    members, fails = b.rng.randint(2, 4), b.rng.random() < 0.2
+    replicas, fails = replicas or b.rng.randint(2, 4), b.rng.random() < 0.2
+    members = replicas * resources.hosts_per_replica()
     fn: Any = errands.fail if fails else errands.give
     args = (b.rng.uniform(0, 3),) if fails else (9, b.rng.uniform(0, 3))
-    wanted = request(b.token, fn, b.token, *args, resources=resources, replicas=members)
+    wanted = request(b.token, fn, b.token, *args, resources=resources, replicas=replicas)
     try:
         async with b.cluster.open_scope(b.token) as scope:
             job = await launch(b, scope, wanted)
@@ -176,6 +178,19 @@ async def device_gang(b: Bench) -> str:
     try:
         with trio.move_on_after(30):
             text = await gang(b, resources)
+    except* NeverSchedulable:
+        text = "never schedulable"
+    return text
+
+
+async def slice_gang(b: Bench) -> str:
+    """Whole TPU slices, of a type that nobody has or else of one that is there."""
+    device = TpuConfig("v5p-16")
+    resources = ResourceConfig(device, cpu=0.2, memory="50MB", device_alternatives=["v4-16"])
+    text = "did not fit in time"
+    try:
+        with trio.move_on_after(30):
+            text = await gang(b, resources, b.rng.choice((1, 1, 2)))
     except* NeverSchedulable:
         text = "never schedulable"
     return text
@@ -251,6 +266,7 @@ ACTS: Mapping[str, Act] = {
     "wait for many": wait_for_many,
     "gang": gang,
     "device gang": device_gang,
+    "slice gang": slice_gang,
     "detached job": detached_job,
     "remote run": remote_run,
     "terminate": terminate,
