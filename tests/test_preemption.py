@@ -7,9 +7,10 @@ from attrs import evolve
 from law import Cluster, demand, ended, job, member
 
 from fray.model.bands import Band
-from fray.model.policy import Policy, Preemption, Terms
+from fray.model.fleet import GroupConfig
+from fray.model.policy import Amounts, Policy, Preemption, Terms
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Siblings, Strategy
-from fray.scheduler.effects import PolicyChanged
+from fray.scheduler.effects import MachinesListed, PolicyChanged
 from fray.scheduler.invariants import check
 
 BATCH, PRODUCTION = {"band": Band.BATCH, "max_retries_preemption": 9}, {"band": Band.PRODUCTION}
@@ -107,6 +108,16 @@ def test_twice_an_hour_and_no_more() -> None:
             law.see(f"{name}:0:0", ended())
     assert times == 2
     assert law.state.jobs["work"].preempted == (60.0, 120.0)
+
+
+def test_a_kind_of_job_that_was_refused_before_is_looked_at_again_for_one_of_an_earlier_band() -> None:
+    law = a_law(cpu=1)
+    law.launch(batch("work"))
+    law.now = 100.0
+    law.launch(job("mine", demand(1)))
+    assert going(law) == []
+    law.launch(production("prod"))
+    assert going(law) == ["work:0:0"]
 
 
 def test_what_is_left_is_kept_for_whom_it_was_left_and_no_second_round_follows() -> None:
@@ -248,6 +259,118 @@ def test_a_job_group_waits_for_its_victims_as_one() -> None:
     assert placed(law) == ["b"]
     law.see("b:0:0", ended(Cause.PREEMPTED))
     assert sorted(placed(law)) == ["g-a", "g-b"]
+
+
+def test_each_of_many_production_jobs_takes_one_place_in_its_turn_and_none_waits_for_the_one_before() -> None:
+    law = a_law(cpu=8)
+    law.launch(*(batch(f"b{index}") for index in range(8)))
+    law.now = 100.0
+    law.launch(*(production(f"p{index}") for index in range(5)))
+    assert len(going(law)) == 5
+    obey(law)
+    assert sorted(placed(law)) == sorted(["b0", "b1", "b2", *(f"p{index}" for index in range(5))])
+
+
+# Taking back what is borrowed
+
+
+def quotas(**cpus: int) -> Policy:
+    terms = {user: Terms(quota=Amounts(cpu_milli=1000 * cpu)) for user, cpu in cpus.items()}
+    return Policy(users=terms, preemption=Preemption(bands=()))
+
+
+def of(user: str, count: int, first: int = 0, **more: object) -> list[JobSpec]:
+    again = {"max_retries_preemption": 9}
+    return [job(f"{user}{n}", demand(1), user=user, **(again | more)) for n in range(first, first + count)]  # type: ignore[arg-type]
+
+
+def users(law: Cluster) -> list[str]:
+    """Whose jobs run, and are not being ended."""
+    rows = [law.state.jobs[name] for name in placed(law)]
+    return sorted(row.spec.user for row in rows if row.runs)
+
+
+def test_who_is_within_his_quota_takes_back_what_another_has_borrowed_and_no_more() -> None:
+    law = a_law(cpu=4)
+    law.tell(PolicyChanged(policy=quotas(alice=2, bob=2)))
+    law.launch(*of("alice", 4))
+    law.now = 100.0
+    law.launch(*of("bob", 3))
+    assert users(law) == ["alice", "alice"]
+    obey(law)
+    assert users(law) == ["alice", "alice", "bob", "bob"]
+    law.now = 300.0
+    law.tick(law.now)
+    assert going(law) == []  # nobody is beyond his quota: there is nothing to take back
+
+
+def test_nobody_is_pushed_below_his_quota_by_one_who_needs_much_at_once() -> None:
+    law = a_law(cpu=4)
+    law.tell(PolicyChanged(policy=quotas(alice=3, bob=2)))
+    law.launch(*of("alice", 4))
+    law.now = 100.0
+    law.launch(job("bob", demand(2), user="bob"))
+    assert going(law) == []
+    law.launch(job("bobs", demand(1), user="bob"))
+    assert len(going(law)) == 1
+
+
+def test_no_earlier_band_is_taken_back_from_for_a_later_one() -> None:
+    law = a_law(cpu=2)
+    law.tell(PolicyChanged(policy=quotas(alice=1, bob=1)))
+    law.launch(*of("alice", 2, band=Band.PRODUCTION))
+    law.now = 100.0
+    law.launch(*of("bob", 1))
+    assert going(law) == []
+    law.launch(*of("bob", 1, first=1, band=Band.PRODUCTION))
+    assert len(going(law)) == 1
+
+
+def test_taking_back_has_the_same_shield_and_the_policy_can_forbid_it() -> None:
+    law = a_law(cpu=2)
+    law.tell(PolicyChanged(policy=quotas(alice=1, bob=1)))
+    law.launch(*of("alice", 2))
+    law.launch(*of("bob", 1))
+    assert going(law) == []
+    law.tick(65.0)
+    assert len(going(law)) == 1
+    law = a_law(cpu=2)
+    law.tell(PolicyChanged(policy=evolve(quotas(alice=1, bob=1), preemption=Preemption(bands=(), reclaim=False))))
+    law.launch(*of("alice", 2))
+    law.now = 100.0
+    law.launch(*of("bob", 1))
+    assert going(law) == []
+
+
+# What comes without anybody's end
+
+
+def test_what_a_reservation_has_beyond_its_minimum_is_given_back_before_anybody_is_ended() -> None:
+    law = a_law(cpu=2)
+    law.launch(batch("work"))
+    law.reserve("r", demand(1), min_units=0, max_units=4)
+    law.now = 100.0
+    law.launch(production("prod"))
+    assert going(law) == []
+    assert sorted(placed(law)) == ["prod", "work"]
+
+
+def test_a_machine_that_was_asked_for_just_now_is_waited_for_but_not_for_ever() -> None:
+    group = GroupConfig(name="more", provider="command", max=1, cpu=1)
+    law = Cluster(policy=Policy(groups=(group,)))
+    law.driver()
+    law.tell(MachinesListed(provider="command", begun=0.0, machines=()))
+    law.node("n1", cpu=1)
+    law.launch(batch("work"))
+    law.now = 100.0
+    law.launch(production("prod"))
+    law.tick(103.0)
+    assert going(law) == []
+    assert [unit.why for unit in law.state.fleet.units.values()] == ["for prod"]
+    law.tick(219.0)
+    assert going(law) == []
+    law.tick(226.0)
+    assert going(law) == ["work:0:0"]
 
 
 # The invariants see what is wrong

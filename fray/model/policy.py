@@ -66,6 +66,7 @@ class Preemption:
         limit: so often at most a job is ended for the sake of others within ``period_s``.
         period_s: see there.
         patience_s: who is to start within this time anyway, takes nobody's place.
+        machine_wait_s: nor does one for whom a machine was asked for so short a time ago.
         notice_limit_s: longest notice that a job may ask for (`JobRequest.preemption_notice_s`).
     """
 
@@ -76,6 +77,7 @@ class Preemption:
     limit: int = 2
     period_s: float = 3600.0
     patience_s: float = 30.0
+    machine_wait_s: float = 120.0
     notice_limit_s: float = 600.0
 
 

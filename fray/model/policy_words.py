@@ -188,6 +188,7 @@ PREEMPTION: Mapping[str, Reader] = {
     "limit": count,
     "period_s": positive,
     "patience_s": seconds,
+    "machine_wait_s": seconds,
     "notice_limit_s": seconds,
 }
 AMOUNTS: Mapping[str, tuple[str, Reader]] = {

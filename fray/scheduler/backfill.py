@@ -190,6 +190,7 @@ class Keeps:
 
     def placed(self, applicant: Applicant) -> None:
         """It has its places: what was kept for it may fit others."""
+        self.claims = [keep for keep in self.claims if keep.applicant != applicant.id]
         plan = self.state.plans.pop(applicant.id, None)
         if plan is not None:
             self._pool(applicant).loosen(plan.shares)
@@ -253,8 +254,12 @@ class Keeps:
         book.used.pop(applicant.id, None)
 
     def end(self) -> None:
-        """The pass is over: plans of those that are no longer the first are forgotten."""
+        """The pass is over: plans of those that are no longer the first are forgotten, and may have been in the way."""
+        before = self.state.plans
         self.state.plans = {name: plan for book in self._books.values() for name, plan in book.used.items()}
+        for name, plan in before.items():
+            if name not in self.state.plans and name in self.state.queue:
+                self._pool(self.state.queue.applicants[name]).loosen(plan.shares)
 
 
 def keeps_now(state: Tables, applicant: Applicant) -> Keeps:

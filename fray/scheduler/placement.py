@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fray.scheduler import giving_back, job_groups, preemption, reservations
+from fray.scheduler import job_groups, preemption, reservations
 from fray.scheduler.asks import Placed
 from fray.scheduler.backfill import Keeps
 from fray.scheduler.jobs import start
 from fray.scheduler.lanes import Lane, Want
 from fray.scheduler.match import Machine
 from fray.scheduler.outbox import Outbox
-from fray.scheduler.plans import Kept, Plan
+from fray.scheduler.plans import Kept
 from fray.scheduler.queue import Applicant, Kind
 from fray.scheduler.quotas import Standing, standing
 from fray.scheduler.starvation import KEPT_FOR, starving
@@ -32,8 +32,6 @@ MOST = 200
 """So many wants are looked for; with more, the line is walked."""
 FEW_MACHINES = 8
 FEW_AGED = 200
-SEARCHES = 8
-"""So many look for others whose place they may take in one pass; the rest have their turn soon."""
 PHASES = (Standing.WITHIN, Standing.BORROWS, Standing.GROWS)
 
 
@@ -59,11 +57,14 @@ def place_waiting(state: State, out: Outbox) -> None:
     """Place all that waits and can be placed, in order; each shape is given up at its first refusal."""
     queue, pool = state.queue, state.pool
     preemption.settle(state)
+    queue.searches = 0
     pool.now = state.now
     state.rank_by_time()
     again = _is_due(state)
     while queue and again:
         again = Pass(state, out).run()
+    if queue.seeking:
+        preemption.seek_for_others(state, out)
     if queue.cut and queue:
         _remember(state)
     pool.freed.clear()
@@ -116,7 +117,6 @@ class Pass:
         self.cut = False
         self.is_kept = bool(self.queue.holders or state.claims)
         """Something was kept at the last pass: who did not fit beside it may be before it now."""
-        self.searches = 0
         self.loosened = self._loosened()
 
     def run(self) -> bool:
@@ -269,22 +269,9 @@ class Pass:
         self.noted[want] = None
         self.starved += starving(self.state, applicant)
         plan = self.keeps.refused(applicant)
-        if preemption.bands_below(self.state, applicant) and giving_back.is_helped(self.state, applicant):
-            pass  # what is lent comes before what others have
-        elif self.searches < SEARCHES:
-            self._seek(applicant, plan)
-        elif preemption.later(self.state, applicant, self.searches // SEARCHES):
-            self.searches += 1
-        self.cut = self.keeps.keeps_all()
-
-    def _seek(self, applicant: Applicant, plan: Plan | None) -> None:
-        """Whoever may take the place of others looks for them."""
-        known = self.state.sought.get(applicant.id)
         if preemption.seek(self.state, self.out, applicant, self.keeps, plan):
             self.keeps.claimed(applicant)
-            self.searches += 1
-        else:
-            self.searches += self.state.sought.get(applicant.id) != known
+        self.cut = self.keeps.keeps_all()
 
     def _place(self, lane: Lane, applicant: Applicant) -> bool:
         want, state = lane.want, self.state

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
 from fray.scheduler.asks import Ask, Placed
-from fray.scheduler.match import Pool
+from fray.scheduler.match import Pool, members_held
 from fray.scheduler.plans import Plan, Shares
 from fray.scheduler.queue import Applicant, Shape
 from fray.scheduler.rows import Claim, Job, JobPhase
@@ -67,8 +67,7 @@ def going(state: Tables, job: Job) -> bool:
 def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> Plan:
     """The earliest time at which it surely fits, if the time limits tell one."""
     pool, ask = pool_of(state, applicant.shape), applicant.shape.ask
-    usable = {name for demand in ask.demands for name in pool.usable(demand) if name not in closed}
-    ends = _ends(state, usable, applicant.shape.reservation)
+    ends = _ends(state, applicant.shape, closed)
     with Trial(state, applicant.shape.reservation) as trial:
         count = _fewest(trial, ask, closed, ends)
         if count is None:
@@ -81,13 +80,22 @@ def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] =
     return Plan(applicant.id, state.now, pool.open_machines, at, shares_of(ask, placed), after)
 
 
-def _ends(state: Tables, usable: Container[NodeName], reservation: str) -> list[tuple[float, Job]]:
-    """What will end on these machines, soonest first, as far as that is known."""
-    known = [*state.ending, *(job_id for _, _, job_id in state.limits[:LOOKED])]
+def _ends(state: Tables, shape: Shape, closed: Container[NodeName]) -> list[tuple[float, Job]]:
+    """What will end on machines that it could use, soonest first, as far as that is known."""
+    pool, known = pool_of(state, shape), dict[NodeName, bool]()
+
+    def serves(name: NodeName) -> bool:
+        if name not in known:
+            machine = pool.machines.get(name)
+            is_open = machine is not None and machine.open and name not in closed
+            known[name] = is_open and any(members_held(d, pool.machines[name].capacity) for d in shape.ask.demands)
+        return known[name]
+
+    jobs = [*state.ending, *(job_id for _, _, job_id in state.limits[:LOOKED])]
     found = []
-    for job in (state.jobs[job_id] for job_id in known if state.jobs[job_id].spec.reservation_id == reservation):
+    for job in (state.jobs[job_id] for job_id in jobs if state.jobs[job_id].spec.reservation_id == shape.reservation):
         at = ends_at(state, job)
-        if at is not None and any(attempt.node in usable for attempt in state.living_members(job)):
+        if at is not None and any(serves(attempt.node) for attempt in state.living_members(job)):
             found.append((at, job))
             if len(found) >= ENDS:
                 break

@@ -14,30 +14,44 @@ So nobody else takes it, and nobody else is ended for the same need. The claim i
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Container, Sequence
 
 from fray.model.bands import Band
-from fray.model.ids import NodeName
+from fray.model.ids import JobId, NodeName
 from fray.model.policy import Preemption
 from fray.scheduler.backfill import Keeps
+from fray.scheduler.giving_back import is_helped
 from fray.scheduler.jobs import preempt
+from fray.scheduler.lanes import Lane
 from fray.scheduler.match import fit
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.planning import going, shares_of
 from fray.scheduler.plans import Plan
 from fray.scheduler.queue import Applicant, Kind
+from fray.scheduler.reclaim import as_it_will_be, may_reclaim, overdrawn
 from fray.scheduler.rows import Claim, ClaimedShare, Job, NodePhase
 from fray.scheduler.state import State
-from fray.scheduler.tables import Tables
+from fray.scheduler.tables import Sought, Tables
 from fray.scheduler.trial import Trial
+from fray.scheduler.units import ON_ITS_WAY
 from fray.scheduler.victims import Choice, below, choose, lost_s, owners, roots_of
 
-AGAIN_S = 5.0
-"""A search that found nobody is made again after this time: shields end, and counts fall."""
-TURN_S = 0.25
-"""Between those who may look and those who come after them."""
+AGAIN_S, AGAIN_MOST_S = 5.0, 40.0
+"""A search that found nobody is made again after this time, doubled each time: shields end, and counts fall."""
+SOON_S = 0.1
+"""What is too much for one step is done in another."""
+NEVER = (-math.inf, 0.0)
+TRIES = 8
+"""Searches for one applicant, each without somebody who has given back enough."""
 SHOWN = 4
 """Victims that a sentence names."""
+SEARCHES = 8
+"""So many look for victims in one step."""
+SOUGHT_LIMIT = 10_000
+ASKED_WITHIN_S = 3.0
+"""Machines that may come for an applicant are asked for within this time."""
 
 
 # Who may be ended -----------------------------------------------------------------------------------------------------
@@ -64,15 +78,19 @@ def spared(state: Tables, job: Job) -> str:
     return ""
 
 
+def by_band(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
+    """Whose place it may take for its band; shields and limits are another matter (`spared`)."""
+    may = applicant.band in state.policy.preemption.bands
+    return lambda job: may and job.band.rank > applicant.band.rank
+
+
 def may_take(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
-    """Whose place it may take, band by band; shields and limits are another matter (`spared`)."""
-    rule, rank = state.policy.preemption, applicant.band.rank
-    by_band = applicant.band in rule.bands
-
-    def may(job: Job) -> bool:
-        return by_band and job.band.rank > rank
-
-    return may
+    """Whose place it may take, for its band or for what its tenant is entitled to."""
+    of_band = by_band(state, applicant)
+    if not may_reclaim(state, applicant):
+        return of_band
+    given, rank = as_it_will_be(state), applicant.band.rank
+    return lambda job: of_band(job) or (job.band.rank >= rank and given.borrows(job))
 
 
 def eligible(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
@@ -97,7 +115,7 @@ def eligible(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
 def bands_below(state: Tables, applicant: Applicant) -> list[Band]:
     """Where victims may be, the latest first, and only where anybody runs."""
     rule, rank = state.policy.preemption, applicant.band.rank
-    first = rank + 1 if applicant.band in rule.bands else len(Band)
+    first = rank if may_reclaim(state, applicant) else rank + 1 if applicant.band in rule.bands else len(Band)
     return [band for band in reversed(Band) if band.rank >= first and state.runs[band]]
 
 
@@ -118,15 +136,38 @@ def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeNam
         placed = trial.place(applicant.shape.ask, closed)
         if placed is not None:
             return Choice((), placed)
-        since = state.now - rule.shield_s
-        return choose(trial, applicant.shape.ask, eligible(state, applicant), bands, since, closed)
+        return _chosen(state, trial, applicant, bands, closed)
+
+
+def _chosen(
+    state: Tables, trial: Trial, applicant: Applicant, bands: list[Band], closed: Container[NodeName]
+) -> Choice | None:
+    """The cheapest, none of whom gives back more than he has borrowed."""
+    may, of_band = eligible(state, applicant), by_band(state, applicant)
+    since = state.now - state.policy.preemption.shield_s
+    kept: dict[JobId, None] = {}
+    for _ in range(TRIES):
+        ask = applicant.shape.ask
+        choice = choose(trial, ask, lambda job: job.job_id not in kept and may(job), bands, since, closed)
+        if choice is None:
+            return None
+        wrong = overdrawn(state, [job for unit in choice.units for job in unit.roots], of_band)
+        if wrong is None:
+            return choice
+        kept[wrong.job_id] = None
+    return None
 
 
 def as_decided(state: Tables, trial: Trial, but: str = "") -> None:
-    """What is being ended has ended, and what is claimed by others is taken."""
+    """What is being ended has ended, what is given back is free, and what is claimed by others is taken."""
     for job_id in state.ending:
         job = state.jobs[job_id]
         trial.end((job, *below(state, job)))
+    for reservation_id in state.unsettled if not trial.reservation else ():
+        reservation = state.reservations[reservation_id]
+        for unit in (unit for unit in reservation.units if unit.leaving):
+            for host in unit.hosts:
+                trial.free(host.node, reservation.demand_of(unit), host.devices)
     for claim in state.claims.values():
         mine = claim.applicant != but and claim.reservation == trial.reservation
         for share in claim.shares if mine else ():
@@ -163,7 +204,7 @@ def is_coming(state: Tables, claim: Claim) -> bool:
     return any(going(state, state.jobs[attempt.job_id]) for attempt in attempts)
 
 
-def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps, plan: Plan | None) -> bool:
+def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps | None, plan: Plan | None) -> bool:
     """It does not fit: end others for its sake, if that may be and helps. True: they are being ended."""
     rule = state.policy.preemption
     claim = state.claims.get(applicant.id)
@@ -173,33 +214,99 @@ def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps, plan: Pl
         state.drop_claim(claim.applicant)  # all have ended, and it does not fit all the same
     if plan is not None and plan.at is not None and plan.at <= state.now + rule.patience_s:
         return False
-    if not bands_below(state, applicant) or state.sought.get(applicant.id, state.now) > state.now:
+    if not rule.enabled or not bands_below(state, applicant):
         return False
-    choice = would_preempt(state, applicant, keeps.kept_for_others(applicant))
+    if state.sought.get(_key(state, applicant), NEVER)[0] > state.now:
+        return False
+    if state.queue.searches >= SEARCHES:
+        state.timers.set(("seek", applicant.id), state.now + SOON_S)
+        return False
+    wait_s = _wait_s(state, applicant)
+    choice = None
+    if not wait_s and not is_helped(state, applicant):
+        state.queue.searches += 1
+        kept = _kept_before(state, applicant) if keeps is None else keeps.kept_for_others(applicant)
+        choice = would_preempt(state, applicant, kept)
     if choice is None or not choice.units:
-        state.sought[applicant.id] = state.now + AGAIN_S
-        state.timers.set(("seek", applicant.id), state.now + AGAIN_S)
+        _again(state, applicant, wait_s)
         return False
     _take(state, out, applicant, choice)
+    state.queue.seeking[state.queue.lane_of(applicant)] = None  # those behind it
     return True
 
 
-def later(state: State, applicant: Applicant, turn: int) -> bool:
-    """It may look when others have: searches take time, and the first go first. False: it would not look anyway."""
-    if applicant.id in state.claims or not bands_below(state, applicant):
-        return False
-    if state.sought.get(applicant.id, 0.0) <= state.now:
-        at = state.sought[applicant.id] = state.now + TURN_S * (1 + turn)
-        state.timers.set(("seek", applicant.id), at)
-        return True
-    return False
+def _kept_before(state: Tables, applicant: Applicant) -> dict[NodeName, None]:
+    """Machines that the last pass kept for others of its band and earlier ones."""
+    queue = state.queue
+    others = [name for name in queue.holders if name != applicant.id and name in queue]
+    before = [name for name in others if queue.applicants[name].band.rank <= applicant.band.rank]
+    return {node: None for name in before for node in queue.holders[name].nodes}
+
+
+def _key(state: Tables, applicant: Applicant) -> Sought:
+    """Applicants alike find the same, but for their own families."""
+    entitled = applicant.tenant if may_reclaim(state, applicant) else None
+    return applicant.shape, applicant.band, entitled
+
+
+def _again(state: Tables, applicant: Applicant, wait_s: float) -> None:
+    """When it shall look again: when machines may have come, or after a while, longer each time."""
+    key = _key(state, applicant)
+    if len(state.sought) > SOUGHT_LIMIT:
+        state.sought = {key: one for key, one in state.sought.items() if one[0] > state.now}
+    pause_s = min(AGAIN_MOST_S, max(AGAIN_S, 2 * state.sought.get(key, NEVER)[1]))
+    at = state.now + (wait_s or max(AGAIN_S, min(pause_s, _shield_ends_in_s(state, applicant))))
+    state.sought[key] = at, 0.0 if wait_s else pause_s
+    state.timers.set(("seek", applicant.id), at)
+
+
+def _shield_ends_in_s(state: Tables, applicant: Applicant) -> float:
+    """Until the next job that might be a victim can be one."""
+    shield_s = state.policy.preemption.shield_s
+    lines = [state.runs[band] for band in bands_below(state, applicant)]
+    nexts = [bisect_right(line, state.now - shield_s, key=lambda entry: entry[0]) for line in lines]
+    ends = (line[at][0] + shield_s for line, at in zip(lines, nexts, strict=True) if at < len(line))
+    return min(ends, default=math.inf) - state.now
+
+
+def _wait_s(state: Tables, applicant: Applicant) -> float:
+    """How long to wait for machines that may come for it; 0: not at all."""
+    books, now = state.fleet, state.now
+    if applicant.shape.reservation or not any(config.provider != "fixed" for config in books.configs()):
+        return 0.0
+    asked_s = applicant.since + ASKED_WITHIN_S - now
+    why = f"for {applicant.id}"
+    coming = [unit.wanted_at for unit in books.units.values() if unit.phase in ON_ITS_WAY and unit.why == why]
+    coming_s = max(coming, default=-math.inf) + state.policy.preemption.machine_wait_s - now
+    return max(asked_s, coming_s, 0.0)
+
+
+def seek_for_others(state: State, out: Outbox) -> None:
+    """After a pass, which looks for the first of each kind only: those that came since, and those behind it."""
+    queue = state.queue
+    while queue.seeking and queue.searches < SEARCHES:
+        lane = next(iter(queue.seeking))
+        del queue.seeking[lane]
+        if lane.line:
+            _seek_in(state, out, lane)
+    if queue.seeking:
+        state.timers.set(("seek", ""), state.now + SOON_S)
+
+
+def _seek_in(state: State, out: Outbox, lane: Lane) -> None:
+    """One after the other, until one finds nobody."""
+    for entry in lane.line:
+        applicant = state.queue.applicants[entry[-1]]
+        if applicant.id not in state.claims:
+            seek(state, out, applicant, None, state.plans.get(applicant.id))
+            return  # if it has found somebody, its lane is in question again
 
 
 def due(state: State, out: Outbox, applicant_id: str) -> None:
     """Whoever found nobody looks again."""
-    state.sought.pop(applicant_id, None)
-    if applicant_id in state.queue:
-        state.queue.retry(applicant_id)
+    applicant = state.queue.applicants.get(applicant_id)
+    if applicant is not None:
+        state.queue.seeking[state.queue.lane_of(applicant)] = None
 
 
 def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> None:

@@ -110,6 +110,10 @@ class Queue:
         """Version of the pool at the last pass."""
         self.turn = 0
         """Number of the last pass."""
+        self.seeking: dict[Lane, None] = {}
+        """Where somebody came who may take another's place: whoever looks (`preemption`) clears it."""
+        self.searches = 0
+        """For victims, in this step."""
         self.changes = 0
         """Grows with every change."""
         self._arrivals: deque[Applicant] = deque()
@@ -154,6 +158,7 @@ class Queue:
         self.applicants[applicant.id] = applicant
         self.fresh[lane] = None
         self.refused[applicant.shape] = None
+        self.seeking[lane] = None
         self._sorted = self._sorted and (not self._arrivals or self._arrivals[-1].since <= applicant.since)
         self._arrivals.append(applicant)
         if len(self._arrivals) > 2 * len(self.applicants) + 64:

@@ -168,10 +168,11 @@ def borrowing(state: Tables, job: Job) -> bool:
     if not state.shares.has_quotas:
         return False
     more = over_quota(state.shares, state.shares.tenant(job.spec.user, job.spec.namespace))
-    return any(_takes(state.demand(job), key) for key in more)
+    return any(takes(state.demand(job), key) for key in more)
 
 
-def _takes(demand: Demand, key: str) -> bool:
+def takes(demand: Demand, key: str) -> bool:
+    """It is of what a quota counts under this key."""
     kind, _, variant = key.partition(":")
     if kind in KINDS:
         wanted = demand.device_variant.lower()

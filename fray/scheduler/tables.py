@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import define
 
@@ -56,6 +56,9 @@ class Tally:
 
     living: int = 0
     ran: int = 0
+
+
+Sought: TypeAlias = tuple[Shape, Band, Tenant | None]
 
 
 def name_key(namespace: Namespace, name: str) -> str:
@@ -143,8 +146,8 @@ class Tables(ReservedTables):
         """Nodes that are not alive."""
         self.plans: dict[str, Plan] = {}
         """By applicant, while it is the first that waits, or starves. No index: made anew after a restart."""
-        self.sought: dict[str, float] = {}
-        """By applicant that found nobody whose place it may take: when it looks again (`preemption`). No index."""
+        self.sought: dict[Sought, tuple[float, float]] = {}
+        """Who found nobody whose place it may take: when it looks again, and after what pause. No index."""
         self.timers = Timers()
         """By node, ``drain``: when its drain waits no longer; ``probe``: when it is asked how it is. By job, ``wait``:
         when it has waited for machines as long as it may."""
@@ -629,9 +632,9 @@ class Tables(ReservedTables):
     def _charge(self, attempt: Attempt, times: int) -> None:
         job = self.jobs[attempt.job_id]
         if not job.spec.reservation_id:  # that is charged as a whole
-            self.charge(*self._charged(job, attempt), times)
+            self.charge(*self.charged(job, attempt), times)
 
-    def _charged(self, job: Job, attempt: Attempt) -> tuple[Tenant, Demand, str]:
+    def charged(self, job: Job, attempt: Attempt) -> tuple[Tenant, Demand, str]:
         tenant = self.shares.tenant(job.spec.user, job.spec.namespace)
         return tenant, self.demand(job), self.variant_of(attempt.node, attempt.devices)
 
@@ -646,7 +649,7 @@ class Tables(ReservedTables):
             pool = self.pool_for(job.spec.reservation_id)
             pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
             if not job.spec.reservation_id:
-                self.shares.count(*self._charged(job, attempt), 1, self.now)
+                self.shares.count(*self.charged(job, attempt), 1, self.now)
 
     def vacate(self, attempt: Attempt) -> None:
         """It has ended: its share of the machine is free."""

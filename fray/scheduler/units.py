@@ -49,19 +49,19 @@ class UnitTurn(StrEnum):
 
 
 _P, _T = UnitPhase, UnitTurn
-_ON_ITS_WAY = (_P.WANTED, _P.ASKED, _P.SEEN)
+ON_ITS_WAY = (_P.WANTED, _P.ASKED, _P.SEEN)
 UNIT_TABLE: Mapping[tuple[UnitPhase, UnitTurn], UnitPhase] = {
     (_P.WANTED, _T.TAKEN): _P.ASKED,
     (_P.WANTED, _T.LISTED): _P.SEEN,
     (_P.ASKED, _T.LISTED): _P.SEEN,
-    **{(phase, _T.WHOLE): _P.JOINED for phase in _ON_ITS_WAY},
-    **{(phase, _T.CLOSED): _P.DRAINING for phase in (*_ON_ITS_WAY, _P.JOINED)},
-    **{(phase, _T.DOOMED): _P.DELETING for phase in (*_ON_ITS_WAY, _P.JOINED, _P.DRAINING)},
+    **{(phase, _T.WHOLE): _P.JOINED for phase in ON_ITS_WAY},
+    **{(phase, _T.CLOSED): _P.DRAINING for phase in (*ON_ITS_WAY, _P.JOINED)},
+    **{(phase, _T.DOOMED): _P.DELETING for phase in (*ON_ITS_WAY, _P.JOINED, _P.DRAINING)},
     **{(phase, _T.ENDED): _P.GONE for phase in _P if phase is not _P.GONE},
     (_P.GONE, _T.BACK): _P.DELETING,
 }
 
-LIVE = (*_ON_ITS_WAY, _P.JOINED)
+LIVE = (*ON_ITS_WAY, _P.JOINED)
 LEAVING = (_P.DRAINING, _P.DELETING)
 
 

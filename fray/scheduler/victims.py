@@ -23,8 +23,7 @@ from fray.model.bands import Band
 from fray.model.ids import JobId, NodeName
 from fray.model.resources import Demand
 from fray.scheduler.asks import Ask, Part, Placed
-from fray.scheduler.fitting import SliceId
-from fray.scheduler.match import Pool
+from fray.scheduler.match import Pool, members_held
 from fray.scheduler.rows import Job, JobPhase
 from fray.scheduler.space import Space
 from fray.scheduler.tables import Tables
@@ -66,7 +65,7 @@ class Unit:
 
     @property
     def order(self) -> tuple[Cost, int]:
-        return self.cost, self.roots[0].order
+        return self.cost, -self.roots[0].order
 
 
 @frozen
@@ -185,11 +184,9 @@ def _realms(pool: Pool, ask: Ask, closed: Container[NodeName]) -> Iterator[Conta
     if not ask.same:
         yield closed
         return
-    usable = {name: None for demand in ask.demands for name in pool.usable(demand)}
-    where = {name: pool.machines[name].capacity.attributes.get(ask.same, "") for name in usable}
-    for realm in dict.fromkeys(where.values()):
-        if realm:
-            yield {name for name in pool.machines if where.get(name) != realm or name in closed}
+    for realm in filter(None, pool.localities(ask.same)):
+        elsewhere = (name for name, one in pool.machines.items() if one.capacity.attributes.get(ask.same) != realm)
+        yield {*elsewhere, *(name for name in pool.machines if name in closed)}
 
 
 @define(eq=False)
@@ -284,8 +281,7 @@ class _Search:
         missing = part.members // hosts - self._free(demand, part, closed)
         if missing <= 0:
             return []
-        usable = {name: None for name in self.pool.usable(demand) if name not in closed}
-        names = self._candidates(demand, usable, hosts)
+        names = self._candidates(demand, closed, hosts)
         sites: list[_Site] = []
         limit = max(SITES, 2 * missing)
         while True:
@@ -307,19 +303,32 @@ class _Search:
         self.trial.undo_to(mark)
         return count
 
-    def _candidates(self, demand: Demand, usable: dict[NodeName, None], hosts: int) -> Iterator[tuple[NodeName, ...]]:
+    def _candidates(self, demand: Demand, closed: Container[NodeName], hosts: int) -> Iterator[tuple[NodeName, ...]]:
         """Sites with somebody on them who may be ended: those of the cheapest jobs first."""
         seen: dict[NodeName, None] = {}
-        slices = _slices(self.pool, usable) if hosts > 1 else {}
         for job in self._prey():
             for attempt in self.state.living_members(job):
-                name = attempt.node
-                if name in seen or name not in usable:
+                if attempt.node in seen:
                     continue
-                nodes = slices.get(self.pool.machines[name].slice, ()) if hosts > 1 else (name,)
-                seen |= dict.fromkeys((name, *nodes))
-                if len(nodes) == hosts:
+                nodes = self._nodes_of(attempt.node, hosts)
+                seen |= dict.fromkeys((attempt.node, *nodes))
+                if len(nodes) == hosts and all(self._serves(demand, name, closed) for name in nodes):
                     yield nodes
+
+    def _nodes_of(self, name: NodeName, hosts: int) -> tuple[NodeName, ...]:
+        """The machine, or all open hosts of its slice."""
+        if hosts == 1:
+            return (name,)
+        machine = self.pool.machines.get(name)
+        members = self.pool.slices.members.get(machine.slice, ()) if machine and machine.slice else ()
+        return tuple(host for host in members if self.pool.machines[host].open)
+
+    def _serves(self, demand: Demand, name: NodeName, closed: Container[NodeName]) -> bool:
+        """It could hold a member if it were empty."""
+        machine = self.pool.machines.get(name)
+        return (
+            machine is not None and machine.open and name not in closed and members_held(demand, machine.capacity) > 0
+        )
 
     def _prey(self) -> Iterator[Job]:
         """Of the latest band first, and of a band those first that were placed last."""
@@ -438,11 +447,3 @@ class _Search:
                 for index, gain in after.items():
                     gains[index] = gain
         return list(chosen.values())
-
-
-def _slices(pool: Pool, usable: Iterable[NodeName]) -> dict[SliceId | None, tuple[NodeName, ...]]:
-    """Usable hosts by slice."""
-    found: dict[SliceId | None, list[NodeName]] = {}
-    for name in usable:
-        found.setdefault(pool.machines[name].slice, []).append(name)
-    return {key: tuple(names) for key, names in found.items()}
