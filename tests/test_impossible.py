@@ -161,3 +161,15 @@ def test_a_restarted_gang_gets_the_slices_it_had() -> None:
         pool.release(attempt.node, row.spec.demand, attempt.devices)
     (placed,) = pool.place(law.state.ask(row), (), [("t0", "t1", "s0", "s1")]) or ()
     assert placed.nodes == ("s0", "s1", "t0", "t1")
+
+
+def test_the_wish_tells_the_type_that_was_chosen_also_after_a_restart() -> None:
+    law = Cluster()
+    law.driver()
+    for worker in ("0", "1"):
+        law.node(f"s{worker}", tpu="v4-16*4", slice="s", tpu_worker=worker)
+    asked = ResourceConfig.with_tpu(["v5p-16", "v4-16"], memory=0)
+    law.launch(job("train", asked.demand(), alternatives=asked.alternatives(), members=2))
+    law.restart()
+    wishes = [law.state.wish(attempt) for attempt in law.state.attempts]
+    assert [wish.spec.demand.device_variant for wish in wishes if wish is not None] == ["v4-16", "v4-16"]
