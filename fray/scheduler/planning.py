@@ -7,7 +7,8 @@ from collections.abc import Container, Iterable, Sequence
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
 from fray.scheduler.asks import Ask, Placed
-from fray.scheduler.match import Pool, members_held
+from fray.scheduler.fitting import held_empty
+from fray.scheduler.match import Pool
 from fray.scheduler.plans import Plan, Shares
 from fray.scheduler.queue import Applicant, Shape
 from fray.scheduler.rows import Claim, Job, JobPhase
@@ -18,7 +19,7 @@ MARGIN_S = 10.0
 """From the end of a job's ladder until its machines are surely free: sweeping, reporting."""
 ENDS = 512
 """So many ends to come are looked at for one plan."""
-LOOKED = 4096
+LOOKED = 1024
 """Among so many of the jobs whose time is over soonest."""
 
 
@@ -88,7 +89,7 @@ def _ends(state: Tables, shape: Shape, closed: Container[NodeName]) -> list[tupl
         if name not in known:
             machine = pool.machines.get(name)
             is_open = machine is not None and machine.open and name not in closed
-            known[name] = is_open and any(members_held(d, pool.machines[name].capacity) for d in shape.ask.demands)
+            known[name] = is_open and any(held_empty(d, pool.machines[name]) for d in shape.ask.demands)
         return known[name]
 
     jobs = [*state.ending, *(job_id for _, _, job_id in state.limits[:LOOKED])]
