@@ -141,6 +141,8 @@ class Keeps:
     def place(self, applicant: Applicant, preferred: Sequence[Sequence[NodeName]]) -> tuple[Placed, ...] | None:
         """Take places for it that delay nobody for whom something is kept; None: there are none."""
         pool, ask = self._pool(applicant), applicant.shape.ask
+        if not self.claims and not self._books:
+            return pool.place(ask, (), preferred)  # nothing is kept yet: by far the most
         keeps, held = self._binding(applicant), self._held_off(applicant)
         if not keeps:
             return pool.place(ask, held, preferred)

@@ -49,7 +49,8 @@ class ChargedTables:
         shares, now = self.shares, self.now
         accounts = shares.account(tenant, now)[:2]
         for account in accounts:
-            shares.settle(account, now)
+            if now > account.row.at:
+                shares.settle(account, now)
         shares.count(tenant, demand, variant, times, now)
         for account in accounts:
             shares.moved(account, now)

@@ -17,6 +17,7 @@ tenants into another order in every step.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from attrs import Factory, define, frozen
@@ -65,13 +66,17 @@ def capacity_of(capacity: Capacity) -> Amount:
 
 def dominant(used: Amount, whole: Amount) -> float:
     """The largest part of anything; of what no machine has (any more), all of it."""
-    share = 0.0
-    for have, of in zip(used, whole, strict=True):
-        if have:
-            part = have / of if of > have else 1.0
-            if part > share:
-                share = part
+    cpu, memory, gpu, tpu = used
+    share = _part(cpu, whole[0])
+    if memory:
+        share = max(share, _part(memory, whole[1]))
+    if gpu or tpu:
+        share = max(share, _part(gpu, whole[2]), _part(tpu, whole[3]))
     return share
+
+
+def _part(have: int, of: int) -> float:
+    return have / of if of > have else 1.0 if have else 0.0
 
 
 @define(eq=False)
@@ -93,6 +98,16 @@ class Account:
         if since <= 0:
             return self.row.mean
         return float(self.share + (self.row.mean - self.share) * 2.0 ** (-since / half_life_s))
+
+
+def _count_devices(accounts: Iterable[Account], demand: Demand, variant: str, count: int) -> None:
+    key = f"{demand.device_kind}:{variant}"
+    for account in accounts:
+        if demand.device_kind in KINDS:
+            account.used[KINDS[demand.device_kind]] += count
+        account.variants[key] = account.variants.get(key, 0) + count
+        if not account.variants[key]:
+            del account.variants[key]
 
 
 def user_key(user: str) -> str:
@@ -175,20 +190,19 @@ class Shares:
 
     # Use
 
-    def count(self, tenant: Tenant, demand: Demand, variant: str, times: int, now: float) -> tuple[Account, Account]:
-        """So many members more (or fewer) run: their accounts, with nothing settled yet."""
-        user, own, space = self.account(tenant, now)
-        taken = amount_of(demand, times)
-        for account in (user, own, space):
-            account.used = [one + other for one, other in zip(account.used, taken, strict=True)]
-            if demand.device_count:
-                key = f"{demand.device_kind}:{variant}"
-                account.variants[key] = account.variants.get(key, 0) + demand.device_count * times
-                if not account.variants[key]:
-                    del account.variants[key]
+    def count(self, tenant: Tenant, demand: Demand, variant: str, times: int, now: float) -> None:
+        """So many members more (or fewer) run; nothing is settled by that."""
+        accounts = self.account(tenant, now)
+        cpu, memory = demand.cpu_milli * times, demand.memory_bytes * times
+        for account in accounts:
+            used = account.used
+            used[0] += cpu
+            used[1] += memory
+        if demand.device_count:
+            _count_devices(accounts, demand, variant, demand.device_count * times)
+        space = accounts[2]
         if not any(space.used):
             del self.spaces[tenant.namespace]  # it has no past
-        return user, own
 
     def settle(self, account: Account, now: float) -> None:
         """Its mean up to now goes into its row: its share is about to change."""
@@ -201,7 +215,9 @@ class Shares:
         self._score(account, now)
 
     def _score(self, account: Account, now: float) -> None:
-        score = (account.share + account.mean(now, self.policy.half_life_s)) / account.weight
+        row = account.row
+        mean = row.mean if row.at >= now else account.mean(now, self.policy.half_life_s)
+        score = (account.share + mean) / account.weight
         if score != account.score and account.row.namespace is None:
             self._rank(account.row.user, account.score, score)
         account.score = score

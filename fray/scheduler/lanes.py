@@ -54,7 +54,15 @@ class Blocks(Generic[T]):
             self._blocks.append([item])
             self._lasts.append(item)
             return
-        at = min(bisect_left(self._lasts, item), len(self._blocks) - 1)
+        at = len(self._blocks) - 1
+        if item > self._lasts[-1]:
+            last = self._blocks[-1]
+            if len(last) < 2 * BLOCK:  # nearly always: what comes later goes behind
+                last.append(item)
+                self._lasts[-1] = item
+                return
+        elif at:
+            at = bisect_left(self._lasts, item)
         block = self._blocks[at]
         insort(block, item)
         if len(block) > 2 * BLOCK:
@@ -64,14 +72,15 @@ class Blocks(Generic[T]):
         self._lasts[at] = self._blocks[at][-1]
 
     def remove(self, item: T) -> None:
-        at = bisect_left(self._lasts, item)
-        block = self._blocks[at]
-        del block[bisect_left(block, item)]
+        blocks = self._blocks
+        at = 0 if item <= self._lasts[0] else bisect_left(self._lasts, item)
+        block = blocks[at]
+        del block[0 if block[0] == item else bisect_left(block, item)]
         self._size -= 1
-        if block:
+        if not block:
+            del blocks[at], self._lasts[at]
+        elif item == self._lasts[at]:
             self._lasts[at] = block[-1]
-        else:
-            del self._blocks[at], self._lasts[at]
 
     def before(self, item: T) -> int:
         """How many are smaller."""

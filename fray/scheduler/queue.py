@@ -148,12 +148,13 @@ class Queue:
 
     def add(self, applicant: Applicant) -> None:
         lane = self._lane(applicant)
-        entry = applicant.entry
-        if not lane.line or entry < lane.head:
-            if lane.line:
-                lane.space.take(lane.head)
+        entry, line = applicant.entry, lane.line
+        if not len(line):
             lane.space.put(entry, lane)
-        lane.line.add(entry)
+        elif entry < line.first:
+            lane.space.take(line.first)
+            lane.space.put(entry, lane)
+        line.add(entry)
         lane.space.line.add(entry)
         self.applicants[applicant.id] = applicant
         self.fresh[lane] = None
@@ -169,15 +170,16 @@ class Queue:
         applicant = self.applicants.pop(applicant_id)
         entry = applicant.entry
         lane = self.lane_of(applicant)
-        was_head = lane.head == entry
+        line, space = lane.line, lane.space
+        was_head = line.first == entry
         if was_head:
-            lane.space.take(entry)
-        lane.line.remove(entry)
-        lane.space.line.remove(entry)
-        if not lane.line:
+            space.take(entry)
+        line.remove(entry)
+        space.line.remove(entry)
+        if not len(line):
             self._drop(lane)
         elif was_head:
-            lane.space.put(lane.head, lane)
+            space.put(line.first, lane)
         self.changes += 1
 
     def lane_of(self, applicant: Applicant) -> Lane:

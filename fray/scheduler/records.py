@@ -50,7 +50,8 @@ def _cut(text: str, most: int) -> str:
 
 def slim(state: State, job: Job) -> None:
     """It has ended, and so has every attempt of it: leave out what only the living need."""
-    job.spec = evolve(job.spec, sys_path=(), cwd=None)
+    if job.spec.sys_path or job.spec.cwd is not None:
+        job.spec = evolve(job.spec, sys_path=(), cwd=None)
     state.touch("job", job.job_id)
 
 
