@@ -22,7 +22,7 @@ from fray.model.ids import split_attempt
 from fray.model.job_groups import JobRole
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello, Report
-from fray.model.policy import Policy, Preemption
+from fray.model.policy import Amounts, Policy, Preemption, Terms
 from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
@@ -51,7 +51,14 @@ from fray.scheduler.effects import (
 from fray.scheduler.rows import JobPhase, Rules
 
 WALKS, EVENTS, CHUNKS = 216, 200, 12
-POLICY = Policy(preemption=Preemption(shield_s=3.0, period_s=300.0, patience_s=0.0))
+POLICY = Policy(
+    preemption=Preemption(shield_s=3.0, period_s=300.0, patience_s=0.0),
+    half_life_s=100.0,
+    users={
+        "u1": Terms(weight=2, quota=Amounts(cpu_milli=1000)),
+        "u2": Terms(quota=Amounts(cpu_milli=2000, devices={"gpu:a100": 1}), borrow=Amounts(cpu_milli=2000)),
+    },
+)
 RULES = Rules(finished_limit=12, records_limit=3, history_limit=5)
 MARGIN_S = 60.0
 LIVING = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -396,6 +403,7 @@ class World:
             exit_codes=rng.choice([{}, {}, {3: ExitRule.IGNORE, 4: ExitRule.FAIL, 137: ExitRule.RETRY}]),
             backoff_s=rng.choice([0.0, 0.0, 0.0, 2.0]),
             adopt_existing=rng.random() < 0.1,
+            user=rng.choice(["", "u1", "u2"]),
             exclusive_name=rng.random() < 0.3,
             band=rng.choice([None, None, Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH, Band.BATCH]),
             time_limit_s=rng.choice([None, None, None, 2.0, 10.0, 60.0, 500.0]),

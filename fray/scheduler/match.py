@@ -74,7 +74,7 @@ class Pool(Overview):
         """Of the law, when something was last placed."""
         self.version = 0
         self.loosened = 0
-        """How often `loosen` was called."""
+        """Grows when something has really become free: a `Trial` gives back what it releases."""
         """Grows when what did not fit before may fit now on any machine."""
         self.freed: dict[NodeName, None] = {}
         """Machines on which something has become free since the last look; whoever looks clears it."""

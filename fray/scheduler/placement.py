@@ -61,10 +61,11 @@ def place_waiting(state: State, out: Outbox) -> None:
     pool.now = state.now
     state.rank_by_time()
     again = _is_due(state)
-    while queue and again:
-        again = Pass(state, out).run()
-    if queue.seeking:
-        preemption.seek_for_others(state, out)
+    while queue and (again or queue.seeking):
+        again = again and Pass(state, out).run()
+        if not again and not _seek(state, out):
+            break
+        again = True
     if queue.cut and queue:
         _remember(state)
     pool.freed.clear()
@@ -77,6 +78,20 @@ def _remember(state: State) -> None:
     """Not everybody was asked about machines that have become freer: all are, once not all machines are kept."""
     if state.pool.freed:
         state.pool.version += 1
+
+
+def _seek(state: State, out: Outbox) -> bool:
+    """Whether anybody whose place was taken has ended at once: he had not begun yet."""
+    before = _freed(state)
+    if state.queue.seeking:
+        preemption.seek_for_others(state, out)
+    return _freed(state) != before
+
+
+def _freed(state: State) -> tuple[int, ...]:
+    """Whether it has changed says that something has become free, or is kept for somebody no more."""
+    pools = (state.pool, *state.reserved.values())
+    return tuple(number for pool in pools for number in (pool.loosened, len(pool.freed)))
 
 
 def _is_due(state: State) -> bool:
@@ -117,7 +132,7 @@ class Pass:
         self.cut = False
         self.is_kept = bool(self.queue.holders or state.claims)
         """Something was kept at the last pass: who did not fit beside it may be before it now."""
-        self.loosened = self._loosened()
+        self.freed = _freed(self.state)
 
     def run(self) -> bool:
         """Whether another pass may find more."""
@@ -140,11 +155,8 @@ class Pass:
         self._loosen(queue.holders)
         queue.cut, queue.holders = self.cut, self.keeps.kept
         queue.looked = _looked(state)
-        looser = self._loosened() != self.loosened
-        return looser or queue.seen != self.pool.version or bool(queue.fresh)
-
-    def _loosened(self) -> int:
-        return self.pool.loosened + sum(pool.loosened for pool in self.state.reserved.values())
+        freer = _freed(self.state) != self.freed
+        return freer or queue.seen != self.pool.version or bool(queue.fresh)
 
     def _loosen(self, before: Mapping[str, Kept]) -> None:
         """Machines that are kept for somebody no more may be used by others."""

@@ -661,6 +661,7 @@ class Tables(ReservedTables):
         self.fleet.used(attempt.node, self.now)
         pool = self.pool_for(job.spec.reservation_id)
         pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+        pool.loosened += 1
         self._charge(attempt, -1)
         if job.spec.reservation_id:
             self.vacated_inside(job.spec.reservation_id, attempt.node)

@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
-from fray.model.policy import Policy
+from fray.model.policy import Amounts, Policy, Terms
 from fray.model.resources import PortRange
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ GROUPS = (
         boot_timeout_s=60.0,
     ),
 )
-POLICY = Policy(groups=GROUPS, spend_limit_per_hour=13.0)
+TERMS = Terms(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
+"""Of every driver, who is a user each."""
+POLICY = Policy(groups=GROUPS, spend_limit_per_hour=13.0, half_life_s=60.0, users={"*": TERMS})
 
 
 @define(eq=False)

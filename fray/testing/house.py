@@ -39,7 +39,7 @@ from fray.scheduler.effects import Effect, Event
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
 from fray.scheduler.step import step
-from fray.testing.clouds import POLICY, PROVIDER, SimCloud
+from fray.testing.clouds import POLICY, PROVIDER, TERMS, SimCloud
 from fray.testing.environments import SimEnvironments
 from fray.testing.fakes import SimLauncher, SimNetwork
 from fray.testing.ports import echoing
@@ -47,6 +47,8 @@ from fray.testing.seed import Seed
 from fray.testing.truth import Truth, secret_value
 from fray.testing.workspaces import SimShelf, find
 
+SHARED = Policy(half_life_s=60.0, users={"*": TERMS})
+"""Every driver is a user, and nobody may have more than this."""
 CONTROLLER = "controller"
 ADDRESS = f"memory:{CONTROLLER}"
 TOKEN = "simulated"
@@ -368,7 +370,7 @@ class DriverProcess:
             house.network.process(self.name, self.name),
             [ADDRESS],
             Credential("cluster", TOKEN),
-            Place(role=Role.DRIVER, namespace=namespace, grace_s=grace_s),
+            Place(role=Role.DRIVER, namespace=namespace, grace_s=grace_s, user=self.name),
             rng=house.seed.stream(self.name),
         ) as runtime:
             self.session = runtime.session
@@ -426,7 +428,7 @@ class SimHouse:
             self.declared = tuple(
                 NodeHello(node=spec.name, incarnation="", boot_id="", capacity=spec.capacity) for spec in machines
             )
-        self.policy: Policy | None = None
+        self.policy: Policy | None = SHARED
         self.makers: Mapping[str, Maker] | None = None
         self.cloud: SimCloud | None = None
         self.controller = ControllerSeat(self, open_store)

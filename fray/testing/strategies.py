@@ -79,6 +79,8 @@ ACTS: Mapping[str, int] = {
     "machine let in": 2,
     "job group": 5,
     "open reservation": 4,
+    "bands": 4,
+    "who goes first": 3,
     "kept units": 3,
     "ended group": 2,
 }

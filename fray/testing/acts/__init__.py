@@ -22,6 +22,7 @@ from fray.testing.acts import (
     reserving,
     retrying,
     scopes,
+    sharing,
     watching,
 )
 from fray.testing.acts.bench import Act, Bench, Desk, KnownActor, KnownJob, leaves
@@ -42,4 +43,5 @@ ACTS: Mapping[str, Act] = {
     **machines.ACTS,
     **groups.ACTS,
     **reserving.ACTS,
+    **sharing.ACTS,
 }
