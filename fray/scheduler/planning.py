@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
@@ -68,52 +69,67 @@ def going(state: Tables, job: Job) -> bool:
 def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> Plan:
     """The earliest time at which it surely fits, if the time limits tell one."""
     pool, ask = pool_of(state, applicant.shape), applicant.shape.ask
-    ends = _ends(state, applicant.shape, closed)
+    ends = _Ends(state, applicant.shape, closed)
     with Trial(state, applicant.shape.reservation) as trial:
         count = _fewest(trial, ask, closed, ends)
         if count is None:
             return Plan(applicant.id, state.now, pool.open_machines)
-        trial.end(job for _, job in ends[len(trial.ended) : count])
+        trial.end(job for _, job in ends.known[len(trial.ended) : count])
         placed = trial.place(ask, closed)
     assert placed is not None
-    after = tuple(job.job_id for _, job in ends[:count] if _on(state, job, nodes_of(placed)))
-    at = ends[count - 1][0] if count else state.now
+    before = ends.known[:count]
+    after = tuple(job.job_id for _, job in before if _on(state, job, nodes_of(placed)))
+    at = max((at for at, _ in before), default=state.now)
     return Plan(applicant.id, state.now, pool.open_machines, at, shares_of(ask, placed), after)
 
 
-def _ends(state: Tables, shape: Shape, closed: Container[NodeName]) -> list[tuple[float, Job]]:
-    """What will end on machines that it could use, soonest first, as far as that is known."""
-    pool, known = pool_of(state, shape), dict[NodeName, bool]()
+class _Ends:
+    """What will end on machines that an ask could use, and when, as far as that is known: looked for as it is needed.
 
-    def serves(name: NodeName) -> bool:
-        if name not in known:
-            machine = pool.machines.get(name)
-            is_open = machine is not None and machine.open and name not in closed
-            known[name] = is_open and any(held_empty(d, pool.machines[name]) for d in shape.ask.demands)
-        return known[name]
+    In the order in which limits are over. Where ladders differ by more than the limits do, a plan may be a little later
+    than it could be.
+    """
 
-    jobs = [*state.ending, *(job_id for _, _, job_id in state.limits[:LOOKED])]
-    found = []
-    for job in (state.jobs[job_id] for job_id in jobs if state.jobs[job_id].spec.reservation_id == shape.reservation):
-        at = ends_at(state, job)
-        if at is not None and any(serves(attempt.node) for attempt in state.living_members(job)):
-            found.append((at, job))
-            if len(found) >= ENDS:
-                break
-    return sorted(found, key=lambda end: (end[0], end[1].order))
+    def __init__(self, state: Tables, shape: Shape, closed: Container[NodeName]) -> None:
+        self.known: list[tuple[float, Job]] = []
+        self._state, self._shape, self._closed = state, shape, closed
+        self._pool = pool_of(state, shape)
+        self._served: dict[NodeName, bool] = {}
+        self._more = self._look()
+
+    def reach(self, count: int) -> int:
+        """Know so many, if there are so many; how many are known now, at most ``count``."""
+        self.known.extend(islice(self._more, max(0, min(count, ENDS) - len(self.known))))
+        return min(count, len(self.known))
+
+    def _look(self) -> Iterator[tuple[float, Job]]:
+        state = self._state
+        for job_id in chain(state.ending, (job_id for _, _, job_id in islice(state.limits, LOOKED))):
+            job = state.jobs[job_id]
+            if job.spec.reservation_id == self._shape.reservation:
+                at = ends_at(state, job)
+                if at is not None and any(self._serves(attempt.node) for attempt in state.living_members(job)):
+                    yield at, job
+
+    def _serves(self, name: NodeName) -> bool:
+        known = self._served.get(name)
+        if known is None:
+            machine = self._pool.machines.get(name)
+            is_open = machine is not None and machine.open and name not in self._closed
+            demands = self._shape.ask.demands if is_open else ()
+            known = self._served[name] = any(held_empty(demand, self._pool.machines[name]) for demand in demands)
+        return known
 
 
-def _fewest(trial: Trial, ask: Ask, closed: Container[NodeName], ends: Sequence[tuple[float, Job]]) -> int | None:
+def _fewest(trial: Trial, ask: Ask, closed: Container[NodeName], ends: _Ends) -> int | None:
     """How many of these ends, the soonest first, make it fit; None: all of them do not. Leaves fewer ended."""
     low, high, stride = 0, 0, 1
     marks = [trial.mark]
     while not trial.fits(ask, closed):
-        if high == len(ends):
+        low, high, stride = high, ends.reach(high + stride), stride * 2
+        if low == high:
             return None
-        low, high, stride = high, min(len(ends), high + stride), stride * 2
-        for _, job in ends[low:high]:
-            trial.end((job,))
-            marks.append(trial.mark)
+        _end_first(trial, ends, marks, high)
     while high - low > 1:  # fits after ``high``, not after ``low``
         middle = (low + high) // 2
         _end_first(trial, ends, marks, middle)
@@ -122,12 +138,11 @@ def _fewest(trial: Trial, ask: Ask, closed: Container[NodeName], ends: Sequence[
     return high
 
 
-def _end_first(trial: Trial, ends: Sequence[tuple[float, Job]], marks: list[int], count: int) -> None:
+def _end_first(trial: Trial, ends: _Ends, marks: list[int], count: int) -> None:
     """Exactly the first ``count`` have ended."""
-    while len(marks) - 1 > count:
-        marks.pop()
+    del marks[count + 1 :]
     trial.undo_to(marks[-1])
-    for _, job in ends[len(marks) - 1 : count]:
+    for _, job in ends.known[len(marks) - 1 : count]:
         trial.end((job,))
         marks.append(trial.mark)
 

@@ -48,7 +48,8 @@ TRIES = 8
 SHOWN = 4
 """Victims that a sentence names."""
 SEARCHES = 8
-"""So many look for victims in one step."""
+"""So many look for victims in one step; each `WORK` jobs looked at count as one more."""
+WORK = 400
 SOUGHT_LIMIT = 10_000
 ASKED_WITHIN_S = 3.0
 """Machines that may come for an applicant are asked for within this time."""
@@ -127,16 +128,21 @@ def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeNam
 
     A choice without victims: what is being ended anyway makes room. Changes nothing.
     """
+    return _search(state, applicant, closed)[0]
+
+
+def _search(state: Tables, applicant: Applicant, closed: Container[NodeName]) -> tuple[Choice | None, int]:
+    """The same, and how many jobs were looked at."""
     bands = bands_below(state, applicant)
-    rule = state.policy.preemption
-    if not rule.enabled or not bands or applicant.kind is Kind.GROWTH or applicant.shape.ask.weightless:
-        return None
+    rule, ask = state.policy.preemption, applicant.shape.ask
+    if not rule.enabled or not bands or applicant.kind is Kind.GROWTH or ask.weightless:
+        return None, 0
     with Trial(state, applicant.shape.reservation) as trial:
         as_decided(state, trial, but=applicant.id)
-        placed = trial.place(applicant.shape.ask, closed)
+        placed = trial.place(ask, closed)
         if placed is not None:
-            return Choice((), placed)
-        return _chosen(state, trial, applicant, bands, closed)
+            return Choice((), placed), 0
+        return _chosen(state, trial, applicant, bands, closed), trial.work
 
 
 def _chosen(
@@ -224,9 +230,9 @@ def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps | None, p
     wait_s = _wait_s(state, applicant)
     choice = None
     if not wait_s and not is_helped(state, applicant):
-        state.queue.searches += 1
         kept = _kept_before(state, applicant) if keeps is None else keeps.kept_for_others(applicant)
-        choice = would_preempt(state, applicant, kept)
+        choice, work = _search(state, applicant, kept)
+        state.queue.searches += 1 + work // WORK
     if choice is None or not choice.units:
         _again(state, applicant, wait_s)
         return False

@@ -32,6 +32,8 @@ class Trial:
         self._marks: dict[NodeName, int] = {}
         self.ended: dict[str, None] = {}
         """Jobs whose shares have been given back."""
+        self.work = 0
+        """How many jobs were looked at in it (`victims`)."""
 
     def __enter__(self) -> Trial:
         pool = self.pool

@@ -20,16 +20,17 @@ from typing import TypeAlias
 from attrs import Factory, define, frozen
 
 from fray.model.bands import Band
-from fray.model.ids import JobId, NodeName
+from fray.model.ids import JobId, NodeName, attempt_id
 from fray.model.resources import Demand
 from fray.scheduler.asks import Ask, Part, Placed
-from fray.scheduler.match import Pool, members_held
+from fray.scheduler.fitting import held_empty
+from fray.scheduler.match import Pool
 from fray.scheduler.rows import Job, JobPhase
 from fray.scheduler.space import Space
 from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial
 
-SITES, WIDER = 64, 4
+SITES, WIDER = 24, 4
 """Places looked at first (or twice as many as are needed), those of the cheapest jobs; so many times more each time."""
 SPARED = 64
 """Of an ask of several parts: so many victims are tried to be spared."""
@@ -202,6 +203,9 @@ class _Site:
     """What becomes free with the end of a job."""
     base: int = 0
     """Runs of members it holds as it is."""
+    offer: list[Unit] | None = None
+    """The cheapest that make room for one run more; as long as nobody else is chosen who has something of it."""
+    offered: bool = False
 
 
 @define(eq=False)
@@ -245,7 +249,7 @@ class _Search:
     def one_by_one(self, ask: Ask, closed: Container[NodeName]) -> list[Unit]:
         """The cheapest, until all of it fits or there are too many."""
         mark, found = self.trial.mark, dict[str, Unit]()
-        for job in self._prey():
+        for job in self._jobs():
             unit = self._unit(job)
             if unit is not None and unit.key not in found:
                 found[unit.key] = unit
@@ -306,13 +310,17 @@ class _Search:
     def _candidates(self, demand: Demand, closed: Container[NodeName], hosts: int) -> Iterator[tuple[NodeName, ...]]:
         """Sites with somebody on them who may be ended: those of the cheapest jobs first."""
         seen: dict[NodeName, None] = {}
-        for job in self._prey():
+        useless: dict[NodeName, None] = {}
+        for job in self._jobs():
             for attempt in self.state.living_members(job):
-                if attempt.node in seen:
+                name = attempt.node
+                if name in seen or name in useless:
                     continue
-                nodes = self._nodes_of(attempt.node, hosts)
-                seen |= dict.fromkeys((attempt.node, *nodes))
-                if len(nodes) == hosts and all(self._serves(demand, name, closed) for name in nodes):
+                nodes = self._nodes_of(name, hosts)
+                if len(nodes) != hosts or not all(self._serves(demand, host, closed) for host in nodes):
+                    useless |= dict.fromkeys((name, *nodes))
+                elif self._unit(job) is not None:
+                    seen |= dict.fromkeys(nodes)
                     yield nodes
 
     def _nodes_of(self, name: NodeName, hosts: int) -> tuple[NodeName, ...]:
@@ -326,18 +334,23 @@ class _Search:
     def _serves(self, demand: Demand, name: NodeName, closed: Container[NodeName]) -> bool:
         """It could hold a member if it were empty."""
         machine = self.pool.machines.get(name)
-        return (
-            machine is not None and machine.open and name not in closed and members_held(demand, machine.capacity) > 0
-        )
+        is_open = machine is not None and machine.open and name not in closed
+        return is_open and held_empty(demand, self.pool.machines[name]) > 0
 
-    def _prey(self) -> Iterator[Job]:
-        """Of the latest band first, and of a band those first that were placed last."""
+    def _jobs(self) -> Iterator[Job]:
+        """Of the latest band first, and of a band those first that were placed last; each with what it owns."""
         for band in self.bands:
             line = self.state.runs[band]
             for at in range(bisect_right(line, self.since, key=lambda entry: entry[0]) - 1, -1, -1):
-                unit = self._unit(self.state.jobs[line[at][2]])
-                if unit is not None:
-                    yield from unit.jobs
+                job = self.state.jobs[line[at][2]]
+                self.trial.work += 1
+                yield job
+                if self._has_children(job):
+                    yield from below(self.state, job)
+
+    def _has_children(self, job: Job) -> bool:
+        members = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
+        return any(member in self.state.children for member in members)
 
     def _unit(self, job: Job) -> Unit | None:
         """What ends with this job; None: it may not be ended, or is over already."""
@@ -351,8 +364,7 @@ class _Search:
         found: dict[str, Unit] = {}
         gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
         for node in nodes:
-            for attempt_id in self.state.on_node[node]:
-                attempt = self.state.attempts[attempt_id]
+            for attempt in map(self.state.attempts.__getitem__, self.state.on_node[node]):
                 job = self.state.jobs[attempt.job_id]
                 if job.job_id not in self.trial.ended:
                     gifts.setdefault(job.job_id, []).append((node, self.state.demand(job), attempt.devices))
@@ -362,36 +374,54 @@ class _Search:
                         found[unit.key] = unit
         rooms = {node: Space.of(self.pool.machines[node]) for node in nodes}
         site = _Site(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
-        site.base = self._runs(site, demand, {})
+        site.base = self._runs(site, demand, ())
         return site
 
-    def _runs(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> int:
+    def _runs(self, site: _Site, demand: Demand, ended: Iterable[Unit]) -> int:
         """Runs of members that the site holds when these have ended."""
-        rooms = {node: room.copy() for node, room in site.rooms.items()}
-        for job_id in dict.fromkeys(job.job_id for unit in ended.values() for job in unit.jobs):
-            for node, share, devices in site.gifts.get(job_id, ()):
-                rooms[node].give(self.pool.machines[node], share, devices)
+        rooms, _ = self._emptied(site, ended)
         return min(room.count(demand) for room in rooms.values())
 
+    def _emptied(self, site: _Site, ended: Iterable[Unit]) -> tuple[dict[NodeName, Space], dict[JobId, None]]:
+        """What is free there then, and who has gone."""
+        rooms = {node: room.copy() for node, room in site.rooms.items()}
+        gone: dict[JobId, None] = {}
+        for unit in ended:
+            self._empty(site, rooms, gone, unit)
+        return rooms, gone
+
+    def _empty(self, site: _Site, rooms: dict[NodeName, Space], gone: dict[JobId, None], unit: Unit) -> None:
+        for job in unit.jobs:
+            gifts = site.gifts.get(job.job_id)
+            if gifts is not None and job.job_id not in gone:
+                gone[job.job_id] = None
+                for node, share, devices in gifts:
+                    rooms[node].give(self.pool.machines[node], share, devices)
+
     def _on_site(self, site: _Site, ended: dict[str, Unit]) -> dict[str, Unit]:
-        mine = {unit.key for unit in site.units}
-        return {job_id: unit for job_id, unit in ended.items() if job_id in mine}
+        return {unit.key: unit for unit in site.units if unit.key in ended} if ended else {}
 
     def _offer(self, site: _Site, demand: Demand, chosen: dict[str, Unit]) -> list[Unit] | None:
         """The cheapest whose end makes room for one run more there; None: nothing does."""
-        ended = self._on_site(site, chosen)
-        want = self._runs(site, demand, ended) + 1
+        if not site.offered:
+            site.offer, site.offered = self._find_offer(site, demand, self._on_site(site, chosen)), True
+        return site.offer
+
+    def _find_offer(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> list[Unit] | None:
+        rooms, gone = self._emptied(site, ended.values())
+        want = min(room.count(demand) for room in rooms.values()) + 1
         picked: dict[str, Unit] = {}
         for unit in site.units:
             if unit.key not in ended:
                 picked[unit.key] = unit
-                if self._runs(site, demand, ended | picked) >= want:
+                self._empty(site, rooms, gone, unit)
+                if min(room.count(demand) for room in rooms.values()) >= want:
                     break
         else:
             return None
-        for unit in sorted(picked.values(), key=lambda unit: unit.order, reverse=True):
-            fewer = {job_id: other for job_id, other in picked.items() if other is not unit}
-            if self._runs(site, demand, ended | fewer) >= want:
+        for unit in sorted(picked.values(), key=lambda unit: unit.order, reverse=True) if len(picked) > 1 else ():
+            fewer = {key: other for key, other in picked.items() if other is not unit}
+            if self._runs(site, demand, (*ended.values(), *fewer.values())) >= want:
                 picked = fewer
         return list(picked.values())
 
@@ -421,12 +451,13 @@ class _Search:
                 continue
             chosen |= {unit.key: unit for unit in offer}
             for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.key])]):
+                sites[touched].offered = False
                 gains[touched] = self._gain(sites[touched], demand, chosen)
                 heapq.heappush(line, (NOTHING, touched))
         return self._spared(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
 
     def _gain(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> int:
-        return self._runs(site, demand, self._on_site(site, ended)) - site.base
+        return self._runs(site, demand, self._on_site(site, ended).values()) - site.base
 
     def _spared(
         self,
