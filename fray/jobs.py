@@ -160,6 +160,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         band=request.priority,
         time_limit_s=request.time_limit_s,
         wait_limit_s=request.wait_limit_s,
+        notice_s=request.preemption_notice_s,
         role=request.role,
     )
     ports, containers = len(port_names(spec)), spec.environment.docker_image is not None

@@ -39,7 +39,7 @@ from fray.node.logs.capture import LineCutter, said
 from fray.node.logs.store import MemoryLogs
 from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_taken, strangers
 from fray.node.serve import run_node
-from fray.runtime import stacks
+from fray.runtime import own_job, stacks
 from fray.runtime.attempt import Ended, Stage, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.services import open_services
@@ -91,12 +91,16 @@ class TaskLauncher:
         held = self._held[ticket.attempt_id] = _Held(ticket, trio.CancelScope())
         self._nursery.start_soon(self._run, held, payload)
 
-    def stop(self, attempt_id: AttemptId) -> None:
+    def stop(self, attempt_id: AttemptId, notice_s: float | None = None) -> None:
         held = self._held.get(attempt_id)
         if held is not None and not held.ended:
             held.asked_to_end = True
             self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.STOPPING, pid=os.getpid()), None)
-            held.cancel.cancel()
+            if notice_s is not None:
+                own_job.announce(attempt_id)
+                held.cancel.deadline = trio.current_time() + notice_s
+            else:
+                held.cancel.cancel()
 
     def kill(self, attempt_id: AttemptId) -> None:
         self.stop(attempt_id)
@@ -145,6 +149,7 @@ class TaskLauncher:
             )
         self._remark(ticket.attempt_id, held.remarks.last(trio.current_time()))
         held.ended = True
+        own_job.over(ticket.attempt_id)
         outcome = evolve(
             ended.outcome,
             value=None if ended.value is None else blob_id(ended.value),

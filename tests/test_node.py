@@ -66,7 +66,7 @@ class FakeLauncher:
         self.payloads[ticket.attempt_id] = payload
         self.tell(ticket.attempt_id, Phase.RUNNING)
 
-    def stop(self, attempt_id: str) -> None:
+    def stop(self, attempt_id: str, notice_s: float | None = None) -> None:
         self._end("stop", attempt_id)
 
     def kill(self, attempt_id: str) -> None:

@@ -190,10 +190,11 @@ def _check_spec(spec: JobSpec) -> None:
         check_name(spec.namespace, "a namespace")
     _check_token(spec.job_id, spec.name, "job")
     demand = spec.demand
-    waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s)
+    waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s, spec.notice_s)
     if _least(demand) < 0 or not all(0 <= wait_s < float("inf") for wait_s in waits_s):
         raise InvalidRequest(
-            f"job {spec.name!r}: no amount of {demand}, {spec.ladder} or its back-off may be negative or endless"
+            f"job {spec.name!r}: no amount of {demand}, {spec.ladder}, its back-off or its notice may be negative "
+            "or endless"
         )
     if spec.stall_s is not None and not 0 < spec.stall_s < float("inf"):
         raise InvalidRequest(f"job {spec.name!r}: stall_s={spec.stall_s} must be more than 0 seconds")

@@ -141,6 +141,8 @@ class JobRequest:
             would else stay empty. Default None: no limit.
         role: what it is in its job group (`Cluster.launch_group`): a name, or a `JobRole`. Default None: a primary
             member of the first stage, in a role of its own name.
+        preemption_notice_s: when its place is taken, it is told so (`CurrentJob.preempted`; programs get SIGTERM) so
+            long before its ladder begins, as far as the cluster's policy allows (600). Default 0: it begins at once.
         wait_limit_s: it fails as ``unschedulable`` when it has waited so long for machines. Default None: it waits on.
     """
 
@@ -165,6 +167,7 @@ class JobRequest:
     result_storage: str | None = None
     priority: Band | None = field(default=None, converter=_band)
     time_limit_s: float | None = None
+    preemption_notice_s: float = 0.0
     wait_limit_s: float | None = None
     role: JobRole | None = field(default=None, converter=as_role)
 
@@ -190,7 +193,7 @@ class JobRequest:
                 raise InvalidRequest(
                     f"job {self.name!r}: {name}={amount} must be more than 0 seconds; leave it out for no limit"
                 )
-        for name in ("backoff_s", "backoff_max_s"):
+        for name in ("backoff_s", "backoff_max_s", "preemption_notice_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidRequest(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more seconds")
         if self.health is not None and self.health.path is not None and self.health.port not in self.ports:

@@ -478,6 +478,8 @@ class Wish:
     stop: bool = False
     """End it (by the spec's ladder) and report its outcome."""
     stop_cause: Cause = Cause.STOPPED
+    notice_s: float | None = None
+    """Its place is taken: it is told so now, and its ladder begins so much later. None: that is not why it is ended."""
     key: str = field(default="", repr=False)
     """Credential with which the attempt's process dials the controller; never stored, filled in by the gateway."""
     secrets: dict[str, str] = field(factory=dict, repr=False)

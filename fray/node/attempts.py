@@ -84,12 +84,12 @@ class Attempt:
         if self.log is not None:
             self.log.say(text)
 
-    def ask(self, what: str) -> bool:
-        """Pass ``stop`` or ``kill`` on to whoever works on it; False if its process is not there yet."""
+    def ask(self, what: str, value: float = 1) -> bool:
+        """Pass ``stop``, ``notice`` or ``kill`` on to whoever works on it; False if its process is not there yet."""
         if self.preparing is not None:
             self.preparing.cancel()
         if self.control is not None:
-            self.control.tell(**{what: 1})
+            self.control.tell(**{what: value})
         return self.control is not None
 
 

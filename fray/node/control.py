@@ -34,7 +34,7 @@ class Control:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._socket)
 
-    def tell(self, **message: int | str) -> None:
+    def tell(self, **message: float | str) -> None:
         """Send something small: the keeper always reads, and the buffer holds thousands of these."""
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n")

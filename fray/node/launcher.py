@@ -50,8 +50,13 @@ class Launcher(Protocol):
         """Start an attempt; one that cannot be started ends with `Cause.ENVIRONMENT`."""
         ...
 
-    def stop(self, attempt_id: str) -> None:
-        """End it by the ladder of its spec. Its outcome has `Cause.STOPPED` unless it succeeded before it noticed."""
+    def stop(self, attempt_id: str, notice_s: float | None = None) -> None:
+        """End it by the ladder of its spec. Its outcome has `Cause.STOPPED` unless it succeeded before it noticed.
+
+        Args:
+            notice_s: its place is taken: tell it so, and begin with the ladder so much later. A program gets SIGTERM at
+                once, and SIGKILL so much later than else. None: it is ended for another reason.
+        """
         ...
 
     def kill(self, attempt_id: str) -> None:

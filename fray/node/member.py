@@ -195,8 +195,8 @@ class Member:
                 self._start(wish)
             case Decline(wish):
                 self._settle(wish, Outcome(cause=wish.stop_cause, message="stopped before it started"))
-            case Stop(attempt_id):
-                self._launcher.stop(attempt_id)
+            case Stop(attempt_id, notice_s):
+                self._launcher.stop(attempt_id, notice_s)
             case Kill(attempt_id):
                 self._launcher.kill(attempt_id)
             case Forget(attempt_id):

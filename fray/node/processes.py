@@ -212,13 +212,17 @@ class ProcessLauncher:
         else:
             self._nursery.start_soon(self._attend, attempt)
 
-    def stop(self, attempt_id: str) -> None:
+    def stop(self, attempt_id: str, notice_s: float | None = None) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.stop_asked or attempt.ended.is_set():
             return
         attempt.stop_asked = True
         ladder = attempt.ticket.spec.ladder
-        self._ask(attempt, "stop", ladder.cancel_s + ladder.term_s + OVERDUE_S)
+        overdue_s = ladder.cancel_s + ladder.term_s + OVERDUE_S
+        if notice_s is None:
+            self._ask(attempt, "stop", overdue_s)
+        else:
+            self._ask(attempt, "notice", notice_s + overdue_s, notice_s)
 
     def kill(self, attempt_id: str) -> None:
         attempt = self._attempts.get(attempt_id)
@@ -248,10 +252,10 @@ class ProcessLauncher:
         except OSError:
             return "[fray] its keeper could not look into it"
 
-    def _ask(self, attempt: Attempt, what: str, overdue_s: float) -> None:
+    def _ask(self, attempt: Attempt, what: str, overdue_s: float, value: float = 1) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(self._enforce, attempt, overdue_s)
-        if attempt.ask(what):
+        if attempt.ask(what, value):
             Course(attempt, self).observe(Phase.STOPPING)
 
     # One attempt

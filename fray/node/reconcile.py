@@ -41,6 +41,8 @@ class Stop:
     """By the ladder; its outcome is reported."""
 
     attempt_id: AttemptId
+    notice_s: float | None = None
+    """See `Wish.notice_s`."""
 
 
 @frozen
@@ -73,5 +75,5 @@ def _of_held(observed: Observed, wish: Wish | None) -> Action | None:
     if wish is None:
         return Forget(observed.attempt_id) if observed.phase is Phase.ENDED else Kill(observed.attempt_id)
     if wish.stop and observed.phase in (Phase.STARTING, Phase.RUNNING):
-        return Stop(observed.attempt_id)
+        return Stop(observed.attempt_id, wish.notice_s)
     return None

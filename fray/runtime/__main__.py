@@ -102,7 +102,7 @@ async def _run_in_loop(ticket: Ticket, work: attempt.Work, control_fd: int) -> E
 
 
 async def _obey(control_fd: int, cancel: trio.CancelScope) -> None:
-    """What the keeper says: ``c``, cancel; ``t``, show your tasks."""
+    """What the keeper says: ``c``, cancel; ``t``, show your tasks; ``p``, your place is taken."""
     while True:
         await trio.lowlevel.wait_readable(control_fd)
         word = os.read(control_fd, 1)
@@ -110,6 +110,8 @@ async def _obey(control_fd: int, cancel: trio.CancelScope) -> None:
             cancel.cancel()
         elif word == b"t":
             stacks.write_tasks(stacks.tasks_text())
+        elif word == b"p":
+            own_job.announce()
         else:
             await trio.sleep_forever()  # closed: the keeper has its own ways from here on
 
@@ -226,6 +228,8 @@ class _Interrupter:
         while word := os.read(control_fd, 1):
             if word == b"t":
                 self._show_tasks()
+            elif word == b"p":
+                own_job.announce()
             elif word == b"c" and not self.asked:
                 self._end()
 

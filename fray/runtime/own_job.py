@@ -52,7 +52,17 @@ class CurrentJob:
     role: str = ""
     mates: dict[str, tuple[Peer, ...]] = Factory(dict)
 
+    @property
+    def preempted(self) -> bool:
+        """Its place is taken (it is preempted, or its machine drained), and it will be ended soon: save, and stop.
 
+        True from the notice on (`JobRequest.preemption_notice_s`), at the latest when it is cancelled for that.
+        """
+        return self.attempt in _preempted
+
+
+_preempted: dict[AttemptId, None] = {}
+"""Attempts of this process that were told so."""
 _ticket: ContextVar[Ticket | None] = ContextVar("fray_ticket", default=None)
 _of_process: Ticket | None = None
 
@@ -66,6 +76,19 @@ def enter_process(ticket: Ticket) -> None:
     """All code of this process belongs to this attempt."""
     global _of_process
     _of_process = ticket
+
+
+def announce(attempt_id: AttemptId | None = None) -> None:
+    """An attempt (that of this process) is told that its place is taken; from any thread."""
+    if attempt_id is None and _of_process is not None:
+        attempt_id = _of_process.attempt_id
+    if attempt_id is not None:
+        _preempted[attempt_id] = None
+
+
+def over(attempt_id: AttemptId) -> None:
+    """It has ended: nobody asks any more."""
+    _preempted.pop(attempt_id, None)
 
 
 def redactor() -> Callable[[str], str]:

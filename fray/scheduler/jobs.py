@@ -297,7 +297,8 @@ def preempt(state: State, out: Outbox, job: Job, why: str) -> bool:
     its end was decided before."""
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return False
-    out.happened(job.job_id, "preempted", why)
+    job.notice_s = min(job.spec.notice_s, state.policy.preemption.notice_limit_s)
+    out.happened(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
     cut(state, out, job, Outcome(cause=Cause.PREEMPTED, message=why), Cause.PREEMPTED)
     reconsider(state, out, job)
     return True

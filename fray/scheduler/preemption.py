@@ -334,7 +334,6 @@ def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> No
         lost = _lost(state, job)
         job.preempted = (*recent(job, rule, state.now), state.now)
         job.preempted_for = applicant.id
-        job.notice_s = min(job.spec.notice_s, rule.notice_limit_s)
         preempt(state, out, job, f"for {applicant.id} ({applicant.band.value}); {lost}")
 
 

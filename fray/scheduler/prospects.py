@@ -11,6 +11,7 @@ from itertools import islice
 from attrs import frozen
 
 from fray.model.ids import JobId, NodeName
+from fray.model.specs import Cause
 from fray.scheduler.asks import Ask, Part, weightless
 from fray.scheduler.match import Pool, members_held
 from fray.scheduler.queue import Shape
@@ -90,7 +91,8 @@ def _holders(state: Tables, shape: Shape) -> list[Job]:
 def end_of(job: Job) -> float | None:
     """When it is over at the latest: by its limit, or by its ladder if it is being ended; None: that is not known."""
     if job.phase is JobPhase.CLOSING:
-        return job.first_at + job.spec.ladder.cancel_s + job.spec.ladder.term_s
+        notice_s = job.notice_s if job.first is not None and job.first.cause is Cause.PREEMPTED else 0.0
+        return job.first_at + notice_s + job.spec.ladder.cancel_s + job.spec.ladder.term_s
     return job.over_at
 
 

@@ -192,6 +192,7 @@ class State(Tables):
             mates=self._mates(job.spec.job_group) if job.spec.job_group else {},
             stop=attempt.stop_cause is not None,
             stop_cause=attempt.stop_cause or Cause.STOPPED,
+            notice_s=job.notice_s if attempt.stop_cause is Cause.PREEMPTED else None,
         )
 
     def _roster(self, attempt: Attempt) -> Roster | None:

@@ -28,6 +28,7 @@ from fray.node.logs.store import MemoryLogs
 from fray.node.ports import ports_taken
 from fray.node.probing import PROBE
 from fray.node.workspaces.preparer import fetch
+from fray.runtime import own_job
 from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
 from fray.runtime.executor import InlineExecutor
@@ -253,15 +254,16 @@ class SimLauncher:
         process = self.held[ticket.attempt_id] = _Process(ticket)
         self._nursery.start_soon(self._run, process, payload)
 
-    def stop(self, attempt_id: AttemptId) -> None:
+    def stop(self, attempt_id: AttemptId, notice_s: float | None = None) -> None:
         process = self.held.get(attempt_id)
         if process is None or process.gone or process.asked or self._nursery is None:
             return
         process.asked = True
         self._tell(process, Phase.STOPPING)
         process.starting.cancel()
-        process.cancel.cancel()
-        self._nursery.start_soon(self._ladder, process)
+        if notice_s is not None:
+            own_job.announce(attempt_id)
+        self._nursery.start_soon(self._ladder, process, notice_s or 0.0)
 
     def kill(self, attempt_id: AttemptId) -> None:
         process = self.held.get(attempt_id)
@@ -397,8 +399,11 @@ class SimLauncher:
             self.on_log(attempt_id, self.logs.add(attempt_id, rng.choice(("out", "err")), lines.encode()))
             await trio.sleep(rng.uniform(0.05, 3.0))
 
-    async def _ladder(self, process: _Process) -> None:
+    async def _ladder(self, process: _Process, notice_s: float) -> None:
         ladder = process.ticket.spec.ladder
+        with trio.move_on_after(notice_s):
+            await process.ended.wait()
+        process.cancel.cancel()
         with trio.move_on_after(ladder.cancel_s + ladder.term_s):
             await process.ended.wait()
         self._end_now(process, Outcome(cause=Cause.STOPPED, signal=9, message="did not end when asked"), "asked")
@@ -417,6 +422,7 @@ class SimLauncher:
     def _end(self, process: _Process, outcome: Outcome, value: bytes | None, how: str) -> None:
         if process.gone:
             return
+        own_job.over(process.attempt_id)
         self._leave(process, how)
         held_s = self._grips.take_hold(process.ticket) if process.ran and not self._dead else 0.0
         if held_s and self._nursery is not None:

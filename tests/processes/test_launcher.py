@@ -211,6 +211,24 @@ async def test_a_job_that_succeeds_in_spite_of_the_request_has_succeeded(tmp_pat
         assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
 
 
+async def test_with_notice_the_ladder_begins_later_and_a_program_has_sigterm_at_once(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        attempt = bench.start("deaf", ladder=Ladder(cancel_s=0.1, term_s=5.0))
+        await bench.until_line(attempt, "ready")
+        begun = trio.current_time()
+        bench.launcher.stop(attempt, 0.3)
+        outcome = await bench.outcome(attempt)
+        assert trio.current_time() - begun >= 0.4
+        assert (outcome.cause, "SIGTERM" in outcome.message) == (Cause.STOPPED, True)
+        argv = ("sh", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")
+        attempt = bench.start("program", entry=EntryKind.BINARY, argv=argv, ladder=Ladder(term_s=0.0))
+        await bench.until_line(attempt, "ready")
+        bench.launcher.stop(attempt, 30.0)
+        with trio.fail_after(20):
+            outcome = await bench.outcome(attempt)
+        assert (outcome.cause, outcome.exit_code) == (Cause.STOPPED, 7)
+
+
 async def test_kill_waits_for_no_rung(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("stubborn", ladder=Ladder(cancel_s=60, term_s=60))

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from fray.model.specs import EntryKind, Outcome, Ticket
+from fray.model.specs import LADDER_LIMIT_S, EntryKind, Outcome, Ticket
 from fray.net.codec import to_json
 from fray.node.keeper.lines import READ_BYTES, Lines
 from fray.node.keeper.spawn import Child
@@ -45,12 +45,15 @@ class Watch:
         self.status: int | None = None
         self.condemned: Outcome | None = None
         self.lingered = self.node_gone = False
+        self.noticed: float | None = None
+        """Its place is taken, and it has been told so: when its ladder begins."""
         self.redact = Redactor(ticket.secrets)
         spool.hide, spool.seam = self.redact.hide, self.redact.seam
         self.output = Output(spool, self.watch, self.unwatch, lambda lines: self.lines.tell(log=lines))
         self.watchers: list[Watcher] = [self.output]
         self.words: dict[str, Callable[[Any], None]] = {
             "stop": lambda _: self._stop(self.descent.begin),
+            "notice": self._notice,
             "kill": lambda _: self._stop(self.descent.jump),
             "say": self.output.say,
         }
@@ -142,9 +145,26 @@ class Watch:
                     self.words[word](value)
 
     def _stop(self, begin: Callable[[float], None]) -> None:
-        if self.descent.begun is None:
+        if self.descent.begun is None and self.noticed is None:
             self.record_came_first = self.record.header is not None
         begin(time.monotonic())
+
+    def _notice(self, notice_s: float) -> None:
+        """Tell it that its place is taken. Programs cannot be told but by SIGTERM, so they have it at once."""
+        if self.descent.begun is not None or self.noticed is not None:
+            return
+        self.record_came_first = self.record.header is not None
+        self.noticed = time.monotonic() + notice_s
+        if self.spec.entry is EntryKind.BINARY:
+            ladder = self.descent.ladder
+            self.descent.ladder = evolve(ladder, term_s=min(ladder.term_s + notice_s, LADDER_LIMIT_S))
+            self.noticed = time.monotonic()
+        else:
+            self._say_to_job(b"p")
+
+    def _say_to_job(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self.child.control_fd, word)
 
     def _on_record(self) -> None:
         data = os.read(self.child.outcome_fd, READ_BYTES)
@@ -157,7 +177,8 @@ class Watch:
     # Ending it
 
     def _timeout_s(self) -> float | None:
-        times = [self.descent.next_at(), self._linger_at(), *(watcher.next_at() for watcher in self.watchers)]
+        own = self.descent.next_at(), self._linger_at(), self._notice_over_at()
+        times = [*own, *(watcher.next_at() for watcher in self.watchers)]
         known = [at for at in times if at is not None]
         return max(0.0, min(known) - time.monotonic()) if known else None
 
@@ -166,11 +187,16 @@ class Watch:
         waiting = self.record.header is not None and not self.lingered
         return self.record_at + self.spec.ladder.term_s if waiting else None
 
+    def _notice_over_at(self) -> float | None:
+        return self.noticed if self.descent.begun is None else None
+
     def _descend(self, now: float) -> None:
+        over_at = self._notice_over_at()
+        if over_at is not None and now >= over_at:
+            self._stop(self.descent.begin)
         rung = self.descent.due(now)
         if rung is Rung.CANCEL:
-            with contextlib.suppress(OSError):
-                os.write(self.child.control_fd, b"c")
+            self._say_to_job(b"c")
         elif rung is Rung.TERM:
             self._signal(signal.SIGTERM)
         elif rung is Rung.KILL:
@@ -229,7 +255,7 @@ class Watch:
             record=self.record.close(),
             record_came_first=self.record_came_first,
             condemned=self.condemned,
-            reached=self.descent.reached,
+            reached=self.descent.reached if self.noticed is None else self.descent.reached or Rung.CANCEL,
             out_of_memory=_oom_kills() > self.oom_kills,
             last_lines=self.output.last_words(),
             ladder=self.spec.ladder,
