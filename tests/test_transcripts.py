@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fray.model.messages.fleet import GroupInfo
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.messages.node import NodeHello
 from fray.model.policy import Policy
+from fray.model.policy_words import read_policy
 from fray.model.reservations import ReservationInfo
 from fray.model.resources import Demand
 from fray.model.retries import ExitRule
@@ -52,6 +54,7 @@ from fray.scheduler.effects import (
     MachineAnswered,
     MachinesListed,
     NamesMoved,
+    PolicyChanged,
     ProbeWanted,
     Refusal,
     Reply,
@@ -65,6 +68,7 @@ from fray.scheduler.fleet import in_zone
 from fray.scheduler.fleet_words import list_groups, list_machines
 from fray.scheduler.reserved_view import explain_reservation
 from fray.scheduler.rows import Kept
+from fray.scheduler.shares_view import queue_info, usage_info
 from fray.scheduler.units import UnitPhase
 from fray.scheduler.what_if import what_if
 
@@ -164,7 +168,7 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
 def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
     """``launch SESSION JOB [cpu=N] [gpu=N] [any=h100+a100] [tpu=TYPE] [must=C] [members=N] [failure=N] [preemption=N]
     [loss=N] [memory=N] [backoff=S]
-    [exits=CODE:RULE,…] [band=B] [limit=S] [wait=S] [fixed] [actor] [, JOB …]``
+    [exits=CODE:RULE,…] [band=B] [user=U] [limit=S] [wait=S] [fixed] [actor] [, JOB …]``
 
     Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
     members of a supervised group ``group=STRATEGY``.
@@ -242,6 +246,7 @@ def _spec(words: list[str], index: int) -> JobSpec:
         siblings=Siblings(group_id="g", strategy=Strategy(strategy), index=index) if strategy else None,
         get_if_exists="get" in plain,
         band=Band(more["band"]) if "band" in more else None,
+        user=more.get("user", ""),
         time_limit_s=float(more["limit"]) if "limit" in more else None,
     )
 
@@ -319,6 +324,12 @@ def do_declare(law: Cluster, words: list[str]) -> list[Effect]:
     plain, more = options(words)
     hello = NodeHello(node=plain[0], incarnation="i1", boot_id="b", capacity=capacity(float(more["cpu"])))
     return law.restart(declares_all_nodes=True, declared=(hello,))
+
+
+def do_terms(law: Cluster, words: list[str]) -> list[Effect]:
+    """``terms LINE …``: the operator writes another policy, a line of TOML a word"""
+    law.restarted = {"policy": read_policy(tomllib.loads("\n".join(words)))}
+    return law.tell(PolicyChanged(**law.restarted))
 
 
 def do_policy(law: Cluster, words: list[str]) -> list[Effect]:
@@ -421,6 +432,16 @@ def info_line(info: JobInfo) -> str:
     return f"{info.job_id} {info.state.value}" + (f": {why}" if why else "")
 
 
+def queue_lines(law: Cluster) -> Iterator[str]:
+    for one in queue_info(law.state, 100, None, law.now).lines:
+        yield f"{one.place} {one.id} of {one.user} ({one.band}, {one.standing})" + (f": {one.why}" if one.why else "")
+
+
+def usage_lines(law: Cluster) -> Iterator[str]:
+    for one in usage_info(law.state, law.now).users:
+        yield f"{one.user}: share {one.share:.3f}, mean {one.mean:.3f}, score {one.score:.3f}"
+
+
 def reserved_line(info: ReservationInfo) -> str:
     units = ", ".join("+".join(unit.nodes) + (" (leaving)" if unit.leaving else "") for unit in info.units)
     return f"{info.reservation_id} {info.state.value} [{units}]: {info.reason}"
@@ -458,6 +479,8 @@ def group_line(info: GroupInfo) -> str:
 
 QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "explain": lambda law, words: iter(explain(law.state, words[0], law.now).splitlines()),
+    "queue": lambda law, words: queue_lines(law),
+    "usage": lambda law, words: usage_lines(law),
     "job": lambda law, words: iter([info_line(law.info(words[0]))]),
     "names": lambda law, words: iter([names_line(law.names(words[0]))]),
     "what_if": lambda law, words: iter(what_if(law.state, _spec(words, 0)).text.splitlines()),

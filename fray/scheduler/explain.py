@@ -260,7 +260,8 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
     quota = quota_text(state, state.queue.applicants[job.job_id])
     if quota:
-        yield quota
+        yield f"{quota}: it would start if some of what counts there ended, or if the policy allowed more"
+        return
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"

@@ -123,6 +123,8 @@ class Pass:
         self.everything = self.everything or self.lent
         self.rooms = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
         self.keeps = Keeps(state)
+        self.planned = {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
+        """Those that have a plan from the pass before."""
         self.noted: dict[Want, None] = {}
         """Those of which the first that was refused has been told to `keeps`."""
         self.starved = 0
@@ -174,7 +176,7 @@ class Pass:
             return None
         found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane)}
         found |= {lane.want: None for lane in self.aged or () if lane.line}
-        found |= {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
+        found |= {want: None for want in self.planned if want.lanes}
         for room in self.rooms:
             for want in self._fitting(room):
                 if want.turn != self.turn:
@@ -233,10 +235,9 @@ class Pass:
         """Something may have to be kept for its first, and was not yet."""
         if lane.want in self.noted:
             return False
-        first = self.queue.first(lane)
-        return first.id in self.state.plans or (
-            self.aged != [] and self.starved < KEPT_FOR and starving(self.state, first)
-        )
+        if lane.want in self.planned and self.queue.first(lane).id in self.state.plans:
+            return True
+        return self.aged != [] and self.starved < KEPT_FOR and starving(self.state, self.queue.first(lane))
 
     # Trying
 
