@@ -88,6 +88,17 @@ def test_the_namespaces_of_a_user_share_what_is_his_by_their_weights() -> None:
     assert Counter(law.state.jobs[name].spec.namespace for name in placed(law)) == {"main": 3, "side": 1, "ns": 4}
 
 
+def test_of_namespaces_with_equal_scores_the_one_that_waits_longest_goes_first() -> None:
+    """Each job of the command line has a namespace of its own: by their names a later one would always pass."""
+    law = cluster(cpu=1)
+    law.launch(job("running"))
+    law.launch(*(job(name, user="alice", namespace=name) for name in ("zebra", "mouse", "ant")))
+    assert [applicant.id for applicant in in_order(law.state.queue)] == ["zebra", "mouse", "ant"]
+    assert [law.state.queue.ahead(name) for name in ("zebra", "mouse", "ant")] == [0, 1, 2]
+    law.see("running:0:0", ended())
+    assert placed(law) == ["zebra"]
+
+
 def test_the_children_of_a_job_are_its_users() -> None:
     law = cluster(cpu=4)
     law.launch(job("parent", user="alice"))

@@ -68,6 +68,8 @@ def test_the_file_says_the_same_and_the_command_line_wins(tmp_path: Path) -> Non
     assert (made.name, made.state_dir, made.controller) == ("from-argv", "/s", "tcp:localhost:7421")
     assert (made.capacity.cpu_milli, made.capacity.memory_bytes) == (2000, 1024**3)
     assert made.capacity.attributes["region"] == "here"
+    made = config("--config", str(file), "--attribute", "region=there", "--attribute", "disk=ssd")
+    assert (made.capacity.attributes["region"], made.capacity.attributes["disk"]) == ("there", "ssd")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,7 @@ def test_a_file_that_cannot_be_is_said_with_its_place(tmp_path: Path, text: str,
     [
         ((), ENVIRON, "--controller fray://HOST:PORT"),
         (HERE, {}, "there is no token: set FRAY_TOKEN or give --token-file"),
+        ((*HERE, "--attribute", "ssd"), ENVIRON, "--attribute 'ssd': write KEY=VALUE, as zone=eu-a"),
         ((*HERE, "--name", "a b"), ENVIRON, "cannot be the name of a node"),
     ],
 )

@@ -122,7 +122,7 @@ def test_what_no_declared_machine_could_hold_is_refused_naming_the_largest() -> 
 def test_a_cluster_that_declares_nothing_waits_with_a_reason(law: Cluster) -> None:
     law.launch(job("a", demand(99)))
     law.node()
-    assert "n1 has 4 of 4 CPUs free" in law.info("a").reason
+    assert "n1 has 4 CPUs in all" in law.info("a").reason
 
 
 def test_waiting_jobs_that_no_longer_fit_the_declared_machines_end_at_the_restart() -> None:

@@ -46,6 +46,8 @@ def _obeyed(options: argparse.Namespace) -> int:
     except FrayError as error:
         return complain(error)
     except BaseExceptionGroup as group:
+        if group.split(KeyboardInterrupt)[0] is not None:  # what else broke then is of no interest
+            return INTERRUPTED
         only = _only_error(group)
         if isinstance(only, FrayError):
             return complain(only)
@@ -57,6 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     import trio
 
     from fray.cli.place import open_place
+    from fray.runtime.interrupts import deferred_in_our_code
 
     module, _, verb = options.verb.partition(":")
     obey = getattr(import_module(f"fray.cli.{module}"), verb)
@@ -64,8 +67,9 @@ def _run(options: argparse.Namespace) -> int:
         return int(trio.run(obey, options))
 
     async def within() -> int:
-        async with open_place(options) as cluster:
-            return int(await obey(cluster, options))
+        with deferred_in_our_code():
+            async with open_place(options) as cluster:
+                return int(await obey(cluster, options))
 
     return trio.run(within)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn, TypeAlias
+
+from fray.cli.parsing import Parser, Verbs, one_job, verb
+from fray.cli.run_options import add_run, add_what_if
 
 STATES = ("pending", "running", "succeeded", "failed", "stopped")
-AGAIN = "may be given several times"
 ABOUT = """\
 Look at, start and end what runs on a Fray cluster."""
 EPILOG = """\
@@ -24,18 +25,11 @@ examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and where help is."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
 def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, _run, _what_if, _wait, _stop, _stacks, _forward)
+    about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, add_run, add_what_if, _wait, _stop, _stacks, _forward)
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     for add in (*about_jobs, *about_shares, *about_machines, _token, _actors):
@@ -43,37 +37,8 @@ def parser_of() -> Parser:
     return parser
 
 
-Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
-
-
-def _verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: str = "tool") -> Parser:
-    parser = verbs.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"examples:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(verb=runs, opens=opens)
-    where = parser.add_argument_group("cluster")
-    where.add_argument("--cluster", metavar="SPEC", help="fray://host:port (default: FRAY_CLUSTER_SPEC)")
-    where.add_argument("--token-file", metavar="FILE", help="file with the cluster's token (default: FRAY_TOKEN)")
-    where.add_argument(
-        "--namespace", metavar="NS", help="where names are looked for (default: FRAY_NAMESPACE, else in all)"
-    )
-    parser.add_argument("--json", action="store_true", help="JSON with stable keys, for programs")
-    return parser
-
-
-def _one_job(parser: Parser, many: bool = False) -> None:
-    if many:
-        parser.add_argument("jobs", nargs="*", metavar="JOB", help="id, name, or the beginning of one")
-    else:
-        parser.add_argument("job", metavar="JOB", help="id, name, or the beginning of one")
-
-
 def _jobs(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs,
         "jobs",
         "jobs:jobs",
@@ -91,7 +56,7 @@ def _jobs(verbs: Verbs) -> None:
 
 
 def _groups(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs,
         "groups",
         "groups:groups",
@@ -102,8 +67,8 @@ def _groups(verbs: Verbs) -> None:
 
 
 def _show(verbs: Verbs) -> None:
-    _one_job(
-        _verb(
+    one_job(
+        verb(
             verbs,
             "show",
             "jobs:show",
@@ -114,16 +79,16 @@ def _show(verbs: Verbs) -> None:
 
 
 def _story(verbs: Verbs) -> None:
-    _one_job(_verb(verbs, "story", "jobs:story", "what happened to a job, in order", "  fray story train"))
+    one_job(verb(verbs, "story", "jobs:story", "what happened to a job, in order", "  fray story train"))
 
 
 def _explain(verbs: Verbs) -> None:
     text = "why a job is in its state: what it waits for, or what ended it"
-    _one_job(_verb(verbs, "explain", "jobs:explain", text, "  fray explain train"))
+    one_job(verb(verbs, "explain", "jobs:explain", text, "  fray explain train"))
 
 
 def _logs(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs,
         "logs",
         "logs:logs",
@@ -138,18 +103,18 @@ def _logs(verbs: Verbs) -> None:
     parser.add_argument("--stream", choices=("out", "err", "sys"), help="only this one (sys: what Fray says of it)")
     parser.add_argument("--grep", default="", metavar="TEXT", help="only lines with this in them")
     parser.add_argument("--times", action="store_true", help="each line behind its time")
-    _one_job(parser)
+    one_job(parser)
 
 
 def _stop(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs,
         "stop",
         "jobs:stop",
         "end jobs and everything below them, and wait until they have ended",
         "  fray stop train\n  fray stop --prefix alice/rl/ --reason 'wrong learning rate'",
     )
-    _one_job(parser, many=True)
+    one_job(parser, many=True)
     parser.add_argument("--prefix", help="all living jobs whose names begin so")
     parser.add_argument("--group", metavar="NAME", help="all jobs of the living job group of this name (or id)")
     parser.add_argument("--reason", default="", help="goes into the record, behind who asked")
@@ -159,168 +124,31 @@ def _stop(verbs: Verbs) -> None:
 
 
 def _wait(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs,
         "wait",
         "jobs:wait",
         "wait for the end of jobs; the exit code is that of the first that failed",
         "  fray wait train && fray run --name evaluate -- python evaluate.py",
     )
-    _one_job(parser, many=True)
+    one_job(parser, many=True)
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after so long with exit code 124")
-
-
-def _run(verbs: Verbs) -> None:
-    parser = _verb(
-        verbs,
-        "run",
-        "run:run",
-        "launch a program as a job, show what it prints, and end it on Ctrl-C",
-        "  fray run -- python train.py\n"
-        "  fray run --name train --cpu 4 --gpu h100:8 --workspace . --env LR=3e-4 -- python train.py\n"
-        "  fray run --max-retries 3 --exit-code 75=retry --exit-code 2=fail --backoff-s 5 -- ./sync.sh\n"
-        "  fray run --detach --name serve --port http --health /healthz -- python serve.py",
-        opens="itself",
-    )
-    parser.usage = "fray run [options] -- COMMAND [ARGUMENT ...]"
-    parser.add_argument("--name", help="of the job (default: the program's name and a token)")
-    parser.add_argument(
-        "--detach", action="store_true", help="return when it is accepted; it is the cluster's, and ends by itself"
-    )
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program and its arguments, behind --")
-    for add in (_run_where, _run_what, _run_retries, _run_health):
-        add(parser)
-
-
-def _what_if(verbs: Verbs) -> None:
-    parser = _verb(
-        verbs,
-        "what-if",
-        "run:what_if",
-        "say what would become of a job with these options now; nothing is launched",
-        "  fray what-if --gpu h100:8 --replicas 4\n  fray what-if --tpu v5litepod-16 --json | jq .expected_s",
-    )
-    parser.usage = "fray what-if [options] [-- COMMAND [ARGUMENT ...]]"
-    parser.add_argument("--name", help="of the job (default: made up)")
-    parser.add_argument("--detach", action="store_true", help="as of `fray run`; makes no difference here")
-    parser.add_argument("command", nargs="*", metavar="COMMAND", help="makes no difference here")
-    for add in (_run_where, _run_what, _run_retries, _run_health):
-        add(parser)
-
-
-def _run_where(parser: Parser) -> None:
-    group = parser.add_argument_group("where it runs, and what each replica gets")
-    group.add_argument("--cpu", type=float, default=1.0, metavar="N", help="CPUs (default: 1)")
-    group.add_argument("--pin-cpus", action="store_true", help="CPUs of its own; whole ones")
-    group.add_argument(
-        "--memory", metavar="SIZE", help="and no more than that: 16GB (default: 2GB reserved, 16GB with GPUs; no limit)"
-    )
-    group.add_argument("--disk", default=0, metavar="SIZE", help="scratch disk (default: none)")
-    device = group.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="[TYPE:]N", help="GPUs: 1, h100:8; any of several types: h100,a100:8")
-    device.add_argument("--tpu", metavar="TYPE", help="a TPU slice: v5litepod-16; any of several: v5litepod-16,v6e-16")
-    group.add_argument(
-        "--wait-limit", metavar="SPAN", help="fail (unschedulable) after waiting so long for machines: 2h"
-    )
-    group.add_argument("--reservation", metavar="ID", help="on the machines of a reservation, and no others")
-    group.add_argument("--replicas", type=int, default=1, metavar="N", help="a gang: all or none (default: 1)")
-    group.add_argument("--region", action="append", default=[], metavar="R", help=f"only there; {AGAIN}")
-    group.add_argument("--zone", action="append", default=[], metavar="Z", help=f"only there; {AGAIN}")
-    group.add_argument(
-        "--constraint",
-        action="append",
-        default=[],
-        metavar="C",
-        help=f"what the machine's attributes must be: 'pool == a', 'disk in ssd,nvme', 'nvlink exists'; {AGAIN}",
-    )
-
-
-def _run_what(parser: Parser) -> None:
-    group = parser.add_argument_group("what it is made of")
-    group.add_argument("--workspace", metavar="DIR", help="directory whose files travel along: .")
-    group.add_argument("--pip", action="append", default=[], metavar="REQ", help=f"a package: 'polars>=1'; {AGAIN}")
-    group.add_argument("--extra", action="append", default=[], metavar="NAME", help="an extra of the project there")
-    group.add_argument("--image", metavar="IMAGE", help="run in a container of this image")
-    group.add_argument(
-        "--env", action="append", default=[], metavar="K=V", help=f"a variable; K alone: as it is here; {AGAIN}"
-    )
-    group.add_argument(
-        "--secret", action="append", default=[], metavar="K[=NAME]", help="a variable whose value is a secret's"
-    )
-    group.add_argument(
-        "--port", action="append", default=[], metavar="NAME", help="a port: FRAY_PORT_NAME, `fray forward JOB NAME`"
-    )
-
-
-def _run_retries(parser: Parser) -> None:
-    group = parser.add_argument_group("when it fails, or loses its machine (-1: any number of times)")
-    group.add_argument(
-        *("--max-retries", "--retries"), type=int, default=0, metavar="N", help="after a failure (default: 0)"
-    )
-    group.add_argument(
-        "--max-retries-preemption",
-        type=int,
-        default=100,
-        metavar="N",
-        help="after preemption and lost machines (default: 100)",
-    )
-    group.add_argument(
-        "--max-retries-machine-loss", type=int, metavar="N", help="a budget of its own for lost machines"
-    )
-    group.add_argument(
-        "--max-retries-out-of-memory", type=int, metavar="N", help="a budget of its own for lack of memory"
-    )
-    group.add_argument(
-        "--exit-code",
-        action="append",
-        default=[],
-        metavar="CODE=RULE",
-        help=f"what a code means: retry, fail or ignore (as good as 0), as 75=retry; {AGAIN}",
-    )
-    group.add_argument(
-        "--backoff-s",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="wait before it begins again, doubled each time (default: 0)",
-    )
-    group.add_argument("--backoff-max-s", type=float, default=30.0, metavar="S", help="longest such wait (default: 30)")
-
-
-def _run_health(parser: Parser) -> None:
-    group = parser.add_argument_group("whether it is well, and how it ends")
-    group.add_argument(
-        "--health", metavar="PATH", help="ask for this over HTTP; three bad answers in a row are a failure: /healthz"
-    )
-    group.add_argument(
-        "--health-port", default="http", metavar="NAME", help="at this port of its, which it gets (default: http)"
-    )
-    group.add_argument("--health-period-s", type=float, default=10.0, metavar="S", help="so often (default: 10)")
-    group.add_argument(
-        "--stall-s", type=float, metavar="S", help="without progress for so long its stacks go into its record"
-    )
-    group.add_argument(
-        "--on-stall", choices=("capture", "restart"), default="capture", help="restart: that, and it has failed"
-    )
-    group.add_argument(
-        "--term-s", type=float, default=2.0, metavar="S", help="from SIGTERM to SIGKILL when it is ended (default: 2)"
-    )
 
 
 def _stacks(verbs: Verbs) -> None:
     text = "the stacks of all threads of a running job, now"
-    _one_job(_verb(verbs, "stacks", "jobs:stacks", text, "  fray stacks train"))
+    one_job(verb(verbs, "stacks", "jobs:stacks", text, "  fray stacks train"))
 
 
 def _forward(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs,
         "forward",
         "forward:forward",
         "a port of a job as a port of this machine, until Ctrl-C or the job's end",
         "  fray forward serve http          # says its address here\n  fray forward serve http 8080",
     )
-    _one_job(parser)
+    one_job(parser)
     parser.add_argument("port", metavar="PORT", help="name of a port the job asked for")
     parser.add_argument("local", nargs="?", type=int, default=0, metavar="LOCAL", help="here (default: any free one)")
     parser.add_argument("--member", type=int, default=0, metavar="N", help="of a gang: whose (default: 0)")
@@ -329,40 +157,40 @@ def _forward(verbs: Verbs) -> None:
 
 def _queue(verbs: Verbs) -> None:
     text = "what waits for machines, in the order in which it is tried, and why"
-    parser = _verb(verbs, "queue", "shares:queue", text, "  fray queue\n  fray queue --user alice --limit 20")
+    parser = verb(verbs, "queue", "shares:queue", text, "  fray queue\n  fray queue --user alice --limit 20")
     parser.add_argument("--user", help="only what is this user's")
     parser.add_argument("--limit", type=int, default=50, metavar="N", help="the first N (default: 50; at most 1000)")
 
 
 def _usage(verbs: Verbs) -> None:
     text = "who has how much of the cluster: shares now and over time, weights, quotas"
-    parser = _verb(verbs, "usage", "shares:usage", text, "  fray usage\n  fray usage --plot shares.svg")
+    parser = verb(verbs, "usage", "shares:usage", text, "  fray usage\n  fray usage --plot shares.svg")
     parser.add_argument(
         "--plot", metavar="FILE", help="draw utilisation and shares since the controller's start: .svg, .png or .pdf"
     )
 
 
 def _nodes(verbs: Verbs) -> None:
-    _verb(verbs, "nodes", "nodes:nodes", "list the machines: what they have, and what is free", "  fray nodes")
+    verb(verbs, "nodes", "nodes:nodes", "list the machines: what they have, and what is free", "  fray nodes")
 
 
 def _node(verbs: Verbs) -> None:
     group = verbs.add_parser("node", help="one machine: `fray node show NAME`")
     below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     text = "everything that is known of a machine: devices, isolation in force, what runs there"
-    parser = _verb(below, "show", "nodes:show", text, "  fray node show alpha")
+    parser = verb(below, "show", "nodes:show", text, "  fray node show alpha")
     parser.add_argument("node", metavar="NAME")
 
 
 def _machine_groups(verbs: Verbs) -> None:
     text = "machines that can be had: what is wanted, asked for, seen and joined, what rests and why, what it costs"
-    parser = _verb(verbs, "machines", "machines:machines", text, "  fray machines\n  fray machines v5e-spot --json")
+    parser = verb(verbs, "machines", "machines:machines", text, "  fray machines\n  fray machines v5e-spot --json")
     parser.add_argument("group", nargs="?", metavar="GROUP", help="this one alone")
 
 
 def _scale(verbs: Verbs) -> None:
     text = "set what a group of machines has at least and at most, over its policy; without either: as in the policy"
-    parser = _verb(
+    parser = verb(
         verbs, "scale", "machines:scale", text, "  fray scale v5e-spot --max 0   # drain it\n  fray scale v5e-spot"
     )
     parser.add_argument("group", metavar="GROUP")
@@ -375,7 +203,7 @@ def _token(verbs: Verbs) -> None:
     example = (
         "  fray token --for-machine gpu-7 > join && scp join gpu-7:  # there: fray-node --join-token-file join ..."
     )
-    parser = _verb(verbs, "token", "nodes:token", text, example)
+    parser = verb(verbs, "token", "nodes:token", text, example)
     parser.add_argument("--for-machine", required=True, metavar="NAME", help="it joins with the attribute machine=NAME")
     parser.add_argument("--hosts", type=int, default=1, metavar="N", help="of a TPU slice: each may use it once")
     parser.add_argument("--life-s", type=float, default=3600.0, metavar="S", help="how long (default: %(default)g)")
@@ -383,18 +211,18 @@ def _token(verbs: Verbs) -> None:
 
 def _cordon(verbs: Verbs) -> None:
     text = "place nothing new on machines; what runs there goes on"
-    parser = _verb(verbs, "cordon", "fleet:cordon", text, "  fray cordon alpha beta --reason 'new driver'")
+    parser = verb(verbs, "cordon", "fleet:cordon", text, "  fray cordon alpha beta --reason 'new driver'")
     _machines(parser)
     parser.add_argument("--reason", default="", help="for those who wonder why")
 
 
 def _uncordon(verbs: Verbs) -> None:
     text = "use machines again: cordoned ones, drained ones, those in quarantine"
-    _machines(_verb(verbs, "uncordon", "fleet:uncordon", text, "  fray uncordon alpha beta"))
+    _machines(verb(verbs, "uncordon", "fleet:uncordon", text, "  fray uncordon alpha beta"))
 
 
 def _drain(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs,
         "drain",
         "fleet:drain",
@@ -420,7 +248,7 @@ def _machines(parser: Parser) -> None:
 def _reservations(verbs: Verbs) -> None:
     text = "list reservations, oldest first: what they hold, and what they wait for"
     example = "  fray reservations\n  fray reservations --ended --json | jq '.[].reservation_id'"
-    parser = _verb(verbs, "reservations", "reservations:reservations", text, example)
+    parser = verb(verbs, "reservations", "reservations:reservations", text, example)
     parser.add_argument("--ended", action="store_true", help="also those that have ended")
     parser.add_argument("--all-namespaces", "-A", action="store_true", help="also where FRAY_NAMESPACE says otherwise")
 
@@ -429,20 +257,20 @@ def _reservation(verbs: Verbs) -> None:
     group = verbs.add_parser("reservation", help="one reservation: `fray reservation show|renew|release ID`")
     below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     text = "everything that is known of a reservation: its units, its jobs, what happened to it"
-    show = _verb(below, "show", "reservations:show", text, "  fray reservation show train-k3x9")
+    show = verb(below, "show", "reservations:show", text, "  fray reservation show train-k3x9")
     show.add_argument("reservation", metavar="ID")
     text = "begin its time to live anew"
-    renew = _verb(below, "renew", "reservations:renew", text, "  fray reservation renew train-k3x9 --ttl 12h")
+    renew = verb(below, "renew", "reservations:renew", text, "  fray reservation renew train-k3x9 --ttl 12h")
     renew.add_argument("reservation", metavar="ID")
     renew.add_argument("--ttl", metavar="SPAN", help="from now on: 3600, 90m, 12h (default: as before)")
     text = "give reservations back: what runs in them is ended"
-    release = _verb(below, "release", "reservations:release", text, "  fray reservation release train-k3x9")
+    release = verb(below, "release", "reservations:release", text, "  fray reservation release train-k3x9")
     release.add_argument("reservations", nargs="+", metavar="ID")
     release.add_argument("--reason", default="released by an operator", help="told to its owner and its jobs")
 
 
 def _actors(verbs: Verbs) -> None:
-    parser = _verb(
+    parser = verb(
         verbs, "actors", "nodes:actors", "list living actors", "  fray actors\n  fray actors --prefix policy/"
     )
     parser.add_argument("--prefix", default="", help="only those whose names begin so")

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import trio
@@ -45,10 +45,17 @@ async def run(options: argparse.Namespace) -> int:
     if options.detach:
         async with open_place(options) as cluster:
             return await _detach(cluster, request, options)
-    lines = Lines(request.name)
-    async with open_place(options, role=Role.DRIVER, on_log=lines) as cluster:
-        job = await cluster.launch(request, reservation_id=options.reservation)
-        info = await _followed(cluster, job)
+    interrupts = Interrupts()
+    info = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async with trio.open_nursery() as nursery:  # from the start: its first line may be here before `launch` returns
+            nursery.start_soon(interrupts.obey, signals, nursery.cancel_scope)
+            async with open_place(options, role=Role.DRIVER, on_log=Lines(request.name)) as cluster:
+                job = interrupts.job = await cluster.launch(request, reservation_id=options.reservation)
+                info = await _followed(cluster, job)
+            nursery.cancel_scope.cancel()
+    if info is None:
+        return INTERRUPTED
     if options.json:
         say_json(info)
     if info.state is not JobState.SUCCEEDED:
@@ -82,9 +89,7 @@ async def what_if(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 async def _followed(cluster: Cluster, job: Job) -> JobInfo:
-    """Wait for its end; a first Ctrl-C asks for it, a second leaves at once."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_on_signals, job)
         nursery.start_soon(_tell_waits, cluster, job)
         info = await job.wait_ended()
         nursery.cancel_scope.cancel()
@@ -103,15 +108,23 @@ async def _tell_waits(cluster: Cluster, job: Job) -> None:
         told = waits
 
 
-async def _on_signals(job: Job) -> None:
-    asked = False
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+class Interrupts:
+    """A first Ctrl-C asks for the end of the job, a second leaves at once; before there is a job, the first leaves."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+
+    async def obey(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
+        asked = False
         async for number in signals:
+            if self.job is None:
+                everything.cancel()
+                return
             if asked:
-                _leave_now(job)
+                _leave_now(self.job)
             asked = True
-            note(f"ending {job.id}; once more: without waiting for it")
-            await job.terminate(f"{signal.Signals(number).name} at `fray run`")
+            note(f"ending {self.job.id}; once more: without waiting for it")
+            await self.job.terminate(f"{signal.Signals(number).name} at `fray run`")
 
 
 def _leave_now(job: Job) -> None:
@@ -164,6 +177,8 @@ def request_of(options: argparse.Namespace) -> JobRequest:
         on_stall=OnStall(options.on_stall),
         ladder=Ladder(term_s=options.term_s),
         detached=options.detach,
+        priority=options.priority,
+        time_limit_s=span_of(options.time_limit, "--time-limit"),
         wait_limit_s=span_of(options.wait_limit, "--wait-limit"),
     )
 
@@ -229,6 +244,7 @@ def resources_of(options: argparse.Namespace) -> ResourceConfig:
         replicas=options.replicas,
         regions=options.region,
         zones=options.zone,
+        preemptible=options.preemptible,
         pin_cpus=options.pin_cpus,
         device_alternatives=others,
         constraints=options.constraint,

@@ -46,7 +46,7 @@ def queue_table(found: QueueInfo, room: int | None) -> list[str]:
 
 def _why(one: Waiting) -> str:
     words = {"borrows": "beyond its quota", "grows": "a unit more, when nobody else has a use for it"}
-    return one.why or words.get(one.standing, "")
+    return "; ".join(text for text in (words.get(one.standing, ""), one.why) if text)
 
 
 async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -69,12 +69,23 @@ async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
 
 def described(found: UsageInfo, room: int | None) -> list[str]:
     """The whole cluster, then users, then their namespaces; who goes first comes first."""
-    pairs = [(name, found.used.get(name, 0.0), most) for name, most in found.capacity.items()]
-    whole = [(name, f"{_one(name, used)} of {_one(name, most)} in use") for name, used, most in pairs]
+    whole = [(_named(name), _in_use(name, found)) for name in found.capacity]
     whole.append(("half-life", span(found.half_life_s)))
     heads = ["USER", "NAMESPACE", "WEIGHT", "SHARE", "MEAN", "SCORE", "WAITING", "USES", "QUOTA", "AT MOST", "BORROWS"]
     rows = [_row(one) for user in found.users for one in (user, *(n for n in found.namespaces if n.user == user.user))]
     return [*fields(whole), "", *(table(heads, rows, room) if rows else ["nobody has had anything yet"])]
+
+
+def _named(name: str) -> str:
+    """As `fray nodes` and `fray explain` call it."""
+    return {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPU chips"}.get(name, name)
+
+
+def _in_use(name: str, found: UsageInfo) -> str:
+    used, most = found.used.get(name, 0.0), found.capacity[name]
+    if name == "memory":
+        return f"{size(round(used))} of {size(round(most))} in use"
+    return f"{amount(used)} of {amount(most)} in use"
 
 
 def _row(one: TenantUsage) -> list[str]:

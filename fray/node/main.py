@@ -131,6 +131,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"a token for this machine alone, in place of the cluster's (default: {JOIN_VARIABLE}); used once",
     )
     _add_rules(parser)
+    parser.add_argument(
+        "--attribute",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="something that jobs may ask for: zone=eu-a; may be given several times",
+    )
     parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
     parser.add_argument(
         "--insecure",
@@ -193,6 +200,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     for key in _OPTIONS:
         if getattr(options, key) is not None:
             told[key] = getattr(options, key)
+    told["attributes"] = {**told.get("attributes", {}), **attributes_of(options.attribute)}
     if "controller" not in told:
         raise InvalidRequest("say which cluster: --controller fray://HOST:PORT")
     controller = parse_controller(told["controller"])
@@ -230,6 +238,15 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
     return as_machine(config) if join_token else config
+
+
+def attributes_of(given: Sequence[str]) -> dict[str, str]:
+    """``KEY=VALUE``. Raises InvalidRequest."""
+    pairs = [text.partition("=") for text in given]
+    for key, equals, value in pairs:
+        if not (key and equals and value):
+            raise InvalidRequest(f"--attribute {key + equals + value!r}: write KEY=VALUE, as zone=eu-a")
+    return {key: value for key, _, value in pairs}
 
 
 def _found(here: Capacity, offered: Capacity) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pwd
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -82,6 +83,20 @@ class Runtime:
     """`fray.runtime.voice.Voice` of a job that shares this process with others; else the process has one."""
 
 
+def user_here() -> str:
+    """At whose hands this process is: ``FRAY_USER``, else ``USER``, else the system's name of its user.
+
+    Services, cron and containers set no ``USER``; without the last resort all of them would share as one nobody.
+    """
+    named = os.environ.get("FRAY_USER") or os.environ.get("USER")
+    if named:
+        return named
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container whose user has no name
+        return ""
+
+
 @frozen(kw_only=True)
 class Place:
     """Who is to have a place in a cluster."""
@@ -92,7 +107,7 @@ class Place:
     job_name: str = ""
     namespace: Namespace | None = None
     """None: the controller gives one."""
-    user: str = Factory(lambda: os.environ.get("FRAY_USER") or os.environ.get("USER") or "")
+    user: str = Factory(user_here)
     node: str = ""
     bundle: BlobId = ""
     workspace: str = ""

@@ -17,7 +17,7 @@ from fray.scheduler.asks import part_of
 from fray.scheduler.fleet_words import reason as fleet_reason
 from fray.scheduler.group_words import choices, group_lines, mates, there, waits_for_stage, waits_with_group
 from fray.scheduler.lifecycle import Budget, job_state
-from fray.scheduler.match import Machine, admits, takes, variants
+from fray.scheduler.match import Machine, admits, ever, takes, variants
 from fray.scheduler.never import impossible, never_text
 from fray.scheduler.obstacles import FEW_CPUS, misfits
 from fray.scheduler.quotas import quota_text
@@ -33,6 +33,7 @@ from fray.scheduler.words import needs
 
 NODES_SHOWN = 20
 HOLDERS_SHOWN = 4
+ROOM = "room for a member"
 
 
 # One machine ----------------------------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ def _machine_line(state: Tables, job: Job, node: Node) -> str:
     wrong = [text for _, text in misfits(demand, machine)]
     if not wrong:
         return f"{node.name} has room for a member"
-    held = _holders(state, node) if admits(demand, machine.capacity) else ""  # else their end would not help
+    held = _holders(state, node) if ever(demand, 1, [machine.capacity]) else ""  # else their end would not help
     return f"{node.name} {' and '.join(wrong)}{held}{_busy(demand, node)}"
 
 
@@ -89,6 +90,12 @@ def _waits(state: Tables, job: Job) -> str:
     return "; ".join(text for text in (_lacking(state, job), machines, place) if text)
 
 
+def waits_for(state: Tables, job: Job) -> str:
+    """What a job in the queue lacks, for those who are told beside it what it needs and where it stands."""
+    machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)
+    return "; ".join(text for text in (_missing(state, job) or _census(state, job), machines) if text)
+
+
 def _is_held(state: Tables, job: Job) -> str:
     """What a job waits for before it may even be placed."""
     if job.gathered:
@@ -122,6 +129,14 @@ def _are_being(names: list[JobId]) -> str:
 
 
 def _lacking(state: Tables, job: Job) -> str:
+    if missing := _missing(state, job):
+        return missing
+    wants = needs(*choices(state, job))
+    return f"needs {_members(job)}{wants}{there(state, job)}; {_census(state, job)}"
+
+
+def _missing(state: Tables, job: Job) -> str:
+    """What is in its way other than machines that lack something."""
     if job.spec.reservation_id:
         return waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))
     quota = quota_text(state, state.queue.applicants[job.job_id])
@@ -130,8 +145,7 @@ def _lacking(state: Tables, job: Job) -> str:
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
-    wants = needs(*choices(state, job))
-    return f"needs {_members(job)}{wants}{there(state, job)}; {_census(state, job)}"
+    return ""
 
 
 def _members(job: Job) -> str:
@@ -160,16 +174,16 @@ def _counts(state: Tables, job: Job) -> str:
 def _obstacle(demand: Demand, machine: Machine) -> str:
     """The first constraint it does not meet, in a word."""
     if takes(machine, demand):
-        return "with room for a member"
+        return ROOM
     if not machine.open:
         return "not available"
-    if machine.cpu_milli < demand.cpu_milli and admits(demand, machine.capacity):
+    if machine.cpu_milli < demand.cpu_milli <= machine.capacity.cpu_milli and admits(demand, machine.capacity):
         return FEW_CPUS
     return next(misfits(demand, machine))[0]
 
 
 def _are(what: str, count: int) -> str:
-    if what.startswith("too"):
+    if what.startswith(("too", ROOM)):
         return f"ha{'s' if count == 1 else 've'} {what}"
     return f"{'is' if count == 1 else 'are'} {what}"
 

@@ -147,6 +147,11 @@ class Space:
     heads: list[tuple[Entry, Lane]] = Factory(list)
     """Its lanes by their first entries."""
 
+    @property
+    def accepted(self) -> int:
+        """When the first of what waits here was accepted, in the order of acceptances."""
+        return self.heads[0][0][2]
+
     def put(self, head: Entry, lane: Lane) -> None:
         insort(self.heads, (head, lane))
 

@@ -15,13 +15,14 @@ def misfits(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
     """Every constraint the machine does not meet now: in a word, and in full."""
     yield from _wrong_place(demand, machine.capacity)
     capacity = machine.capacity
-    if machine.cpu_milli < demand.cpu_milli:
+    if capacity.cpu_milli < demand.cpu_milli:
+        yield "too few CPUs", f"has {cpus(capacity.cpu_milli)} in all"
+    elif machine.cpu_milli < demand.cpu_milli:
         yield FEW_CPUS, f"has {machine.cpu_milli / 1000:g} of {cpus(capacity.cpu_milli)} free"
     if machine.memory_bytes < demand.memory_bytes:
-        free, whole = size(machine.memory_bytes), size(capacity.memory_bytes)
-        yield "too little memory free", f"has {free} of {whole} memory free"
+        yield _little("memory", demand.memory_bytes, machine.memory_bytes, capacity.memory_bytes)
     if machine.disk_bytes < demand.disk_bytes:
-        yield "too little disk free", f"has {size(machine.disk_bytes)} of {size(capacity.disk_bytes)} disk free"
+        yield _little("disk", demand.disk_bytes, machine.disk_bytes, capacity.disk_bytes)
     if machine.ports.free < demand.ports:
         offered = (
             f"has {machine.ports.free} of the ports {capacity.ports} free"
@@ -31,6 +32,12 @@ def misfits(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
         yield "too few ports free", offered
     if demand.device_count:
         yield from _wrong_devices(demand, machine)
+
+
+def _little(what: str, asked: int, free: int, whole: int) -> tuple[str, str]:
+    if whole < asked:
+        return f"too little {what}", f"has {size(whole)} {what} in all"
+    return f"too little {what} free", f"has {size(free)} of {size(whole)} {what} free"
 
 
 def _wrong_place(demand: Demand, capacity: Capacity) -> Iterator[tuple[str, str]]:
@@ -53,11 +60,13 @@ def _wrong_devices(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]
     fitting = variants(demand, machine.devices)
     if not fitting:
         yield f"without {device(demand)}", f"has no {device(demand)}"
+    elif max(_whole(machine, v) for v in fitting) < demand.device_count:
+        there = " and ".join(f"{_whole(machine, v)} {v[0]} {v[1]}" for v in fitting)
+        yield f"too few {device(demand)}", f"has {there} in all"
     elif max(len(machine.devices[v]) for v in fitting) < demand.device_count:
-        free = " and ".join(_free(machine, variant) for variant in fitting)
+        free = " and ".join(f"{len(machine.devices[v])} of {_whole(machine, v)} {v[0]} {v[1]}" for v in fitting)
         yield f"too few {device(demand)} free", f"has {free} free"
 
 
-def _free(machine: Machine, variant: Variant) -> str:
-    whole = sum((d.kind, d.variant.lower()) == variant for d in machine.capacity.devices)
-    return f"{len(machine.devices[variant])} of {whole} {variant[0]} {variant[1]}"
+def _whole(machine: Machine, variant: Variant) -> int:
+    return sum((d.kind, d.variant.lower()) == variant for d in machine.capacity.devices)

@@ -262,7 +262,9 @@ class Queue:
         """The same, also of one that does not wait."""
         rank, tenant = applicant.band.rank, applicant.tenant
         count = sum(_count(spaces) for other in range(rank) for spaces in self.spaces.get(other, {}).values())
-        mine = self.shares.score(tenant), tenant.namespace
+        own = self.spaces.get(rank, {}).get(tenant.user, {}).get(tenant)
+        first = own.accepted if own is not None else applicant.entry[2]
+        mine = self.shares.score(tenant), first, tenant.namespace
         score = self.shares.user_score(tenant.user), tenant.user
         for user, spaces in self.spaces.get(rank, {}).items():
             if user != tenant.user:
@@ -271,7 +273,7 @@ class Queue:
             for sibling, space in spaces.items():
                 if sibling == tenant:
                     count += space.line.before(applicant.entry)
-                elif (self.shares.score(sibling), sibling.namespace) < mine:
+                elif (self.shares.score(sibling), space.accepted, sibling.namespace) < mine:
                     count += len(space.line)
         return count
 

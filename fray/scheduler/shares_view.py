@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from fray.model.messages.shares import QueueInfo, Sample, TenantUsage, UsageInfo, Waiting
 from fray.model.policy import Amounts, Terms
 from fray.scheduler.asks import Part
+from fray.scheduler.explain import waits_for
 from fray.scheduler.fairness import RESOURCES, Account, Amount
+from fray.scheduler.fleet_words import reason as fleet_reason
 from fray.scheduler.lanes import Entry, Lane
-from fray.scheduler.queue import Applicant, Queue
+from fray.scheduler.queue import Applicant, Kind, Queue
 from fray.scheduler.quotas import ceiling, excess, quota_text, standing
 from fray.scheduler.starvation import blocker
 from fray.scheduler.tables import Tables
@@ -40,12 +42,13 @@ def in_turn(queue: Queue) -> Iterator[Applicant]:
     """All that waits, from the head of the line; sorts lanes, not what is in them."""
     shares = queue.shares
     for rank in sorted(queue.spaces):
-        groups: dict[tuple[int, float, str, float, str], list[Lane]] = {}
+        groups: dict[tuple[int, float, str, float, int, str], list[Lane]] = {}
         for user, spaces in queue.spaces[rank].items():
             for tenant, space in spaces.items():
+                scores = shares.user_score(user), user, shares.score(tenant), space.accepted, tenant.namespace
                 for _, lane in space.heads:
                     stands, _ = standing(shares, tenant, lane.want)
-                    key = int(stands), shares.user_score(user), user, shares.score(tenant), tenant.namespace
+                    key = int(stands), *scores
                     groups.setdefault(key, []).append(lane)
         for key in sorted(groups):
             entries: Iterator[Entry] = heapq.merge(*(lane.line for lane in groups[key]))
@@ -83,7 +86,11 @@ def _why(state: Tables, applicant: Applicant) -> str:
     if quota:
         return quota
     holder = blocker(state, applicant)
-    return f"held back for {holder}" if holder is not None else ""
+    if holder is not None:
+        return f"held back for {holder}"
+    if applicant.kind is Kind.JOB:
+        return waits_for(state, state.jobs[applicant.id])
+    return fleet_reason(state, applicant.shape)
 
 
 def _waiting_by_user(queue: Queue) -> Counter[str]:

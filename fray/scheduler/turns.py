@@ -1,8 +1,9 @@
 """Whose turn it is: the order in which what waits is tried.
 
 The law. Band; then what is within its quota before what borrows; then the user with the lowest score (`fairness`), and
-of his namespaces the one with the lowest; then priority; then the order of acceptance. Growth of reservations comes
-after all others of its band. Scores move while a pass places:
+of his namespaces the one with the lowest, of equals the one of which something was accepted first (jobs of the command
+line have a namespace each: names would be an order that lets newcomers pass for ever); then priority; then the order of
+acceptance. Growth of reservations comes after all others of its band. Scores move while a pass places:
 who has just been given something goes behind those who have less, so that equals end up with equal halves.
 """
 
@@ -20,8 +21,9 @@ from fray.scheduler.quotas import standing
 MANY = 200
 """Lanes of the wants in question: with more, they are looked for where their tenants are."""
 
-Place: TypeAlias = tuple[int, int, float, str, float, str, Entry]
-"""(band, standing, score of the user, user, score of the namespace, namespace, entry): the least is tried first."""
+Place: TypeAlias = tuple[int, int, float, str, float, int, str, Entry]
+"""(band, standing, score of the user, user, score of the namespace, acceptance of its first, namespace, entry): the
+least is tried first."""
 
 
 def place_of_applicant(queue: Queue, applicant: Applicant) -> Place:
@@ -29,7 +31,9 @@ def place_of_applicant(queue: Queue, applicant: Applicant) -> Place:
     shares, tenant = queue.shares, applicant.tenant
     want = queue.waiting.get(applicant.shape) or make_want(applicant.shape)
     stands, _ = standing(shares, tenant, want)
-    scores = shares.user_score(tenant.user), tenant.user, shares.score(tenant), tenant.namespace
+    space = queue.spaces.get(applicant.band.rank, {}).get(tenant.user, {}).get(tenant)
+    first = space.accepted if space is not None else applicant.entry[2]
+    scores = shares.user_score(tenant.user), tenant.user, shares.score(tenant), first, tenant.namespace
     return applicant.band.rank, stands, *scores, applicant.entry
 
 
@@ -92,16 +96,17 @@ class Round:
 
     def _lanes_of(self, user: str) -> Iterator[Lane]:
         """Those of all his namespaces, of the one that has least first."""
-        line = [(self._queue.shares.score(tenant), tenant.namespace, lanes) for tenant, lanes in self._cursors(user)]
+        shares, spaces = self._queue.shares, self._queue.spaces[self._rank].get(user, {})
+        line = [(shares.score(of), spaces[of].accepted, of.namespace, lanes) for of, lanes in self._cursors(user)]
         if len(line) == 1:
-            yield from line[0][2]
+            yield from line[0][3]
             return
         heapq.heapify(line)
         while line:
-            score, namespace, lanes = line[0]
-            now = self._queue.shares.score(self._queue.shares.tenant(user, namespace))
+            score, first, namespace, lanes = line[0]
+            now = shares.score(shares.tenant(user, namespace))
             if now != score:
-                heapq.heapreplace(line, (now, namespace, lanes))
+                heapq.heapreplace(line, (now, first, namespace, lanes))
                 continue
             lane = next(lanes, None)
             if lane is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -122,7 +123,7 @@ def test_the_queue_and_the_shares_are_shown_and_drawn(run: Fray, jobs: dict[str,
     assert jobs["lab/huge"] in [line["id"] for line in run("queue", "--json").json["lines"]]
     told = run("usage", "--json").json
     assert told["used"]["cpu"] > 0
-    assert run("usage").out.splitlines()[0].startswith("cpu")
+    assert run("usage").out.splitlines()[0].startswith("CPUs")
     assert run("usage", "--plot", str(tmp_path / "shares.svg")).code == 0
     assert (tmp_path / "shares.svg").stat().st_size > 1000
     assert run("usage", "--plot", "shares.doc").code == 2
@@ -384,13 +385,14 @@ def test_every_field_of_a_request_that_concerns_programs_has_its_option() -> Non
         "--zone eu-b --workspace . --pip polars --extra gpu --env A=1 --secret B=C --port grpc --max-retries 3 "
         "--max-retries-preemption 4 --max-retries-machine-loss 5 --max-retries-out-of-memory 6 --exit-code 75=retry "
         "--exit-code 2=fail --backoff-s 1.5 --backoff-max-s 60 --health /healthz --health-period-s 2 --stall-s 300 "
-        "--on-stall restart --term-s 30 --detach -- python train.py --lr 1"
+        "--on-stall restart --term-s 30 --priority batch --time-limit 2h --wait-limit 1h --no-preemptible --detach "
+        "-- python train.py --lr 1"
     )
     request = request_of(parser_of().parse_args(["run", *words.split()]))
     blank = request_of(parser_of().parse_args(["run", "--name", "b", "--", "true"]))
     names = [field.name for field in attrs.fields(JobRequest)]
     same = {name for name in names if getattr(request, name) == getattr(blank, name)}
-    assert same == {"replicas", "result_storage"}, "of resources; programs have no result"
+    assert same == {"replicas", "result_storage", "role"}, "of resources; no result; of groups"
     assert blank == JobRequest(name="b", entrypoint=Entrypoint.from_binary("true"))
     assert request.ports == ("grpc", "http")
     assert request.health == HealthCheck(path="/healthz", period_s=2)
@@ -502,6 +504,10 @@ def fetched(url: str) -> str:
         (["run", "--health", "healthz", "--", "true"], 2, "must begin with a slash"),
         (["run", "--stall-s", "0", "--", "true"], 2, "must be more than 0 seconds"),
         (["run", "--term-s", "-1", "--", "true"], 2, "the last rung must be reached"),
+        (["run", "--prority", "batch", "--", "true"], 2, "no option '--prority' is known; near ones: --priority"),
+        (["run", "--priority", "urgent", "--", "true"], 2, "invalid choice: 'urgent'"),
+        (["run", "--time-limit", "5 parsecs", "--", "true"], 2, "--time-limit '5 parsecs' is no span of time"),
+        (["jobs", "train"], 2, "no word 'train' is known; see fray jobs --help"),
         (["run"], 2, "COMMAND"),
         (["wait"], 2, "which job?"),
     ],
@@ -572,11 +578,20 @@ def command(lab: Lab, *words: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
+def begun(process: subprocess.Popen[str]) -> None:
+    """Wait until its job has said so."""
+    assert process.stdout is not None
+    there, _, _ = select.select([process.stdout], [], [], 60)
+    if not there:
+        process.kill()
+        pytest.fail(f"the job has said nothing: {process.communicate()}")
+    assert process.stdout.readline() == "begun\n"
+
+
 def test_ctrl_c_ends_the_job_with_one_message(lab: Lab, run: Fray) -> None:
     words = ("run", "--name", "interrupted", "--cpu", "0.1", "--memory", "50MB", "--")
     process = command(lab, *words, "sh", "-c", "echo begun; sleep 1000")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    begun(process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     ending, ended = err.splitlines()
@@ -587,12 +602,25 @@ def test_ctrl_c_ends_the_job_with_one_message(lab: Lab, run: Fray) -> None:
     assert run("show", "--json", "interrupted").json["state"] == "stopped"
 
 
+def test_ctrl_c_before_there_is_a_job_leaves_at_once_and_quietly(lab: Lab, run: Fray) -> None:
+    """Its first line may be on the terminal before the answer to its launch: signals are expected from the start."""
+    lab.running["controller"].send_signal(signal.SIGSTOP)
+    try:
+        process = command(lab, "run", "--name", "too-early", "--cpu", "0.1", "--memory", "50MB", "--", "true")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5)
+        process.send_signal(signal.SIGINT)
+        assert (*process.communicate(timeout=20), process.returncode) == ("", "", 130)
+    finally:
+        lab.running["controller"].send_signal(signal.SIGCONT)
+    assert run("jobs", "--prefix", "too-early", "--json").json == []
+
+
 def test_a_second_ctrl_c_leaves_at_once_and_the_cluster_ends_the_job(lab: Lab, run: Fray) -> None:
     words = ("run", "--name", "stubborn", "--cpu", "0.1", "--memory", "50MB", "--")
     process = command(lab, *words, "sh", "-c", "trap '' TERM INT; echo begun; while :; do sleep 1; done")
-    assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stdout.readline() == "begun\n"
+    begun(process)
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline().startswith("fray: ending stubborn-")
     process.send_signal(signal.SIGINT)

@@ -1,0 +1,59 @@
+"""How a verb of the command line is described, and what is said of words that it does not know. Only argparse here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeAlias
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """As argparse does, but what is not known is the verb's matter, and the near ones are named."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            getattr(options, "parser", self).refuse(unknown)
+        return options
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        from difflib import get_close_matches
+
+        near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=2)
+        what = "option" if unknown[0].startswith("-") else "word"
+        self.error(f"no {what} {unknown[0]!r} is known" + (f"; near ones: {', '.join(near)}" if near else ""))
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: str = "tool") -> Parser:
+    parser = verbs.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"examples:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(verb=runs, opens=opens, parser=parser)
+    where = parser.add_argument_group("cluster")
+    where.add_argument("--cluster", metavar="SPEC", help="fray://host:port (default: FRAY_CLUSTER_SPEC)")
+    where.add_argument("--token-file", metavar="FILE", help="file with the cluster's token (default: FRAY_TOKEN)")
+    where.add_argument(
+        "--namespace", metavar="NS", help="where names are looked for (default: FRAY_NAMESPACE, else in all)"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON with stable keys, for programs")
+    return parser
+
+
+def one_job(parser: Parser, many: bool = False) -> None:
+    if many:
+        parser.add_argument("jobs", nargs="*", metavar="JOB", help="id, name, or the beginning of one")
+    else:
+        parser.add_argument("job", metavar="JOB", help="id, name, or the beginning of one")
