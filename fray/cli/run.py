@@ -176,6 +176,7 @@ def request_of(options: argparse.Namespace) -> JobRequest:
         stall_s=options.stall_s,
         on_stall=OnStall(options.on_stall),
         ladder=Ladder(term_s=options.term_s),
+        preemption_notice_s=options.notice_s,
         detached=options.detach,
         priority=options.priority,
         time_limit_s=span_of(options.time_limit, "--time-limit"),

@@ -156,5 +156,12 @@ def _run_health(parser: Parser) -> None:
         "--on-stall", choices=("capture", "restart"), default="capture", help="restart: that, and it has failed"
     )
     group.add_argument(
+        "--notice-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="SIGTERM so long before SIGKILL (beside --term-s) when its place is taken (default: 0)",
+    )
+    group.add_argument(
         "--term-s", type=float, default=2.0, metavar="S", help="from SIGTERM to SIGKILL when it is ended (default: 2)"
     )

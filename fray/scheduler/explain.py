@@ -23,6 +23,7 @@ from fray.scheduler.obstacles import FEW_CPUS, misfits
 from fray.scheduler.quotas import quota_text
 from fray.scheduler.reserved_waits import waits_inside
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
+from fray.scheduler.room_words import kept_from, planned, taking
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
 from fray.scheduler.service import why_closed
 from fray.scheduler.slice_words import slices_text
@@ -137,6 +138,9 @@ def _lacking(state: Tables, job: Job) -> str:
 
 def _missing(state: Tables, job: Job) -> str:
     """What is in its way other than machines that lack something."""
+    applicant = state.queue.applicants[job.job_id]
+    if taken := taking(state, applicant):
+        return taken
     if job.spec.reservation_id:
         return waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))
     quota = quota_text(state, state.queue.applicants[job.job_id])
@@ -145,7 +149,7 @@ def _missing(state: Tables, job: Job) -> str:
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
-    return ""
+    return kept_from(state, applicant)
 
 
 def _members(job: Job) -> str:
@@ -279,7 +283,12 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"
-    if starving(state, state.queue.applicants[job.job_id]):
+    elif kept := kept_from(state, state.queue.applicants[job.job_id]):
+        yield kept
+    mine = taking(state, state.queue.applicants[job.job_id]) or planned(state, state.queue.applicants[job.job_id])
+    if mine:
+        yield mine
+    elif starving(state, state.queue.applicants[job.job_id]):
         yield "it has waited so long that later jobs are kept off the machines it could use"
     if job.spec.reservation_id:
         yield waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))

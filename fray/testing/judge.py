@@ -68,6 +68,8 @@ def _reasons_to_end(story: Story, life: Life) -> Iterable[tuple[float, str, str]
     if life.spec.stall_s is not None and life.spec.on_stall is OnStall.RESTART:
         beaten = life.began if life.beaten is None else life.beaten
         yield beaten + life.spec.stall_s, life.machine, f"{life.spec.name} stalled"
+    if life.spec.time_limit_s is not None:
+        yield life.began + life.spec.time_limit_s, CONTROLLER, f"the time of {life.spec.name} was over"
     owner = story.owners.get(life.job_id)
     if owner is None:
         return
@@ -94,6 +96,7 @@ def final(story: Story) -> None:
     _reservations_ended(story, running.state)
     _outcomes_stand(story, running.state)
     _nothing_is_held(story, running.state)
+    _nobody_was_ended_for_nothing(story, running.state)
     _the_dead_were_dead(story, running.state)
     _cloud_is_small(story, running.state)
     law(story.truth, running.state, 0)
@@ -143,6 +146,17 @@ def _outcomes_stand(story: Story, state: State) -> None:
         told.add((state.job_info(job_id).state, job.outcome.cause, job.outcome.value))
         if len({each[:2] for each in told}) > 1 or len({each[2] for each in told if each[2]}) > 1:
             story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, told))}")
+
+
+def _nobody_was_ended_for_nothing(story: Story, state: State) -> None:
+    """Whoever was ended for the sake of a job has seen it start, unless that one was ended, or machines were lost."""
+    for job in state.jobs.values():
+        other = state.jobs.get(job.preempted_for)
+        if not job.preempted or other is None or other.stop_cause is not None:
+            continue
+        started = other.placed_at is not None and other.placed_at >= job.preempted[-1]
+        if not started and not any(story.weather.was_trouble(name, 0.0, trio.current_time()) for name in state.nodes):
+            story.truth.breach("P6", f"{job.job_id} was ended for {job.preempted_for}, which never came")
 
 
 def _the_dead_were_dead(story: Story, state: State) -> None:

@@ -81,6 +81,10 @@ ACTS: Mapping[str, int] = {
     "open reservation": 4,
     "bands": 4,
     "who goes first": 3,
+    "limited job": 3,
+    "gap filler": 3,
+    "long batch": 4,
+    "production gang": 4,
     "kept units": 3,
     "ended group": 2,
 }

@@ -17,6 +17,7 @@ from fray.testing.acts import (
     keeping,
     logs,
     machines,
+    making_room,
     names,
     reaching,
     reserving,
@@ -44,4 +45,5 @@ ACTS: Mapping[str, Act] = {
     **groups.ACTS,
     **reserving.ACTS,
     **sharing.ACTS,
+    **making_room.ACTS,
 }
