@@ -126,6 +126,31 @@ def test_where_jobs_end_before_their_limits_it_starts_no_later_than_was_planned(
         assert crowded["head"] <= alone["head"] + MARGIN_S
 
 
+@QUICK
+@given(
+    fleets,
+    st.lists(st.tuples(shares, st.floats(10.0, 300.0)), min_size=1, max_size=4),
+    heads,
+    st.lists(st.tuples(st.floats(2.0, 250.0), shares, st.floats(5.0, 400.0)), max_size=8),
+)
+def test_nobody_starves_where_nothing_has_a_limit(
+    machines: list[int],
+    first: list[tuple[float, float]],
+    head: tuple[float, int],
+    later: list[tuple[float, float, float]],
+) -> None:
+    """It starts at the latest when all have ended that ran when it had waited for a minute."""
+    before = [(0.0, limited(f"a{index}", cpu, None), run_s) for index, (cpu, run_s) in enumerate(first)]
+    flood = [(at, limited(f"z{index}", cpu, None), run_s) for index, (at, cpu, run_s) in enumerate(later)]
+    runs = [*before, (1.0, limited("head", head[0], None, head[1]), 50.0), *flood]
+    began = play(machines, runs)
+    length_s = {spec.job_id: run_s for _, spec, run_s in runs}
+    assume(sum(cpu // head[0] for cpu in machines) >= head[1])
+    assume(all(began.get(f"a{index}") == 0.0 for index in range(len(first))))
+    there = [began[name] + length_s[name] for name in began if name != "head" and began[name] < 61.0]
+    assert began["head"] <= max(61.0, *there)
+
+
 # Plans ----------------------------------------------------------------------------------------------------------------
 
 
