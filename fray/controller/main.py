@@ -10,6 +10,7 @@ from functools import partial
 
 import trio
 
+from fray.controller import heap
 from fray.controller.options import Options, find_token, parse
 from fray.controller.policy_file import read_again_on_hangup, read_policy_file
 from fray.controller.serve import one_error, run_controller
@@ -61,7 +62,8 @@ async def _serve(options: Options, policy: Policy) -> None:
                     keeping=options.keeping,
                     env_vars=options.env_vars,
                 )
-                running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
+                with heap.filling():
+                    running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
                 if options.policy_file is not None:
                     tell = lambda policy: running.loop.tell(PolicyChanged(policy=policy))  # noqa: E731
                     nursery.start_soon(read_again_on_hangup, options.policy_file, tell)

@@ -82,25 +82,27 @@ def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
     turn(state, out, job, JobTurn.PLACED)
     state.tally[job.job_id].ran = 0
     phase = AttemptPhase.WISHED if stage_has_come(state, job) else AttemptPhase.KEPT
-    names = port_names(job.spec)
+    names = port_names(job.spec) if grants[0].ports else ()
+    job_id, generation, now = job.job_id, job.generation, state.now
     for member, grant in enumerate(grants):
+        node = state.nodes[grant.node]
         attempt = Attempt(
-            attempt_id=attempt_id(job.job_id, job.generation, member),
-            job_id=job.job_id,
-            generation=job.generation,
+            attempt_id=attempt_id(job_id, generation, member),
+            job_id=job_id,
+            generation=generation,
             member=member,
             node=grant.node,
-            incarnation=state.nodes[grant.node].incarnation,
+            incarnation=node.incarnation,
             devices=grant.devices,
-            ports=dict(zip(names, grant.ports, strict=False)),
-            host=state.nodes[grant.node].host,
+            ports=dict(zip(names, grant.ports, strict=False)) if names else {},
+            host=node.host,
             phase=phase,
-            placed_at=state.now,
+            placed_at=now,
         )
         state.add_attempt(attempt)
         if phase is AttemptPhase.WISHED:
             out.wish(attempt)
-    out.happened(job.job_id, "placed", ", ".join(map(_place, grants)))
+    out.happened(job_id, "placed", ", ".join(map(_place, grants)))
 
 
 def stage_has_come(state: State, job: Job) -> bool:

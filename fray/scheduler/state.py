@@ -340,22 +340,32 @@ def error_message(outcome: Outcome | None) -> str | None:
 
 def _attempt_info(attempt: Attempt) -> AttemptInfo:
     outcome = attempt.outcome
+    if outcome is None:
+        return AttemptInfo(
+            attempt_id=attempt.attempt_id,
+            node=attempt.node,
+            pid=attempt.pid,
+            start_time=attempt.started_at,
+            ports=attempt.ports,
+            host=attempt.host,
+            place_time=attempt.placed_at,
+        )
     return AttemptInfo(
         attempt_id=attempt.attempt_id,
         node=attempt.node,
-        cause=outcome.cause if outcome else None,
-        message=outcome.message if outcome else "",
-        exit_code=outcome.exit_code if outcome else None,
-        signal=outcome.signal if outcome else None,
+        cause=outcome.cause,
+        message=outcome.message,
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
         pid=attempt.pid,
         start_time=attempt.started_at,
         end_time=attempt.ended_at,
         ports=attempt.ports,
         host=attempt.host,
-        peak_memory_bytes=outcome.peak_memory_bytes if outcome else 0,
-        cpu_s=outcome.cpu_s if outcome else 0.0,
-        swept=outcome.swept if outcome else 0,
-        captured=outcome.captured if outcome else "",
+        peak_memory_bytes=outcome.peak_memory_bytes,
+        cpu_s=outcome.cpu_s,
+        swept=outcome.swept,
+        captured=outcome.captured,
         place_time=attempt.placed_at,
-        duration_s=outcome.duration_s if outcome else 0.0,
+        duration_s=outcome.duration_s,
     )
