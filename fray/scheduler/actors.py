@@ -12,9 +12,9 @@ from fray.model.ids import HOUSE_NAMES, ActorId, JobId, Namespace
 from fray.model.specs import EntryKind, JobState
 from fray.scheduler.explain import reason
 from fray.scheduler.lifecycle import job_state
+from fray.scheduler.name_tables import name_key
 from fray.scheduler.rows import Binding, Grave, Job, JobPhase
 from fray.scheduler.state import State, error_message
-from fray.scheduler.tables import name_key
 
 
 def list_actors(state: State, namespace: Namespace | None = None, prefix: str = "") -> tuple[ActorInfo, ...]:

@@ -8,35 +8,22 @@ from fray.model.ids import NodeName
 from fray.model.policy import Policy
 from fray.model.resources import Demand
 from fray.scheduler.fairness import KEPT_MEAN, Account, Amount, Shares, Tenant, capacity_of
-from fray.scheduler.match import Pool
 from fray.scheduler.queue import Queue
 from fray.scheduler.quotas import ceiling, excess, limits
-from fray.scheduler.rows import Node, NodePhase, Rules, Usage
+from fray.scheduler.rows import Job, Node, NodePhase
+from fray.scheduler.table_base import TableBase
 
 
-class ChargedTables:
+class ChargedTables(TableBase):
     """What `Tables` knows of shares."""
 
-    pool: Pool
-    queue: Queue
-    rules: Rules
-
-    def _make_charged_indexes(self) -> None:
+    def _make_indexes(self) -> None:
+        super()._make_indexes()
         self.shares = Shares()
+        self.queue = Queue(self.shares)
         self.excused: dict[tuple[str, str], int] = {}
         """What users and namespaces had beyond what they may have, when the policy was set that says so."""
-
-    def __init__(self) -> None:
         self.policy = Policy()
-        self.usage: dict[str, Usage] = {}
-        """What tenants had, by key (see `fairness`)."""
-
-    @property
-    def now(self) -> float:
-        raise NotImplementedError
-
-    def touch(self, table: str, key: str) -> None:
-        raise NotImplementedError
 
     # Use
 
@@ -59,6 +46,10 @@ class ChargedTables:
         if times < 0 and self.queue.over_quota:
             self.queue.ease(f"user:{tenant.user}")
             self.queue.ease(f"space:{tenant.namespace}")
+
+    def demand(self, job: Job) -> Demand:
+        """What each of its members takes of a machine, or will: of any-of devices those it was given last."""
+        return (job.spec.demand, *job.spec.alternatives)[job.choice]
 
     def variant_of(self, node: NodeName, devices: tuple[str, ...]) -> str:
         """Of what devices of a machine are; empty for none."""

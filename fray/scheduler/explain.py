@@ -25,10 +25,10 @@ from fray.scheduler.reserved_waits import waits_inside
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.room_words import kept_from, planned, taking
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
-from fray.scheduler.service import why_closed
+from fray.scheduler.service import takes_work, why_closed
 from fray.scheduler.slice_words import slices_text
 from fray.scheduler.starvation import blocker, starving
-from fray.scheduler.tables import Tables, takes_work
+from fray.scheduler.tables import Tables
 from fray.scheduler.waits import ending_mates, ending_siblings, holders
 from fray.scheduler.words import needs
 

@@ -13,6 +13,7 @@ from fray.model.gangs import port_names
 from fray.model.ids import split_attempt
 from fray.model.specs import Cause, JobState, Outcome
 from fray.scheduler import quarantine
+from fray.scheduler.attempt_tables import Tally
 from fray.scheduler.backfill import room_in_the_end
 from fray.scheduler.group_invariants import job_groups_are_sound
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
@@ -22,10 +23,11 @@ from fray.scheduler.quotas import ceiling, excess, limits
 from fray.scheduler.reserved_rules import RESERVATION_RULES, devices_add_up, units_by_node
 from fray.scheduler.restarts import begins_with, concerns, limit, own_restarts, policy, spent
 from fray.scheduler.rows import TABLES, Attempt, AttemptPhase, Job, JobPhase, NodePhase, SessionPhase
+from fray.scheduler.service import takes_work
 from fray.scheduler.slice_rules import slices_are_whole
 from fray.scheduler.space import Space
 from fray.scheduler.state import State
-from fray.scheduler.tables import Tables, Tally, takes_work
+from fray.scheduler.tables import Tables
 from fray.scheduler.units import UnitPhase
 from fray.scheduler.waits import waits_for
 

@@ -27,9 +27,9 @@ from fray.scheduler.effects import (
     SessionOver,
     WishesMoved,
 )
+from fray.scheduler.name_tables import actor_key, binding_key
 from fray.scheduler.rows import Attempt, Binding, Job, Node
 from fray.scheduler.state import State
-from fray.scheduler.tables import actor_key, binding_key
 
 LARGE_GANG = 64
 """Members; of a larger one not every move of a member is told."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Container, Sequence
 from fray.model.bands import Band
 from fray.model.ids import JobId, NodeName
 from fray.model.policy import Preemption
+from fray.scheduler.applicant_tables import Sought
 from fray.scheduler.backfill import Keeps
 from fray.scheduler.giving_back import is_helped
 from fray.scheduler.jobs import preempt
@@ -33,7 +34,7 @@ from fray.scheduler.queue import Applicant, Kind
 from fray.scheduler.reclaim import as_it_will_be, may_reclaim, overdrawn
 from fray.scheduler.rows import Claim, ClaimedShare, Job, NodePhase
 from fray.scheduler.state import State
-from fray.scheduler.tables import Sought, Tables
+from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial
 from fray.scheduler.units import ON_ITS_WAY
 from fray.scheduler.victims import Choice, below, choose, lost_s, owners, roots_of

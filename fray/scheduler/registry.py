@@ -16,10 +16,10 @@ from fray.model.messages.client import ActorEndpoint, Done
 from fray.model.specs import Cause, EntryKind, Outcome
 from fray.scheduler.actors import living_actor
 from fray.scheduler.effects import NameRegistered, NameUnregistered
+from fray.scheduler.name_tables import name_key
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.rows import Binding, Grave, Session
 from fray.scheduler.state import State
-from fray.scheduler.tables import name_key
 
 
 def register(state: State, event: NameRegistered, out: Outbox) -> None:

@@ -7,9 +7,7 @@ node: the machine in here and the one out there have the same `Ports`.
 
 from __future__ import annotations
 
-from typing import Any
-
-from fray.model.ids import AttemptId, JobId, NodeName
+from fray.model.ids import JobId, NodeName
 from fray.model.reservations import ReservationId, ReservationState
 from fray.model.resources import Capacity, Demand
 from fray.scheduler.charged import ChargedTables
@@ -17,9 +15,9 @@ from fray.scheduler.fairness import Tenant
 from fray.scheduler.match import Pool
 from fray.scheduler.queue import Applicant, Kind, Shape
 from fray.scheduler.reserved_rows import Host, Reservation, Unit
-from fray.scheduler.rows import Attempt, Job, Node
+from fray.scheduler.rows import Attempt
 from fray.scheduler.service import takes_work
-from fray.scheduler.timers import Timers
+from fray.scheduler.table_base import discard
 
 GROWTH_ORDER = 1 << 60
 """Growth comes after everybody else of its band, the higher priority first."""
@@ -31,14 +29,8 @@ RESERVATION = "reservation"
 class ReservedTables(ChargedTables):
     """What `Tables` knows of reservations."""
 
-    timers: Timers
-    jobs: dict[JobId, Job]
-    attempts: dict[AttemptId, Attempt]
-    nodes: dict[NodeName, Node]
-    on_node: dict[NodeName, dict[AttemptId, None]]
-    reservations: dict[ReservationId, Reservation]
-
-    def _make_reserved_indexes(self) -> None:
+    def _make_indexes(self) -> None:
+        super()._make_indexes()
         self.reserved: dict[ReservationId, Pool] = {}
         """Machines of those that have not ended."""
         self.inside: dict[ReservationId, dict[JobId, None]] = {}
@@ -215,9 +207,6 @@ class ReservedTables(ChargedTables):
             pool.take(node, self.demand(self.jobs[attempt.job_id]), attempt.devices)
         self._open_reserved(reservation, node)
 
-    def demand(self, job: Job) -> Demand:
-        raise NotImplementedError
-
     def attempts_inside(self, reservation_id: ReservationId, node: NodeName) -> list[Attempt]:
         """Living ones on this node."""
         here = (self.attempts[attempt_id] for attempt_id in self.on_node[node])
@@ -264,12 +253,3 @@ class ReservedTables(ChargedTables):
             if name in self.reserved[reservation_id].machines:
                 self.reserved[reservation_id].freed[name] = None
                 self.stirred[reservation_id] = None
-
-
-def discard(index: dict[Any, dict[Any, None]], key: object, item: object) -> None:
-    """Remove ``item`` under ``key``, and the key with the last item."""
-    items = index.get(key)
-    if items is not None:
-        items.pop(item, None)
-        if not items:
-            del index[key]

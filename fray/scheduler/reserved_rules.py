@@ -10,8 +10,8 @@ from fray.model.resources import Demand
 from fray.scheduler.match import Machine
 from fray.scheduler.reserved_rows import Host, Reservation
 from fray.scheduler.rows import Attempt, JobPhase, Node
+from fray.scheduler.service import takes_work
 from fray.scheduler.state import State
-from fray.scheduler.tables import takes_work
 
 
 def units_by_node(state: State) -> defaultdict[str, list[tuple[Demand, Host]]]:
