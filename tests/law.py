@@ -157,7 +157,9 @@ class Cluster:
             if claim.applicant != applicant.id and claim.reservation == shape.reservation
         ]
         claimed = {share.node: None for claim in claims for share in claim.shares}
-        closed = () if shape.ask.weightless else claimed if shape.child else claimed | held
+        nothing = shape.ask.weightless and not any(demand.ports for demand in shape.ask.demands)
+        exempt = shape.child or shape.ask.weightless
+        closed = () if nothing else claimed if exempt else claimed | held
         with Trial(self.state, shape.reservation) as trial:
             return trial.fits(shape.ask, closed)
 

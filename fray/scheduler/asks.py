@@ -57,8 +57,8 @@ class Ask:
 
     @property
     def weightless(self) -> bool:
-        """It takes nothing of any machine."""
-        return all(weightless(part.demand) for part in self.parts)
+        """It takes nothing of any machine, whichever of its devices it gets (but a port, perhaps)."""
+        return all(map(weightless, self.demands))
 
     @property
     def demands(self) -> tuple[Demand, ...]:

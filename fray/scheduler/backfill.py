@@ -170,11 +170,11 @@ class Keeps:
         return {} if exempt else {**self._book(applicant).held}
 
     def _binding(self, applicant: Applicant) -> list[Keep]:
-        if applicant.shape.ask.weightless:
+        ask, mine = applicant.shape.ask, applicant.shape.reservation
+        if ask.weightless and not any(demand.ports for demand in ask.demands):
             return []
-        mine = applicant.shape.reservation
         keeps = [keep for keep in self.claims if keep.reservation == mine and keep.applicant != applicant.id]
-        if applicant.shape.child:
+        if applicant.shape.child or ask.weightless:
             return keeps
         over_s = over_in_s(self.state, applicant)
         plans = self._book(applicant).plans

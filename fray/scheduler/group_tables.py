@@ -55,6 +55,7 @@ class GroupTables(ApplicantTables):
 
     def _ungather(self, job: Job) -> None:
         job.gathered = False
+        self.timers.set(("wait", job.job_id), None)  # the group may be out of the queue by now: it is being placed
         if job.spec.job_group in self.queue:
             self.queue.remove(job.spec.job_group)
             for mate in self.musters[job.spec.job_group].gathered:

@@ -87,7 +87,7 @@ def _check_members(name: str, group: JobGroupSpec, specs: Sequence[JobSpec]) -> 
 
 
 def _check_alike(name: str, specs: Sequence[JobSpec]) -> None:
-    for what in ("namespace", "band", "detached", "reservation_id"):
+    for what in ("namespace", "user", "band", "detached", "reservation_id"):
         values = list(dict.fromkeys(getattr(spec, what) for spec in specs))
         if len(values) > 1:
             word = {"band": "priority"}.get(what, what)

@@ -158,6 +158,7 @@ def _check(state: State, specs: list[JobSpec], owner: str) -> None:
         raise InvalidRequest("a launch names the same job id twice")
     if state.living_jobs() + len(specs) > state.rules.living_limit:
         raise InvalidRequest(f"the cluster holds its limit of {state.rules.living_limit} living jobs; end some first")
+    _check_depth(state, specs, owner)
     check_group(state, specs)
     others: dict[tuple[str, str], str] = {}
     for spec in specs:
@@ -167,6 +168,18 @@ def _check(state: State, specs: list[JobSpec], owner: str) -> None:
         _check_size(state, spec)
         _check_band(state, spec)
         others[spec.namespace, spec.name] = spec.job_id
+
+
+def _check_depth(state: State, specs: list[JobSpec], owner: str) -> None:
+    depth, attempt = 1, state.attempts.get(owner)
+    while attempt is not None:
+        depth, attempt = depth + 1, state.attempts.get(state.jobs[attempt.job_id].owner)
+    if depth > state.rules.depth_limit and not all(spec.detached for spec in specs):
+        raise InvalidRequest(
+            f"job {specs[0].name!r} would be number {depth} in a line of jobs that were launched by each other, and "
+            f"{state.rules.depth_limit} is the limit: does it launch itself? Who must go on like this launches with "
+            "detached=True"
+        )
 
 
 def _check_spec(spec: JobSpec, owner: str) -> None:

@@ -68,6 +68,9 @@ def place_waiting(state: State, out: Outbox) -> None:
         again = True
     if queue.cut and queue:
         _remember(state)
+    if not queue:
+        state.plans.clear()
+        queue.holders = {}
     pool.freed.clear()
     for reservation_id in state.stirred:
         state.reserved[reservation_id].freed.clear()

@@ -23,9 +23,9 @@ from fray.model.ids import JobId, NodeName
 from fray.model.policy import Preemption
 from fray.scheduler.applicant_tables import Sought
 from fray.scheduler.backfill import Keeps
+from fray.scheduler.giving_back import is_helped
 from fray.scheduler.jobs import preempt
 from fray.scheduler.lanes import Lane
-from fray.scheduler.lending import is_helped
 from fray.scheduler.match import fit
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.planning import going, shares_of
@@ -33,6 +33,7 @@ from fray.scheduler.plans import Plan
 from fray.scheduler.queue import Applicant, Kind
 from fray.scheduler.reclaim import as_it_will_be, may_reclaim, overdrawn
 from fray.scheduler.rows import Claim, ClaimedShare, Job, NodePhase
+from fray.scheduler.service import takes_work
 from fray.scheduler.state import State
 from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial
@@ -191,14 +192,23 @@ def as_decided(state: Tables, trial: Trial, but: str = "") -> None:
 def settle(state: State) -> None:
     """Claims that are needed no more, or can no longer come true, are dropped."""
     for claim in list(state.claims.values()):
-        if claim.applicant not in state.queue or not all(_serves(state, share.node) for share in claim.shares):
+        served = all(_serves(state, share.node, claim.reservation) for share in claim.shares)
+        if claim.applicant not in state.queue or not served:
             state.drop_claim(claim.applicant)
 
 
-def _serves(state: State, name: NodeName) -> bool:
-    """It takes work, or will soon: it may be silent for a moment, as after a restart of the controller."""
+def _serves(state: State, name: NodeName, reservation: str) -> bool:
+    """It takes work, or will soon: it may be silent for a moment, as after a restart of the controller. What is in
+    quarantine, or on its way back to a provider or out of a reservation, will not."""
     node = state.nodes.get(name)
-    return node is not None and node.phase in (NodePhase.ALIVE, NodePhase.SILENT) and node.cordon is None
+    if node is None or node.phase not in (NodePhase.ALIVE, NodePhase.SILENT):
+        return False
+    if node.cordon is not None or node.quarantine is not None or node.leaving:
+        return False
+    if not reservation or not takes_work(node):
+        return True
+    inside = state.reserved[reservation].machines.get(name) if reservation in state.reserved else None
+    return inside is not None and inside.open
 
 
 def is_coming(state: Tables, claim: Claim) -> bool:
@@ -214,6 +224,8 @@ def is_coming(state: Tables, claim: Claim) -> bool:
 def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps | None, plan: Plan | None) -> bool:
     """It does not fit: end others for its sake, if that may be and helps. True: they are being ended."""
     rule = state.policy.preemption
+    if applicant.kind is Kind.GROWTH or applicant.shape.ask.weightless:
+        return False
     claim = state.claims.get(applicant.id)
     if claim is not None:
         if is_coming(state, claim):

@@ -27,6 +27,8 @@ from fray.scheduler.plans import Kept
 
 T = TypeVar("T")
 NOBODY = Tenant()
+NEVER = float("inf")
+"""Since when those wait who cannot starve."""
 _demand_fields = attrgetter(*(field.name for field in fields(Demand)))
 
 
@@ -97,7 +99,7 @@ class Queue:
         self.over_quota: dict[str, dict[Lane, None]] = {}
         """Lanes that were refused for a quota, by whose it is: ``user:NAME`` or ``space:NAME``."""
         self.refused: dict[Shape, None] = {}
-        """What came, or did not fit, since the last look: whoever looks (`lending.make_room`) clears it."""
+        """What came, or did not fit, since the last look: whoever looks (`giving_back.make_room`) clears it."""
         self.apart: dict[Lane, None] = {}
         """Lanes that take machines of a reservation."""
         self.cut = False
@@ -160,8 +162,9 @@ class Queue:
         self.fresh[lane] = None
         self.refused[applicant.shape] = None
         self.seeking[lane] = None
-        self._sorted = self._sorted and (not self._arrivals or self._arrivals[-1].since <= applicant.since)
-        self._arrivals.append(applicant)
+        if applicant.since != NEVER:
+            self._sorted = self._sorted and (not self._arrivals or self._arrivals[-1].since <= applicant.since)
+            self._arrivals.append(applicant)
         if len(self._arrivals) > 2 * len(self.applicants) + 64:
             self._arrivals = deque(self._living())
         self.changes += 1
@@ -212,8 +215,10 @@ class Queue:
         self.fresh.pop(lane, None)
         self.exempt.pop(lane, None)
         self.apart.pop(lane, None)
-        for lanes in self.over_quota.values():
-            lanes.pop(lane, None)
+        for whose in (f"user:{space.tenant.user}", f"space:{space.tenant.namespace}"):
+            lanes = self.over_quota.get(whose)
+            if lanes is not None and lanes.pop(lane, lane) is None and not lanes:
+                del self.over_quota[whose]
         if not want.lanes:
             del self.waiting[want.shape]
             for needs in self._needs_of(want):

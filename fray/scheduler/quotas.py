@@ -79,7 +79,7 @@ def limits(shares: Shares, tenant: Tenant) -> Iterator[tuple[str, Terms, Account
 def standing(shares: Shares, tenant: Tenant, want: Want) -> tuple[Standing, str]:
     """How a want of a tenant stands to the quotas now; and if it waits, for whose."""
     found = Standing.GROWS if want.shape.growth else Standing.WITHIN
-    if not shares.has_quotas:
+    if not shares.has_quotas or want.shape.reservation:  # that has been charged as a whole
         return found, ""
     for key, terms, account in limits(shares, tenant):
         if terms.quota is None or not _over(account, want, terms.quota):

@@ -130,13 +130,12 @@ def renew(state: State, event: ReservationRenewed, out: Outbox) -> None:
     """Its time to live begins anew."""
     try:
         reservation = _open(state, event.reservation_id)
-        if event.ttl_s is not None:
-            reservation.spec = evolve(reservation.spec, ttl_s=event.ttl_s)
-            check_reservation(reservation.spec)
+        spec = reservation.spec if event.ttl_s is None else evolve(reservation.spec, ttl_s=event.ttl_s)
+        check_reservation(spec)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
         return
-    reservation.expires_at = state.now + reservation.spec.ttl_s
+    reservation.spec, reservation.expires_at = spec, state.now + spec.ttl_s
     if reservation.warned:
         reservation.warned = False
         note(state, out, reservation, ChangeKind.RENEWED, f"for {reservation.spec.ttl_s:g} s")

@@ -13,7 +13,7 @@ from fray.model.resources import Capacity, Demand
 from fray.scheduler.charged import ChargedTables
 from fray.scheduler.fairness import Tenant
 from fray.scheduler.match import Pool
-from fray.scheduler.queue import Applicant, Kind, Shape
+from fray.scheduler.queue import NEVER, Applicant, Kind, Shape
 from fray.scheduler.reserved_rows import Host, Reservation, Unit
 from fray.scheduler.rows import Attempt
 from fray.scheduler.service import takes_work
@@ -21,7 +21,6 @@ from fray.scheduler.table_base import discard
 
 GROWTH_ORDER = 1 << 60
 """Growth comes after everybody else of its band, the higher priority first."""
-NEVER = float("inf")
 RESERVATION = "reservation"
 """Of `timers`: when something of a reservation is due."""
 

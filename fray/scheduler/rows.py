@@ -450,6 +450,9 @@ class Rules:
     """Lines of jobs that ended before: whoever repeats their launch is told so. One older still would run anew."""
     living_limit: int = 100_000
     """Jobs that have not ended; more are refused."""
+    depth_limit: int = 64
+    """Jobs launched by jobs that were launched by jobs, and so on. Who goes deeper launches himself by mistake, and
+    what ends them all goes down through them in one step."""
     records_limit: int = 100
     """Attempts of earlier generations on record for each job."""
     forget_node_s: float = 86_400.0

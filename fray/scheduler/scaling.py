@@ -59,6 +59,8 @@ def settle(state: State, out: Outbox) -> None:
     """After each event: plan, if it is time and there is anything to plan for."""
     books = state.fleet
     if not (books.policy.groups or books.units):
+        books.plan_at = None  # else it would be due for ever
+        books.touched.clear()
         return
     for name in books.touched:
         if name in books.units:
