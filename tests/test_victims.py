@@ -17,7 +17,8 @@ from fray.scheduler.asks import Ask, Part
 from fray.scheduler.preemption import as_decided, bands_below, eligible, would_preempt
 from fray.scheduler.queue import Applicant, Shape
 from fray.scheduler.trial import Trial
-from fray.scheduler.victims import Choice, Cost, Unit, total, unit_of
+from fray.scheduler.victims import Choice
+from fray.scheduler.worth import Cost, Unit, total, unit_of
 
 OFF = Policy(preemption=Preemption(enabled=False))
 ON = Policy(preemption=Preemption(shield_s=0.0))

@@ -38,7 +38,8 @@ from fray.scheduler.state import State
 from fray.scheduler.tables import Tables
 from fray.scheduler.trial import Trial
 from fray.scheduler.units import ON_ITS_WAY
-from fray.scheduler.victims import Choice, below, choose, lost_s, owners, roots_of
+from fray.scheduler.victims import Choice, choose
+from fray.scheduler.worth import below, lost_s, owners, roots_of
 
 AGAIN_S, AGAIN_MOST_S = 5.0, 40.0
 """A search that found nobody is made again after this time, doubled each time: shields end, and counts fall."""
