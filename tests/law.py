@@ -44,7 +44,7 @@ from fray.scheduler.effects import (
 from fray.scheduler.group_words import group_info
 from fray.scheduler.invariants import Decided, check
 from fray.scheduler.queue import Applicant
-from fray.scheduler.quotas import waits_for_quota
+from fray.scheduler.quotas import quota_text
 from fray.scheduler.rows import TABLES, Rules
 from fray.scheduler.starvation import holds_back, starving_heads
 from fray.scheduler.state import State
@@ -137,7 +137,7 @@ class Cluster:
         held: dict[str, dict[str, None]] = {}
         starved = [applicant.id for applicant in starving_heads(self.state)]
         for applicant in in_order(self.state.queue):
-            if waits_for_quota(self.state, applicant):
+            if quota_text(self.state, applicant):
                 continue
             mine = held.setdefault(applicant.shape.reservation, {})
             if self._fits_beside(applicant, mine):

@@ -19,7 +19,6 @@ from fray.model.specs import Cause
 from fray.scheduler.effects import PolicyChanged
 from fray.scheduler.fairness import RANK_S
 from fray.scheduler.invariants import check
-from fray.scheduler.quotas import borrowing, over_quota
 from fray.scheduler.rows import Rules
 from fray.scheduler.turns import in_order
 
@@ -237,9 +236,6 @@ def test_what_is_within_its_quota_goes_before_what_borrows() -> None:
     assert [applicant.id for applicant in in_order(law.state.queue)] == ["bob0", "alice1", "alice2"]
     law.see("full:0:0", ended())
     assert placed(law) == ["alice0", "bob0", "alice1"]
-    assert borrowing(law.state, law.state.jobs["alice1"])
-    assert not borrowing(law.state, law.state.jobs["bob0"])
-    assert over_quota(law.state.shares, law.state.shares.tenant("alice", "ns")) == {"cpu": 1000}
 
 
 def test_without_borrowing_what_exceeds_the_quota_waits_until_there_is_less() -> None:

@@ -11,13 +11,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from fray.model.policy import Amounts, Terms
-from fray.model.resources import Demand, show_bytes
+from fray.model.resources import show_bytes
 from fray.scheduler.fairness import KINDS, Account, Amount, Shares, Tenant
 from fray.scheduler.lanes import Want
 
 if TYPE_CHECKING:
     from fray.scheduler.queue import Applicant
-    from fray.scheduler.rows import Job
     from fray.scheduler.tables import Tables
 
 
@@ -91,11 +90,6 @@ def standing(shares: Shares, tenant: Tenant, want: Want) -> tuple[Standing, str]
     return found, ""
 
 
-def waits_for_quota(state: Tables, applicant: Applicant) -> str:
-    """Whose quota an applicant waits for, as ``user:NAME`` or ``space:NAME``; empty: for none."""
-    return standing(state.shares, applicant.tenant, state.queue.waiting[applicant.shape])[1]
-
-
 def quota_text(state: Tables, applicant: Applicant) -> str:
     """Why an applicant waits for a quota, in words; empty: it does not."""
     want = state.queue.waiting[applicant.shape]
@@ -151,30 +145,3 @@ def excess(account: Account, most: Amounts) -> dict[str, int]:
     for key, amount in most.devices.items():
         found[key] = (account.variants.get(key, 0) if ":" in key else account.used[KINDS[key]]), amount
     return {key: have - limit for key, (have, limit) in found.items() if limit is not None and have > limit}
-
-
-def over_quota(shares: Shares, tenant: Tenant) -> dict[str, int]:
-    """What a tenant's user, or his namespace, has beyond its quota, and by how much; empty: nothing is borrowed."""
-    found: dict[str, int] = {}
-    for _, terms, account in limits(shares, tenant):
-        if terms.quota is not None and account is not None:
-            for key, more in excess(account, terms.quota).items():
-                found[key] = max(more, found.get(key, 0))
-    return found
-
-
-def borrowing(state: Tables, job: Job) -> bool:
-    """A job that runs has something of which its tenant has more than its quota: its end would give some of it back."""
-    if not state.shares.has_quotas:
-        return False
-    more = over_quota(state.shares, state.shares.tenant(job.spec.user, job.spec.namespace))
-    return any(takes(state.demand(job), key) for key in more)
-
-
-def takes(demand: Demand, key: str) -> bool:
-    """It is of what a quota counts under this key."""
-    kind, _, variant = key.partition(":")
-    if kind in KINDS:
-        wanted = demand.device_variant.lower()
-        return demand.device_kind == kind and demand.device_count > 0 and wanted in (variant or wanted, "auto")
-    return bool(demand.cpu_milli if key == "cpu" else demand.memory_bytes)
