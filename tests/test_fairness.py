@@ -17,6 +17,7 @@ from fray.model.bands import Band
 from fray.model.policy import Amounts, Policy, Terms
 from fray.model.specs import Cause
 from fray.scheduler.effects import PolicyChanged
+from fray.scheduler.explain import explain
 from fray.scheduler.fairness import RANK_S
 from fray.scheduler.invariants import check
 from fray.scheduler.rows import Rules
@@ -248,6 +249,14 @@ def test_without_borrowing_what_exceeds_the_quota_waits_until_there_is_less() ->
     assert running(law) == {"alice": 2, "bob": 2}
     law.tell(PolicyChanged(policy=Policy()))
     assert running(law) == {"alice": 3, "bob": 2}
+
+
+def test_what_is_more_than_a_quota_ever_allows_is_told_that_no_end_of_anything_would_help() -> None:
+    terms = Terms(quota=Amounts(cpu_milli=1000), borrow=False)
+    law = cluster(Policy(users={"alice": terms}), cpu=4)
+    law.launch(job("wide", demand(2), user="alice"))
+    assert law.info("wide").reason.startswith("asks for more than the quota of user alice ever allows (1 CPU)")
+    assert "(1 CPU): only another policy would let it start" in explain(law.state, "wide", law.now)
 
 
 def test_so_much_may_be_borrowed_as_the_policy_says() -> None:

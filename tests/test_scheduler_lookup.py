@@ -132,10 +132,10 @@ def test_who_asked_for_an_end_is_told(law: Cluster) -> None:
     law.process("a:0:0")
     terminate(law, "b", session="s-a:0:0")
     terminate(law, "a", session="t")
-    assert (law.info("b").ended_by, law.info("a").ended_by) == ("job a", "a tool of alice")
+    assert (law.info("b").ended_by, law.info("a").ended_by) == ("job a", "alice")
     law.see("a:0:0", ended(Cause.STOPPED, exit_code=0, cpu_s=2.5, peak_memory_bytes=10**7, duration_s=3.0))
     info = law.info("a")
-    assert (info.cause, info.ended_by, info.error_message) == (Cause.STOPPED, "a tool of alice", "enough")
+    assert (info.cause, info.ended_by, info.error_message) == (Cause.STOPPED, "alice", "enough")
     attempt = info.attempts[0]
     assert (attempt.cpu_s, attempt.peak_memory_bytes, attempt.duration_s) == (2.5, 10**7, 3.0)
 

@@ -55,7 +55,7 @@ def test_the_queue_is_told_in_its_order_with_what_keeps_each(law: Cluster) -> No
     assert "2 × 1 CPU, 1 GB memory" in lines[3]
     assert lines[2].endswith("n1 has 0 of 4 CPUs free (held by alice0, alice1, bob0, bob1)")
     assert "beyond its quota; n1 has" in lines[3]
-    assert lines[4].endswith("over the quota of namespace tight (0B memory in use of 0B memory)")
+    assert lines[4].endswith("asks for more than the quota of namespace tight ever allows (0B memory)")
     assert lines[-1] == "waiting by user: alice 1, bob 2, dave 1"
     short = queue_info(law.state, 1, "bob", law.now)
     assert [(line.place, line.id) for line in short.lines] == [(2, "bob2")]
@@ -73,7 +73,7 @@ def test_usage_is_told_by_user_and_namespace_with_quotas(law: Cluster) -> None:
     assert [(one.user, one.namespace) for one in found.namespaces] == [("alice", "ns"), ("bob", "ns")]
     lines = described(found, None)
     assert "CPUs       4 of 4 in use" in lines[0]
-    assert any(line.split()[:2] == ["alice", "2"] and "1 CPUs" in line for line in lines)
+    assert any(line.split()[:2] == ["alice", "2"] and "1 CPU " in line for line in lines)
 
 
 def test_samples_reach_back_to_the_start_in_bounded_room(law: Cluster) -> None:
@@ -124,7 +124,7 @@ async def test_a_driver_can_ask_for_both(tmp_path: Path) -> None:
             large = await scope.launch(request)
             (line,) = (await cluster.queue(limit=5)).lines
             assert (line.kind, line.standing) == ("job", "waits")
-            assert "over the quota of user" in line.why
+            assert "ever allows (1 CPU)" in line.why
             usage = await cluster.usage(samples=True)
             assert (len(usage.samples) > 0, usage.users[0].waiting) == (True, 1)
             with pytest.raises(InvalidRequest, match="limit=0"):

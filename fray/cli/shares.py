@@ -110,5 +110,5 @@ def _amounts(found: dict[str, float]) -> str:
 
 def _one(name: str, have: float) -> str:
     if name == "cpu":
-        return f"{amount(have)} CPUs"
+        return f"{amount(have)} CPU{'s' * (have != 1)}"
     return f"{size(round(have))} memory" if name == "memory" else f"{amount(have)} {name}"

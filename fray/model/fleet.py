@@ -219,7 +219,9 @@ def _fixed(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f'{where}: a fixed group names its machines: options.machines = ["host-1", "host-2"]')
     for key in ("min", "max", "buffer"):
         if key in table:
-            raise InvalidRequest(f"{where}: {key}={table[key]!r}: nothing is made or deleted in a fixed group")
+            raise InvalidRequest(
+                f"{where}: {key}={table[key]!r}: there are as many as options.machines names; leave {key} out"
+            )
     return {"min": 0, "max": len(machines)}
 
 

@@ -20,12 +20,12 @@ from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.match import Machine, admits, ever, takes, variants
 from fray.scheduler.never import impossible, never_text
 from fray.scheduler.obstacles import FEW_CPUS, misfits
-from fray.scheduler.quotas import quota_text
+from fray.scheduler.quotas import eases, quota_text
 from fray.scheduler.reserved_waits import waits_inside
 from fray.scheduler.restarts import FREE, crash_loop, limit, policy, recent, spent, told
 from fray.scheduler.room_words import kept_from, planned, taking
 from fray.scheduler.rows import Attempt, Job, JobPhase, Node, NodePhase
-from fray.scheduler.service import takes_work, why_closed
+from fray.scheduler.service import standing_now, takes_work, why_closed
 from fray.scheduler.slice_words import slices_text
 from fray.scheduler.starvation import blocker, starving
 from fray.scheduler.tables import Tables
@@ -171,16 +171,16 @@ def _counts(state: Tables, job: Job) -> str:
     if part.slice_hosts and (slices := [text for one in demands if (text := slices_text(state.pool, part, one))]):
         return "; ".join(slices)
     machines = state.pool.machines.values()
-    counts = Counter(_obstacle(_nearest(demands, machine), machine) for machine in machines)
+    counts = Counter(_obstacle(state, _nearest(demands, machine), machine) for machine in machines)
     return "of the machines " + ", ".join(f"{count} {_are(what, count)}" for what, count in counts.items())
 
 
-def _obstacle(demand: Demand, machine: Machine) -> str:
+def _obstacle(state: Tables, demand: Demand, machine: Machine) -> str:
     """The first constraint it does not meet, in a word."""
     if takes(machine, demand):
         return ROOM
     if not machine.open:
-        return "not available"
+        return standing_now(state.nodes[machine.name])
     if machine.cpu_milli < demand.cpu_milli <= machine.capacity.cpu_milli and admits(demand, machine.capacity):
         return FEW_CPUS
     return next(misfits(demand, machine))[0]
@@ -278,7 +278,7 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
     quota = quota_text(state, state.queue.applicants[job.job_id])
     if quota:
-        yield f"{quota}: it would start if some of what counts there ended, or if the policy allowed more"
+        yield f"{quota}: {eases(state, state.queue.applicants[job.job_id])}"
         return
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
@@ -298,7 +298,7 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
         yield "no machine is connected"
     machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)
     if machines:
-        yield f"machines {machines}"
+        yield f"machines {machines}" if machines.startswith("on their way") else machines
     nodes = [state.nodes[name] for name in sorted(state.nodes)]
     for node in nodes[:NODES_SHOWN]:
         yield f"  {_machine_line(state, job, node)}"

@@ -77,14 +77,15 @@ def tree(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
 
 
 def who(state: State, session: SessionId) -> str:
-    """A session in words: which driver, job or tool, and whose."""
+    """A session in words: which driver or job, and whose; of a tool, whose hand it is."""
     known = state.sessions.get(session)
     if known is None:
         return f"session {session}"
     if known.attempt_id is not None:
         return f"job {state.attempts[known.attempt_id].job_id}" if known.attempt_id in state.attempts else session
-    user = f" of {known.user}" if known.user else ""
-    return f"a tool{user}" if known.role is Role.TOOL else f"driver {session}{user}"
+    if known.role is Role.TOOL:
+        return known.user or "a tool"
+    return f"driver {session}" + (f" of {known.user}" if known.user else "")
 
 
 # The same request ----------------------------------------------------------------------------------------------------

@@ -69,9 +69,10 @@ def possible(books: Books, members: int) -> Iterator[tuple[str, Capacity]]:
         units = min(max(config.max, row.max or 0 if row else 0), members)
         for zone in config.zones:
             for unit in range(units):
-                name = f"{config.name} {zone} {unit}"
+                name = f"unit {unit + 1} of group {config.name}" + (f" in {zone}" if zone else "")
                 for worker in range(config.hosts):
-                    yield f"{name} {worker}", host(books, config, zone, name, worker)
+                    which = f"host {worker} of {name}" if config.hosts > 1 else name
+                    yield which, host(books, config, zone, name, worker)
 
 
 def declares(state: State) -> bool:

@@ -101,10 +101,25 @@ def quota_text(state: Tables, applicant: Applicant) -> str:
         what = _over(account, want, most) if key == whose and most is not None else ""
         if most is not None and what:
             kind, _, name = key.partition(":")
+            if never := _over(None, want, most):
+                return f"asks for more than the quota of {WHOSE[kind]} {name} ever allows ({_told(most, never)})"
             has = amount_text(what, _amount(account, what))
-            whole = amount_text(what, _limit(most, what))
-            return f"over the quota of {WHOSE[kind]} {name} ({has} in use of {whole})"
+            return f"over the quota of {WHOSE[kind]} {name} ({has} in use of {_told(most, what)})"
     return ""
+
+
+def _told(most: Amounts, what: str) -> str:
+    return amount_text(what, _limit(most, what))
+
+
+def eases(state: Tables, applicant: Applicant) -> str:
+    """What would let one start that waits for a quota."""
+    want = state.queue.waiting[applicant.shape]
+    for _, terms, _ in limits(state.shares, applicant.tenant):
+        most = ceiling(terms)
+        if most is not None and _over(None, want, most):
+            return "only another policy would let it start"
+    return "it would start if some of what counts there ended, or if the policy allowed more"
 
 
 WHOSE = {"user": "user", "space": "namespace"}

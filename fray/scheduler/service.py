@@ -26,6 +26,13 @@ def standing(node: Node) -> str:
     return "draining" if node.cordon.drained_at is None else "drained"
 
 
+def standing_now(node: Node) -> str:
+    """The same, also of one that nobody has taken out of service: ``silent``, ``not ready yet``."""
+    if node.phase is not NodePhase.ALIVE:
+        return "silent"
+    return standing(node) or "not ready yet"
+
+
 def why_out(node: Node, now: float) -> str:
     """Who or what has taken it out of service, and why; empty: it is not."""
     if node.cordon is not None:
