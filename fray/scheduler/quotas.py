@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from fray.model.policy import Amounts, Terms
-from fray.model.resources import show_bytes
+from fray.model.resources import Demand, show_bytes
 from fray.scheduler.fairness import KINDS, Account, Amount, Shares, Tenant
 from fray.scheduler.lanes import Want
 
@@ -160,3 +160,12 @@ def excess(account: Account, most: Amounts) -> dict[str, int]:
     for key, amount in most.devices.items():
         found[key] = (account.variants.get(key, 0) if ":" in key else account.used[KINDS[key]]), amount
     return {key: have - limit for key, (have, limit) in found.items() if limit is not None and have > limit}
+
+
+def takes(demand: Demand, key: str) -> bool:
+    """It is of what a quota counts under this key."""
+    kind, _, variant = key.partition(":")
+    if kind in KINDS:
+        wanted = demand.device_variant.lower()
+        return demand.device_kind == kind and demand.device_count > 0 and wanted in (variant or wanted, "auto")
+    return bool(demand.cpu_milli if key == "cpu" else demand.memory_bytes)
