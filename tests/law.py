@@ -378,3 +378,8 @@ class Cluster:
     def wished(self, node: str = "n1") -> dict[str, bool]:
         """Attempts wanted of a node, and whether they shall stop."""
         return {wish.attempt_id: wish.stop for wish in self.state.wanted(node)}
+
+
+def placed(law: Cluster) -> list[str]:
+    """Jobs of the attempts that live, in their order."""
+    return [attempt.job_id for attempt in law.state.attempts.values() if attempt.living]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase as Stage
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from law import Cluster, demand, ended, job
+from law import Cluster, demand, ended, job, placed
 
 from fray.model.bands import Band
 from fray.model.policy import Policy, Preemption
@@ -29,10 +29,6 @@ def law() -> Cluster:
     law.driver()
     law.node("n1", cpu=4)
     return law
-
-
-def placed(law: Cluster) -> list[str]:
-    return [attempt.job_id for attempt in law.state.attempts.values() if attempt.living]
 
 
 # Playing a whole course -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from law import GB, Cluster, demand, ended, job
+from law import GB, Cluster, demand, ended, job, placed
 
 from fray.model.bands import Band
 from fray.model.policy import Amounts, Policy, Terms
@@ -32,10 +32,6 @@ def cluster(policy: Policy | None = None, cpu: float = 4, rules: Rules | None = 
     if cpu:
         law.node("n1", cpu=cpu, **what)
     return law
-
-
-def placed(law: Cluster) -> list[str]:
-    return [attempt.job_id for attempt in law.state.attempts.values() if attempt.living]
 
 
 def running(law: Cluster) -> dict[str, int]:

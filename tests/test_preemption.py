@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from law import Cluster, demand, ended, job, member
+from law import Cluster, demand, ended, job, member, placed
 
 from fray.model.bands import Band
 from fray.model.fleet import GroupConfig
@@ -40,10 +40,6 @@ def obey(law: Cluster) -> None:
     """Whatever is being ended, ends."""
     for attempt_id in going(law):
         law.see(attempt_id, ended(Cause.PREEMPTED))
-
-
-def placed(law: Cluster) -> list[str]:
-    return [attempt.job_id for attempt in law.state.attempts.values() if attempt.living]
 
 
 def test_production_takes_the_place_of_batch_and_batch_comes_back() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from law import GB, Cluster, demand, ended, job
+from law import GB, Cluster, demand, ended, job, placed
 
 from fray.errors import NoSuchJob
 from fray.model.specs import Cause, JobState
@@ -16,10 +16,6 @@ def law() -> Cluster:
     law.driver()
     law.node("n1", cpu=4)
     return law
-
-
-def placed(law: Cluster) -> list[str]:
-    return [attempt.job_id for attempt in law.state.attempts.values() if attempt.living]
 
 
 def test_first_in_first_placed(law: Cluster) -> None:
