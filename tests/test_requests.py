@@ -25,13 +25,14 @@ from fray.model.messages.client import Explain, Text
 from fray.net import codec
 from fray.net.channel import MESSAGE_LIMIT_BYTES, Acceptor, Channel, RedialPolicy, run_dialled
 from fray.net.codec import Bytes, Kind
+from fray.net.conversation import QuietHandler
 from fray.net.memory import MemoryNetwork
 from fray.net.requests import Requests
 from fray.net.transport import Credential
 
 
 @define(eq=False)
-class Asker:
+class Asker(QuietHandler):
     channel: Channel
     requests: Requests = field(init=False)
 
@@ -41,24 +42,15 @@ class Asker:
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         assert self.requests.on_frame(kind, flags, target, ref, body)
 
-    def on_batch(self) -> None:
-        pass
-
     def on_reset(self, greeting: bytes) -> None:
         self.requests.on_reset()
-
-    def on_suspended(self, why: str) -> None:
-        pass
-
-    def on_resumed(self) -> None:
-        pass
 
     def on_end(self, error: FrayError) -> None:
         self.requests.on_end(error)
 
 
 @define(eq=False)
-class Answerer:
+class Answerer(QuietHandler):
     """Answers what is asked, unless it is told to keep silent."""
 
     channel: Channel
@@ -75,21 +67,6 @@ class Answerer:
         elif not self.house.silent:
             self.channel.reply(ref, Text(text=f"because of {message.job}"), blobs[::-1])
         self.house.news.set()
-
-    def on_batch(self) -> None:
-        pass
-
-    def on_reset(self, greeting: bytes) -> None:
-        pass
-
-    def on_suspended(self, why: str) -> None:
-        pass
-
-    def on_resumed(self) -> None:
-        pass
-
-    def on_end(self, error: FrayError) -> None:
-        pass
 
 
 @define(eq=False)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import trio
 from attrs import define, field
 
-from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, Unauthorized
+from fray.errors import ChannelClosed, ChannelFull, InvalidRequest, Unauthorized
 from fray.model.ids import check_name
 from fray.model.joining import (
     JOIN_LIFE_S,
@@ -33,6 +33,7 @@ from fray.model.joining import (
 )
 from fray.model.messages.node import JoinAsked, JoinGiven, NodeHello
 from fray.net.channel import Channel
+from fray.net.conversation import QuietHandler
 from fray.net.transport import Bytes
 from fray.scheduler.units import Unit
 
@@ -205,26 +206,11 @@ def check_place(hello: NodeHello, units: Mapping[str, Unit]) -> None:
             )
 
 
-class Silent:
+class Silent(QuietHandler):
     """Handler of a conversation in which nothing is said after the greetings."""
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         raise Unauthorized("a join token is good for joining only")
-
-    def on_batch(self) -> None:
-        pass
-
-    def on_reset(self, greeting: bytes) -> None:
-        pass
-
-    def on_suspended(self, why: str) -> None:
-        pass
-
-    def on_resumed(self) -> None:
-        pass
-
-    def on_end(self, error: FrayError) -> None:
-        pass
 
 
 async def show_out(channel: Channel) -> None:

@@ -64,6 +64,25 @@ class Handler(Protocol):
         """Exactly once, last: the one reason."""
 
 
+class QuietHandler:
+    """Does nothing, whatever a channel tells, but for frames: for those who care for little else."""
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_reset(self, greeting: bytes) -> None:
+        pass
+
+    def on_suspended(self, why: str) -> None:
+        pass
+
+    def on_resumed(self) -> None:
+        pass
+
+    def on_end(self, error: FrayError) -> None:
+        pass
+
+
 @define
 class ChannelStats:
     """Counts since the channel began."""

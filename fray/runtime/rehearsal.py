@@ -20,7 +20,7 @@ from fray.model.messages.client import ActorEndpoint, ControllerHello, Done, Reg
 from fray.model.specs import ActorConfig, EntryKind, JobSpec, Ticket
 from fray.net.channel import Acceptor, Channel
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
-from fray.net.conversation import HandlerFactory
+from fray.net.conversation import HandlerFactory, QuietHandler
 from fray.net.transport import Claim
 from fray.net.websocket import WebSocketNetwork
 from fray.runtime import payload
@@ -39,7 +39,7 @@ class _Actor:
         return value
 
 
-class _Understudy:
+class _Understudy(QuietHandler):
     """Plays the controller: every request is done, and the endpoint that is registered is remembered."""
 
     def __init__(self) -> None:
@@ -62,21 +62,6 @@ class _Understudy:
             self.registered.set()
         if kind == Kind.REQUEST and self._channel is not None:
             self._channel.reply(ref, Done())
-
-    def on_batch(self) -> None:
-        pass
-
-    def on_reset(self, greeting: bytes) -> None:
-        pass
-
-    def on_suspended(self, why: str) -> None:
-        pass
-
-    def on_resumed(self) -> None:
-        pass
-
-    def on_end(self, error: Exception) -> None:
-        pass
 
 
 def rehearse(below: str | None = None) -> None:
