@@ -10,7 +10,7 @@ from law import Cluster, demand, ended, job
 
 from fray.model.specs import Cause, Phase
 from fray.scheduler.asks import Ask, Part
-from fray.scheduler.giving_back import Lent, _leaving, _spare, _useful, choose
+from fray.scheduler.lending import Lent, _leaving, _spare, _useful, choose
 from fray.scheduler.queue import Applicant, Shape
 
 ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run")

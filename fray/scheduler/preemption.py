@@ -23,9 +23,9 @@ from fray.model.ids import JobId, NodeName
 from fray.model.policy import Preemption
 from fray.scheduler.applicant_tables import Sought
 from fray.scheduler.backfill import Keeps
-from fray.scheduler.giving_back import is_helped
 from fray.scheduler.jobs import preempt
 from fray.scheduler.lanes import Lane
+from fray.scheduler.lending import is_helped
 from fray.scheduler.match import fit
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.planning import going, shares_of

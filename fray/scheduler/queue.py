@@ -99,7 +99,7 @@ class Queue:
         self.over_quota: dict[str, dict[Lane, None]] = {}
         """Lanes that were refused for a quota, by whose it is: ``user:NAME`` or ``space:NAME``."""
         self.refused: dict[Shape, None] = {}
-        """What came, or did not fit, since the last look: whoever looks (`giving_back.make_room`) clears it."""
+        """What came, or did not fit, since the last look: whoever looks (`lending.make_room`) clears it."""
         self.apart: dict[Lane, None] = {}
         """Lanes that take machines of a reservation."""
         self.cut = False

@@ -58,7 +58,7 @@ from fray.scheduler.effects import (
     Tick,
     UncordonAsked,
 )
-from fray.scheduler.giving_back import make_room
+from fray.scheduler.lending import make_room
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.placement import place_waiting
 from fray.scheduler.records import forget_finished
