@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law import Cluster, demand, ended, job
 
+from fray.model.bands import Band
 from fray.model.specs import Cause, Phase
 from fray.scheduler.asks import Ask, Part
+from fray.scheduler.explain import explain
 from fray.scheduler.lending import Lent, _leaving, _spare, _useful, choose
 from fray.scheduler.queue import Applicant, Shape
 
@@ -156,3 +158,24 @@ def _act(law: Cluster, data: st.DataObject, number: int) -> None:
         law.tick(law.now + data.draw(st.sampled_from([1.0, 4.0, 20.0])))
     elif what == "release" and names:
         law.release(data.draw(st.sampled_from(names)))
+
+
+def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for() -> None:
+    """Its idle units are free at once, the busy one after its notice: till then it must not hold its minimum there."""
+    law = Cluster()
+    law.driver()
+    for name in ("a", "b", "c"):
+        law.node(name, cpu=2)
+    law.reserve("r", demand(2), min_units=1, max_units=3)
+    law.tick(1.0)
+    law.tick(2.0)
+    assert len(law.state.reservations["r"].units) == 3
+    law.launch(job("inside", reservation_id="r"))
+    law.run("inside:0:0")
+    law.launch(job("prod", demand(2), members=3, band=Band.PRODUCTION))
+    assert [change.kind for change in law.state.reservations["r"].changes].count("preempted") == 1
+    assert "takes the place of r" in explain(law.state, "prod", law.now)
+    law.tick(10.0)
+    law.see("inside:0:0", ended(Cause.PREEMPTED))
+    assert {attempt.node for attempt in law.state.attempts.values() if attempt.job_id == "prod"} == {"a", "b", "c"}
+    assert law.state.reservations["r"].phase == "waiting"

@@ -39,13 +39,18 @@ RENEWED_S = 60.0
 
 
 def _room_without(state: Tables, machine: Machine, reservation: str, gone: Callable[[Job], bool]) -> Space:
-    """What is free there without what these jobs of that reservation (of the fleet) have."""
+    """What is free there without what these jobs of that reservation (of the fleet) have, and units that leave."""
     room = Space.of(machine)
     for attempt_id in state.on_node[machine.name]:
         attempt = state.attempts[attempt_id]
         job = state.jobs[attempt.job_id]
         if job.spec.reservation_id == reservation and gone(job):
             room.give(machine, state.demand(job), attempt.devices)
+    for name in state.units_on.get(machine.name, ()) if not reservation else ():
+        row = state.reservations[name]
+        for unit in (unit for unit in row.units if unit.leaving):
+            for host in (host for host in unit.hosts if host.node == machine.name):
+                room.give(machine, row.demand_of(unit), host.devices)
     return room
 
 

@@ -20,8 +20,10 @@ from fray.scheduler.asks import Ask, Placed
 from fray.scheduler.giving_back import REGROW_S, ask_back, has_share, is_idle, seize
 from fray.scheduler.match import Pool
 from fray.scheduler.outbox import Outbox
+from fray.scheduler.planning import shares_of
 from fray.scheduler.queue import Applicant
 from fray.scheduler.reserved_rows import Reservation, Unit
+from fray.scheduler.rows import Claim, ClaimedShare
 from fray.scheduler.starvation import blocker
 from fray.scheduler.state import State
 
@@ -96,12 +98,32 @@ def seize_for(state: State, out: Outbox, applicant: Applicant) -> bool:
         for chosen in ([reservation], [*found, reservation]):
             needed = _without(state, applicant, chosen)
             if needed:
+                names = dict.fromkeys(lent.reservation.id for lent in needed)
+                _claim(state, applicant, needed, tuple(names))
                 why = f"{applicant.id} of band {applicant.band.value} needs it"
-                for one in dict.fromkeys(lent.reservation.id for lent in needed):
+                for one in names:
                     seize(state, out, state.reservations[one], why)
                 return True
         found.append(reservation)
     return False
+
+
+def _claim(state: State, applicant: Applicant, needed: list[Lent], names: tuple[ReservationId, ...]) -> None:
+    """What they leave is kept for it: else they would hold their minimum there again before the last unit is free."""
+    pool, ask, freed = state.pool, applicant.shape.ask, dict(state.pool.freed)
+    units = [*_leaving(state, _useful(state, applicant)), *needed]
+    for lent in units:
+        lent.move(pool, +1)
+    placed = pool.place(ask)
+    assert placed is not None, "it was tried a moment ago"
+    _undo(pool, ask, placed)
+    for lent in units:
+        lent.move(pool, -1)
+    pool.freed.clear()
+    pool.freed.update(freed)
+    shares = shares_of(ask, placed)
+    claimed = [ClaimedShare(node=node, demand=d, members=n) for node, demands in shares.items() for d, n in demands]
+    state.put_claim(Claim(applicant=applicant.id, shares=tuple(claimed), victims=names, made_at=state.now))
 
 
 def _seizable(state: State, applicant: Applicant) -> list[Reservation]:

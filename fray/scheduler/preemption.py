@@ -218,8 +218,16 @@ def is_coming(state: Tables, claim: Claim) -> bool:
     pool = state.pool_for(claim.reservation)
     if not all(node in pool.machines and pool.machines[node].open for node in nodes):
         return True
+    if any(_gives_back(state, node) for node in nodes):
+        return True
     attempts = (state.attempts[attempt_id] for node in nodes for attempt_id in state.on_node[node])
     return any(going(state, state.jobs[attempt.job_id]) for attempt in attempts)
+
+
+def _gives_back(state: Tables, node: NodeName) -> bool:
+    """A unit of a reservation leaves it, after its notice."""
+    reservations = (state.reservations[name] for name in state.units_on.get(node, ()))
+    return any(unit.leaving and node in unit.nodes for row in reservations for unit in row.units)
 
 
 def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps | None, plan: Plan | None) -> bool:
