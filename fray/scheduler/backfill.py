@@ -19,6 +19,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from attrs import Factory, define, frozen
 
 from fray.model.ids import NodeName
+from fray.model.resources import Demand
 from fray.scheduler.asks import Ask, Placed
 from fray.scheduler.match import Machine, Pool
 from fray.scheduler.planning import claim_shares, ends_at, going, make_plan, nodes_of, over_in_s
@@ -82,6 +83,17 @@ class Keep:
             return going(state, job)
         at = ends_at(state, job)
         return at is not None and at <= self.at
+
+
+def _as_one(claims: list[Keep]) -> list[Keep]:
+    """Claims come true at the same time, so there has to be room for all of them beside whoever comes."""
+    if len(claims) < 2:
+        return claims
+    shares: dict[NodeName, tuple[tuple[Demand, int], ...]] = {}
+    for claim in claims:
+        for node, demands in claim.shares.items():
+            shares[node] = (*shares.get(node, ()), *demands)
+    return [Keep("", claims[0].reservation, shares, None)]
 
 
 class _Closed:
@@ -178,7 +190,7 @@ class Keeps:
         ask, mine = applicant.shape.ask, applicant.shape.reservation
         if ask.weightless and not any(demand.ports for demand in ask.demands):
             return []
-        keeps = [keep for keep in self.claims if keep.reservation == mine and keep.applicant != applicant.id]
+        keeps = _as_one([keep for keep in self.claims if keep.reservation == mine and keep.applicant != applicant.id])
         if applicant.shape.child or ask.weightless:
             return keeps
         over_s = over_in_s(self.state, applicant)

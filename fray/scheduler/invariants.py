@@ -10,7 +10,7 @@ from fray.model.specs import Outcome
 from fray.scheduler.group_invariants import job_groups_are_sound
 from fray.scheduler.index_rules import indexes, quotas
 from fray.scheduler.job_rules import JOB_RULES, jobs, living_jobs
-from fray.scheduler.machine_rules import MACHINE_RULES, Rule
+from fray.scheduler.machine_rules import MACHINE_RULES, Rule, attempts, living_attempts, looked_at, wishes
 from fray.scheduler.reserved_rules import RESERVATION_RULES
 from fray.scheduler.rows import SessionPhase
 from fray.scheduler.slice_rules import slices_are_whole
@@ -25,7 +25,8 @@ def check(state: State, *, thorough: bool = True) -> list[str]:
             the cost. What is broken there stays broken, so that it is enough to look now and then.
     """
     rules = RULES if thorough else RULES_OF_THE_LIVING
-    return [sentence for rule in rules for sentence in rule(state)]
+    with looked_at(state):
+        return [sentence for rule in rules for sentence in rule(state)]
 
 
 @define
@@ -109,4 +110,5 @@ RULES: tuple[Rule, ...] = (
     *RESERVATION_RULES,
 )
 
-RULES_OF_THE_LIVING = tuple(living_jobs if rule is jobs else rule for rule in RULES if rule is not indexes)
+_SHORTER: dict[Rule, Rule] = {jobs: living_jobs, attempts: living_attempts}
+RULES_OF_THE_LIVING = tuple(_SHORTER.get(rule, rule) for rule in RULES if rule not in (indexes, wishes))

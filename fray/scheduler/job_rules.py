@@ -95,7 +95,10 @@ def _too_often(state: State, job: Job) -> Iterator[str]:
 
 
 def _promised_once(state: State) -> Iterator[str]:
-    """What is free, or will be when all has ended that is being ended, is enough for all claims together."""
+    """What is free, or will be when all has ended that is being ended, is enough for all claims together.
+
+    A device that somebody holds who has no right to (most often what is left of the victim) counts as free.
+    """
     rooms: dict[tuple[str, str], Space] = {}
     for claim in state.claims.values():
         for share in claim.shares:
@@ -105,6 +108,8 @@ def _promised_once(state: State) -> Iterator[str]:
             key = claim.reservation, share.node
             if key not in rooms:
                 rooms[key] = room_in_the_end(state, machine, claim.reservation)
+                for device in machine.withheld:
+                    rooms[key].devices[machine.places[device][0]] += 1
             room = rooms[key]
             if not all(room.take(share.demand) for _ in range(share.members)):
                 yield f"{claim.applicant} claims more of {share.node} than there will be"

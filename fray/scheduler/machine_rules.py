@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from fray.model.fleet import MachineState
 from fray.model.gangs import port_names
 from fray.scheduler import quarantine
-from fray.scheduler.match import Machine
 from fray.scheduler.reserved_rules import devices_add_up, units_by_node
 from fray.scheduler.rows import Attempt, AttemptPhase, NodePhase
 from fray.scheduler.service import takes_work
@@ -19,19 +19,33 @@ from fray.scheduler.units import UnitPhase
 Rule: TypeAlias = Callable[[State], Iterator[str]]
 
 
+_Living: TypeAlias = "defaultdict[str, list[Attempt]]"
+_grouped: dict[int, _Living] = {}
+"""Of states that are being checked: what several rules need, found once."""
+
+
+@contextmanager
+def looked_at(state: State) -> Iterator[None]:
+    """While entered the state does not change, and its living attempts are looked for once."""
+    _grouped[id(state)] = _group_living(state)
+    try:
+        yield
+    finally:
+        del _grouped[id(state)]
+
+
 def _capacity(state: State) -> Iterator[str]:
     """Free capacity is what living attempts leave, never negative, and no device is given twice."""
     living = _living_by_node(state)
     shares = units_by_node(state)
     for node in state.nodes.values():
-        fresh = Machine.empty(node.name, node.capacity)
         held = [attempt for attempt in living[node.name] if not state.jobs[attempt.job_id].spec.reservation_id]
         units = shares[node.name]
         demands = [*(state.demand(state.jobs[a.job_id]) for a in held), *(demand for demand, _ in units)]
         free = (
-            fresh.cpu_milli - sum(d.cpu_milli for d in demands),
-            fresh.memory_bytes - sum(d.memory_bytes for d in demands),
-            fresh.disk_bytes - sum(d.disk_bytes for d in demands),
+            node.capacity.cpu_milli - sum(d.cpu_milli for d in demands),
+            node.capacity.memory_bytes - sum(d.memory_bytes for d in demands),
+            node.capacity.disk_bytes - sum(d.disk_bytes for d in demands),
         )
         machine = state.pool.machines[node.name]
         if min(free) < 0:
@@ -47,9 +61,9 @@ def _capacity(state: State) -> Iterator[str]:
 def _ports(state: State) -> Iterator[str]:
     """Every living attempt has the ports it asked for, of those its machine offers, and no other one has them."""
     given: dict[tuple[str, int], str] = {}
-    for attempt in state.attempts.values():
+    for attempt in (one for here in _living_by_node(state).values() for one in here):
         spec, node = state.jobs[attempt.job_id].spec, state.nodes.get(attempt.node)
-        if not attempt.living or node is None:
+        if node is None:
             continue
         asked = port_names(spec)[: spec.demand.ports]
         if sorted(attempt.ports) != sorted(asked):
@@ -124,25 +138,29 @@ def _quarantine(state: State) -> Iterator[str]:
 # Attempts -------------------------------------------------------------------------------------------------------------
 
 
-def _attempts(state: State) -> Iterator[str]:
+def attempts(state: State) -> Iterator[str]:
     """A living attempt is held by the living incarnation of its node, for the generation its job is in."""
     for attempt in state.attempts.values():
-        job = state.jobs.get(attempt.job_id)
-        node = state.nodes.get(attempt.node)
-        if job is None:
+        if attempt.job_id not in state.jobs:
             yield f"{attempt.attempt_id} is on record without its job"
-        elif attempt.living:
-            if node is None or node.incarnation != attempt.incarnation:
-                yield f"{attempt.attempt_id} lives on a dead incarnation of {attempt.node}"
-            if attempt.generation != job.generation:
-                yield f"{attempt.attempt_id} outlives its generation"
-            if job.ended and not (state.suspect(attempt) or attempt.stop_cause):
-                yield f"{attempt.attempt_id} outlives its job"
         if (attempt.outcome is None) is not attempt.living:
             yield f"{attempt.attempt_id} is {attempt.phase.value} with outcome {attempt.outcome}"
+    yield from living_attempts(state)
 
 
-def _wishes(state: State) -> Iterator[str]:
+def living_attempts(state: State) -> Iterator[str]:
+    """The same, of those only that live."""
+    for attempt in (one for here in _living_by_node(state).values() for one in here):
+        job, node = state.jobs.get(attempt.job_id), state.nodes.get(attempt.node)
+        if node is None or node.incarnation != attempt.incarnation:
+            yield f"{attempt.attempt_id} lives on a dead incarnation of {attempt.node}"
+        if job is not None and attempt.generation != job.generation:
+            yield f"{attempt.attempt_id} outlives its generation"
+        if job is not None and job.ended and not (state.suspect(attempt) or attempt.stop_cause):
+            yield f"{attempt.attempt_id} outlives its job"
+
+
+def wishes(state: State) -> Iterator[str]:
     """Every node is asked for its living attempts and for nothing else, but for those whose stage has not come."""
     by_node = _living_by_node(state)
     for node in state.nodes:
@@ -152,13 +170,18 @@ def _wishes(state: State) -> Iterator[str]:
             yield f"node {node} is asked for {wanted}, living there: {living}"
 
 
-def _living_by_node(state: State) -> defaultdict[str, list[Attempt]]:
+def _living_by_node(state: State) -> _Living:
     """As the rows say, and not the index."""
-    living: defaultdict[str, list[Attempt]] = defaultdict(list)
+    found = _grouped.get(id(state))
+    return _group_living(state) if found is None else found
+
+
+def _group_living(state: State) -> _Living:
+    living: _Living = defaultdict(list)
     for attempt in state.attempts.values():
         if attempt.living:
             living[attempt.node].append(attempt)
     return living
 
 
-MACHINE_RULES: tuple[Rule, ...] = (_capacity, _ports, _nodes, _cordons, _fleet, _quarantine, _attempts, _wishes)
+MACHINE_RULES: tuple[Rule, ...] = (_capacity, _ports, _nodes, _cordons, _fleet, _quarantine, attempts, wishes)

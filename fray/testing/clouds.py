@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
-from fray.model.policy import Amounts, Policy, Terms
+from fray.model.policy import Amounts, Terms
 from fray.model.resources import PortRange
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ GROUPS = (
 )
 TERMS = Terms(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
 """Of every driver, who is a user each."""
-POLICY = Policy(groups=GROUPS, spend_limit_per_hour=13.0, half_life_s=60.0, users={"*": TERMS})
+SPEND_LIMIT_PER_HOUR = 13.0
 
 
 @define(eq=False)

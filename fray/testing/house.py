@@ -14,7 +14,7 @@ from typing import Any, cast
 from unittest import mock
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 import fray.controller.loop
 import fray.runtime.context
@@ -39,7 +39,7 @@ from fray.scheduler.effects import Effect, Event
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
 from fray.scheduler.step import step
-from fray.testing.clouds import POLICY, PROVIDER, TERMS, SimCloud
+from fray.testing.clouds import GROUPS, PROVIDER, SPEND_LIMIT_PER_HOUR, TERMS, SimCloud
 from fray.testing.environments import SimEnvironments
 from fray.testing.fakes import SimLauncher, SimNetwork
 from fray.testing.ports import echoing
@@ -256,6 +256,7 @@ class Machine:
 
     def __init__(self, house: SimHouse, name: str, capacity: Capacity) -> None:
         self.name, self.capacity = name, capacity
+        house.truth.offered[name] = capacity
         self.lives = 0
         self.gone = False
         """It was given back: nobody starts it again."""
@@ -370,7 +371,7 @@ class DriverProcess:
             house.network.process(self.name, self.name),
             [ADDRESS],
             Credential("cluster", TOKEN),
-            Place(role=Role.DRIVER, namespace=namespace, grace_s=grace_s, user=self.name),
+            Place(role=Role.DRIVER, namespace=namespace, grace_s=grace_s, user=self.name.partition(".")[0]),
             rng=house.seed.stream(self.name),
         ) as runtime:
             self.session = runtime.session
@@ -428,7 +429,7 @@ class SimHouse:
             self.declared = tuple(
                 NodeHello(node=spec.name, incarnation="", boot_id="", capacity=spec.capacity) for spec in machines
             )
-        self.policy: Policy | None = SHARED
+        self.policy: Policy = SHARED
         self.makers: Mapping[str, Maker] | None = None
         self.cloud: SimCloud | None = None
         self.controller = ControllerSeat(self, open_store)
@@ -438,7 +439,8 @@ class SimHouse:
     def open_cloud(self) -> None:
         """Before the controller's first life: there are machines that can be had."""
         cloud = self.cloud = SimCloud(self, self.seed.stream("cloud"))
-        self.policy, self.makers = POLICY, {PROVIDER: lambda setting: cloud}
+        self.policy = evolve(self.policy, groups=GROUPS, spend_limit_per_hour=SPEND_LIMIT_PER_HOUR)
+        self.makers = {PROVIDER: lambda setting: cloud}
 
     def hire(self, name: str, capacity: Capacity) -> Machine:
         """A machine more, that is not up yet."""
@@ -468,12 +470,14 @@ async def open_house(
     open_store: Callable[[], Store] | None = None,
     watch: Watcher = lambda state, event, effects: None,
     cloud: bool = False,
+    policy: Policy | None = None,
 ) -> AsyncIterator[SimHouse]:
     """A running cluster; everything in it is killed on exit."""
     memory = Store.memory()
     async with trio.open_nursery() as nursery:
         opener = open_store or (lambda: memory)
         house = SimHouse(seed, network, truth, machines, rules, declares, opener, nursery)
+        house.policy = policy or house.policy
         if cloud:
             house.open_cloud()
         with house.freezer.installed(), _watched_law(watch), _no_threads(), echoing(truth, here.get):

@@ -145,6 +145,8 @@ def summary(told: Told) -> str:
     lines = [
         f"seed {told.seed}: {told.operations.total()} operations, {told.faults.total()} faults",
         "operations: " + _counts(told.operations),
+        "acts: " + _counts(told.acts),
+        "events: " + _counts(told.events),
         "faults: " + _counts(told.faults),
         "errors met: " + _counts(told.outcomes),
         *(f"BROKEN {breach}" for breach in told.breaches),
@@ -160,21 +162,23 @@ def _counts(counter: Counter[str]) -> str:
 
 def _tell_many(numbers: Iterable[int], jobs: int) -> int:
     began, done, broken = time.perf_counter(), 0, 0
-    totals: Counter[str] = Counter()
+    faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
     for number, told in _results(numbers, jobs):
         done += 1
         if isinstance(told, str):
             broken += 1
             print(f"seed {number} FAILED: {told}", flush=True)
         else:
-            totals += told.faults
+            faults, acts, events = faults + told.faults, acts + told.acts, events + told.events
             if told.breaches:
                 broken += 1
                 print(summary(told), flush=True)
         if done % PROGRESS_SEEDS == 0:
             print(f"{done} seeds told, {broken} broken", file=sys.stderr, flush=True)
     took_s = time.perf_counter() - began
-    print(f"{done} seeds, {broken} broken, {done / took_s * 60:.0f} seeds per minute; faults: {_counts(totals)}")
+    for what, counter in {"faults": faults, "acts": acts, "events": events}.items():
+        print(f"{what}: {_counts(counter)}")
+    print(f"{done} seeds, {broken} broken, {done / took_s * 60:.0f} seeds per minute")
     return 1 if broken else 0
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from attrs import Factory, define, frozen
+from attrs import Factory, define, evolve, frozen
 
 from fray import Cluster, ConnectionFailed, Job, JobInfo
 from fray.controller.store import Store
@@ -21,13 +21,15 @@ from fray.errors import (
     FrayError,
     JobFailed,
     NoSuchActor,
+    NoSuchReservation,
     ProtocolMismatch,
     SessionEnded,
     Unauthorized,
 )
 from fray.model.ids import AttemptId, JobId
+from fray.model.policy import Preemption
 from fray.node.joining import find_credential
-from fray.scheduler.effects import Effect, Event, LaunchAsked
+from fray.scheduler.effects import Effect, Event, Happened, LaunchAsked
 from fray.scheduler.invariants import Decided
 from fray.scheduler.rows import Rules
 from fray.scheduler.state import State
@@ -36,12 +38,13 @@ from fray.testing.acts import Desk, leaves
 from fray.testing.errands import Boom
 from fray.testing.fakes import SimNetwork
 from fray.testing.faults import Weather
-from fray.testing.house import DriverProcess, MachineSpec, SimHouse, joining_config, open_house
+from fray.testing.house import SHARED, DriverProcess, MachineSpec, SimHouse, joining_config, open_house
 from fray.testing.seed import Seed, Trace
 from fray.testing.strategies import Plan, PlannedAct, PlannedFault
 from fray.testing.truth import Breach, Truth
 
 RULES = Rules(lease_s=300.0)
+PREEMPTION = Preemption(shield_s=2.0, limit=2, period_s=120.0, patience_s=2.0)
 GRACE_S = 10.0
 LEAVE_S = 5.0
 """How long a driver that leaves waits for its acts before it cancels them."""
@@ -53,7 +56,7 @@ EXPLAINS_S = 150.0
 """An error may come so long after the fault that explains it."""
 WATCH_EVERY_S = 2.0
 
-_EXPLAINED = (ConnectionFailed, ActorDied, JobFailed, DeadlineExceeded, NoSuchActor)
+_EXPLAINED = (ConnectionFailed, ActorDied, JobFailed, DeadlineExceeded, NoSuchActor, NoSuchReservation)
 _NEVER = (ProtocolMismatch, Unauthorized)
 
 
@@ -65,6 +68,10 @@ class Told:
     digest: str
     deliveries: int
     operations: Counter[str]
+    acts: Counter[str]
+    """Those that came to an end of their own, by name."""
+    events: Counter[str]
+    """What the law has told of jobs and machines, by kind."""
     faults: Counter[str]
     outcomes: Counter[str]
     breaches: tuple[Breach, ...]
@@ -133,6 +140,8 @@ class Story:
     network: SimNetwork
     weather: Weather = Factory(Weather)
     operations: Counter[str] = Factory(Counter)
+    acts: Counter[str] = Factory(Counter)
+    events: Counter[str] = Factory(Counter)
     happened: Counter[str] = Factory(Counter)
     outcomes: Counter[str] = Factory(Counter)
     lines: list[str] = Factory(list)
@@ -166,11 +175,20 @@ class Story:
         self.steps += 1
         self.trace.note("law", f"{trio.current_time():.9f}", event, effects)
         judge.law(self.truth, state, self.steps)
+        self._count(effects)
         if isinstance(event, LaunchAsked):
             for spec in event.launch.jobs:
                 if not spec.detached:
                     self.owners.setdefault(spec.job_id, event.session)
                 self.named.setdefault(spec.name, []).append(spec.job_id)
+
+    def _count(self, effects: Sequence[Effect]) -> None:
+        """What the law says of it. Who uses what was ended for the sake of others may meet an error."""
+        happened = [effect.event.what for effect in effects if isinstance(effect, Happened)]
+        self.events.update(happened)
+        if "preempted" in happened:
+            now = trio.current_time()
+            self.fault_log.append((now, now))
 
     def saved(self, saves: int, state: State) -> None:
         """Told of every transaction of the controller."""
@@ -298,6 +316,7 @@ class Story:
         text = "ended with its driver"
         try:
             text = await acts.ACTS[planned.kind](_Bench(self, cluster, desk, rng, token, driver))
+            self.acts[planned.kind] += 1
         except BaseException as error:  # sorted out there
             if carries_cancelled(error) or driver.killed:
                 raise
@@ -359,6 +378,7 @@ async def tell(
             open_store=open_store,
             watch=story.watch,
             cloud=plan.cloud,
+            policy=evolve(SHARED, preemption=PREEMPTION, users=SHARED.users | dict(plan.terms)),
         ) as house:
             story.house, house.on_saved = house, story.saved
             await story.run()
@@ -367,6 +387,8 @@ async def tell(
         trace.digest,
         trace.count,
         story.operations,
+        story.acts,
+        story.events,
         story.happened,
         story.outcomes,
         tuple(truth.breaches),

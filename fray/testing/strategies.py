@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
+from fray.model.policy import Amounts, Terms
 from fray.model.resources import Capacity, Device, PortRange
 
 GB = 1024**3
@@ -86,7 +87,11 @@ ACTS: Mapping[str, int] = {
     "long batch": 4,
     "production gang": 4,
     "kept units": 3,
+    "expiring reservation": 2,
     "ended group": 2,
+    "batch jobs": 3,
+    "production gang": 4,
+    "limited job": 3,
 }
 """How often each act is tried, as weights."""
 
@@ -145,9 +150,11 @@ class Plan:
     faults: tuple[PlannedFault, ...]
     cloud: bool = False
     """There are machines that can be had (`fray.testing.clouds`)."""
+    terms: Mapping[str, Terms] = Factory(dict)
+    """What the operator has decided of the users, which are the drivers (``driver0``, …)."""
 
 
-def draw_plan(rng: random.Random, *, acts: int = 112, faults: int = 14) -> Plan:
+def draw_plan(rng: random.Random, *, acts: int = 100, faults: int = 15) -> Plan:
     """A story of so many acts (some two operations each) and faults."""
     drawn = [_draw_machine(rng) for _ in range(rng.randint(3, 5))]
     machines = in_slices([evolve(each, attributes={"zone": "ab"[index % 2]}) for index, each in enumerate(drawn)])
@@ -161,7 +168,21 @@ def draw_plan(rng: random.Random, *, acts: int = 112, faults: int = 14) -> Plan:
         faults=_draw_faults(rng, faults),
     )
     cloud = rng.random() < 0.6
-    return evolve(plan, cloud=cloud and plan.declares)  # else what has not joined yet would never be
+    return evolve(
+        plan,
+        cloud=cloud and plan.declares,  # else what has not joined yet would never be
+        terms={f"driver{number}": _draw_terms(rng) for number in range(drivers)},
+    )
+
+
+def _draw_terms(rng: random.Random) -> Terms:
+    """Weights, quotas that may be borrowed beyond, and a few devices that may not: who waits for these gives up."""
+    quota = Amounts(cpu_milli=rng.choice((2000, 4000)), devices={"gpu": 4})
+    return Terms(
+        weight=rng.choice((1.0, 1.0, 3.0)),
+        quota=rng.choice((None, quota)),
+        borrow=rng.choice((True, Amounts(cpu_milli=6000, devices={"gpu": 0}))),
+    )
 
 
 def _draw_machine(rng: random.Random) -> Capacity:
@@ -231,12 +252,18 @@ def direct_plan(
     machines: int = 3,
     every_s: float = 1.0,
     cloud: bool = False,
+    terms: Terms | None = None,
 ) -> Plan:
-    """A story by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds)."""
+    """A story by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds).
+
+    Args:
+        terms: what the operator has decided of the driver.
+    """
     gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
     capacity = Capacity(cpu_milli=4000, memory_bytes=16 * GB, disk_bytes=100 * GB, devices=gpus, ports=PORTS)
     return Plan(
         machines=in_slices([capacity] * machines),
+        terms={} if terms is None else {"driver0": terms},
         drivers=1,
         declares=cloud,
         on_disk=False,

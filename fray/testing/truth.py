@@ -13,7 +13,7 @@ from attrs import Factory, define, frozen
 
 from fray.model.gangs import is_gang, port_names, slice_hosts
 from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
-from fray.model.resources import Demand
+from fray.model.resources import Capacity, Demand
 from fray.model.restarts import JITTER
 from fray.model.specs import JobSpec, Peer, Ticket
 from fray.scheduler.restarts import concerns
@@ -121,6 +121,8 @@ class Truth:
     """Machine and id of devices that somebody holds who has no right to."""
     stopped: set[str] = Factory(set)
     """Machines (and drivers, and the controller) of which no process gets a turn now."""
+    offered: dict[str, Capacity] = Factory(dict)
+    """What each machine has, by name."""
     ghosts: int = 0
     """Steps of code whose process had been killed; they count for nothing."""
 
@@ -143,6 +145,7 @@ class Truth:
         self._check_stage(life)
         self._check_devices(life)
         self._check_slices(life)
+        self._check_room(life)
         self.lives[attempt_id] = self.living[attempt_id] = life
         self.of_job.setdefault(life.job_id, []).append(life)
 
@@ -243,6 +246,15 @@ class Truth:
                 is_mate = other.member // hosts == new.member // hosts
                 if (self.slices.get(other.machine) == self.slices.get(new.machine)) is not is_mate:
                     self.breach("P6", f"{new.attempt_id} and {other.attempt_id}: slices are mixed, or shared")
+
+    def _check_room(self, new: Life) -> None:
+        """All that lives on a machine has room on it."""
+        capacity, used, mine = self.offered.get(new.machine), self.load(new.machine), new.spec.demand
+        if capacity is None:
+            return
+        cpu_milli, memory_bytes = used.cpu_milli + mine.cpu_milli, used.memory_bytes + mine.memory_bytes
+        if cpu_milli > capacity.cpu_milli or memory_bytes > capacity.memory_bytes:
+            self.breach("P6", f"{new.machine} is given away more than once: {new.attempt_id} is one too many")
 
     def on(self, machine: str) -> Iterator[Life]:
         """Processes that live on a machine."""

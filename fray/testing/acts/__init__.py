@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from fray.testing.acts import (
     asking,
     calls,
+    crowding,
     groups,
     jobs,
     keeping,
@@ -46,4 +47,5 @@ ACTS: Mapping[str, Act] = {
     **reserving.ACTS,
     **sharing.ACTS,
     **making_room.ACTS,
+    **crowding.ACTS,
 }

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from fray import Cause, NeverSchedulable, NoSuchReservation, ReservationConfig, ReservationState
 from fray.errors import DeadlineExceeded
+from fray.model.reservations import ChangeKind
 from fray.testing import errands
 from fray.testing.acts.bench import Act, Bench, launch, value_of
 from fray.testing.errands import SMALL, request
@@ -27,6 +28,7 @@ def _config(b: Bench) -> ReservationConfig:
         notice_s=b.rng.choice((0.0, 0.0, 2.0)),
         priority=b.rng.choice((0, 0, 1)),
         preemptible=b.rng.random() < 0.8,
+        band=b.rng.choice((None, None, "batch", "production")),
     )
 
 
@@ -84,4 +86,36 @@ async def kept_units(b: Bench) -> str:
     return str(len(jobs))
 
 
-ACTS: Mapping[str, Act] = {"open reservation": open_reservation, "kept units": kept_units}
+async def expiring_reservation(b: Bench) -> str:
+    """Nobody renews it in time: it says so, ends what is in it, and each change is told once and in order."""
+    ttl_s = b.rng.uniform(4, 20)
+    b.op("reserve")
+    try:
+        reservation_id = await b.cluster.create_reservation(evolve(_config(b), ttl_seconds=ttl_s))
+        reservation = await b.cluster.follow_reservation(reservation_id)
+        job = await launch(b, b.cluster, request(b.token, errands.linger, b.token, 0.0), reservation_id=reservation_id)
+        if b.rng.random() < 0.3:
+            b.op("renew")
+            await reservation.renew(ttl_s)
+    except NeverSchedulable:
+        return "never schedulable"
+    except NoSuchReservation:
+        return "over before"
+    b.op("wait")
+    await reservation.wait_ended()
+    b.doomed(b.token)
+    info = await job.wait_ended()
+    b.saw(info)
+    b.check("P1", info.cause is not Cause.SUCCEEDED, f"{b.token} succeeded in a reservation that has ended")
+    changes = reservation.info.changes
+    numbers = [change.number for change in changes]
+    b.check("P3", numbers == list(range(numbers[0], numbers[0] + len(numbers))), f"{b.token} has changes {numbers}")
+    b.check("P3", changes[-1].kind is ChangeKind.ENDED, f"{b.token} has ended, its last change is {changes[-1].kind}")
+    return ", ".join(change.kind for change in changes)
+
+
+ACTS: Mapping[str, Act] = {
+    "open reservation": open_reservation,
+    "kept units": kept_units,
+    "expiring reservation": expiring_reservation,
+}
