@@ -6,6 +6,7 @@ import pytest
 from law import GB, Cluster, demand, ended, job, placed
 
 from fray.errors import NoSuchJob
+from fray.model.resources import Demand
 from fray.model.specs import Cause, JobState
 from fray.scheduler.explain import explain
 
@@ -66,6 +67,16 @@ def test_a_job_too_large_for_all_machines_starves_but_holds_nobody_back(law: Clu
     law.now = 1000.0
     law.launch(job("small", demand(1)))
     assert placed(law) == ["small"]
+
+
+def test_hosts_that_make_no_slice_are_kept_for_nobody_who_wants_one(law: Cluster) -> None:
+    for worker, more in enumerate(({}, {"gpu": "h100"})):  # unlike hosts are none of one slice
+        law.node(f"t{worker}", cpu=4, tpu="v4-16*4", slice="pod", tpu_worker=str(worker), **more)
+    chips = Demand(1000, 0, device_kind="tpu", device_variant="v4-16", device_count=4)
+    law.launch(job("long", demand(4)), job("train", chips, members=2))
+    law.now = 1000.0
+    law.launch(job("other", demand(2)))
+    assert "other" in placed(law)
 
 
 def test_the_actors_that_take_nothing_are_not_held_back(law: Cluster) -> None:

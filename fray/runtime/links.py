@@ -255,11 +255,11 @@ class ControllerLink:
         resets = 0
         while self.ended is None:
             self._owed = trio.Event()
-            if resets != self._resets:
+            if resets != (now := self._resets):  # one that comes meanwhile is another: what was told is forgotten again
                 if resets:
                     await self.jobs.watch_again()
                     await self.reservations.watch_again()
-                resets, told, told_follow = self._resets, {}, {}
+                resets, told, told_follow = now, {}, {}
             told = {key: watch for key, watch in told.items() if self.names.watched.get(key) is watch}
             owed = {key: watch for key, watch in self.names.watched.items() if key not in told}
             owed_logs = {job: on for job, on in self.logs.followed.items() if told_follow.get(job) != on}

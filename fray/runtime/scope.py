@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TypeAlias
 
 import trio
@@ -99,9 +100,9 @@ class ChildScope:
         Jobs that were known here before, or that others have launched, are not of it.
         """
         fresh = [spec.job_id for spec in specs if spec.job_id not in known]
-        with trio.move_on_after(1):
-            if fresh and not nothing_done:
-                await _terminate(self.runtime, fresh, "launch was abandoned", own=True)
+        if fresh and not nothing_done:
+            with trio.move_on_after(1):
+                await self._ask_end(fresh, "launch was abandoned", own=True)
         for spec in specs:
             self._left(spec.job_id)
 
@@ -143,8 +144,17 @@ class ChildScope:
 
     async def _end(self, spec: JobSpec, record: JobRecord) -> None:
         with trio.move_on_after(spec.ladder.cancel_s + spec.ladder.term_s + CONFIRM_S):
-            await _terminate(self.runtime, [spec.job_id], f"scope {self.name!r} ended")
+            await self._ask_end([spec.job_id], f"scope {self.name!r} ended")
             await record.ended.wait()
+
+    async def _ask_end(self, job_ids: Sequence[str], why: str, *, own: bool = False) -> None:
+        """Nobody may wait for a controller that is away for ever, but what was left is still to end when it is back."""
+        asking = partial(_terminate, self.runtime, job_ids, why, own=own)
+        try:
+            await asking()
+        except trio.Cancelled:
+            self.runtime.nursery.start_soon(asking)
+            raise
 
     def _left(self, job_id: str) -> None:
         self.family.leave(job_id)

@@ -32,12 +32,10 @@ def holds_back(state: Tables, applicant: Applicant) -> list[NodeName]:
     found: dict[NodeName, None] = {}
     pool = state.pool_for(applicant.shape.reservation)
     for part in applicant.shape.ask.parts:
-        usable: dict[NodeName, int] = {}
-        for demand in part.choices:
-            usable |= pool.usable(demand)
-        if sum(usable.values()) < part.members:
+        if not pool.could_hold(part):  # hosts that make no slice are not enough, however many
             return []
-        found |= dict.fromkeys(usable)
+        for demand in part.choices:
+            found |= dict.fromkeys(pool.usable(demand))
     return list(found)
 
 

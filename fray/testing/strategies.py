@@ -89,9 +89,8 @@ ACTS: Mapping[str, int] = {
     "kept units": 3,
     "expiring reservation": 2,
     "ended group": 2,
-    "batch jobs": 3,
-    "production gang": 4,
-    "limited job": 3,
+    "crowd": 2,
+    "crowded gang": 2,
 }
 """How often each act is tried, as weights."""
 

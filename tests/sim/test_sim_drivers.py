@@ -23,6 +23,7 @@ from fray import (
 )
 from fray.actors import actor_id_of
 from fray.model.resources import Capacity
+from fray.runtime.job_records import JobRecords
 from fray.scheduler.rows import Rules
 from fray.testing import errands
 from fray.testing.errands import SMALL, Counter, request
@@ -361,6 +362,67 @@ def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_
             old, new = house.truth.of_job[job.id]
             assert new.began == pytest.approx(600, abs=1), "nobody knew better before the lease was over"
             assert (old.ended or 0) - HOUR_S <= 2, "it woke up beside its successor, and was ended at once"
+
+        assert await drive(house, "driver", body) is None
+
+    assert not played(story)
+
+
+# A controller that is away at the wrong moment -----------------------------------------------------------------------
+
+
+def test_what_a_scope_left_behind_while_the_controller_was_away_ends_when_it_is_back() -> None:
+    async def story(house: SimHouse) -> None:
+        async def body(cluster: Cluster) -> None:
+            with trio.CancelScope() as cancel:
+                async with cluster.open_scope("run") as scope:
+                    job = await scope.launch(lingering("child"))
+                    await job.wait_running()
+                    await house.controller.crash()
+                    cancel.cancel()
+            assert ended_is_unknown(house, job.id), "the scope has given up waiting for a controller"
+            await trio.sleep(20)
+            await house.controller.start()
+            await trio.sleep(20)
+            assert not ended_is_unknown(house, job.id)
+
+        assert await drive(house, "driver", body) is None
+
+    assert not played(story)
+
+
+def ended_is_unknown(house: SimHouse, job_id: str) -> bool:
+    return any(life.ended is None for life in house.truth.of_job[job_id])
+
+
+def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_waiter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[trio.Event] = []
+
+    async def watch_again(self: JobRecords) -> None:
+        for event in begun:
+            event.set()
+        await really(self)
+
+    really = JobRecords.watch_again
+    monkeypatch.setattr(JobRecords, "watch_again", watch_again)
+
+    async def story(house: SimHouse) -> None:
+        async def body(cluster: Cluster) -> None:
+            jobs = [
+                await cluster.launch(errands.request(f"j{number}", errands.give, f"j{number}", number, 30.0))
+                for number in range(12)
+            ]
+            begun.append(trio.Event())
+            await house.controller.crash()
+            await house.controller.start()
+            await begun[0].wait()
+            await trio.sleep(0.03)  # some are followed again, others not yet
+            await house.controller.crash()
+            await house.controller.start()
+            with trio.fail_after(60):
+                assert [await job.wait() for job in jobs] == list(range(12))
 
         assert await drive(house, "driver", body) is None
 

@@ -21,10 +21,10 @@ from fray.testing.strategies import Plan, direct_plan
 Patch = pytest.MonkeyPatch
 ANYTHING = Terms()
 CROWDED = direct_plan(
-    ["batch jobs", "batch jobs", *["production gang"] * 2] * 2, [], machines=3, every_s=4.0, terms=ANYTHING
+    ["crowd", "crowd", "crowded gang", "production gang"] * 2, [], machines=3, every_s=4.0, terms=ANYTHING
 )
 LIMITED = direct_plan(["limited job"] * 4, [])
-RESERVED = direct_plan(["open reservation", "kept units", "expiring reservation", "batch jobs"] * 5, [], every_s=0.7)
+RESERVED = direct_plan(["open reservation", "kept units", "expiring reservation", "crowd"] * 5, [], every_s=0.7)
 FEW_DEVICES = Terms(quota=Amounts(devices={"gpu": 4}), borrow=False)
 QUOTAS = direct_plan(["device gang"] * 8, [], every_s=0.5, terms=FEW_DEVICES)
 
@@ -47,13 +47,13 @@ def test_a_production_gang_takes_the_places_of_others_and_no_promise_is_broken()
 def test_what_is_claimed_by_two_is_kept_for_both() -> None:
     """Their user's quota holds them back while their victims end: each alone would leave room for a third one."""
     quota = Terms(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
-    crowd = ["batch jobs", "batch jobs", *["production gang"] * 2] * 2
+    crowd = ["crowd", "crowd", "crowded gang", "production gang"] * 2
     assert "claims more of" not in broken(direct_plan(crowd, [], machines=3, every_s=4.0, terms=quota))
 
 
 def test_somebody_whose_place_is_taken_again_and_again_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(preemption, "spared", lambda *arguments: "")
-    plan = direct_plan(["batch jobs", "production gang"] + ["production gang"] * 24, [], machines=1, every_s=1.5)
+    plan = direct_plan(["crowd", "production gang"] + ["production gang"] * 24, [], machines=1, every_s=1.5)
     assert "the limit is 2" in broken(plan)
 
 
@@ -103,7 +103,7 @@ def test_a_reservation_that_never_ends_is_seen(monkeypatch: Patch) -> None:
 
 def test_a_machine_that_is_given_away_more_than_once_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(match.Machine, "shift", lambda *arguments: None)
-    text = broken(direct_plan(["batch jobs"] * 3, [], machines=1))
+    text = broken(direct_plan(["crowd"] * 3, [], machines=1))
     assert "P6" in text
     assert "is one too many" in text
 
@@ -114,5 +114,5 @@ def test_more_machines_than_the_maximum_are_seen(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(scaling, "Packing", roomy)
     monkeypatch.setattr(scaling, "_cut", lambda *arguments: None)  # which takes back what is too much in the same step
-    plan = direct_plan(["batch jobs"] * 12, [], machines=1, cloud=True, every_s=0.1, terms=ANYTHING)
+    plan = direct_plan(["crowd"] * 12, [], machines=1, cloud=True, every_s=0.1, terms=ANYTHING)
     assert "units at most" in broken(plan)
