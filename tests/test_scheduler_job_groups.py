@@ -367,3 +367,9 @@ def test_a_group_that_ends_against_its_rules_is_seen() -> None:
     law.state.jobs["b"].stop_cause = Cause.GROUP
     law.state.jobs["a"].absorbed = True
     assert "a failed, absorbed: True, and a decided" in broken(law)
+
+
+def test_members_that_shall_be_together_and_name_places_apart_are_refused() -> None:
+    specs = [member("a", need=demand(1, zones=("eu-a",))), member("b", need=demand(1, zones=("eu-b", "eu-c")))]
+    with pytest.raises(InvalidRequest, match="in one zone, and 'a' asks for eu-a, 'b' for eu-b or eu-c"):
+        a_law().launch_group("rl", *specs, same_zone=True)

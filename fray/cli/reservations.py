@@ -25,6 +25,20 @@ async def reservations(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
+async def find_reservation(cluster: Cluster, text: str, options: argparse.Namespace) -> ReservationInfo:
+    """The one that is meant: by its id, else by its name, if one living reservation has it.
+
+    Raises:
+        NoSuchReservation: none.
+        InvalidRequest: several have that name.
+    """
+    named = [info for info in await cluster.list_reservations(namespace_of(options)) if info.name == text]
+    if len(named) > 1:
+        ids = ", ".join(info.reservation_id for info in named)
+        raise InvalidRequest(f"{text!r} is the name of {len(named)} reservations: say the id of one: {ids}")
+    return named[0] if named else await cluster.get_reservation(text)
+
+
 def reservation_table(found: Sequence[ReservationInfo], now: float, room: int | None) -> list[str]:
     """One line a reservation."""
     heads = ["ID", "STATE", "UNITS", "JOBS", "PRIORITY", "EXPIRES IN", "USER", "WHY"]
@@ -51,7 +65,7 @@ def many(info: ReservationInfo) -> str:
 
 async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray reservation show``"""
-    info = await cluster.get_reservation(options.reservation)
+    info = await find_reservation(cluster, options.reservation, options)
     if options.json:
         say_json(info)
     else:
@@ -90,12 +104,13 @@ def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
 
 async def release(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray reservation release``"""
-    for name in options.reservations:
-        await cluster.release_reservation(name, options.reason)
+    meant = [(await find_reservation(cluster, name, options)).reservation_id for name in options.reservations]
+    for reservation_id in meant:
+        await cluster.release_reservation(reservation_id, options.reason)
     if options.json:
-        say_json([await cluster.get_reservation(name) for name in options.reservations])
+        say_json([await cluster.get_reservation(reservation_id) for reservation_id in meant])
     else:
-        note(f"released {', '.join(options.reservations)}: what runs in it is being ended")
+        note(f"released {', '.join(meant)}: what runs in it is being ended")
     return 0
 
 
@@ -105,7 +120,8 @@ async def renew(cluster: Cluster, options: argparse.Namespace) -> int:
         ttl_s = None if options.ttl is None else parse_span(options.ttl)
     except ValueError:
         raise InvalidRequest(f"--ttl {options.ttl} is no time: write 3600, 90m, 12h") from None
-    info = await cluster.renew_reservation(options.reservation, ttl_s)
+    meant = await find_reservation(cluster, options.reservation, options)
+    info = await cluster.renew_reservation(meant.reservation_id, ttl_s)
     if options.json:
         say_json(info)
     else:

@@ -20,6 +20,7 @@ from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
 from fray.cli.out import note, say, say_json
 from fray.cli.place import open_place
+from fray.cli.reservations import find_reservation
 from fray.cli.tables import parse_span
 from fray.cluster import Cluster
 from fray.errors import InvalidRequest
@@ -51,7 +52,8 @@ async def run(options: argparse.Namespace) -> int:
         async with trio.open_nursery() as nursery:  # from the start: its first line may be here before `launch` returns
             nursery.start_soon(interrupts.obey, signals, nursery.cancel_scope)
             async with open_place(options, role=Role.DRIVER, on_log=Lines(request.name)) as cluster:
-                job = interrupts.job = await cluster.launch(request, reservation_id=options.reservation)
+                inside = await reservation_of(cluster, options)
+                job = interrupts.job = await cluster.launch(request, reservation_id=inside)
                 info = await _followed(cluster, job)
             nursery.cancel_scope.cancel()
     if info is None:
@@ -63,6 +65,13 @@ async def run(options: argparse.Namespace) -> int:
     return exit_code(info)
 
 
+async def reservation_of(cluster: Cluster, options: argparse.Namespace) -> str | None:
+    """The id of the reservation that ``--reservation`` means."""
+    if options.reservation is None:
+        return None
+    return (await find_reservation(cluster, options.reservation, options)).reservation_id
+
+
 def _in_short(info: JobInfo) -> str:
     """Its last words on standard error have been seen already."""
     text = info.error_message or str(info.cause)
@@ -70,7 +79,7 @@ def _in_short(info: JobInfo) -> str:
 
 
 async def _detach(cluster: Cluster, request: JobRequest, options: argparse.Namespace) -> int:
-    job = await cluster.launch(request, reservation_id=options.reservation)
+    job = await cluster.launch(request, reservation_id=await reservation_of(cluster, options))
     if options.json:
         say_json(job.info)
     else:

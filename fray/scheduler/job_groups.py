@@ -60,6 +60,7 @@ def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> N
         )
     _check_members(name, group, specs)
     _check_alike(name, specs)
+    _check_places(name, group.config.same, specs)
     for other in state.group_names.get((specs[0].namespace, name), ()):
         if state.job_groups[other].outcome is None:
             raise NameTaken(
@@ -94,6 +95,20 @@ def _check_alike(name: str, specs: Sequence[JobSpec]) -> None:
             raise InvalidRequest(
                 f"job group {name!r}: its jobs are placed and owned together, so all must have the same {word}, "
                 f"and not {' and '.join(map(repr, map(_plain, values[:2])))}"
+            )
+
+
+def _check_places(name: str, same: str, specs: Sequence[JobSpec]) -> None:
+    """What shall be together names no places that are apart."""
+    named = {"region": "regions", "zone": "zones"}.get(same, "")
+    asking = [spec for spec in specs if named and getattr(spec.demand, named)]
+    for other in asking[1:]:
+        first, mine = getattr(asking[0].demand, named), getattr(other.demand, named)
+        if not set(first) & set(mine):
+            raise InvalidRequest(
+                f"job group {name!r}: all its jobs shall be in one {same}, and {asking[0].name!r} asks for "
+                f"{' or '.join(first)}, {other.name!r} for {' or '.join(mine)}: name one that both may be in, or say "
+                f"JobGroupConfig(same_{same}=False)"
             )
 
 

@@ -228,7 +228,7 @@ def granted(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Pl
         reservation.phase, reservation.held_at = ReservationState.HELD, reservation.held_at or state.now
         reservation.expires_at, reservation.warned = state.now + reservation.spec.ttl_s, False
         nodes = tuple(dict.fromkeys(node for unit in units for node in unit.nodes))
-        text = f"{len(units)} units on {', '.join(nodes)}"
+        text = f"{len(units)} unit{'s' * (len(units) != 1)} on {', '.join(nodes)}"
         note(state, out, reservation, ChangeKind.HELD, text, nodes=nodes)
     else:
         for unit in units:

@@ -385,8 +385,8 @@ def test_every_field_of_a_request_that_concerns_programs_has_its_option() -> Non
         "--zone eu-b --workspace . --pip polars --extra gpu --env A=1 --secret B=C --port grpc --max-retries 3 "
         "--max-retries-preemption 4 --max-retries-machine-loss 5 --max-retries-out-of-memory 6 --exit-code 75=retry "
         "--exit-code 2=fail --backoff-s 1.5 --backoff-max-s 60 --health /healthz --health-period-s 2 --stall-s 300 "
-        "--on-stall restart --term-s 30 --priority batch --time-limit 2h --wait-limit 1h --no-preemptible --detach "
-        "-- python train.py --lr 1"
+        "--on-stall restart --term-s 30 --priority batch --time-limit 2h --wait-limit 1h --no-preemptible "
+        "--notice-s 20 --detach -- python train.py --lr 1"
     )
     request = request_of(parser_of().parse_args(["run", *words.split()]))
     blank = request_of(parser_of().parse_args(["run", "--name", "b", "--", "true"]))
@@ -693,7 +693,8 @@ def test_reservations_are_listed_shown_renewed_used_and_released(lab: Lab, run: 
     assert "expires in 2h00m" in run("reservation", "renew", reserved, "--ttl", "2h").out
     assert run("run", "--cpu", "0.1", "--memory", "50MB", "--reservation", reserved, "--", "true").code == 0
     assert "holds 1 of 1 units" in run("explain", reserved).out
-    assert run("reservation", "release", reserved).code == 0
+    assert reserved in run("reservation", "show", "train").out, "by its name"
+    assert run("reservation", "release", "train").code == 0
     assert run("reservations", "--json").json == []
     assert [info["state"] for info in run("reservations", "--ended", "--json").json] == ["ended"]
     assert "no reservation" in run("reservation", "show", "nothing").err
