@@ -155,6 +155,27 @@ def test_a_claim_of_a_machine_that_is_gone_is_given_up_and_others_make_room() ->
     assert "prod" in placed(law)
 
 
+def test_devices_that_what_is_left_of_a_victim_still_holds_are_waited_for_and_not_for_ever() -> None:
+    law = Cluster(policy=Policy(preemption=Preemption()))
+    law.driver()
+    law.node("n1", gpu="h100")
+    law.node("n2", gpu="h100")
+    law.launch(job("one", demand(gpu=1), **BATCH), job("two", demand(gpu=1), **BATCH))  # type: ignore[arg-type]
+    law.now = 100.0
+    law.launch(job("prod", demand(gpu=1), **PRODUCTION))  # type: ignore[arg-type]
+    (first,) = going(law)
+    law.see(first, ended(Cause.PREEMPTED), busy={"gpu-0": "held by process 7"})
+    law.now = 130.0
+    law.launch(job("other", demand(gpu=1), **BATCH))  # type: ignore[arg-type]
+    assert going(law) == []  # the devices will come, nobody else has to go for them
+    law.tick()
+    assert law.now == 160.0
+    assert len(going(law)) == 1
+    assert going(law) != [first]
+    obey(law)
+    assert "prod" in placed(law)
+
+
 def test_who_is_to_start_soon_anyway_takes_nobodys_place() -> None:
     law = a_law(cpu=2)
     law.launch(batch("ends", time_limit_s=110.0), batch("goes on"))

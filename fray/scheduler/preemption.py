@@ -26,7 +26,7 @@ from fray.scheduler.backfill import Keeps
 from fray.scheduler.jobs import preempt
 from fray.scheduler.lanes import Lane
 from fray.scheduler.lending import is_helped
-from fray.scheduler.match import fit
+from fray.scheduler.match import Machine, fit
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.planning import going, shares_of
 from fray.scheduler.plans import Plan
@@ -45,6 +45,8 @@ AGAIN_S, AGAIN_MOST_S = 5.0, 40.0
 """A search that found nobody is made again after this time, doubled each time: shields end, and counts fall."""
 SOON_S = 0.1
 """What is too much for one step is done in another."""
+HELD_S = 60.0
+"""Devices may be held for a while by what is left of a victim's processes: so long they still count as coming."""
 NEVER = (-math.inf, 0.0)
 TRIES = 8
 """Searches for one applicant, each without somebody who has given back enough."""
@@ -221,7 +223,15 @@ def is_coming(state: Tables, claim: Claim) -> bool:
     if any(_gives_back(state, node) for node in nodes):
         return True
     attempts = (state.attempts[attempt_id] for node in nodes for attempt_id in state.on_node[node])
-    return any(going(state, state.jobs[attempt.job_id]) for attempt in attempts)
+    if any(going(state, state.jobs[attempt.job_id]) for attempt in attempts):
+        return True
+    return state.now < claim.made_at + HELD_S and any(_is_held(pool.machines[s.node], s) for s in claim.shares)
+
+
+def _is_held(machine: Machine, share: ClaimedShare) -> bool:
+    """Its node says that somebody still has devices of it, which are nobody's by the books."""
+    kind = share.demand.device_kind
+    return bool(share.demand.device_count) and any(machine.places[id_][0][0] == kind for id_ in machine.withheld)
 
 
 def _gives_back(state: Tables, node: NodeName) -> bool:
@@ -238,6 +248,8 @@ def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps | None, p
     claim = state.claims.get(applicant.id)
     if claim is not None:
         if is_coming(state, claim):
+            if state.now < claim.made_at + HELD_S:
+                state.timers.set(("seek", applicant.id), claim.made_at + HELD_S)
             return False
         state.drop_claim(claim.applicant)  # all have ended, and it does not fit all the same
     if plan is not None and plan.at is not None and plan.at <= state.now + rule.patience_s:
@@ -325,7 +337,8 @@ def _seek_in(state: State, out: Outbox, lane: Lane) -> None:
     """One after the other, until one finds nobody."""
     for entry in lane.line:
         applicant = state.queue.applicants[entry[-1]]
-        if applicant.id not in state.claims:
+        claim = state.claims.get(applicant.id)
+        if claim is None or not is_coming(state, claim):
             seek(state, out, applicant, None, state.plans.get(applicant.id))
             return  # if it has found somebody, its lane is in question again
 
@@ -349,6 +362,7 @@ def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> No
             made_at=state.now,
         )
     )
+    state.timers.set(("seek", applicant.id), state.now + HELD_S)
     whose = applicant.id if applicant.id in state.jobs else ""
     out.happened(whose, "takes the place of", ("" if whose else f"{applicant.id}: ") + named(choice.victims))
     rule = state.policy.preemption
