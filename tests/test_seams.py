@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from attrs import evolve
 from law import Cluster, capacity, demand, ended, job, member
@@ -12,9 +14,10 @@ from fray.model.fleet import GroupConfig
 from fray.model.messages.node import NodeHello
 from fray.model.policy import Amounts, Policy, Preemption, Terms
 from fray.model.resources import Demand
-from fray.model.specs import Cause, JobState
-from fray.scheduler.asks import ask_of
+from fray.model.specs import Cause, JobSpec, JobState
+from fray.scheduler.asks import Ask, ask_of
 from fray.scheduler.effects import NodeJoined, PolicyChanged
+from fray.scheduler.match import Pool
 from fray.scheduler.queue import Queue
 from fray.scheduler.rows import Quarantine, Rules
 
@@ -196,3 +199,63 @@ def test_nothing_is_planned_when_nobody_waits() -> None:
     law.launch(job("third", demand(3)))
     law.terminate("other", "third")
     assert (law.state.plans, law.state.queue.holders) == ({}, {})
+
+
+# Little is looked at --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[Ask]:
+    """Whatever a pool was asked to place."""
+    asked: list[Ask] = []
+    place = Pool.place
+
+    def counted(pool: Pool, ask: Ask, *more: Any) -> Any:
+        asked.append(ask)
+        return place(pool, ask, *more)
+
+    monkeypatch.setattr(Pool, "place", counted)
+    return asked
+
+
+def unlike(count: int, least: float = 1.0) -> list[JobSpec]:
+    """Jobs that all ask for something else."""
+    return [job(f"u{number}", demand(least + number / 1000), band=Band.BATCH) for number in range(count)]
+
+
+def steps_only(law: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted is what the law does, and not how it is checked."""
+    monkeypatch.setattr("law.check", lambda state: [])
+    monkeypatch.setattr(Cluster, "overlooked", lambda self: iter(()))
+
+
+def test_room_that_is_claimed_is_offered_to_nobody_else(tries: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
+    law = Cluster(policy=EAGER)
+    law.driver()
+    law.node("n1", cpu=4)
+    law.launch(*(job(f"low{half}", demand(2), band=Band.BATCH) for half in "ab"))
+    law.run("lowa:0:0", "lowb:0:0")
+    law.launch(*unlike(100))
+    law.now = 10.0
+    law.launch(job("high", demand(4), band=Band.PRODUCTION))
+    steps_only(law, monkeypatch)
+    tries.clear()
+    law.see("lowa:0:0", ended(Cause.PREEMPTED))
+    assert len(tries) < 10
+    law.see("lowb:0:0", ended(Cause.PREEMPTED))
+    assert law.info("high").attempts
+
+
+def test_what_a_reservation_is_given_concerns_those_inside(tries: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=4.9)
+    law.launch(job("runs", demand(3)), *unlike(100, 2.0))
+    law.reserve("r", demand(1), min_units=1, max_units=1, band=Band.PRODUCTION)
+    law.launch(job("inside", demand(1), reservation_id="r"), job("more", demand(1), reservation_id="r"))
+    steps_only(law, monkeypatch)
+    tries.clear()
+    law.reserve("s", demand(0.001), min_units=0, max_units=1, band=Band.PRODUCTION)
+    law.see("inside:0:0", ended())
+    assert law.info("more").attempts
+    assert len(tries) < 10

@@ -147,6 +147,21 @@ class Keeps:
             if applicant_id in self.state.queue:
                 yield self.state.queue.applicants[applicant_id].shape
 
+    def claiming_shapes(self) -> Iterator[Shape]:
+        """Of those that have a claim to machines of the fleet."""
+        for claim in self.state.claims.values():
+            if claim.applicant in self.state.queue and not claim.reservation:
+                yield self.state.queue.applicants[claim.applicant].shape
+
+    def unclaimed(self, machine: Machine) -> Space:
+        """What of a machine of the fleet is free, and would be beside all claims: nobody else is given more."""
+        room = Space.of(machine)
+        for keep in self.claims:
+            if machine.name in keep.shares and not keep.reservation:
+                beside = keep.room_beside(self.state, machine)
+                room = room.least(beside) if beside is not None else Space(0, 0, 0, 0, {})
+        return room
+
     def _book(self, applicant: Applicant) -> _Book:
         return self._books.setdefault(applicant.shape.reservation, _Book())
 

@@ -19,11 +19,11 @@ from fray.scheduler.asks import Placed
 from fray.scheduler.backfill import Keeps
 from fray.scheduler.jobs import start
 from fray.scheduler.lanes import Lane, Want
-from fray.scheduler.match import Machine
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.plans import Kept
 from fray.scheduler.queue import Applicant, Kind
 from fray.scheduler.quotas import Standing, standing
+from fray.scheduler.space import Space
 from fray.scheduler.starvation import KEPT_FOR, starving
 from fray.scheduler.state import State
 from fray.scheduler.turns import Round
@@ -121,11 +121,14 @@ class Pass:
         self.queue.seen = self.pool.version
         self.aged = self.queue.aged(state.now - state.rules.starve_s, FEW_AGED)
         """Lanes in which something starves; None: they are many."""
-        self.lent = bool(state.lending) and any(name in state.units_on for name in self.pool.freed)
-        """Reservations may give back more on a machine that has become freer: everybody may ask for that again."""
-        self.everything = self.everything or self.lent
-        self.rooms = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
+        if state.lending and any(name in state.units_on for name in self.pool.freed):
+            # with what reservations give back there something may fit now: everybody may ask for that again
+            self.queue.refused.update(dict.fromkeys(self.queue.waiting))
         self.keeps = Keeps(state)
+        freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
+        self.rooms = [(machine, self.keeps.unclaimed(machine)) for machine in freed]
+        """Machines that have become freer, and what of them is claimed by nobody."""
+        self.claimants = {self.queue.waiting[shape]: None for shape in self.keeps.claiming_shapes()}
         self.planned = {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
         """Those that have a plan from the pass before."""
         self.noted: dict[Want, None] = {}
@@ -179,8 +182,8 @@ class Pass:
             return None
         found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane)}
         found |= {lane.want: None for lane in self.aged or () if lane.line}
-        found |= {want: None for want in self.planned if want.lanes}
-        for room in self.rooms:
+        found |= {want: None for want in (*self.planned, *self.claimants) if want.lanes}
+        for _, room in self.rooms:
             for want in self._fitting(room):
                 if want.turn != self.turn:
                     found[want] = None
@@ -188,8 +191,8 @@ class Pass:
                         return None
         return list(found)
 
-    def _fitting(self, room: Machine) -> Iterator[Want]:
-        kinds = ["", *dict.fromkeys(kind for (kind, _), ids in room.devices.items() if ids)]
+    def _fitting(self, room: Space) -> Iterator[Want]:
+        kinds = ["", *dict.fromkeys(kind for (kind, _), count in room.devices.items() if count)]
         for kind in kinds:
             for mark in ("", "!"):
                 needs = self.queue.needs.get(mark + kind)
@@ -207,12 +210,12 @@ class Pass:
         version = self.pool.version
         if want.failed != version or (self.is_kept and lane.failed != version):
             return True
-        if len(self.rooms) > FEW_MACHINES or self.lent:
+        if len(self.rooms) > FEW_MACHINES:
             return True
         if want.hopeless == self.turn:
             return False
-        for room in self.rooms:
-            if _may_fit(room, want):
+        for machine, room in self.rooms:
+            if _may_fit(Space.of(machine) if want in self.claimants else room, want):
                 return True
         want.hopeless = self.turn
         return False
@@ -308,10 +311,8 @@ class Pass:
         return True
 
 
-def _may_fit(machine: Machine, want: Want) -> bool:
+def _may_fit(room: Space, want: Want) -> bool:
     """As far as can be told at a glance."""
-    if machine.cpu_milli < want.cpu_milli or machine.memory_bytes < want.memory_bytes:
+    if room.cpu_milli < want.cpu_milli or room.memory_bytes < want.memory_bytes:
         return False
-    return not want.kind or any(
-        len(ids) >= want.count for (kind, _), ids in machine.devices.items() if kind == want.kind
-    )
+    return not want.kind or any(count >= want.count for (kind, _), count in room.devices.items() if kind == want.kind)

@@ -253,6 +253,11 @@ class Queue:
         self.fresh[lane] = None
         self.changes += 1
 
+    def look_inside(self, reservation_id: str) -> None:
+        """It has more machines: whatever waits for them may be tried again."""
+        inside = (lane for lane in self.apart if lane.want.shape.reservation == reservation_id)
+        self.fresh.update(dict.fromkeys(inside))
+
     # Looking
 
     def head(self, shape: Shape) -> Applicant:

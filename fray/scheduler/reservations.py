@@ -236,7 +236,7 @@ def granted(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Pl
     if len(reservation.staying) >= reservation.spec.min_units:
         reservation.phase = ReservationState.HELD
     state.reservation_changed(reservation)
-    state.pool.version += 1  # so that another pass sees what may begin inside, and what more there is for it
+    state.queue.look_inside(reservation.id)
 
 
 def _unit(state: State, reservation: Reservation, grants: Sequence[Grant], choice: int) -> Unit:

@@ -29,6 +29,16 @@ class Space:
     def copy(self) -> Space:
         return Space(self.cpu_milli, self.memory_bytes, self.disk_bytes, self.ports, dict(self.devices))
 
+    def least(self, other: Space) -> Space:
+        """What is in both."""
+        return Space(
+            min(self.cpu_milli, other.cpu_milli),
+            min(self.memory_bytes, other.memory_bytes),
+            min(self.disk_bytes, other.disk_bytes),
+            min(self.ports, other.ports),
+            {variant: min(count, other.devices.get(variant, 0)) for variant, count in self.devices.items()},
+        )
+
     def give(self, machine: Machine, demand: Demand, devices: tuple[str, ...]) -> None:
         """Somebody's share of that machine becomes free."""
         self._shift(demand, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fray.model.ids import NodeName
 from fray.scheduler.queue import Applicant, Shape
 from fray.scheduler.tables import Tables
@@ -45,13 +47,14 @@ def blocker(state: Tables, applicant: Applicant) -> str | None:
     if not queue.holders or queue.waiting[applicant.shape].exempt:
         return None
     mine, pool = place_of_applicant(queue, applicant), state.pool_for(reservation)
-    usable = [pool.usable(demand) for demand in applicant.shape.ask.demands]
+    usable: list[Mapping[NodeName, int]] = []  # which takes a look at all machines
     for other_id, kept in queue.holders.items():
         other = queue.applicants.get(other_id)
         if other is None or other.shape.reservation != reservation or not starving(state, other):
             continue
         if not place_of_applicant(queue, other) < mine:
             continue
+        usable = usable or [pool.usable(demand) for demand in applicant.shape.ask.demands]
         if any(name in machines for name in kept.nodes for machines in usable):
             return other_id
     return None
