@@ -43,6 +43,20 @@ def test_what_runs_in_a_reservation_counts_against_no_quota_but_its_own() -> Non
     assert [len(law.info(name).attempts) for name in ("within", "beside")] == [1, 0]
 
 
+def test_within_a_reservation_no_quota_is_reclaimed() -> None:
+    quotas = {"ann": Terms(quota=Amounts(cpu_milli=1000)), "bob": Terms(quota=Amounts(cpu_milli=9000))}
+    law = Cluster(policy=evolve(EAGER, users=quotas))
+    law.driver()
+    law.node("n1", cpu=4)
+    law.reserve("r", demand(2), user="carl")
+    law.launch(job("borrowed", demand(2), user="ann"), job("in1", demand(2), user="ann", reservation_id="r"))
+    law.run("borrowed:0:0", "in1:0:0")
+    law.now = 100.0
+    law.launch(job("in2", demand(2), user="bob", reservation_id="r"))
+    assert law.state.claims == {}
+    assert law.info("in1").state is JobState.RUNNING
+
+
 def test_a_refused_renewal_changes_nothing() -> None:
     law = Cluster()
     law.driver()

@@ -24,6 +24,8 @@ def may_reclaim(state: Tables, applicant: Applicant) -> bool:
     want = state.queue.waiting.get(applicant.shape)
     if not state.policy.preemption.reclaim or not state.shares.has_quotas or want is None:
         return False
+    if applicant.shape.reservation:
+        return False  # what runs there is charged to its holder: its end gives no quota back
     return standing(state.shares, applicant.tenant, want)[0] is Standing.WITHIN
 
 
