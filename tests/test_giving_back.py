@@ -179,3 +179,20 @@ def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for
     law.see("inside:0:0", ended(Cause.PREEMPTED))
     assert {attempt.node for attempt in law.state.attempts.values() if attempt.job_id == "prod"} == {"a", "b", "c"}
     assert law.state.reservations["r"].phase == "waiting"
+
+
+def test_where_what_is_lent_is_not_enough_and_neither_are_others_places_both_together_may_be() -> None:
+    law = Cluster()
+    law.driver()
+    for name in ("a", "b", "c"):
+        law.node(name, cpu=2)
+    law.launch(job("batch", demand(2)))
+    law.run("batch:0:0")
+    law.reserve("r", demand(2), min_units=1, max_units=2, preemptible=False)
+    law.tick(1.0)
+    law.tick(100.0)
+    assert len(law.state.reservations["r"].units) == 2
+    law.launch(job("prod", demand(2), members=2, band=Band.PRODUCTION))
+    assert len(law.state.reservations["r"].units) == 1
+    law.see("batch:0:0", ended(Cause.PREEMPTED))
+    assert len([attempt for attempt in law.state.attempts.values() if attempt.job_id == "prod"]) == 2

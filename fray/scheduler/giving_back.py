@@ -17,6 +17,7 @@ from fray.scheduler.reserved_news import note
 from fray.scheduler.reserved_rows import Host, Reservation, Unit
 from fray.scheduler.rows import Job, JobPhase
 from fray.scheduler.state import State
+from fray.scheduler.tables import Tables
 
 REGROW_S = 1.0
 """After a reservation was asked for something it does not grow for so long, or for twice the longest notice."""
@@ -26,7 +27,7 @@ SEIZED_KEPT = 15
 # Which jobs ----------------------------------------------------------------------------------------------------------
 
 
-def is_idle(state: State, reservation: Reservation, unit: Unit) -> bool:
+def is_idle(state: Tables, reservation: Reservation, unit: Unit) -> bool:
     """Nothing that runs in the reservation needs it."""
     pool = state.reserved[reservation.id]
     demand = reservation.demand_of(unit)

@@ -26,6 +26,7 @@ from fray.scheduler.reserved_rows import Reservation, Unit
 from fray.scheduler.rows import Claim, ClaimedShare
 from fray.scheduler.starvation import blocker
 from fray.scheduler.state import State
+from fray.scheduler.tables import Tables
 
 SOON_FOUND = 32
 """So many units are looked at before all of them are."""
@@ -159,6 +160,13 @@ def is_helped(state: State, applicant: Applicant) -> bool:
     return bool(state.lending or state.unsettled) and _may_ask(applicant) and choose(state, applicant) is not None
 
 
+def spare_units(state: Tables, applicant: Applicant) -> list[Lent]:
+    """All that may be asked back for its sake, none beyond what each reservation has to spare."""
+    if not state.lending or not _may_ask(applicant):
+        return []
+    return _allowed(list(_spare(state, _useful(state, applicant), applicant)))
+
+
 def _may_ask(applicant: Applicant) -> bool:
     shape = applicant.shape
     return not (shape.reservation or shape.growth or shape.ask.weightless)
@@ -278,7 +286,7 @@ def _taken_back(pool: Pool, out_there: list[Lent]) -> list[Lent]:
     return missing
 
 
-def _useful(state: State, applicant: Applicant) -> Usable:
+def _useful(state: Tables, applicant: Applicant) -> Usable:
     """Machines it could use, demand by demand."""
     return [state.pool.usable(demand) for demand in applicant.shape.ask.demands]
 
@@ -296,7 +304,7 @@ def _leaving(state: State, usable: Usable) -> Iterator[Lent]:
                 yield Lent(reservation, unit, False, True)
 
 
-def _spare(state: State, usable: Usable, applicant: Applicant) -> Iterator[Lent]:
+def _spare(state: Tables, usable: Usable, applicant: Applicant) -> Iterator[Lent]:
     """Units of those that may be asked for some; lender by lender, the cheapest first, and of each the last it got."""
     lenders = [state.reservations[reservation_id] for reservation_id in state.lending]
     later = [one for one in lenders if one.band.rank >= applicant.band.rank]

@@ -22,10 +22,11 @@ from fray.model.bands import Band
 from fray.model.ids import JobId, NodeName
 from fray.model.policy import Preemption
 from fray.scheduler.applicant_tables import Sought
-from fray.scheduler.backfill import Keeps
+from fray.scheduler.backfill import Keeps, room_in_the_end
+from fray.scheduler.giving_back import ask_back
 from fray.scheduler.jobs import preempt
 from fray.scheduler.lanes import Lane
-from fray.scheduler.lending import is_helped
+from fray.scheduler.lending import is_helped, spare_units
 from fray.scheduler.match import Machine, fit
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.planning import going, shares_of
@@ -147,7 +148,14 @@ def _search(state: Tables, applicant: Applicant, closed: Container[NodeName]) ->
         placed = trial.place(ask, closed)
         if placed is not None:
             return Choice((), placed), 0
-        return _chosen(state, trial, applicant, bands, closed), trial.work
+        choice = _chosen(state, trial, applicant, bands, closed)
+        spare = spare_units(state, applicant) if choice is None else []
+        for lent in spare:  # neither is enough alone, perhaps both are
+            for host in lent.unit.hosts:
+                trial.free(host.node, lent.reservation.demand_of(lent.unit), host.devices)
+        if spare:
+            choice = _chosen(state, trial, applicant, bands, closed)
+        return choice, trial.work
 
 
 def _chosen(
@@ -371,6 +379,26 @@ def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> No
         job.preempted = (*recent(job, rule, state.now), state.now)
         job.preempted_for = applicant.id
         preempt(state, out, job, f"for {applicant.id} ({applicant.band.value}); {lost}")
+    if not applicant.shape.reservation and state.lending:
+        _ask_back(state, out, applicant, list(shares))
+
+
+def _ask_back(state: State, out: Outbox, applicant: Applicant, nodes: Sequence[NodeName]) -> None:
+    """What is lent on machines that are claimed now, as far as it has to go beside those who are being ended."""
+    spare = [lent for lent in spare_units(state, applicant) if not set(nodes).isdisjoint(lent.unit.nodes)]
+    for node in nodes:
+        for lent in spare:
+            if _has_room(state, node):
+                break
+            if node in lent.unit.nodes and not lent.unit.leaving:
+                ask_back(state, out, lent.reservation, lent.unit, f"{applicant.id} needs it")
+
+
+def _has_room(state: State, node: NodeName) -> bool:
+    """For all claims together, in the end."""
+    room = room_in_the_end(state, state.pool.machines[node], "")
+    shares = (share for claim in state.claims.values() if not claim.reservation for share in claim.shares)
+    return all(room.take(share.demand) for share in shares if share.node == node for _ in range(share.members))
 
 
 def _lost(state: State, job: Job) -> str:
