@@ -337,3 +337,4 @@ def test_sync_code_sees_progress_and_looks_into_its_jobs() -> None:
         assert job.info.progress is not None
         assert "linger_here" in job.stacks()[f"{job.id}:0:0"]
         assert list(cluster.stacks(job)) == [f"{job.id}:0:0"]
+        job.terminate()  # or the cluster waits for its end
