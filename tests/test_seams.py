@@ -273,3 +273,18 @@ def test_what_a_reservation_is_given_concerns_those_inside(tries: list[Ask], mon
     law.see("inside:0:0", ended())
     assert law.info("more").attempts
     assert len(tries) < 10
+
+
+def test_what_one_of_many_kinds_has_taken_is_offered_to_none_of_the_others(
+    tries: list[Ask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=4)
+    law.launch(job("runs", demand(2)), job("ends", demand(2)), *unlike(100, 1.5))
+    law.run("runs:0:0", "ends:0:0")
+    steps_only(law, monkeypatch)
+    tries.clear()
+    law.see("ends:0:0", ended())
+    assert law.info("u0").attempts
+    assert len(tries) < 10

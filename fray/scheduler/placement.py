@@ -19,6 +19,7 @@ from fray.scheduler.asks import Placed
 from fray.scheduler.backfill import Keeps
 from fray.scheduler.jobs import start
 from fray.scheduler.lanes import Lane, Want
+from fray.scheduler.match import Machine
 from fray.scheduler.outbox import Outbox
 from fray.scheduler.plans import Kept
 from fray.scheduler.queue import Applicant, Kind
@@ -127,7 +128,7 @@ class Pass:
         self.keeps = Keeps(state)
         freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
         self.rooms = [(machine, self.keeps.unclaimed(machine)) for machine in freed]
-        """Machines that have become freer, and what of them is claimed by nobody."""
+        """Machines that have become freer, and what of them was claimed by nobody when the pass began."""
         self.claimants = {self.queue.waiting[shape]: None for shape in self.keeps.claiming_shapes()}
         self.planned = {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
         """Those that have a plan from the pass before."""
@@ -215,7 +216,7 @@ class Pass:
         if want.hopeless == self.turn:
             return False
         for machine, room in self.rooms:
-            if _may_fit(Space.of(machine) if want in self.claimants else room, want):
+            if _has_room(machine, want) and (want in self.claimants or _may_fit(room, want)):
                 return True
         want.hopeless = self.turn
         return False
@@ -309,6 +310,15 @@ class Pass:
         self.queue.remove(applicant.id)
         STARTERS[applicant.kind](state, self.out, applicant, placed)
         return True
+
+
+def _has_room(machine: Machine, want: Want) -> bool:
+    """As it is now: somebody may just have been placed there."""
+    if machine.cpu_milli < want.cpu_milli or machine.memory_bytes < want.memory_bytes:
+        return False
+    return not want.kind or any(
+        len(ids) >= want.count for (kind, _), ids in machine.devices.items() if kind == want.kind
+    )
 
 
 def _may_fit(room: Space, want: Want) -> bool:
