@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fray.scheduler import drain, tables
+from fray.scheduler import drain, machine_tables
 from fray.scheduler.rows import Node, NodePhase
 from fray.testing.seed import Trace
 from fray.testing.sim import run_story
@@ -51,6 +51,6 @@ def test_work_on_a_closed_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     def takes_work(node: Node) -> bool:
         return node.phase is NodePhase.ALIVE and node.settled and not node.strays
 
-    monkeypatch.setattr(tables, "takes_work", takes_work)
+    monkeypatch.setattr(machine_tables, "takes_work", takes_work)
     assert any("which is cordoned since" in text for text in broken(run_story(3, plan=DRAINED)))
     assert any("in quarantine since" in text for text in broken(run_story(1, plan=BAD)))
