@@ -98,7 +98,7 @@ async def test_two_users_share_a_fleet_and_a_production_gang_takes_it_for_a_whil
     sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
     import shared_fleet
 
-    made_room = await shared_fleet.play(4, 1.2, 2, tmp_path)
+    made_room = await shared_fleet.play(10, 1.2, 2, tmp_path)  # longer than a gang waits for machines, 3 s
     said = capfd.readouterr().out
     assert sum(made_room.values()) >= 1
     for line in ("there is no machine yet", "2 wanted, 2 here", "the fleet is full", "carol 4", "no machine is left"):
