@@ -11,7 +11,8 @@ ALL = set(Cause)
 
 
 @pytest.mark.parametrize(
-    ("kind", "peaceful"), [(Kind.JOB, {Cause.SUCCEEDED}), (Kind.ACTOR, {Cause.SUCCEEDED, Cause.STOPPED, Cause.SIBLING})]
+    ("kind", "peaceful"),
+    [(Kind.JOB, {Cause.SUCCEEDED, Cause.GROUP}), (Kind.ACTOR, {Cause.SUCCEEDED, Cause.STOPPED, Cause.SIBLING})],
 )
 def test_a_child_that_ends_by_itself_owes_an_error_unless_its_end_is_peaceful(kind: Kind, peaceful: set[Cause]) -> None:
     child = Child("job", kind, Supervision.ESCALATE)
