@@ -50,7 +50,7 @@ from fray.scheduler.effects import (
 )
 from fray.scheduler.rows import JobPhase, Rules
 
-WALKS, EVENTS, CHUNKS = 216, 200, 12
+WALKS, EVENTS, CHUNKS = 144, 200, 12
 POLICY = Policy(
     preemption=Preemption(shield_s=3.0, period_s=300.0, patience_s=0.0),
     half_life_s=100.0,
