@@ -177,7 +177,7 @@ def census_of_objects() -> Counter[str]:
     counts: Counter[str] = Counter()
     for thing in gc.get_objects():
         cls = type(thing)
-        if cls.__module__.startswith("fray."):
+        if str(cls.__module__).startswith("fray."):  # of some C extensions it is no text
             counts[f"{cls.__module__}.{cls.__qualname__}"] += 1
             for name, value in _attributes(thing):
                 if type(value) in (dict, list, set):
