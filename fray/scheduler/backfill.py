@@ -14,7 +14,7 @@ are held back by nobody; children of running jobs, which a plan may be waiting f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from attrs import Factory, define, frozen
 
@@ -179,7 +179,7 @@ class Keeps:
         if not keeps:
             return pool.place(ask, held, preferred)
         with Trial(self.state, applicant.shape.reservation) as trial:
-            placed = self.tried(trial, applicant, preferred)
+            placed = self._beside(trial, ask, keeps, held, preferred)
             if placed is not None:
                 trial.keep()
         return placed
@@ -188,18 +188,28 @@ class Keeps:
         self, trial: Trial, applicant: Applicant, preferred: Sequence[Sequence[NodeName]] = ()
     ) -> tuple[Placed, ...] | None:
         """The same within a trial."""
-        pool, ask = trial.pool, applicant.shape.ask
         keeps, held = self._binding(applicant), self._held_off(applicant)
-        mark = trial.mark
+        return self._beside(trial, applicant.shape.ask, keeps, held, preferred)
+
+    def _beside(
+        self,
+        trial: Trial,
+        ask: Ask,
+        keeps: Sequence[Keep],
+        held: Mapping[NodeName, str],
+        preferred: Sequence[Sequence[NodeName]],
+    ) -> tuple[Placed, ...] | None:
+        """Places beside what is kept, and on none of the machines that are held."""
+        pool, mark = trial.pool, trial.mark
         placed = trial.place(ask, _Closed(self.state, pool, ask, keeps, held), preferred)
         if placed is None or not self._harms(pool, keeps, nodes_of(placed)):
             return placed
         trial.undo_to(mark)
-        return trial.place(ask, {node: None for keep in keeps for node in keep.shares} | held, preferred)
+        return trial.place(ask, {*held, *(node for keep in keeps for node in keep.shares)}, preferred)
 
-    def _held_off(self, applicant: Applicant) -> dict[NodeName, str | None]:
+    def _held_off(self, applicant: Applicant) -> Mapping[NodeName, str]:
         exempt = applicant.shape.child or applicant.shape.ask.weightless
-        return {} if exempt else {**self._book(applicant).held}
+        return {} if exempt else self._book(applicant).held
 
     def _binding(self, applicant: Applicant) -> list[Keep]:
         ask, mine = applicant.shape.ask, applicant.shape.reservation
