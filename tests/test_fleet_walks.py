@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from law import GB, demand
-from test_invariants import Machine, World
+from test_invariants import Machine, World, walk_through
 
 from fray.model.bands import Band
 from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
@@ -367,11 +367,4 @@ def left(state: State) -> list[str]:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_whatever_happens_to_the_fleet_the_invariants_hold_and_nothing_is_left(chunk: int) -> None:
     for seed in range(chunk, WALKS, CHUNKS):
-        world = FleetWorld(seed)
-        try:
-            world.walk()
-            world.heal()
-            world.check_nothing_lives()
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
+        walk_through(FleetWorld(seed), seed)

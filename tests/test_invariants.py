@@ -581,14 +581,18 @@ class World:
 TABLES_HELD = ("law", "node", "session", "job", "job_group", "attempt", "name", "grave", "past", "usage")
 
 
+def walk_through(world: World, seed: int) -> None:
+    """All of one walk, to its quiet end; what goes wrong names its seed."""
+    try:
+        world.walk()
+        world.heal()
+        world.check_nothing_lives()
+    except Exception as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_whatever_happens_the_invariants_hold_and_nothing_outlives_its_owner(chunk: int) -> None:
     for seed in range(chunk, WALKS, CHUNKS):
-        world = World(seed)
-        try:
-            world.walk()
-            world.heal()
-            world.check_nothing_lives()
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
+        walk_through(World(seed), seed)
