@@ -24,6 +24,7 @@ demo: venv
 	@$(PY) examples/corpus.py $(ARGS)
 
 test: lint
+	@tools/venv test
 	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup $(ARGS)
 
 lint: venv
@@ -46,6 +47,8 @@ peers: venv
 constraints:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --quiet -o constraints.txt
+	uv pip compile pyproject.toml --extra ray --extra examples -c constraints.txt --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 
