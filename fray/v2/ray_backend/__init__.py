@@ -1,0 +1,1 @@
+"""Jobs and actors on a cluster of Ray: the extra ``fray[ray]``."""
