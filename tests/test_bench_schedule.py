@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import statistics
+import sys
 
 import pytest
 
 from bench.schedule.__main__ import burst, quality, restart, steady
 from bench.schedule.fleet import Fleet
-from bench.schedule.loads import backlog, day
+from bench.schedule.loads import backlog, day, odd
 from bench.schedule.rivals import first_fit, fluid
 from fray.scheduler.invariants import check
 
@@ -36,6 +38,31 @@ def test_the_probes_report_what_they_say() -> None:
     assert steady(4, 200, 1, events=50)["queued"] >= 100
     assert restart(4, 100, 1)["living"] == 100
     assert quality(4, 60, 1)["started"] == 60
+
+
+def test_an_end_costs_no_look_at_every_kind_of_what_waits() -> None:
+    few, many = calls_of_an_end(200), calls_of_an_end(2000)
+    assert many < 3 * few, (few, many)
+
+
+def calls_of_an_end(shapes: int) -> float:
+    """Functions called for the end of a task and what takes its place: the median of some."""
+    rng = random.Random(1)
+    fleet = Fleet(10)
+    fleet.launch([odd(f"w{number}", rng, 0.0) for number in range(shapes)])
+    counts: list[int] = []
+    while len(counts) < 60:
+        counts.append(0)
+
+        def called(_frame: object, event: str, _arg: object) -> None:
+            counts[-1] += event == "call"
+
+        sys.setprofile(called)
+        try:
+            fleet.happen()
+        finally:
+            sys.setprofile(None)
+    return statistics.median(counts)
 
 
 def test_a_load_is_the_same_for_the_same_seed() -> None:

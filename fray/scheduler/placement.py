@@ -184,21 +184,24 @@ class Pass:
         found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane)}
         found |= {lane.want: None for lane in self.aged or () if lane.line}
         found |= {want: None for want in (*self.planned, *self.claimants) if want.lanes}
-        for _, room in self.rooms:
-            for want in self._fitting(room):
+        for machine, room in self.rooms:
+            for want in self._fitting(machine, room):
                 if want.turn != self.turn:
                     found[want] = None
                     if len(found) > MOST:
                         return None
         return list(found)
 
-    def _fitting(self, room: Space) -> Iterator[Want]:
+    def _fitting(self, machine: Machine, room: Space) -> Iterator[Want]:
+        """Those that may fit there as it is now: somebody may just have been placed there."""
+        cpu_milli, memory_bytes = min(machine.cpu_milli, room.cpu_milli), min(machine.memory_bytes, room.memory_bytes)
         kinds = ["", *dict.fromkeys(kind for (kind, _), count in room.devices.items() if count)]
         for kind in kinds:
             for mark in ("", "!"):
                 needs = self.queue.needs.get(mark + kind)
-                if needs is not None:
-                    yield from needs.within(room.cpu_milli, room.memory_bytes)
+                for want in needs.within(cpu_milli, memory_bytes) if needs is not None else ():
+                    if not kind or (_has_room(machine, want) and _may_fit(room, want)):
+                        yield want
 
     def _hopeful(self, lane: Lane) -> bool:
         """Something has changed for it since it last did not fit, and its like was not refused in this pass."""
