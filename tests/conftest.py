@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
 
-PROCESSES = Path(__file__).parent / "processes"
+PROCESSES = ("/processes/", "/test_corpus.py")
+"""In the ids of tests with real processes whose times matter."""
 WITHIN_S = 180
 """A test that takes longer hangs; ``@pytest.mark.within(seconds)`` says otherwise."""
 
@@ -27,11 +27,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"within(seconds): how long this test may take, in place of {WITHIN_S}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of real processes share one worker of pytest-xdist: they measure times, and do not fight for the cores."""
-    for item in items:
-        if PROCESSES in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("processes"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of real processes share one worker of pytest-xdist: they measure times, and do not fight for the cores, nor
+    is the lab of a file made twice. ``xdist_group`` does nothing with pytest 9: it writes a field that is not read."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "processes" if any(part in nodeid for part in PROCESSES) else nodeid
+
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)

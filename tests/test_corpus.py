@@ -201,7 +201,6 @@ def test_it_runs_in_one_process_and_its_result_is_that_of_plain_code() -> None:
     assert done.stdout.endswith("the same\n")
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_killed_worker_changes_nothing_and_is_told_of(tmp_path: Path) -> None:
     done = run_example("--limit", "200", "--check", "--kill-worker", "--json", str(tmp_path / "report.json"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -211,7 +210,6 @@ def test_a_killed_worker_changes_nothing_and_is_told_of(tmp_path: Path) -> None:
     assert f"(pid {report['killed']['pid']}) by SIGKILL" in done.stdout
 
 
-@pytest.mark.xdist_group("processes")
 def test_ctrl_c_ends_it_with_one_line() -> None:
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
