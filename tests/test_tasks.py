@@ -18,6 +18,7 @@ class Piece:
     retries_left: int = 3
     excluded: frozenset[str] = frozenset()
     alone: bool = False
+    cancelled: bool = False
 
 
 class Twin:
@@ -48,10 +49,11 @@ class Twin:
         self.check()
 
     def _give(self, order: Give[Piece]) -> None:
-        living = set(WORKERS) - self.gone
+        there = set(self.board.hands)
         for task in order.tasks:
             assert self.place[task.number] == "waiting"
-            assert order.worker not in task.excluded or living <= task.excluded
+            assert not task.cancelled
+            assert order.worker not in task.excluded or there <= task.excluded
             self.place[task.number] = order.worker
 
     def check(self) -> None:
@@ -99,6 +101,15 @@ class Twin:
         for task in self.board.again(worker, lost[:split]):
             assert self.charges[task.number] > self.allowed[task.number]
             self.place[task.number] = "failed"
+        self.sweep()
+
+    def sweep(self) -> None:
+        """What came back and is nobody's."""
+        void, self.board.void = self.board.void, []
+        for task in void:
+            assert task.cancelled
+            assert self.place[task.number] == "waiting"
+            self.place[task.number] = "dropped"
 
     def end(self, worker: str, pace_s: float) -> None:
         """The first it has is done."""
@@ -116,13 +127,17 @@ class Twin:
             self.board.returned(worker, back)
             for number in back:
                 self.place[number] = "waiting"
+            self.sweep()
 
     def drop(self, number: int) -> None:
+        """Nobody waits for it any more; a worker that has it does not hear of that before something else happens."""
         if self.place.get(number) == "waiting":
             assert self.board.drop(number)
             self.place[number] = "dropped"
         else:
             assert not self.board.drop(number)
+            if number in self.pieces:
+                self.pieces[number].cancelled = True
 
     def finish(self) -> None:
         """Workers come and work; in the end every task has one end."""
@@ -211,22 +226,36 @@ def test_a_task_whose_worker_died_goes_alone_to_another() -> None:
     board = board_of(2, "a")
     board.deal()
     assert board.again("a", board.down("a")) == []
-    board.up("a")
-    assert board.deal() == [], "not to that worker again, though it is the only one there"
     board.up("b")
+    board.up("a")
     assert given_of(board.deal()) == {"b": [1]}
+    assert board.deal() == [], "not to that worker again"
     board.ended("b", 1)
     assert given_of(board.deal()) == {"b": [2]}
 
 
-def test_the_only_worker_left_gets_back_what_it_died_with() -> None:
+def test_the_only_worker_there_gets_back_what_it_died_with() -> None:
+    """Of the others nobody knows when they come: their machines may be full for days."""
     board = board_of(1, "a")
     board.deal()
     board.again("a", board.down("a"))
-    board.gone("b")
-    board.gone("c")
+    assert board.deal() == []
     board.up("a")
     assert given_of(board.deal()) == {"a": [1]}
+
+
+def test_a_cancelled_task_that_comes_back_is_given_to_nobody() -> None:
+    board = board_of(4, "a")
+    board.deal()
+    for task in board.hands["a"].given.values():
+        task.cancelled = True
+    board.returned("a", [4])
+    lost = board.down("a")
+    board.spared(lost[2:])
+    assert board.again("a", lost[:2]) == []
+    board.up("b")
+    assert (board.deal(), len(board)) == ([], 0)
+    assert sorted(task.number for task in board.void) == [1, 2, 3, 4]
 
 
 def test_a_task_that_may_not_be_repeated_is_charged_for_nobody_else() -> None:

@@ -60,7 +60,7 @@ class Function:
 
 @define(eq=False)
 class Task:
-    """One piece of work; the law (`fray.runtime.tasks`) knows its first five fields."""
+    """One piece of work; the law (`fray.runtime.tasks`) knows what `Taskish` says."""
 
     number: int
     size: int
@@ -73,6 +73,7 @@ class Task:
     retry_exceptions: tuple[type[BaseException], ...] = ()
     excluded: frozenset[str] = frozenset()
     alone: bool = False
+    cancelled: bool = False
     worker: str = ""
     """Who has, or last had it."""
 
@@ -131,6 +132,7 @@ class Crew:
         if self.board.drop(task.number):
             self._cancelled(task)
             return
+        task.cancelled = True  # whoever has it may be lost before it hears of this
         lane = self.lanes.get(task.worker)
         if lane is not None and not lane.over:
             lane.send(cancel=(task.number,))
@@ -213,7 +215,7 @@ class Crew:
         lane.over = True
         lane.forget()
         lost, lane.lost = lane.lost, []
-        self.board.spared([task for task in lost if task.number in unsent])
+        self.spared([task for task in lost if task.number in unsent])
         self._again(lane.worker, [task for task in lost if task.number not in unsent], error)
         self.tell()
 
@@ -234,9 +236,26 @@ class Crew:
 
     def _again(self, worker: str, tasks: Sequence[Task], error: BaseException) -> None:
         failed = self.board.again(worker, tasks)
-        self.counts.retried += len(tasks) - len(failed)
+        self.counts.retried += len(tasks) - len(failed) - self._void()
         for task in failed:
             self._failed(task, _lost(task, worker, error))
+
+    def spared(self, tasks: Sequence[Task]) -> None:
+        """These have surely not been begun."""
+        self.board.spared(tasks)
+        self._void()
+
+    def returned(self, worker: str, numbers: Sequence[int]) -> None:
+        """These a worker gives back, as it was asked to."""
+        self.board.returned(worker, numbers)
+        self._void()
+
+    def _void(self) -> int:
+        """Settle those that nobody waits for and that nobody has; returns how many."""
+        void, self.board.void = self.board.void, []
+        for task in void:
+            self._cancelled(task)
+        return len(void)
 
     # What workers say ------------------------------------------------------------------------------------------------
 
@@ -368,7 +387,7 @@ class Lane:
             return
         crew.board.measured(self.worker, ran, busy_s)
         if sent.back:
-            crew.board.returned(self.worker, returned)
+            crew.returned(self.worker, returned)
         crew.deal()
         if not self._open and not self.is_down and crew.board.hands[self.worker].given:
             self.send()

@@ -7,8 +7,9 @@ A task is in exactly one place: waiting, in the hands of one worker, or gone (en
 - **Stealing.** A worker with empty hands, when nothing waits for it, has the fullest one asked for half of what it has
   not begun. So nothing stays behind a long task while somebody is idle.
 - **Death.** Whatever a dead worker held may have been what killed it: each such task has one repetition less and is
-  not given to that worker again, as long as anybody else is left. It then travels alone: nobody else can be charged for
-  it, and it is charged for nobody else. A task that may not be repeated at all travels alone from the beginning.
+  not given to that worker again, as long as anybody else is there. It then travels alone: nobody else can be charged
+  for it, and it is charged for nobody else. A task that may not be repeated at all travels alone from the beginning.
+- **Cancelled** tasks are given to nobody again: one that comes back from a worker, whyever, is `void`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Taskish(Protocol):
     """Workers that failed with it."""
     alone: bool
     """It is never in a worker's hands together with another."""
+    cancelled: bool
+    """Nobody waits for it any more."""
 
 
 T = TypeVar("T", bound=Taskish)
@@ -110,6 +113,8 @@ class Board(Generic[T]):
         """Workers that take tasks now."""
         self.left: set[str] = set()
         """Workers that are there or may come back."""
+        self.void: list[T] = []
+        """Cancelled tasks that came back from a worker; whoever told the board of it takes them out."""
 
     def __len__(self) -> int:
         """Tasks that wait."""
@@ -174,6 +179,9 @@ class Board(Generic[T]):
         """These may have been begun by a worker that failed; returns those that may not be repeated any more."""
         failed = []
         for task in reversed(list(tasks)):
+            if task.cancelled:
+                self.void.append(task)
+                continue
             if task.retries_left == 0:
                 failed.append(task)
                 continue
@@ -195,10 +203,13 @@ class Board(Generic[T]):
         return tasks
 
     def may_have(self, worker: str, task: T) -> bool:
-        """Not a worker that failed with it, unless nobody else is left."""
-        return worker not in task.excluded or self.left <= task.excluded
+        """Not a worker that failed with it, unless nobody else is there: one that may come may be long in coming."""
+        return worker not in task.excluded or self.hands.keys() <= task.excluded
 
     def _first(self, task: T) -> None:
+        if task.cancelled:
+            self.void.append(task)
+            return
         queue = self.singles if task.alone else self.waiting
         queue[task.number] = task
         queue.move_to_end(task.number, last=False)

@@ -123,3 +123,38 @@ async def test_a_busy_thread_is_told_and_its_worker_can_be_replaced(cluster: fra
         with trio.move_on_after(0.2):
             await pool.submit(spin, 20)
         assert await pool.submit(abs, -3) == 3
+
+
+async def test_a_task_that_was_cancelled_as_its_worker_died_is_run_by_nobody_else(
+    cluster: fray.Cluster, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    async with fray.WorkerPool(cluster, 2, SMALL) as pool:
+        await pool.wait_for_workers()
+        future = pool.submit(note, str(book), 1, 1000.0)
+        while not book.exists() or not begun(book):  # noqa: ASYNC110 - another process's file
+            await trio.sleep(0.01)
+        (worker,) = begun(book)[1]
+        pid = next(info.pid for info in pool.workers() if info.job_id == worker)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # it does not hear of it
+        future.cancel()
+        os.kill(pid, signal.SIGKILL)
+        with trio.fail_after(10), pytest.raises(fray.CallCancelled):
+            await future
+        assert len(begun(book)[1]) == 1
+        assert (pool.stats().cancelled, pool.stats().retried) == (1, 0)
+
+
+async def test_tasks_of_a_dead_worker_wait_for_no_worker_that_finds_no_room(cluster: fray.Cluster) -> None:
+    """Of two workers one has a place; it died with tasks, and they are its own again when it is back."""
+    async with fray.WorkerPool(cluster, 2, fray.ResourceConfig.with_cpu(cpu=3, memory="100MB")) as pool:
+        await pool.wait_for_workers(1)
+        victim = await pool.submit(os.getpid)
+        futures = pool.map(deaf, [0.05] * 10)
+        os.kill(victim, signal.SIGKILL)
+        with trio.fail_after(15):
+            assert victim not in [await future for future in futures]
+        says = r"1 of 2 workers run after 0.1 s\nworker-.* is pending\nneeds 3 CPUs"
+        with pytest.raises(fray.DeadlineExceeded, match=says):
+            await pool.wait_for_workers(2, timeout=0.1)
