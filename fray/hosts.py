@@ -10,7 +10,7 @@ import trio
 from fray.actors import ActorHandle, actor_id_of, label_of, methods_of
 from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
 from fray.groups import GROUP_LIMIT, ActorGroup, check_count
-from fray.model.ids import check_name, light_id, mint
+from fray.model.ids import check_name, light_id, mint_name
 from fray.model.specs import ActorConfig
 from fray.runtime import payload, remote_errors
 from fray.runtime.attempt import check_blob
@@ -70,7 +70,7 @@ class ActorHost:
             NameTaken: a living actor has the name.
             ActorDied: the host has ended.
         """
-        names = (name or f"{name_of(cls)}-{mint(self._runtime.rng, 6)}",)
+        names = (name or mint_name(name_of(cls), self._runtime.rng),)
         return (await self._create(cls, args, kwargs, names, "", actor_config, registered=name is not None))[0]
 
     async def create_actors(
@@ -87,7 +87,7 @@ class ActorHost:
         They are called ``{name}-{index}``, for people: these names are not registered. Args and errors as for
         `create_actor`.
         """
-        label = name or f"{name_of(cls)}-{mint(self._runtime.rng, 6)}"
+        label = name or mint_name(name_of(cls), self._runtime.rng)
         check_count(label, count)
         names = tuple(f"{label}-{index}" for index in range(count))
         handles = await self._create(cls, args, kwargs, names, label, actor_config, registered=False)

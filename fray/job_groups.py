@@ -9,7 +9,7 @@ from attrs import evolve
 
 from fray.errors import InvalidRequest, JobFailed, NoSuchJob
 from fray.jobs import Job, build_spec, error_of
-from fray.model.ids import ANONYMOUS, mint, mint_job_id
+from fray.model.ids import ANONYMOUS, mint_job_id, mint_name
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobGroupSpec
 from fray.model.messages.client import JobGroups, ListGroups, Terminate
 from fray.model.requests import JobRequest
@@ -119,7 +119,7 @@ def build_job_group(
     requests = list(requests)
     if not requests:
         raise InvalidRequest("launch_group needs at least one JobRequest")
-    config = evolve(config, name=config.name or f"group-{mint(runtime.rng, 6)}")
+    config = evolve(config, name=config.name or mint_name("group", runtime.rng))
     spec = JobGroupSpec(group_id=mint_job_id(config.name, runtime.rng), config=config)
     built = [build_spec(request, runtime) for request in requests]
     more: dict[str, Any] = {"job_group": spec.group_id}

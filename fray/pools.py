@@ -16,12 +16,12 @@ import trio
 from attrs import evolve, frozen
 
 from fray.distant_pool import Window, arrive
-from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, InvalidRequest
+from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, FrayError, InvalidRequest
 from fray.futures import Future
 from fray.jobs import build_actor_spec, error_of
 from fray.model.environment import EnvironmentConfig
-from fray.model.ids import JobId, check_name, mint
-from fray.model.messages.client import ActorEndpoint, Names
+from fray.model.ids import JobId, check_name, mint_name
+from fray.model.messages.client import ActorEndpoint, Explain, Names
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
 from fray.runtime import payload
@@ -43,6 +43,8 @@ BYTES_LIMIT = 2 * 1024**3
 """Arguments one pool holds of them."""
 LARGE_BYTES = 100_000
 FUNCTIONS_KEPT = 1_000
+EXPLAIN_S = 5.0
+"""How long an error waits for the controller's word of what went wrong."""
 LOOK_AGAIN_S = 5.0
 """After a worker that the registry still knows has failed to answer."""
 
@@ -204,8 +206,8 @@ class WorkerPool(TaskPool):
 
     async def _launch(self, children: ChildScope) -> None:
         """All workers in one request, or none."""
-        token = mint(self._runtime.rng, 6)
-        names = [f"{self._request.name}-{token}-{index}" for index in range(self.num_workers)]
+        together = mint_name(self._request.name, self._runtime.rng)
+        names = [f"{together}-{index}" for index in range(self.num_workers)]
         built = [
             build_actor_spec(evolve(self._request, name=name), self._runtime, TaskWorker, (self._kill_after_s,), {})
             for name in names
@@ -325,7 +327,7 @@ class WorkerPool(TaskPool):
         """Wait until ``min_workers`` (default all) take tasks.
 
         Raises:
-            DeadlineExceeded: not within ``timeout`` seconds.
+            DeadlineExceeded: not within ``timeout`` seconds; it says what the first one that is missing waits for.
             FrayError: no worker will ever come, and why.
         """
         wanted = self.num_workers if min_workers is None else min_workers
@@ -335,7 +337,18 @@ class WorkerPool(TaskPool):
             if self._crew.over is not None:
                 raise self._crew.over
             return
-        raise DeadlineExceeded(f"{self.size} of {wanted} workers run after {timeout:g} s")
+        raise DeadlineExceeded(f"{self.size} of {wanted} workers run after {timeout:g} s{await self._why_not_all()}")
+
+    async def _why_not_all(self) -> str:
+        """What the controller says of the first worker that is not there, for the end of an error."""
+        missing = next((slot.job_id for slot in self._slots if not slot.up), None)
+        if missing is None:
+            return ""
+        try:
+            reply = await self._runtime.link.request(Explain(job=missing), timeout_s=EXPLAIN_S)
+        except FrayError as error:
+            return f"; why {missing} does not is not known: {error}"
+        return f"\n{reply.text}"
 
     async def _follow(self, slot: _Slot) -> None:
         """Hold a lane to whichever incarnation of the worker is registered, until its job has ended for good."""

@@ -14,7 +14,7 @@ from fray.groups import ActorGroup, build_members, check_count
 from fray.hosts import ActorHost
 from fray.jobs import Job, build_actor_spec, build_spec, error_of
 from fray.model.environment import EnvironmentConfig, Secret
-from fray.model.ids import ActorId, JobId, mint
+from fray.model.ids import ActorId, JobId, mint_name
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig
@@ -189,7 +189,7 @@ class Scope:
             resources: default 1 CPU, 2 GB.
             name: of the job; default the function's name and a token.
         """
-        label = name or f"{label_of(fn)}-{mint(self._runtime.rng, 6)}"
+        label = name or mint_name(label_of(fn), self._runtime.rng)
         request = JobRequest(
             name=label,
             resources=resources or ResourceConfig(),
@@ -241,7 +241,7 @@ class Scope:
         _check_lifetime(lifetime, name, get_if_exists)
         config = actor_config or ActorConfig()
         restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
-        label, detached = name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}", lifetime == "detached"
+        label, detached = name or mint_name(label_of(cls), self._runtime.rng), lifetime == "detached"
         request = actor_request(label, resources, environment, restarts, detached=detached)
         config = evolve(config, max_restarts=restarts)
         spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
@@ -342,7 +342,7 @@ class Scope:
                 on_failure=on_failure,
             )
             return await host.create_actors(cls, *args, count=count, name=name, actor_config=config, **kwargs)
-        label = name or f"{label_of(cls)}-{mint(self._runtime.rng, 6)}"
+        label = name or mint_name(label_of(cls), self._runtime.rng)
         request = actor_request(label, resources, environment, config.max_restarts or 0)
         specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
         specs = [within(spec, reservation_id) for spec in specs]
@@ -373,7 +373,7 @@ class Scope:
         Raises:
             InvalidRequest, NeverSchedulable, NameTaken: nothing was launched.
         """
-        label = name or f"host-{mint(self._runtime.rng, 6)}"
+        label = name or mint_name("host", self._runtime.rng)
         request = actor_request(label, resources, environment, max_restarts)
         spec, content = build_actor_spec(
             request, self._runtime, LightHost, (), {}, ActorConfig(max_restarts=max_restarts)

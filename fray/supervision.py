@@ -11,7 +11,7 @@ from fray.actors import ActorHandle
 from fray.errors import InvalidRequest
 from fray.jobs import Job, build_actor_spec
 from fray.model.environment import EnvironmentConfig
-from fray.model.ids import mint
+from fray.model.ids import mint, mint_name
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, JobSpec, Siblings, Strategy
@@ -102,7 +102,7 @@ def _build(runtime: Runtime, member: Child, policy: ActorConfig) -> tuple[JobSpe
         backoff_max_s=policy.backoff_max_s,
     )
     restarts = policy.max_restarts or 0
-    name = member.name or f"{label_of(member.cls)}-{mint(runtime.rng, 6)}"
+    name = member.name or mint_name(label_of(member.cls), runtime.rng)
     request = actor_request(name, member.resources, member.environment, restarts)
     return build_actor_spec(request, runtime, member.cls, member.args, member.kwargs, config)
 

@@ -9,6 +9,7 @@ import pytest
 from fray.controller.options import DEFAULT_LISTEN, check_address, find_token, parse
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
+from fray.scheduler.rows import Rules
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,14 @@ def test_times_that_cannot_be_kept_are_refused(argv: list[str], says: str) -> No
 def test_the_times_of_the_law_can_be_chosen() -> None:
     rules = parse(["--suspect-s", "5", "--lease-s", "300"]).rules
     assert (rules.suspect_s, rules.lease_s) == (5, 300)
+
+
+def test_how_much_of_a_fleet_may_be_in_quarantine_can_be_chosen() -> None:
+    assert parse([]).rules.quarantine_share == Rules().quarantine_share
+    assert parse(["--quarantine-share", "0"]).rules.quarantine_share == 0
+    for share in ("1.1", "-0.1", "nan", "inf"):
+        with pytest.raises(InvalidRequest, match=r"--quarantine-share .* must be 0 to 1"):
+            parse([f"--quarantine-share={share}"])
 
 
 def test_how_much_is_kept_of_workspaces_can_be_said() -> None:

@@ -208,6 +208,16 @@ def test_an_operator_may_have_it_back(law: Cluster) -> None:
     assert (standing(law), law.state.next_deadline(), law.state.nodes["n1"].blames) == ("", None, ())
 
 
+def test_what_fray_made_up_for_a_run_makes_no_new_witness(law: Cluster) -> None:
+    """Actors of one class, in the own namespaces of three drivers that gave none: one bad class."""
+    for number, name in enumerate(("Link-eb8gx2", "Link-nadjt7", "Link-vc6kzc", "Link-7j5b2g")):
+        end(law, name, namespace=f"anon-{number:012x}")
+    end(law, "worker-yitw3k-0", namespace="anon-dc5f98679bf8")
+    assert (standing(law), score(law.state, law.state.nodes["n1"])) == ("", 2)
+    end(law, "Link-server", namespace="anon-6beb502c6509")
+    assert standing(law) == "quarantined"
+
+
 def test_when_machines_leave_those_that_came_first_are_let_back() -> None:
     law = Cluster()
     law.driver()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import trio
 
 import fray
 import fray.blocking
 from fray import Entrypoint, InvalidRequest, JobRequest, NameTaken, NoSuchJob, ResourceConfig
+from fray.model.ids import mint_name, stem_of
 from fray.model.naming import common_part, expand
 
 TINY = ResourceConfig(cpu=0.001, memory="1MB")
@@ -27,6 +30,17 @@ def work(fn: object, *args: object, **more: object) -> JobRequest:
 
 
 # Names
+
+
+def test_names_that_were_made_up_from_one_label_have_one_stem() -> None:
+    rng = random.Random(1)
+    made_up = [mint_name("Link", rng) for _ in range(1000)]
+    assert len(set(made_up)) > 990
+    assert {stem_of(name) for name in made_up} == {"Link"}
+    assert {stem_of(f"{name}-{index}") for index, name in enumerate(made_up)} == {"Link-"}
+    for name in ("train-better", "sweep-server", "rl/rollout", "resnet-abc", "-"):
+        assert stem_of(name) == name, "words of people stay, but for digits"
+    assert stem_of("sweep-17") == stem_of("sweep-4") == "sweep-"
 
 
 def test_a_pattern_has_a_user_and_an_index_and_nothing_else() -> None:

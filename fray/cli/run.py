@@ -28,7 +28,7 @@ from fray.jobs import Job
 from fray.model import account
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.health import HealthCheck, OnStall
-from fray.model.ids import check_name, mint
+from fray.model.ids import check_name, mint_name
 from fray.model.lines import LogLine
 from fray.model.messages.client import Role
 from fray.model.requests import Entrypoint, JobRequest
@@ -231,7 +231,7 @@ def exit_codes(given: list[str]) -> dict[int, ExitRule]:
 def made_up_name(program: str) -> str:
     """``python-k3x9ab``."""
     plain = "".join(letter for letter in Path(program).stem if letter.isalnum() or letter in "_-") or "job"
-    return check_name(f"{plain.lstrip('-')}-{mint(random.SystemRandom(), 6)}", "a job")
+    return check_name(mint_name(plain.lstrip("-"), random.SystemRandom()), "a job")
 
 
 def resources_of(options: argparse.Namespace) -> ResourceConfig:

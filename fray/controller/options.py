@@ -72,6 +72,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     found = parser.parse_args(argv)
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
     rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
+    rules = suspecting(rules, found.quarantine_share)
     rules = keeping(rules, found.keep_finished, found.keep_finished_s, found.keep_results_gb)
     return Options(
         listen,
@@ -114,7 +115,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_times(parser: argparse.ArgumentParser) -> None:
-    """How long silence is waited for."""
+    """How long silence is waited for, and how far suspicion goes."""
     rules = Rules()
     parser.add_argument(
         "--suspect-s",
@@ -139,6 +140,14 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="so long may a driver that is lost without a goodbye stay away before all it owns ends, unless it asks "
         "for another time with open_cluster(grace_s=...) (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--quarantine-share",
+        type=float,
+        default=rules.quarantine_share,
+        metavar="SHARE",
+        help="of the machines, that may be in quarantine at a time, but at least one; 0: none ever is (default: "
+        "%(default).2g)",
     )
 
 
@@ -212,6 +221,13 @@ def make_rules(suspect_s: float, lease_s: float, driver_grace_s: float = Rules()
     if not 0 <= driver_grace_s <= GRACE_LIMIT_S:
         raise InvalidRequest(f"--driver-grace-s {driver_grace_s:g} must be 0 to {GRACE_LIMIT_S:.0f} seconds (a week)")
     return Rules(suspect_s=suspect_s, lease_s=lease_s, driver_grace_s=driver_grace_s)
+
+
+def suspecting(rules: Rules, quarantine_share: float) -> Rules:
+    """Raises InvalidRequest: it is no share."""
+    if not 0 <= quarantine_share <= 1:
+        raise InvalidRequest(f"--quarantine-share {quarantine_share:g} must be 0 to 1: 0.5 is half of the machines")
+    return evolve(rules, quarantine_share=quarantine_share)
 
 
 def check_address(text: str, insecure: bool) -> str:

@@ -22,6 +22,9 @@ BlobId: TypeAlias = str
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=/-]*\Z")
+_MADE_UP_LENGTH, _DIGIT = 6, "7"
+_MADE_UP = re.compile(rf"-(?=[a-z]*[2-9])[{_ALPHABET}]{{{_MADE_UP_LENGTH}}}(?=-[0-9]+\Z|\Z)")
+_NO_DIGITS = str.maketrans(dict.fromkeys("0123456789", ""))
 NAME_LIMIT = 200
 ANONYMOUS = "anon-"
 """How the namespaces of drivers that asked for none begin."""
@@ -33,6 +36,20 @@ HOUSE_NAMES = "_fray."
 def mint(rng: random.Random, length: int = 12) -> str:
     """A random token (60 bits by default). ``rng`` is `random.SystemRandom` outside simulation."""
     return "".join(rng.choice(_ALPHABET) for _ in range(length))
+
+
+def mint_name(label: str, rng: random.Random) -> str:
+    """``label`` and a token, for what was given no name of its own; `stem_of` takes the token off again."""
+    token = mint(rng, _MADE_UP_LENGTH)
+    return f"{label}-{token if any(map(str.isdigit, token)) else token[:-1] + _DIGIT}"
+
+
+def stem_of(name: str) -> str:
+    """What names have in common that were made up from one label: the name without the token, and without all digits.
+
+    A token has a digit among its letters: few words of people look like one, and those that do lose that word here.
+    """
+    return _MADE_UP.sub("", name).translate(_NO_DIGITS)
 
 
 def mint_job_id(name: str, rng: random.Random) -> JobId:

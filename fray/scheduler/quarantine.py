@@ -1,11 +1,12 @@
 """Machines that are suspected: what speaks against one, when nothing new is placed there, and how it comes back.
 
 The law. Some ends of attempts speak against the machine they were on (`SIGNS`): points, until a job has done well
-there. Points of jobs that are alike (of one user and namespace, with names that differ in digits only) count once,
-and not at all once jobs like them have ended so on another machine: they are bad themselves. Unless one has done well
-elsewhere: that proves them good, and each counts. `ENOUGH` points of at least two jobs put the machine into quarantine,
-unless `Rules.quarantine_share` of the fleet is there already. What runs there stays. From time to time the machine is
-asked to probe itself; when it finds nothing wrong it is back in service, and so it is when an operator says so.
+there. Points of jobs that are alike (of one user and namespace, with names that differ only in digits, or in what Fray
+made up) count once, and not at all once jobs like them have ended so on another machine: they are bad themselves.
+Unless one has done well elsewhere: that proves them good, and each counts. `ENOUGH` points of at least two jobs put the
+machine into quarantine, unless `Rules.quarantine_share` of the fleet is there already. What runs there stays. From time
+to time the machine is asked to probe itself; when it finds nothing wrong it is back in service, and so it is when an
+operator says so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import evolve
 
+from fray.model.ids import ANONYMOUS, stem_of
 from fray.model.specs import Cause, JobSpec, Outcome
 from fray.scheduler.effects import NodeProbed
 from fray.scheduler.lifecycle import Budget
@@ -85,12 +87,11 @@ def _lived_s(attempt: Attempt, outcome: Outcome) -> float:
     return max(outcome.duration_s, attempt.ended_at - attempt.started_at)
 
 
-_DIGITS = str.maketrans(dict.fromkeys("0123456789", ""))
-
-
 def kind_of(spec: JobSpec) -> str:
-    """Equal for jobs that are alike."""
-    return f"{spec.user}/{spec.namespace}/{spec.name.translate(_DIGITS)}"
+    """Equal for jobs that are alike. What was made up for one run tells nothing: a driver's own namespace, tokens in
+    names."""
+    namespace = "" if spec.namespace.startswith(ANONYMOUS) else spec.namespace
+    return f"{spec.user}/{namespace}/{stem_of(spec.name)}"
 
 
 # Judging --------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -11,6 +12,7 @@ import fray
 from fray import Entrypoint, JobRequest
 from tests import bodies
 from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
+from tests.processes.strong_bodies import Link
 
 
 async def test_a_driver_runs_jobs_and_actors_on_daemons(lab: Lab) -> None:
@@ -97,6 +99,7 @@ async def test_kill_9_of_a_driver_ends_its_jobs_on_daemons_of_the_same_machine(l
 import fray, trio
 from tests import bodies
 from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
+from tests.processes.strong_bodies import Link
 async def main():
     async with fray.open_cluster({lab.spec!r}, namespace="lost") as cluster:
         async with cluster.open_scope("run") as scope:
@@ -118,3 +121,34 @@ trio.run(main)
             driver.stdout.close()
             ended = await cluster.wait(info.job_id)
             assert (ended.state, ended.cause) == (fray.JobState.STOPPED, fray.Cause.OWNER_ENDED)
+
+
+async def test_who_waits_for_a_machine_in_quarantine_is_told_so(lab: Lab) -> None:
+    """Three actors were killed on one of two machines: a pool that needs both has one worker, and why."""
+    lab.start_controller("--quarantine-share", "0.5")
+    for name in ("alpha", "beta"):
+        lab.start_node(name)
+    await connected(lab)
+    with trio.fail_after(40):
+        async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+            nodes = await cluster.wait_for_nodes(2)
+            await cluster.cordon("beta")
+            for name in ("encoder", "decoder", "tokenizer"):
+                await kill_one(cluster, name)
+            await cluster.uncordon("beta")
+            most = min(node.cpu_milli for node in nodes) / 1000
+            large = fray.ResourceConfig.with_cpu(cpu=0.6 * most, memory="100MB")
+            async with fray.WorkerPool(cluster, 2, large) as pool:
+                await pool.wait_for_workers(1)
+                with pytest.raises(fray.DeadlineExceeded, match="alpha is in quarantine"):
+                    await pool.wait_for_workers(2, timeout=0.5)
+                await cluster.uncordon("alpha")
+                await pool.wait_for_workers(2)
+
+
+async def kill_one(cluster: fray.Cluster, name: str) -> None:
+    """An actor of this name is created and dies."""
+    async with cluster.open_scope("run") as scope:
+        actor = await scope.create_actor(Link, name=name, on_failure="absorb")
+        os.kill(await actor.pid(), signal.SIGKILL)
+        assert not (await fray.monitor(actor)).will_restart

@@ -283,8 +283,9 @@ async def test_pools_of_workers_lose_one_and_do_all_tasks(cluster: fray.Cluster)
     async with fray.WorkerPool(cluster, 2, fray.ResourceConfig.with_cpu(cpu=0.6 * most, memory="100MB")) as pool:
         await pool.wait_for_workers(2)
         assert {worker.node for worker in pool.workers()} == {"alpha", "beta"}
+        victim = await pool.submit(os.getpid)
         futures = pool.map(square, range(2_000))
-        kill(pool.workers()[0].pid or 0)
+        kill(victim)
         assert [await future for future in futures] == [n * n for n in range(2_000)]
         async with pool.imap(square, itertools.count(), max_in_flight=20) as results:
             async for result in results:
@@ -312,7 +313,9 @@ async def test_pools_of_actors_follow_who_comes_and_goes(cluster: fray.Cluster, 
     await pool.wait_for_size(2)
     assert [await pool.call().add(1) for _ in range(4)] == [101, 101, 102, 102]
     assert await pool.broadcast().add.gather(1) == [103, 103]
-    kill((await cluster.poll(jobs[0])).attempts[0].pid or 0)
+    (attempt,) = (await jobs[0].wait_running()).members
+    assert attempt.pid is not None
+    kill(attempt.pid)
     async for size in pool.sizes():
         if size == 1:
             break
