@@ -1,0 +1,138 @@
+"""`ActorBackend` of the pipeline example: executes a dataset by a coordinator and a group of workers, on any client."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any, Literal, TypeAlias
+
+from fray.v2 import (
+    ActorConfig,
+    ActorGroup,
+    ActorHandle,
+    Client,
+    Entrypoint,
+    JobHandle,
+    JobRequest,
+    ResourceConfig,
+    current_client,
+    set_current_client,
+)
+from pipeline_plan import Dataset, Plan, Row
+from pipeline_shards import Store, stored_rows
+from pipeline_workers import Coordinator, ExecutionHint, ZephyrWorker
+
+Style: TypeAlias = Literal["actor", "job"]
+
+SMALL = ResourceConfig(cpu=0.1, ram="256m", preemptible=False)
+"""Of a coordinator: it computes little, and should not be taken away."""
+COORDINATOR = ActorConfig(max_concurrency=100)
+WORKER = ActorConfig(max_concurrency=10, max_restarts=3)
+SUMMARY_FILE = "summary.json"
+
+
+class ActorBackend:
+    """Executes datasets with ``num_workers`` workers; a context manager, at whose end they end, too.
+
+        with ActorBackend(client, 8, resources) as backend:
+            rows = backend.execute(dataset, ExecutionHint(output="gs://bucket/run"))
+
+    Args:
+        coordinator: ``"actor"``: an actor beside the workers, there until the end. ``"job"``: for each execution a job
+            that hosts the coordinator, and has workers of its own.
+        board: an actor that is shown the progress: its method ``show`` is called.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        num_workers: int,
+        resources: ResourceConfig,
+        *,
+        coordinator: Style = "actor",
+        board: ActorHandle | None = None,
+        name: str = "zephyr",
+    ) -> None:
+        self._client, self._num_workers, self._resources, self._board = client, num_workers, resources, board
+        self._name = f"{name}-{uuid.uuid4().hex[:6]}"
+        self._groups: list[ActorGroup] = []
+        self._job: JobHandle | None = None
+        self._coordinator: ActorHandle | None = None
+        self.summary: dict[str, Any] = {}
+        """Of the last execution: its stages, and which workers were lost."""
+        if coordinator == "actor":
+            self._begin()
+
+    def _begin(self) -> None:
+        """A group of one, and no `create_actor`: a group can be ended."""
+        single = self._client.create_actor_group(
+            Coordinator,
+            self._board,
+            name=f"{self._name}-coordinator",
+            count=1,
+            resources=SMALL,
+            actor_config=COORDINATOR,
+        )
+        self._groups.append(single)
+        (self._coordinator,) = single.wait_ready()
+        workers = workers_of(self._client, self._name, self._coordinator, self._num_workers, self._resources)
+        self._groups.insert(0, workers)
+
+    def __enter__(self) -> ActorBackend:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._job is not None:
+            self._job.terminate()
+        for group in self._groups:
+            group.shutdown()
+
+    def execute(self, dataset: Dataset, hint: ExecutionHint) -> list[Row]:
+        """Rows of the last stage. What an earlier execution into the same output has finished is not done again.
+
+        Raises:
+            ShardFailed: a shard was given up.
+            OtherPlan: the output is that of another plan.
+            RuntimeError: the workers, or the coordinator, have ended.
+        """
+        plan = dataset.plan()
+        self.summary = self._by_job(plan, hint) if self._coordinator is None else self._by_actor(plan, hint)
+        return stored_rows(hint.output, plan, plan.stages[-1].name)
+
+    def _by_actor(self, plan: Plan, hint: ExecutionHint) -> dict[str, Any]:
+        assert self._coordinator is not None
+        summary: dict[str, Any] = self._coordinator.run_pipeline.submit(plan, hint, self._groups[0]).result()
+        return summary
+
+    def _by_job(self, plan: Plan, hint: ExecutionHint) -> dict[str, Any]:
+        args = (plan, hint, self._name, self._num_workers, self._resources, self._board)
+        entrypoint = Entrypoint.from_callable(coordinate, args=args)
+        with set_current_client(self._client):
+            self._job = self._client.submit(JobRequest(self._name, entrypoint, SMALL))
+        self._job.wait()
+        store = Store(hint.output)
+        with store.fs.open(store.at(SUMMARY_FILE), "rb") as file:
+            summary: dict[str, Any] = json.load(file)
+        return summary
+
+
+def workers_of(
+    client: Client, name: str, coordinator: ActorHandle, count: int, resources: ResourceConfig
+) -> ActorGroup:
+    return client.create_actor_group(
+        ZephyrWorker, coordinator, name=f"{name}-worker", count=count, resources=resources, actor_config=WORKER
+    )
+
+
+def coordinate(
+    plan: Plan, hint: ExecutionHint, name: str, count: int, resources: ResourceConfig, board: ActorHandle | None
+) -> None:
+    """The job that hosts the coordinator. What a job returns nobody asks for, so the summary is stored."""
+    client = current_client()
+    with client.host_actor(Coordinator, board, name=f"{name}-coordinator", actor_config=COORDINATOR) as hosted:
+        workers = workers_of(client, name, hosted.handle, count, resources)
+        try:
+            summary = hosted.handle.run_pipeline(plan, hint, workers)
+        finally:
+            workers.shutdown()
+    Store(hint.output).write(SUMMARY_FILE, lambda file: file.write(json.dumps(summary).encode()))

@@ -1,0 +1,178 @@
+"""Shards of the pipeline example: Parquet files in fsspec storage, written whole or not at all.
+
+A shard is written under a temporary name and then renamed, so that a file of the right name is a finished shard,
+whoever died when. (A local rename is atomic. Object stores copy, and show the copy when it is complete.) Two workers
+that do the same task write the same rows, so it does not matter who renames last.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline_plan import Piece, Plan, Reads, Row, Stage, applied, part_of
+
+PLAN_FILE = "plan.json"
+SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst")
+
+
+class OtherPlan(ValueError):
+    """The output holds shards of another computation."""
+
+
+class Store:
+    """A directory in any storage that fsspec knows: ``/data/out``, ``gs://bucket/out``, ``memory://out``."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.fs, self._root = fsspec.core.url_to_fs(self.url)
+
+    def at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def write(self, path: str, fill: Callable[[Any], None], before_name: Callable[[], None] = lambda: None) -> None:
+        """Have ``fill(file)`` write it, then give it its name. If that fails, nothing has the name."""
+        self.fs.makedirs(self.at(path).rpartition("/")[0], exist_ok=True)
+        part = self.at(f"{path}.{uuid.uuid4().hex}.tmp")
+        try:
+            with self.fs.open(part, "wb") as file:
+                fill(file)
+            before_name()
+            self.fs.mv(part, self.at(path))
+        except BaseException:
+            if self.fs.exists(part):
+                self.fs.rm(part)
+            raise
+
+    def files(self, directory: str) -> set[str]:
+        """Names in a directory, if there is one."""
+        self.fs.invalidate_cache()
+        try:
+            return {name.rsplit("/", 1)[1] for name in self.fs.ls(self.at(directory), detail=False)}
+        except FileNotFoundError:
+            return set()
+
+    def clear(self, directories: Iterable[str]) -> int:
+        """Away with what was half written; how many files that were. Nobody may be writing."""
+        left = [f"{one}/{name}" for one in directories for name in self.files(one) if name.endswith(".tmp")]
+        for path in left:
+            self.fs.rm(self.at(path))
+        return len(left)
+
+
+# The input -----------------------------------------------------------------------------------------------------------
+
+
+def list_files(root: str, suffixes: Sequence[str] = SUFFIXES) -> list[tuple[str, int, float]]:
+    """Name below ``root``, size and age of each text there, in order. Packages that were installed do not count.
+
+    Raises:
+        FileNotFoundError: no such directory, or no text in it.
+    """
+    store = Store(root)
+    if not store.fs.isdir(store.at("")):
+        raise FileNotFoundError(f"there is no directory {root}: name one with --input")
+    found = [
+        (path[len(store.at("")) :], int(about["size"]), float(about.get("mtime") or 0))
+        for path, about in store.fs.find(store.at(""), detail=True).items()
+        if path.endswith(tuple(suffixes)) and not {"site-packages", "dist-packages"}.intersection(path.split("/"))
+    ]
+    if not found:
+        raise FileNotFoundError(f"there is no text in {root}: files that end in {', '.join(suffixes)} count")
+    return sorted(found)
+
+
+def sources(root: str, paths: Iterable[str]) -> Iterator[Row]:
+    """Rows of ``path`` and ``text``; what is no UTF-8 in a file becomes a question mark."""
+    store = Store(root)
+    for path in paths:
+        with store.fs.open(store.at(path), "rb") as file:
+            yield {"path": path, "text": file.read().decode("utf-8", "replace")}
+
+
+# Shards --------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(store: Store, pieces: Iterable[Piece]) -> Iterator[Row]:
+    """All rows of these shards, or of one part of each."""
+    for piece in pieces:
+        with store.fs.open(store.at(piece.path), "rb") as file:
+            parquet = pq.ParquetFile(file)
+            table = parquet.read() if piece.part is None else parquet.read_row_group(piece.part)
+        yield from table.to_pylist()
+
+
+def write_rows(
+    store: Store, path: str, stage: Stage, rows: Iterable[Row], before_name: Callable[[], None] = lambda: None
+) -> int:
+    """One finished shard: a row group for each part, the rows in the order in which they came. Returns their number."""
+    schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in stage.columns])
+    parts: list[list[Row]] = [[] for _ in range(stage.parts)]
+    for row in rows:
+        parts[part_of(row[stage.split_by], stage.parts) if stage.split_by else 0].append(row)
+
+    def fill(file: Any) -> None:
+        with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
+            for part in parts:
+                parquet.write_table(pa.Table.from_pylist(part, schema=schema), row_group_size=max(1, len(part)))
+
+    store.write(path, fill, before_name)
+    return sum(map(len, parts))
+
+
+def rows_in(store: Store, path: str) -> int:
+    """Rows of a finished shard, without reading them."""
+    with store.fs.open(store.at(path), "rb") as file:
+        return int(pq.read_metadata(file).num_rows)
+
+
+def run_shard(
+    store: Store,
+    root: str,
+    stage: Stage,
+    shard: int,
+    pieces: Sequence[Piece],
+    before_name: Callable[[], None] = lambda: None,
+) -> int:
+    """One task: read, apply the stage's operations, write. Returns the number of rows written."""
+    paths = (piece.path for piece in pieces)
+    rows = sources(root, paths) if stage.reads is Reads.FILES else read_rows(store, pieces)
+    return write_rows(store, stage.file(shard), stage, applied(stage.operations, rows), before_name)
+
+
+def finished_shards(store: Store, stage: Stage) -> set[int]:
+    """Those that an earlier run has done."""
+    names = store.files(stage.name)
+    return {shard for shard in range(stage.shards) if stage.file(shard).rpartition("/")[2] in names}
+
+
+def stored_rows(output: str, plan: Plan, name: str) -> list[Row]:
+    """All rows of a stage that is done."""
+    (stage,) = (stage for stage in plan.stages if stage.name == name)
+    return list(read_rows(Store(output), (Piece(stage.file(shard)) for shard in range(stage.shards))))
+
+
+def open_output(url: str, plan: Plan) -> tuple[Store, int]:
+    """The output of this plan, begun or not, and how many half-written files an earlier run had left there.
+
+    Raises:
+        OtherPlan: it is that of another one.
+    """
+    store = Store(url)
+    fingerprint = plan.fingerprint()
+    if PLAN_FILE in store.files(""):
+        with store.fs.open(store.at(PLAN_FILE), "rb") as file:
+            if json.load(file)["fingerprint"] != fingerprint:
+                raise OtherPlan(
+                    f"{url} has shards of another input or of another plan: name another --output, or remove it"
+                )
+        return store, store.clear(stage.name for stage in plan.stages)
+    text = json.dumps({"fingerprint": fingerprint, "stages": [stage.name for stage in plan.stages]}, indent=1)
+    store.write(PLAN_FILE, lambda file: file.write(text.encode()))
+    return store, 0
