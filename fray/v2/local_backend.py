@@ -7,20 +7,19 @@ each call of an actor begins at once in a thread of its own. Nothing can be kill
 from __future__ import annotations
 
 import itertools
-import logging
+import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 from fray.v2 import programs
-from fray.v2.actor import ActorContext, HostedActor, _reset_current_actor, _set_current_actor
+from fray.v2.actor import ActorContext, HostedActor, _current_actor_var, _reset_current_actor, _set_current_actor
 from fray.v2.job import JobStatus
 from fray.v2.threads import JobThreads, begin
-from fray.v2.types import ActorConfig, BinaryEntrypoint, Entrypoint, JobRequest, ResourceConfig
-
-log = logging.getLogger("fray.v2")
+from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
@@ -44,36 +43,44 @@ class LocalJobHandle:
     ) -> None:
         self._job_id, self._future = job_id, future
         self._output, self._kill = output, kill
-        self._terminated = threading.Event()
+        self._stopped, self._process = False, os.getpid()
 
     @property
     def job_id(self) -> str:
         return self._job_id
 
     def status(self) -> JobStatus:
-        """STOPPED from `terminate` on, whatever comes; RUNNING also while it waits for a thread."""
-        if self._terminated.is_set() or self._future.cancelled():
+        """STOPPED from `terminate` on, whatever comes; RUNNING also while it waits for a thread.
+
+        Raises:
+            RuntimeError: it runs in the process that this one was forked from, and nobody knows here.
+        """
+        if self._stopped or self._future.cancelled():
             return JobStatus.STOPPED
         if not self._future.done():
+            self._check_process()
             return JobStatus.RUNNING
         return JobStatus.SUCCEEDED if self._future.exception() is None else JobStatus.FAILED
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
-        """Wait until its code has ended, also after `terminate`. As `fray.v2.JobHandle.wait`."""
-        wait([self._future], timeout)
-        if not raise_on_failure:
-            return self.status()
+        """Wait until its code has ended, also after `terminate`. As `fray.v2.JobHandle.wait`; STOPPED is no failure."""
         if not self._future.done():
-            raise TimeoutError(f"job {self._job_id} has not ended within {timeout:g} s")
+            self._check_process()
+        failed = False
         try:
-            self._future.result()
+            failed = self._future.exception(timeout) is not None
         except CancelledError:
             pass
+        except TimeoutError:
+            if raise_on_failure:
+                raise TimeoutError(f"job {self._job_id} has not ended within {timeout:g} s") from None
+        if failed and raise_on_failure and not self._stopped:
+            self._future.result()
         return self.status()
 
     def terminate(self) -> None:
         """Mark it STOPPED. A queued job never starts, a program is ended; a function that runs goes on."""
-        self._terminated.set()
+        self._stopped = True
         if not self._future.cancel() and self._kill is not None:
             self._kill()
 
@@ -81,66 +88,112 @@ class LocalJobHandle:
         """What a program has printed. What a function prints goes where this process prints: empty."""
         return "" if self._output is None else self._output()
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"job {self._job_id} runs in process {self._process}, which this one was forked from: wait for it "
+                "there, or submit jobs after the fork"
+            )
+
     def __repr__(self) -> str:
-        return f"<LocalJobHandle {self._job_id} {self.status().value}>"
+        state = "running" if not (self._stopped or self._future.done()) else self.status().value
+        return f"<LocalJobHandle {self._job_id} {state}>"
+
+
+def _context_of_job() -> Context:
+    """That of the submitter, except that no job is the actor that submitted it."""
+    context = copy_context()
+    context.run(_current_actor_var.set, None)
+    return context
+
+
+def _run(call: CallableEntrypoint) -> None:
+    try:
+        call.callable(*call.args, **call.kwargs)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
 
 
 # Actors --------------------------------------------------------------------------------------------------------------
 
 _registry: dict[str, _LocalActor] = {}
 """Of the whole process: whoever was made last under a name answers to it."""
+os.register_at_fork(after_in_child=_registry.clear)  # a child has copies of them, which are not the actors
 
 
 class _LocalActor:
     """One instance, and the context in which its code runs: that of its creator, with itself as current actor."""
 
-    def __init__(self, name: str, group: str, index: int) -> None:
-        self.name = name
-        self.made = threading.Event()
-        self.instance: Any = None
-        self._maker = threading.get_ident()
+    def __init__(self, name: str, group: str, index: int, cls: type) -> None:
+        self.name, self._class = name, cls
         self.handle = LocalActorHandle(name)
-        self.about = ActorContext(self.handle, index, group, terminate=self.end)
+        self.about = ActorContext(
+            self.handle, index, group, terminate=self.end, fail=lambda message: self.end(RuntimeError(message))
+        )
         self._context = copy_context()
         self._context.run(_set_current_actor, self.about)
+        self._instance: Any = None
+        self._made, self._maker = threading.Event(), threading.get_ident()
+        self.ended: Future[None] = Future()
+        """Its end, as a job's."""
+        self.ended.set_running_or_notify_cancel()
 
-    def make(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalActorHandle:
+    def make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalActorHandle:
         """Construct it, here and now; its name answers from before, so that the constructor can give itself away."""
         before = _registry.get(self.name)
         _registry[self.name] = self
         try:
-            self.instance = self.context().run(cls, *args, **kwargs)
-        except BaseException:
-            self.end()
-            if before is not None and self.name not in _registry:
-                _registry[self.name] = before
+            self._instance = self.context().run(self._class, *args, **kwargs)
+        except BaseException as error:
+            self.end(error)
+            if before is not None and not before.ended.done():
+                _registry.setdefault(self.name, before)
             raise
         finally:
-            self.made.set()
+            self._made.set()
         return self.handle
 
     def context(self) -> Context:
         return self._context.copy()
 
-    def end(self) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         """Its name answers no more, unless somebody else has it now. Calls that run go on."""
         self.about.shutdown_event.set()
         if _registry.get(self.name) is self:
             _registry.pop(self.name, None)
+        try:
+            self.ended.set_result(None) if error is None else self.ended.set_exception(error)
+        except InvalidStateError:
+            pass  # it has ended before
 
     def method(self, name: str) -> Callable[..., Any]:
-        if not self.made.is_set() and threading.get_ident() != self._maker:
-            self.made.wait()
-        if self.instance is None:
+        """Raises AttributeError: it has none of this name."""
+        if not self._made.is_set():
+            if callable(getattr(self._class, name, None)):
+                return lambda *args, **kwargs: self._made_method(name)(*args, **kwargs)
+            self._wait_made()
+        return self._made_method(name)
+
+    def _made_method(self, name: str) -> Callable[..., Any]:
+        self._wait_made()
+        if self._instance is None:
             raise _dead(self.name)
-        found = getattr(self.instance, name)
+        found = getattr(self._instance, name)
         if not callable(found):
             raise AttributeError(f"{name!r} of actor {self.name!r} is no method, and only methods can be called")
         return found  # type: ignore[no-any-return]
 
+    def _wait_made(self) -> None:
+        if not self._made.is_set() and threading.get_ident() == self._maker:
+            raise RuntimeError(f"actor {self.name!r} is still being made: its constructor cannot wait for its methods")
+        self._made.wait()
+
 
 def _dead(name: str) -> RuntimeError:
-    return RuntimeError(f"actor {name!r} is not there: it has ended, or was never made")
+    return RuntimeError(
+        f"actor {name!r} is not there: it has ended, was never made, or lives in a process that forked this one"
+    )
 
 
 class LocalActorMethod:
@@ -195,27 +248,34 @@ class LocalActorGroup:
 
     def __init__(self, actors: list[_LocalActor]) -> None:
         self._actors = actors
-        self._jobs = [_ActorJob(actor) for actor in actors]
+        self._jobs = [LocalJobHandle(actor.name, actor.ended, kill=actor.end) for actor in actors]
         self._given: set[int] = set()
 
     @property
     def ready_count(self) -> int:
-        return len(self._actors)
+        return len(self._living())
 
     def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[LocalActorHandle]:
         wanted = len(self._actors) if count is None else count
         if wanted > len(self._actors):
             raise TimeoutError(f"{wanted} members will not be ready: there are {len(self._actors)}")
-        self._given.update(range(wanted))
-        return [actor.handle for actor in self._actors[:wanted]]
+        living = self._living()
+        if wanted > len(living):
+            raise RuntimeError(f"{wanted} members will never be ready: {len(self._actors) - len(living)} have ended")
+        return self._give(living[:wanted])
 
     def discover_new(self) -> list[LocalActorHandle]:
-        new = [index for index in range(len(self._actors)) if index not in self._given]
-        self._given.update(new)
-        return [self._actors[index].handle for index in new]
+        return self._give([index for index in self._living() if index not in self._given])
+
+    def _living(self) -> list[int]:
+        return [index for index, actor in enumerate(self._actors) if not actor.ended.done()]
+
+    def _give(self, indices: list[int]) -> list[LocalActorHandle]:
+        self._given.update(indices)
+        return [self._actors[index].handle for index in indices]
 
     def is_done(self) -> bool:
-        return all(JobStatus.finished(status) for status in self.statuses())
+        return not self._living()
 
     @property
     def jobs(self) -> list[LocalJobHandle]:
@@ -227,18 +287,6 @@ class LocalActorGroup:
     def shutdown(self) -> None:
         for job in self._jobs:
             job.terminate()
-
-
-class _ActorJob(LocalJobHandle):
-    """The job that an actor would be on a cluster."""
-
-    def __init__(self, actor: _LocalActor) -> None:
-        super().__init__(actor.name, Future())
-        self._actor = actor
-
-    def terminate(self) -> None:
-        super().terminate()
-        self._actor.end()
 
 
 # The client ----------------------------------------------------------------------------------------------------------
@@ -255,32 +303,19 @@ class LocalClient:
 
     def __init__(self, max_threads: int = 8) -> None:
         self._threads = JobThreads(max_threads)
-        self._jobs: list[Future[Any]] = []
-        self._closed = False
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> LocalJobHandle:
         """Run it once in a thread, in a copy of this code's context. Resources, environment, replicas and retries are
         of no effect here, and one name twice is two jobs."""
-        if self._closed:
-            raise RuntimeError("this LocalClient was shut down: make another")
         job_id = f"local-{request.name}-{next(_numbers)}"
         entrypoint: Entrypoint = request.entrypoint
-        if entrypoint is not None and entrypoint.binary_entrypoint is not None:
-            handle = self._program(job_id, entrypoint.binary_entrypoint)
-        elif entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:
-            work = lambda: call.callable(*call.args, **call.kwargs)  # noqa: E731
-            handle = LocalJobHandle(job_id, self._threads.submit(copy_context(), work, job_id))
-        else:
-            raise ValueError(
-                f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one"
-            )
-        self._jobs = [job for job in self._jobs if not job.done()] + [handle._future]
-        return handle
-
-    def _program(self, job_id: str, entry: BinaryEntrypoint) -> LocalJobHandle:
-        program = programs.Program(job_id, [entry.command, *entry.args])
-        future = self._threads.submit(copy_context(), program.run, job_id)
-        return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
+        if entrypoint is not None and (binary := entrypoint.binary_entrypoint) is not None:
+            program = programs.Program(job_id, [binary.command, *binary.args])
+            future = self._threads.submit(_context_of_job(), program.run, job_id)
+            return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
+        if entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:
+            return LocalJobHandle(job_id, self._threads.submit(_context_of_job(), partial(_run, call), job_id))
+        raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
 
     def create_actor(
         self,
@@ -292,7 +327,7 @@ class LocalClient:
         **kwargs: Any,
     ) -> LocalActorHandle:
         """Construct it here and now; what the constructor raises comes out."""
-        return _LocalActor(name, name, 0).make(actor_class, args, kwargs)
+        return _LocalActor(name, name, 0, actor_class).make(args, kwargs)
 
     def create_actor_group(
         self,
@@ -305,11 +340,13 @@ class LocalClient:
         **kwargs: Any,
     ) -> LocalActorGroup:
         """Construct them one after another, here; when one fails, those before it end, and its error comes out."""
+        if count < 0:
+            raise ValueError(f"count={count} must be 0 or more")
         actors: list[_LocalActor] = []
         try:
             for index in range(count):
-                actors.append(_LocalActor(f"{name}-{index}", name, index))
-                actors[-1].make(actor_class, args, kwargs)
+                actors.append(_LocalActor(f"{name}-{index}", name, index, actor_class))
+                actors[-1].make(args, kwargs)
         except BaseException:
             for actor in actors:
                 actor.end()
@@ -325,18 +362,19 @@ class LocalClient:
         **kwargs: Any,
     ) -> HostedActor:
         """As `create_actor`, with an end."""
-        actor = _LocalActor(name, name, 0)
-        return HostedActor(actor.make(actor_class, args, kwargs), actor.end)
+        actor = _LocalActor(name, name, 0, actor_class)
+        return HostedActor(actor.make(args, kwargs), actor.end)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Take no more jobs, and wait for those that run. Actors outlive it."""
-        self._closed = True
-        for job in self._jobs if wait else ():
-            if not job.cancelled():
-                job.exception()
+        """Take no more jobs, and wait for those that were taken. Actors outlive it.
+
+        Raises:
+            RuntimeError: a job of its own would wait, and so for itself.
+        """
+        self._threads.close(wait)
 
     def __enter__(self) -> LocalClient:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.shutdown()
+    def __exit__(self, error_type: object, *error: object) -> None:
+        self.shutdown(wait=error_type is None)

@@ -1,62 +1,154 @@
-"""Threads that live while there is work: of `LocalClient`'s jobs and calls. They are daemons, so that no exit waits."""
+"""Threads that live while there is work: of `LocalClient`'s jobs and calls. They are daemons, so that no exit waits.
+
+A thread that has done its work is kept for the next for `IDLE_S`: starting one costs twice what a call costs otherwise.
+How many there are has no limit here, as a call may wait for any other. A child made by ``fork`` begins without any.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextvars import Context
+from queue import Empty, SimpleQueue
 from typing import Any
+
+IDLE_S = 0.5
+"""How long a thread waits for more work before it ends."""
+
+
+class _Worker:
+    """A thread, and the calls that are handed to it."""
+
+    def __init__(self) -> None:
+        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def work(self) -> None:
+        while True:
+            try:
+                call = self.inbox.get(timeout=IDLE_S)
+            except Empty:
+                if _idle.pop(self, None) is not None:
+                    return
+                call = self.inbox.get()  # somebody has just taken it off the list, and is about to hand it work
+            call()
+            del call  # and what it holds
+            _idle[self] = True
+
+
+_idle: dict[_Worker, bool] = {}
+"""Each operation on it is atomic; whoever takes a worker off it has it alone. The last to come is the first to go."""
+
+
+def _hand_to_a_thread(call: Callable[[], None]) -> None:
+    try:
+        worker, _ = _idle.popitem()
+    except KeyError:
+        worker = _Worker()
+        threading.Thread(target=worker.work, name="fray-v2", daemon=True).start()
+    worker.inbox.put(call)
 
 
 def begin(context: Context, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """Call it in a thread of its own, in ``context``; the future gets what it returns or raises, SystemExit too."""
+    """Call it in a thread that has nothing else to do, at once, in ``context``; the future gets what it returns or
+    raises, SystemExit too."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
-    threading.Thread(target=_fulfil, args=(future, context, fn, args, kwargs), name=name, daemon=True).start()
+    _hand_to_a_thread(lambda: _fulfil(future, context, name, fn, args, kwargs))
     return future
 
 
-def _fulfil(future: Future[Any], context: Context, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+def _fulfil(future: Future[Any], context: Context, name: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    threading.current_thread().name = name
     try:
         value = context.run(fn, *args, **kwargs)
     except BaseException as error:  # noqa: BLE001 (it belongs to whoever asks for the result)
         future.set_exception(error)
+        del future, fn, args, kwargs  # which the error's traceback would hold in a circle
     else:
         future.set_result(value)
 
 
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
 class JobThreads:
-    """At most ``limit`` jobs at once, first come first served; each thread ends when nothing waits."""
+    """At most ``limit`` jobs at once, first come first served."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"max_threads={limit} must be 1 or more")
         self._limit = limit
+        self._closed = False
+        self._begin_empty()
+        _pools.add(self)
+
+    def _begin_empty(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Future[Any], Context, Callable[[], Any], str]] = deque()
-        self._threads = 0
+        self._threads: set[int] = set()
+        self._busy = 0
+        self._unfinished: set[Future[Any]] = set()
 
     def submit(self, context: Context, fn: Callable[[], Any], name: str) -> Future[Any]:
-        """Have ``fn()`` called in ``context`` when there is a thread for it; until then its future can be cancelled."""
+        """Have ``fn()`` called in ``context`` when there is a thread for it; until then its future can be cancelled.
+
+        Raises:
+            RuntimeError: it was closed.
+        """
         future: Future[Any] = Future()
         with self._lock:
+            if self._closed:
+                raise RuntimeError("this LocalClient was shut down: make another")
+            self._unfinished.add(future)
             self._waiting.append((future, context, fn, name))
-            if self._threads == self._limit:
-                return future
-            self._threads += 1
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+            starts = self._busy < self._limit
+            self._busy += starts
+        future.add_done_callback(self._unfinished.discard)
+        if starts:
+            _hand_to_a_thread(self._work)
         return future
 
     def _work(self) -> None:
+        self._threads.add(threading.get_ident())
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._threads -= 1
+                    self._busy -= 1
+                    self._threads.discard(threading.get_ident())
                     return
                 future, context, fn, name = self._waiting.popleft()
-            threading.current_thread().name = name
             if future.set_running_or_notify_cancel():
-                _fulfil(future, context, fn, (), {})
+                _fulfil(future, context, name, fn, (), {})
             del future, context, fn
+
+    def close(self, wait: bool) -> None:
+        """Take no more; ``wait`` for those that were taken.
+
+        Raises:
+            RuntimeError: it would be a job of these threads that waits, and so for itself.
+        """
+        if wait and threading.get_ident() in self._threads:
+            raise RuntimeError("a job cannot wait for the end of all jobs of its client: shutdown(wait=False)")
+        self._closed = True
+        for future in list(self._unfinished) if wait else ():
+            try:
+                future.exception()
+            except CancelledError:
+                pass
+
+
+_pools: weakref.WeakSet[JobThreads] = weakref.WeakSet()
+
+
+def _forget_threads() -> None:
+    """In a child made by ``fork``, where no thread but the forking one is."""
+    _idle.clear()
+    for pool in list(_pools):
+        pool._begin_empty()
+
+
+os.register_at_fork(after_in_child=_forget_threads)

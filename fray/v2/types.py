@@ -168,6 +168,8 @@ class ResourceConfig:
         Raises:
             ValueError: an unknown type, types that differ in VMs, or ``slice_count`` below 1.
         """
+        if not tpu_type:
+            raise ValueError("no TPU type: name one, such as 'v5litepod-16', or several of which any will do")
         first, *others = (tpu_type,) if isinstance(tpu_type, str) else tuple(tpu_type)
         vms = get_tpu_topology(first).vm_count
         for other in others:
