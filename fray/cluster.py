@@ -334,6 +334,14 @@ class Cluster(Directory, Fleet, Reserving, SharesOf):
             name=name,
         )
 
+    async def follow_jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
+        """The jobs of these ids, whoever launched them, each followed from here on to its end.
+
+        Raises:
+            NoSuchJob: one of them is unknown.
+        """
+        return [Job(self._runtime, record) for record in await self._records(job_ids)]
+
     async def _list(self, asked: ListJobs) -> list[JobInfo]:
         reply = await self._runtime.link.request(asked)
         assert isinstance(reply, Jobs)
@@ -386,6 +394,11 @@ class Cluster(Directory, Fleet, Reserving, SharesOf):
         """As `Scope.create_actor_group`, for actors that belong to this connection."""
         kwargs.setdefault("on_failure", "absorb")
         return await self._root.create_actor_group(cls, *args, **kwargs)
+
+    async def launch_actors(self, request: JobRequest, count: int | None, *what: Any, **kwargs: Any) -> ActorGroup:
+        """As `Scope.launch_actors`, for actors that belong to this connection."""
+        kwargs.setdefault("on_failure", "absorb")
+        return await self._root.launch_actors(request, count, *what, **kwargs)
 
     async def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
         """As `Scope.create_host`, for a host that belongs to this connection."""

@@ -97,7 +97,7 @@ class ProtocolMismatch(ConnectionFailed):
     """The peer speaks another major version of Fray's protocol, or no Fray at all."""
 
 
-class ChannelClosed(ConnectionFailed):
+class ChannelClosed(ConnectionFailed, RuntimeError):
     """The conversation has ended; ``details['reason']`` says why."""
 
 
@@ -203,7 +203,12 @@ class RemoteError(FrayError):
 # The house itself ----------------------------------------------------------------------------------------------------
 
 
-class ScopeCancelled(FrayError):
+class WrongPlace(FrayError, RuntimeError):
+    """This process or thread cannot use the cluster: it was forked from the one that can, or it is the loop's own,
+    where nobody may wait. The message says what to do instead."""
+
+
+class ScopeCancelled(FrayError, RuntimeError):
     """What sync code waited for was given up because its scope is ending: leaving the ``with`` says why."""
 
 

@@ -202,7 +202,7 @@ class ActorGroup(Members[ActorHandle]):
 def build_members(
     runtime: Runtime,
     request: JobRequest,
-    count: int,
+    count: int | None,
     cls: type,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -210,12 +210,17 @@ def build_members(
 ) -> tuple[list[JobSpec], bytes]:
     """The jobs of a group of process actors, and the one payload of them all. ``request`` has the group's name.
 
+    ``count``: None: one actor, of that name itself and in no group.
+
     Raises:
         InvalidRequest: an impossible count or name.
         NotPicklable, MessageTooLarge: class and arguments cannot travel.
     """
-    check_count(request.name, count)
+    if count is not None:
+        check_count(request.name, count)
     first, content = build_actor_spec(request, runtime, cls, args, kwargs, config)
+    if count is None:
+        return [first], content
     members = []
     for index in range(count):
         name = check_name(f"{request.name}-{index}", "a member of a group")

@@ -37,6 +37,7 @@ from fray.errors import (
     Unauthorized,
     UnknownClusterSpec,
     Unreachable,
+    WrongPlace,
 )
 from fray.futures import Future, as_completed, wait_any
 from fray.groups import ActorGroup
@@ -165,6 +166,7 @@ __all__ = [
     "Verdict",
     "WorkerInfo",
     "WorkerPool",
+    "WrongPlace",
     "as_completed",
     "child",
     "current_actor",

@@ -344,6 +344,28 @@ class Scope:
             return await host.create_actors(cls, *args, count=count, name=name, actor_config=config, **kwargs)
         label = name or mint_name(label_of(cls), self._runtime.rng)
         request = actor_request(label, resources, environment, config.max_restarts or 0)
+        return await self.launch_actors(
+            request, count, cls, args, kwargs, config, on_failure=on_failure, reservation_id=reservation_id
+        )
+
+    async def launch_actors(
+        self,
+        request: JobRequest,
+        count: int | None,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        config: ActorConfig,
+        *,
+        on_failure: OnFailure = "escalate",
+        reservation_id: ReservationId | Reservation | None = None,
+    ) -> ActorGroup:
+        """`create_actor_group` for who knows more of the members' jobs: ``request`` has their resources, environment,
+        priority and, where ``config`` counts no restarts, their retries; its entrypoint is not looked at.
+
+        ``count``: None: one actor, called as the request, and the only one of the group that is returned. Raises as
+        `create_actor_group`.
+        """
         specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
         specs = [within(spec, reservation_id) for spec in specs]
         await self._children.launch(specs, [content], Kind.ACTOR, supervision_of(on_failure, self._actor), error_of)

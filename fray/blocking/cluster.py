@@ -232,6 +232,10 @@ class Cluster(Maker, Reserving):
         """The job of this name (or id), whoever launched it. As `fray.Cluster.get_job`."""
         return Job(self._portal, self._portal.call(self._native.get_job, name, namespace))
 
+    def follow_jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
+        """The jobs of these ids, each followed from here on. As `fray.Cluster.follow_jobs`."""
+        return [Job(self._portal, job) for job in self._portal.call(self._native.follow_jobs, job_ids)]
+
     def explain(self, job: Job | JobId) -> str:
         """Why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
         return self._portal.call(self._native.explain, plain(job))
@@ -297,6 +301,10 @@ class Cluster(Maker, Reserving):
     def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
         """As `fray.Cluster.list_actors`."""
         return self._portal.call(self._native.list_actors, prefix, namespace)
+
+    def actor_info(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorInfo:
+        """As `fray.Cluster.actor_info`."""
+        return self._portal.call(self._native.actor_info, _plain_actor(actor), namespace)
 
     def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
         """As `fray.Cluster.actor_status`."""

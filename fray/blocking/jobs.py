@@ -71,6 +71,10 @@ class Job:
 
         return Forward(self._portal, open_forward(self._native, port, local_port, member=member))
 
+    def done(self) -> bool:
+        """Whether it has ended, as far as is known here. It never waits."""
+        return self._native.done()
+
     def terminate(self, reason: str = "terminated by its owner") -> None:
         """Ask for its end and that of everything below it; returns when the controller has noted it."""
         self._portal.call(self._native.terminate, reason)

@@ -26,6 +26,11 @@ class Line:
         self._route = route
         self._waiting: deque[tuple[CallFuture, CallOptions, CurrentActor | None]] = deque()
 
+    @property
+    def is_over(self) -> bool:
+        """The actor will never be there again, as far as is known here."""
+        return self._route.end is not None and not self._route.may_return
+
     def make(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
         """The call, its arguments pickled. Raises NotPicklable, MessageTooLarge, or why the cluster has ended."""
         return self._caller.make(self._route, method, args, kwargs)

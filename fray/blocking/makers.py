@@ -63,6 +63,11 @@ class Maker:
         """Create the same actor ``count`` times, all or none. As `fray.Scope.create_actor_group`."""
         return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
 
+    def launch_actors(self, request: JobRequest, count: int | None, *what: Any, **how: Any) -> ActorGroup:
+        """Actors whose jobs are described by a request. As `fray.Scope.launch_actors`."""
+        made = self._portal.call(lambda: self._native.launch_actors(request, count, *what, **how))
+        return ActorGroup(made)
+
     def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
         """Launch a process for light actors. As `fray.Scope.create_host`."""
         return ActorHost(self._portal, self._portal.call(lambda: self._native.create_host(name, **kwargs)))

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from fray.errors import ChannelClosed, FrayError, ScopeCancelled
+from fray.errors import ChannelClosed, FrayError, ScopeCancelled, WrongPlace
 from fray.runtime import context
 from fray.runtime.context import Runtime
 from fray.runtime.current import awaiting as awaiting  # what waits on a thread says so: cycles are found by it
@@ -38,11 +38,11 @@ def refuse_in_loop(what: str = "this would wait") -> None:
     """Blocking in a loop stops everything, the answer that is waited for included.
 
     Raises:
-        FrayError: the running code belongs to a Trio loop (a done-callback, an async method, a sync method of a class
+        WrongPlace: the running code belongs to a Trio loop (a done-callback, an async method, a sync method of a class
             that has async ones).
     """
     if trio.lowlevel.in_trio_run():
-        raise FrayError(
+        raise WrongPlace(
             f"{what}, and in the loop's own thread nobody may wait: in a done-callback use only futures that are "
             "done; in async code use `fray` and await, or call this in `trio.to_thread.run_sync`"
         )
@@ -83,10 +83,10 @@ class Portal:
 
         Raises:
             ChannelClosed: the loop has ended.
-            FrayError: this process was forked from the loop's.
+            WrongPlace: this process was forked from the loop's.
         """
         if self._broken is not None:
-            raise FrayError(self._broken, reason="forked")
+            raise WrongPlace(self._broken, reason="forked")
         self._queue.append((fn, args))
         if not self._poked:
             self._poked = True

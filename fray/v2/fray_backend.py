@@ -2,19 +2,303 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fray.v2.actor import ActorContext, HostedActor
+from fray.v2.job import JobAlreadyExists
+from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
+
+if TYPE_CHECKING:
+    from fray.blocking import Cluster
+    from fray.v2.fray_actors import FrayActorHandle
+    from fray.v2.fray_groups import FrayActorGroup
+    from fray.v2.fray_jobs import FrayJobHandle
+
+log = logging.getLogger("fray.v2")
 
 
-def running_actor() -> Any:
-    """The actor of this process, when its code runs on a cluster of Fray."""
-    return None
+class FrayClient:
+    """Jobs and actors on a cluster of Fray; see `fray.v2.Client`. What it makes ends with it, or with the job whose
+    code made it. It pickles to the client of where it arrives.
+
+    Args:
+        spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4``, ``fray://host:port``, as `fray.blocking.open_cluster`
+            has them. Default: ``FRAY_CLUSTER_SPEC``, else ``local``; inside a job of Fray, the job's own cluster.
+        cluster: an open `fray.blocking.Cluster` to use in place of a new one; `shutdown` leaves it open.
+        namespace, token, logs, grace_s, env_vars: as for `fray.blocking.open_cluster`.
+
+    Raises:
+        ValueError: the spec names nothing, or ``cluster`` and something else was given.
+        ConnectionError: the controller is not there, or refuses us.
+    """
+
+    def __init__(
+        self,
+        spec: str | None = None,
+        *,
+        cluster: Cluster | None = None,
+        namespace: str | None = None,
+        token: str | None = None,
+        logs: bool = True,
+        grace_s: float | None = None,
+        env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        from fray.blocking import open_cluster
+
+        if cluster is not None and (spec, namespace, token, grace_s, env_vars) != (None,) * 5:
+            raise ValueError("FrayClient(cluster=…) uses that cluster as it is: give no spec or option of another")
+        self._cluster = cluster or open_cluster(
+            spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
+        )
+        self._owns = cluster is None and self._cluster._held is not None
+        self._jobs: list[FrayJobHandle] = []
+        self._groups: list[FrayActorGroup] = []
+        self._hosted: list[HostedActor] = []
+        self._sweep_at = 64
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def cluster(self) -> Cluster:
+        """For what this face does not have: `fray.blocking.Cluster`."""
+        return self._cluster
+
+    # Jobs ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: JobRequest, adopt_existing: bool = True) -> FrayJobHandle:
+        """Submit it; returns when the cluster has accepted it. As `fray.v2.Client.submit`.
+
+        With ``adopt_existing`` a living job of this name is gone on with; that its request is another is logged.
+
+        Raises:
+            JobAlreadyExists: ``adopt_existing`` is False, and there is one; the error has its handle.
+            ValueError: no entrypoint, or it can never be run on this cluster.
+            TypeError: the function or an argument cannot be pickled; the message says what of it.
+            RuntimeError: this client was shut down.
+        """
+        from fray.errors import NameTaken
+        from fray.v2 import convert
+        from fray.v2.fray_jobs import FrayJobHandle, submitted
+
+        self._check_open()
+        native = submitted(convert.job_request(request))
+        argv = native.entrypoint.argv if native.entrypoint is not None else ()
+        try:
+            job = self._cluster.launch(native, adopt_existing=adopt_existing)
+        except NameTaken as taken:
+            handle = FrayJobHandle(taken.details["holder"], argv=argv).bind(self._cluster)
+            if not adopt_existing:
+                raise JobAlreadyExists(request.name, handle) from taken
+            log.warning("submit(%r) goes on with a job that is not the same: %s", request.name, taken)
+            return handle
+        return self._keep(FrayJobHandle(job.id, job=job, argv=argv))
+
+    def _keep(self, handle: FrayJobHandle) -> FrayJobHandle:
+        with self._lock:
+            if len(self._jobs) >= self._sweep_at:
+                self._jobs = [job for job in self._jobs if not job.is_over]
+                self._sweep_at = max(64, 2 * len(self._jobs))
+            self._jobs.append(handle)
+        return handle
+
+    # Actors ----------------------------------------------------------------------------------------------------------
+
+    def create_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        resources: ResourceConfig = ResourceConfig(),  # noqa: B008 (as callers read the signature)
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> FrayActorHandle:
+        """Make it in a process of its own, a job called ``name``; returns when the cluster has accepted it. What its
+        constructor raises comes out of the first call.
+
+        Resources that are not written reserve nothing. It is made anew after the loss of its machine (unless
+        ``preemptible=False``), and after a failure as often as ``max_restarts`` says (default never).
+
+        Raises:
+            JobAlreadyExists: a living job or actor has this name.
+            ValueError: it can never be run on this cluster.
+            TypeError: the class or an argument cannot be pickled.
+            RuntimeError: this client was shut down.
+        """
+        group = self._create(actor_class, args, kwargs, name, None, resources, actor_config)
+        return group._handles[0]
+
+    def create_actor_group(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        count: int,
+        resources: ResourceConfig = ResourceConfig(),  # noqa: B008
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> FrayActorGroup:
+        """``count`` of them, ``{name}-0`` and so on, accepted all or none. As `create_actor`."""
+        return self._create(actor_class, args, kwargs, name, count, resources, actor_config)
+
+    def _create(
+        self,
+        cls: type,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        name: str,
+        count: int | None,
+        resources: ResourceConfig,
+        config: ActorConfig,
+    ) -> FrayActorGroup:
+        from fray.errors import NameTaken
+        from fray.v2 import convert
+        from fray.v2.fray_groups import made
+
+        self._check_open()
+        request, how = convert.actor_request(name, resources, config), convert.actor_config(config)
+        try:
+            members = self._cluster.launch_actors(request, count, cls, tuple(args), kwargs, how)
+        except NameTaken as taken:
+            raise JobAlreadyExists(taken.details["name"]) from taken
+        group = made(self._cluster, members, cls, config)
+        with self._lock:
+            self._groups.append(group)
+        return group
+
+    def host_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> HostedActor:
+        """Make it here and now, in this process; its methods run on threads of their own, one call at a time unless
+        ``actor_config`` says more. What its constructor raises comes out.
+
+        Raises:
+            JobAlreadyExists: an actor that is a job of its own has this name.
+            RuntimeError: this client was shut down.
+        """
+        from fray.v2.fray_self import host
+
+        self._check_open()
+        hosted = host(self._cluster, actor_class, args, kwargs, name, actor_config)
+        with self._lock:
+            self._hosted.append(hosted)
+        return hosted
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Take no more jobs, wait for those that run (or end them: ``wait=False``), end the actors, and leave the
+        cluster; one that was made by ``spec`` ends. May be repeated."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if not wait:
+            for job in self._jobs:
+                if not job.is_over:
+                    job.terminate()
+        elif not self._owns:
+            for job in self._jobs:
+                job.wait(raise_on_failure=False)
+        for hosted in self._hosted:
+            hosted.shutdown()
+        if self._owns:
+            self._cluster.close()
+        else:
+            for group in self._groups:
+                for member in group.jobs:
+                    member.terminate()
+
+    @property
+    def is_closed(self) -> bool:
+        """`shutdown` was called."""
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this FrayClient was shut down: make another")
+
+    def __enter__(self) -> FrayClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return client_here, ()
+
+    def __repr__(self) -> str:
+        return f"<FrayClient {self._cluster!r}{', shut down' if self._closed else ''}>"
 
 
-def client_of_fray_job() -> Any:
+# Which client --------------------------------------------------------------------------------------------------------
+
+_shared: dict[tuple[int, str], FrayClient] = {}
+"""By process and spec."""
+_sharing = threading.RLock()
+
+
+def shared_fray_client(spec: str) -> FrayClient:
+    """The client of this process for a spec of `fray.blocking.open_cluster`, made when first asked for; it ends with
+    the interpreter. Inside a job of Fray it is the job's own, whatever the spec. Raises as `FrayClient`."""
+    if (own := client_of_fray_job()) is not None:
+        return own
+    with _sharing:
+        client = _shared.get((os.getpid(), spec))
+        if client is None or client.is_closed:
+            client = _shared[os.getpid(), spec] = FrayClient(spec)
+        return client
+
+
+def client_of_fray_job() -> FrayClient | None:
     """The client of the Fray job whose code is running; None: it is none."""
-    return None
+    if "fray.runtime.context" not in sys.modules:
+        return None  # a job's process has it
+    from fray.blocking.cluster import cluster_of
+    from fray.blocking.loop import job_runtime
+
+    runtime = job_runtime()
+    if runtime is None or runtime.job_id is None:
+        return None
+    client = runtime.extras.get("v2 client")
+    if not isinstance(client, FrayClient) or client.is_closed:
+        client = runtime.extras["v2 client"] = FrayClient(cluster=cluster_of(runtime))
+    return client
 
 
-def shared_fray_client(spec: str) -> Any:
-    """The client of this process for a spec of `fray.open_cluster`."""
-    raise RuntimeError(f"{spec}: no client yet")
+def client_here() -> FrayClient:
+    """Where a pickled client arrives. Raises RuntimeError: there is no cluster here."""
+    from fray.v2.client import _current_client_var
+    from fray.v2.fray_here import cluster_here
+
+    current = _current_client_var.get()
+    if isinstance(current, FrayClient):
+        return current
+    return client_of_fray_job() or FrayClient(cluster=cluster_here("a FrayClient that came by pickle"))
+
+
+def running_actor() -> ActorContext | None:
+    """The actor whose code is running, when that is one of Fray's; None: it is none."""
+    if "fray.runtime.life" not in sys.modules:
+        return None
+    from fray.v2.fray_self import context_of_actor
+
+    return context_of_actor()
+
+
+def _after_fork() -> None:
+    global _sharing
+    _sharing = threading.RLock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

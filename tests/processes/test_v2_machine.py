@@ -1,0 +1,34 @@
+"""The contract suite of `fray.v2` on `FrayClient` where every job is a process: embedded nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "v2"))
+pytest.register_assert_rewrite("v2_contract")
+
+from v2_contract import *  # noqa: E402, F403
+from v2_contract import Capabilities  # noqa: E402
+
+from fray.v2 import FrayClient  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[FrayClient]:
+    with FrayClient("machine?nodes=2&cpu=8") as client:
+        yield client
+
+
+@pytest.fixture
+def make_client() -> Callable[[], FrayClient]:
+    return lambda: FrayClient("machine?nodes=1&cpu=2")
+
+
+@pytest.fixture
+def capabilities() -> Capabilities:
+    """None is missing."""
+    return Capabilities()
