@@ -75,7 +75,10 @@ class LocalJobHandle:
             if raise_on_failure:
                 raise TimeoutError(f"job {self._job_id} has not ended within {timeout:g} s") from None
         if failed and raise_on_failure and not self._stopped:
-            self._future.result()
+            try:
+                self._future.result()
+            finally:
+                del self  # else the error's traceback and the future would hold each other
         return self.status()
 
     def terminate(self) -> None:

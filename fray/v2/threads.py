@@ -55,21 +55,30 @@ def _hand_to_a_thread(call: Callable[[], None]) -> None:
 def begin(context: Context, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
     """Call it in a thread that has nothing else to do, at once, in ``context``; the future gets what it returns or
     raises, SystemExit too."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    _hand_to_a_thread(lambda: _fulfil(future, context, name, fn, args, kwargs))
-    return future
+    call = _Call(context, name, fn, args, kwargs)
+    call.future.set_running_or_notify_cancel()
+    _hand_to_a_thread(call.run)
+    return call.future
 
 
-def _fulfil(future: Future[Any], context: Context, name: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    threading.current_thread().name = name
-    try:
-        value = context.run(fn, *args, **kwargs)
-    except BaseException as error:  # noqa: BLE001 (it belongs to whoever asks for the result)
-        future.set_exception(error)
-        del future, fn, args, kwargs  # which the error's traceback would hold in a circle
-    else:
-        future.set_result(value)
+class _Call:
+    """A function, what to call it with, and the future of what comes of it."""
+
+    __slots__ = ("args", "context", "fn", "future", "kwargs", "name")
+
+    def __init__(self, context: Context, name: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.future: Future[Any] = Future()
+        self.context, self.name, self.fn, self.args, self.kwargs = context, name, fn, args, kwargs
+
+    def run(self) -> None:
+        threading.current_thread().name = self.name
+        try:
+            value = self.context.run(self.fn, *self.args, **self.kwargs)
+        except BaseException as error:  # noqa: BLE001 (it belongs to whoever asks for the result)
+            self.future.set_exception(error)
+            del self  # else error, traceback, frame and future would hold each other, and the arguments
+        else:
+            self.future.set_result(value)
 
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
@@ -88,7 +97,7 @@ class JobThreads:
 
     def _begin_empty(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Future[Any], Context, Callable[[], Any], str]] = deque()
+        self._waiting: deque[_Call] = deque()
         self._threads: set[int] = set()
         self._busy = 0
         self._unfinished: set[Future[Any]] = set()
@@ -99,18 +108,18 @@ class JobThreads:
         Raises:
             RuntimeError: it was closed.
         """
-        future: Future[Any] = Future()
+        call = _Call(context, name, fn, (), {})
         with self._lock:
             if self._closed:
                 raise RuntimeError("this LocalClient was shut down: make another")
-            self._unfinished.add(future)
-            self._waiting.append((future, context, fn, name))
+            self._unfinished.add(call.future)
+            self._waiting.append(call)
             starts = self._busy < self._limit
             self._busy += starts
-        future.add_done_callback(self._unfinished.discard)
+        call.future.add_done_callback(self._unfinished.discard)
         if starts:
             _hand_to_a_thread(self._work)
-        return future
+        return call.future
 
     def _work(self) -> None:
         self._threads.add(threading.get_ident())
@@ -120,10 +129,10 @@ class JobThreads:
                     self._busy -= 1
                     self._threads.discard(threading.get_ident())
                     return
-                future, context, fn, name = self._waiting.popleft()
-            if future.set_running_or_notify_cancel():
-                _fulfil(future, context, name, fn, (), {})
-            del future, context, fn
+                call = self._waiting.popleft()
+            if call.future.set_running_or_notify_cancel():
+                call.run()
+            del call
 
     def close(self, wait: bool) -> None:
         """Take no more; ``wait`` for those that were taken.

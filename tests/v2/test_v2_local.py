@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
@@ -308,6 +310,29 @@ def test_arguments_results_and_errors_are_the_same_objects(client: LocalClient) 
     with pytest.raises(Wrong) as raised:
         free.call.remote(fail).result()
     assert raised.value is error
+
+
+def test_nothing_holds_what_a_failed_call_was_given_but_its_error(client: LocalClient) -> None:
+    class Large:
+        pass
+
+    def fail(thing: Large) -> None:
+        raise Wrong("with a traceback", 1)
+
+    free = client.create_actor(Free, name=new("free"))
+    gc.collect()
+    gc.disable()
+    try:
+        for begin in (lambda thing: free.call.remote(fail, thing), lambda thing: client.submit(request(fail, thing))):
+            held = weakref.ref(thing := Large())
+            job = begin(thing)
+            try:
+                job.result() if isinstance(job, Future) else job.wait()
+            except Wrong:
+                del thing, job
+            wait_until(lambda held=held: held() is None, "the end of its argument")
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), GeneratorExit()])

@@ -164,6 +164,12 @@ def host_and_coordinate(directory: Path, count: int) -> None:
         write(directory / "total", str(hosted.handle.add(0)))
 
 
+def work_with_actors(directory: Path) -> None:
+    """A job that makes actors of its own."""
+    counter = current_client().create_actor(Counter, 100, name=new("total"), resources=SMALL)
+    write(directory / "total", str(counter.add(Manager().add_up(2))))
+
+
 def use_group(group: Any, directory: Path) -> None:
     members = group.wait_ready(timeout=LATE_S)
     write(directory / "indices", ",".join(str(member.index()) for member in members))
@@ -232,6 +238,18 @@ class Coordinator:
         with self._changed:
             self._reports.append(index)
             self._changed.notify_all()
+
+
+class Manager:
+    """Makes a group of workers, has them work, and ends them."""
+
+    def add_up(self, count: int) -> int:
+        group = current_client().create_actor_group(Counter, name=new("worker"), count=count, resources=SMALL)
+        try:
+            workers = group.wait_ready(timeout=LATE_S)
+            return sum(answers([worker.add.remote(index) for index, worker in enumerate(workers, 1)]))
+        finally:
+            group.shutdown()
 
 
 class Member:
@@ -384,6 +402,13 @@ def test_a_coordinator_job_submits_jobs_and_waits_for_them(client: Any, tmp_path
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
     assert [(tmp_path / f"part-{index}").read_text() for index in range(3)] == ["0", "1", "2"]
     assert (tmp_path / "coordinator").read_text() == type(client).__name__, "the client in a job is that of submit"
+
+
+def test_a_job_makes_actors_of_its_own(client: Any, tmp_path: Path) -> None:
+    with set_current_client(client):
+        job = client.submit(request(work_with_actors, tmp_path))
+    assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
+    assert (tmp_path / "total").read_text() == "103"
 
 
 def test_a_program_is_a_job(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
@@ -557,6 +582,12 @@ def test_a_coordinator_sits_in_one_call_while_workers_call_in(client: Any) -> No
     jobs = [client.submit(request(work_for, coordinator, index)) for index in range(3)]
     assert run.result(timeout=LATE_S) == [0, 1, 2]
     wait_all(jobs, timeout=LATE_S)
+
+
+def test_an_actor_makes_actors_of_its_own(client: Any) -> None:
+    with set_current_client(client):
+        manager = client.create_actor(Manager, name=new("manager"), resources=SMALL)
+        assert manager.add_up.remote(3).result(timeout=LATE_S) == 6
 
 
 def test_what_a_constructor_raises_comes_out_at_the_latest_from_the_first_call(client: Any) -> None:
