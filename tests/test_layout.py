@@ -72,7 +72,7 @@ ALONE_OPENS = {
     "google": "controller/providers/tpu_calls.py",
     "grpc": "controller/providers/tpu_calls.py",
     "ray": "v2/ray_backend/",
-    "iris": "v2/iris_backend.py",
+    "iris": "v2/iris_",
 }
 PUT_TOGETHER = ("testing", "local", "cli")
 

@@ -146,6 +146,15 @@ def _set_current_actor(context: ActorContext) -> Token[ActorContext | None]:
     return _current_actor_var.set(context)
 
 
+_process_actor: ActorContext | None = None
+
+
+def set_process_actor(context: ActorContext) -> None:
+    """Of a process that hosts one actor and nothing else: all its threads are that actor's."""
+    global _process_actor
+    _process_actor = context
+
+
 def _reset_current_actor(token: Token[ActorContext | None]) -> None:
     _current_actor_var.reset(token)
 
@@ -158,7 +167,7 @@ def current_actor() -> ActorContext:
     """
     from fray.v2.fray_backend import running_actor
 
-    found = _current_actor_var.get() or running_actor()
+    found = _current_actor_var.get() or _process_actor or running_actor()
     if found is None:
         raise RuntimeError("current_actor() is for the code of an actor: this is not one")
     return found

@@ -1,15 +1,202 @@
-"""`FrayIrisClient`: the same on a cluster of Iris."""
+"""`FrayIrisClient`: `fray.v2` on a cluster of Iris, by its client library, where that is installed.
+
+What each word becomes there: ``preemptible=False`` is the constraint ``preemptible == false``; replicas, CPUs, memory,
+disk and device are its `ResourceSpec`; each actor is a job of its own with a port named ``actor``, which registers its
+name with Iris; a handle pickles to that name, and finds the actor again by the context of the job it is used in. So
+handles are for one Iris namespace, which children share with their parents.
+
+Iris carries no exceptions of jobs, only texts: `JobHandle.wait` raises `JobFailed`, with Iris's words in it.
+"""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+from fray.v2.actor import HostedActor
+from fray.v2.iris_actors import PORT, IrisActorGroup, IrisActorHandle, host_actor_job, methods_of, serve
+from fray.v2.iris_jobs import HostingJob, IrisJobHandle
+from fray.v2.iris_words import (
+    constraints_of,
+    entrypoint_of,
+    environment_of,
+    iris_client,
+    iris_context,
+    resources_of,
+)
+from fray.v2.job import JobAlreadyExists, JobStatus
+from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
 
-def shared_iris_client(spec: str) -> Any:
-    """The client of this process for ``iris://host:port``. Raises RuntimeError: Iris is not installed."""
-    raise RuntimeError(f"{spec}: Iris is not installed here")
+_shared: dict[str, FrayIrisClient] = {}
 
 
-def client_of_iris_job() -> Any:
+def shared_iris_client(spec: str) -> FrayIrisClient:
+    """The client of this process for ``iris://host:port``, until it is shut down.
+
+    Raises:
+        RuntimeError: Iris is not installed.
+    """
+    client = _shared.get(spec)
+    if client is None or client._closed:
+        client = _shared[spec] = FrayIrisClient(spec.removeprefix("iris://"))
+    return client
+
+
+def client_of_iris_job() -> FrayIrisClient | None:
     """The client of the Iris job whose code is running; None: it is none."""
-    return None
+    context = iris_context()
+    return None if context is None else FrayIrisClient.from_iris_client(context.client)
+
+
+class FrayIrisClient:
+    """Jobs and actors on Iris; see `fray.v2.Client`.
+
+    Args:
+        controller_address: ``host:port`` of Iris's controller.
+        workspace: directory that Iris sends along with jobs.
+
+    Raises:
+        RuntimeError: Iris is not installed.
+    """
+
+    def __init__(self, controller_address: str, workspace: Any = None) -> None:
+        self._begin(iris_client().IrisClient.remote(controller_address, workspace=workspace))
+
+    @classmethod
+    def from_iris_client(cls, client: Any) -> FrayIrisClient:
+        """Around a client of Iris that is there already."""
+        made = cls.__new__(cls)
+        made._begin(client)
+        return made
+
+    def _begin(self, client: Any) -> None:
+        self._iris = client
+        self._jobs: list[IrisJobHandle] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, request: JobRequest, adopt_existing: bool = True) -> IrisJobHandle:
+        """As `fray.v2.Client.submit`."""
+        self._check_open()
+        exists = iris_client().JobAlreadyExists
+        if request.entrypoint is None:
+            raise ValueError(
+                f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one"
+            )
+        assert request.replicas is not None
+        try:
+            job = self._iris.submit(
+                entrypoint=entrypoint_of(request),
+                name=request.name,
+                resources=resources_of(request.resources, request.replicas),
+                environment=environment_of(request.environment),
+                constraints=constraints_of(request.resources),
+                max_retries_failure=request.max_retries_failure,
+                max_retries_preemption=request.max_retries_preemption,
+            )
+        except exists as error:
+            handle = IrisJobHandle(error.job)
+            if not adopt_existing:
+                raise JobAlreadyExists(request.name, handle) from None
+            return handle
+        return self._keep(IrisJobHandle(job))
+
+    def create_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        resources: ResourceConfig = ResourceConfig(),  # noqa: B008 (as callers read the signature)
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> IrisActorHandle:
+        """A job named ``name`` that hosts it; its handle waits, at first use, until it is there."""
+        handle, _ = self._host(actor_class, args, kwargs, name, name, 0, resources, actor_config)
+        return handle
+
+    def create_actor_group(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        count: int,
+        resources: ResourceConfig = ResourceConfig(),  # noqa: B008
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> IrisActorGroup:
+        """Jobs ``{name}-0``, ``{name}-1``, … that host one each; returns without waiting for them."""
+        made = [
+            self._host(actor_class, args, kwargs, f"{name}-{index}", name, index, resources, actor_config)
+            for index in range(count)
+        ]
+        return IrisActorGroup([handle for handle, _ in made], [job for _, job in made])
+
+    def _host(
+        self,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+        group: str,
+        index: int,
+        resources: ResourceConfig,
+        config: ActorConfig,
+    ) -> tuple[IrisActorHandle, IrisJobHandle]:
+        from iris.cluster.types import Entrypoint
+
+        self._check_open()
+        job = self._iris.submit(
+            entrypoint=Entrypoint.from_callable(host_actor_job, cls, args, kwargs, name, group, index),
+            name=name,
+            resources=resources_of(resources, 1),
+            ports=[PORT],
+            constraints=constraints_of(resources),
+            max_retries_failure=config.max_restarts or 0,
+        )
+        hosting = HostingJob(job, self._iris)
+        self._keep(hosting)
+        return IrisActorHandle(name, methods_of(cls), hosting), hosting
+
+    def host_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> HostedActor:
+        """Serve it from this process, which must be a job of Iris: others find it by that job's context.
+
+        Raises:
+            RuntimeError: this process is no job of Iris.
+        """
+        context = iris_context()
+        if context is None:
+            raise RuntimeError("host_actor needs a job of Iris around it: outside, nobody could find the actor")
+        server, _ = serve(actor_class, args, kwargs, name, name, 0, context, 0)
+
+        def stop() -> None:
+            context.registry.unregister(name)
+            server.stop()
+
+        return HostedActor(IrisActorHandle(name, methods_of(actor_class)), stop)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """End the actors this client made, and wait for its jobs, or end them too."""
+        with self._lock:
+            self._closed, jobs, self._jobs = True, self._jobs, []
+        for job in jobs:
+            if isinstance(job, HostingJob) or not wait:
+                if not JobStatus.finished(job.status()):
+                    job.terminate()
+            else:
+                job.wait(raise_on_failure=False)
+
+    def _keep(self, job: IrisJobHandle) -> IrisJobHandle:
+        with self._lock:
+            self._jobs.append(job)
+        return job
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this FrayIrisClient was shut down: make another")

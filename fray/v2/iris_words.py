@@ -1,0 +1,105 @@
+"""From the words of `fray.v2` to those of Iris's client library, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fray.v2.job import JobStatus
+from fray.v2.types import EnvironmentConfig, GpuConfig, JobRequest, ResourceConfig, TpuConfig
+
+STATES = {
+    "PENDING": JobStatus.PENDING,
+    "BUILDING": JobStatus.PENDING,
+    "RUNNING": JobStatus.RUNNING,
+    "SUCCEEDED": JobStatus.SUCCEEDED,
+    "KILLED": JobStatus.STOPPED,
+}
+"""Iris's states by the ends of their names; all others are failures."""
+
+
+def iris_client() -> Any:
+    """Iris's client module.
+
+    Raises:
+        RuntimeError: it is not installed.
+    """
+    try:
+        import iris.client
+    except ImportError as error:
+        raise RuntimeError(
+            "Iris is not installed here (no module iris.client): install the lab's Iris client, or choose another "
+            "cluster by FRAY_CLIENT_SPEC"
+        ) from error
+    return iris.client
+
+
+def iris_context() -> Any:
+    """The context of the Iris job that this process is; None: it is none."""
+    try:
+        import iris.client
+    except ImportError:
+        return None
+    return iris.client.get_iris_ctx()
+
+
+def entrypoint_of(request: JobRequest) -> Any:
+    """Raises ValueError: there is nothing to run."""
+    from iris.cluster.types import Entrypoint
+
+    asked = request.entrypoint
+    if asked is not None and (call := asked.callable_entrypoint) is not None:
+        return Entrypoint.from_callable(call.callable, *call.args, **call.kwargs)
+    if asked is not None and (program := asked.binary_entrypoint) is not None:
+        return Entrypoint.from_command(program.command, *program.args)
+    raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
+
+
+def resources_of(resources: ResourceConfig, replicas: int) -> Any:
+    """A `ResourceSpec`, with ``replicas`` in it, where Iris has them."""
+    from iris.cluster.types import ResourceSpec, gpu_device, tpu_device
+
+    device = None
+    if isinstance(resources.device, TpuConfig):
+        device = tpu_device(resources.device.variant)
+    elif isinstance(resources.device, GpuConfig):
+        device = gpu_device(resources.device.variant, resources.device.count)
+    return ResourceSpec(cpu=resources.cpu, memory=resources.ram, disk=resources.disk, device=device, replicas=replicas)
+
+
+def constraints_of(resources: ResourceConfig) -> list[Any]:
+    """Where it may run."""
+    from iris.cluster.types import Constraint, ConstraintOp, preemptible_constraint, region_constraint
+
+    found = [] if resources.preemptible else [preemptible_constraint(False)]
+    if resources.regions:
+        found.append(region_constraint(list(resources.regions)))
+    if resources.zone:
+        found.append(Constraint(key="zone", op=ConstraintOp.EQ, value=resources.zone))
+    return found
+
+
+def environment_of(environment: EnvironmentConfig | None) -> Any:
+    """An `EnvironmentSpec`; the workspace is the client's own, as Iris has it.
+
+    Raises:
+        ValueError: it names an image, which Iris does not take from a job.
+    """
+    from iris.cluster.types import EnvironmentSpec
+
+    if environment is None:
+        return None
+    if environment.docker_image is not None:
+        raise ValueError(f"docker_image={environment.docker_image!r}: jobs on Iris run in the cluster's own image")
+    return EnvironmentSpec(
+        pip_packages=list(environment.pip_packages),
+        env_vars=dict(environment.env_vars),
+        extras=list(environment.extras),
+    )
+
+
+def state_of(state: Any) -> JobStatus:
+    """Of a number of Iris's `JobState`."""
+    from iris.rpc import cluster_pb2
+
+    name = str(cluster_pb2.JobState.Name(state))
+    return STATES.get(name.removeprefix("JOB_STATE_"), JobStatus.FAILED)
