@@ -12,7 +12,7 @@ help:
 	@echo "make test [ARGS='-k name']                                    lint, types and all tests"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 random kills, 10 minutes of mixed load"
 	@echo "make lint                                                     lint and types alone"
-	@echo "make bench                                                    calls, streams, arrays, tasks, actors, light actors, starts"
+	@echo "make bench                                                    calls, faces, streams, arrays, tasks, actors, light actors, starts"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
 	@echo "make constraints                                              pin the dependencies anew (needs uv)"
 	@echo "make clean                                                    remove .venv, .venv-peers and what tools left behind"
@@ -34,6 +34,7 @@ lint: venv
 
 bench: venv
 	@$(PY) -m bench.calls $(ARGS)
+	@$(PY) -m bench.facade $(ARGS)
 	@$(PY) -m bench.streams $(ARGS)
 	@$(PY) -m bench.data $(ARGS)
 	@$(PY) -m bench.tasks $(ARGS)
