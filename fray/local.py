@@ -160,6 +160,7 @@ class TaskLauncher:
     async def _run_program(self, held: _Held) -> Ended:
         """A program is a process in every kind of cluster; its output becomes log lines."""
         spec = held.ticket.spec
+        ended = Outcome(cause=Cause.STOPPED, message="ended on request")
         try:
             with held.cancel, tempfile.TemporaryDirectory(prefix="fray-") as place, _open_ear(place) as pipe:
                 variables = job_variables(evolve(held.ticket, directory=place))
@@ -171,11 +172,13 @@ class TaskLauncher:
                             nursery.start_soon(self._relay, held.ticket.attempt_id, stream, name)
                     self._listen_now(held, pipe)
                     listening.cancel_scope.cancel()
-                return Ended(program_outcome(process.returncode))
-        except OSError as error:
-            message = f"cannot start {spec.argv[0]!r}: {error.strerror}"
-            return Ended(Outcome(cause=Cause.ENVIRONMENT, message=message))
-        return Ended(Outcome(cause=Cause.STOPPED, message="ended on request"))
+                ended = program_outcome(process.returncode)
+        except* OSError as group:  # out of the nurseries
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            ended = Outcome(cause=Cause.ENVIRONMENT, message=f"cannot start {spec.argv[0]!r}: {error}")
+        return Ended(ended)
 
     async def _listen(self, held: _Held, pipe: int) -> None:
         while True:

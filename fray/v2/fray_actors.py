@@ -9,7 +9,7 @@ from fray import actors as native
 from fray.blocking import ActorHandle, ActorMethod, Cluster
 from fray.blocking.futures import ActorFuture
 from fray.blocking.line import Line, line_of
-from fray.errors import NoSuchActor
+from fray.errors import ChannelClosed, NoSuchActor
 from fray.v2.fray_here import cluster_here
 from fray.v2.types import ActorConfig
 
@@ -33,10 +33,13 @@ class FrayActorMethod(ActorMethod):
                 a fork.
             TypeError, ValueError: an argument cannot be pickled, or has more than 8 MiB.
         """
-        line = self._handle._line
-        if line is None or line.is_over:
-            line = self._handle._connect()
-        call = line.make(self._name, args, kwargs)
+        try:
+            line = self._handle._line
+            if line is None or line.is_over:
+                line = self._handle._connect()
+            call = line.make(self._name, args, kwargs)
+        except ChannelClosed as error:
+            raise _closed(self._handle._name, error) from error
         future = ActorFuture(call, line.portal)
         line.send(call, self._options)
         return future
@@ -138,6 +141,11 @@ def _coming(cluster: Cluster, wanted: native.ActorHandle) -> native.ActorHandle:
             return _named(wanted, info.actor_id)
         sleep(pause)
         pause = min(LAST_LOOK_S, 2 * pause)
+
+
+def _closed(name: str, error: ChannelClosed) -> ChannelClosed:
+    text = f"the client of this handle of actor {name!r} has ended ({error}): make another, and ask it for its actors"
+    return ChannelClosed(text, **error.details)
 
 
 def handle_of(cluster: Cluster, name: str, actor_id: str, cls: type, config: ActorConfig) -> FrayActorHandle:

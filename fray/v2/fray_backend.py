@@ -61,6 +61,7 @@ class FrayClient:
         self._hosted: list[HostedActor] = []
         self._sweep_at = 64
         self._closed = False
+        self._pid = os.getpid()
         self._lock = threading.Lock()
 
     @property
@@ -158,13 +159,14 @@ class FrayClient:
         from fray.errors import NameTaken
         from fray.v2 import convert
         from fray.v2.fray_groups import made
+        from fray.v2.fray_self import taken_by_actor
 
         self._check_open()
         request, how = convert.actor_request(name, resources, config), convert.actor_config(config)
         try:
             members = self._cluster.launch_actors(request, count, cls, tuple(args), kwargs, how)
         except NameTaken as taken:
-            raise JobAlreadyExists(taken.details["name"]) from taken
+            raise taken_by_actor(taken.details["name"]) from taken
         group = made(self._cluster, members, cls, config)
         with self._lock:
             self._groups.append(group)
@@ -197,9 +199,10 @@ class FrayClient:
 
     def shutdown(self, wait: bool = True) -> None:
         """Take no more jobs, wait for those that run (or end them: ``wait=False``), end the actors, and leave the
-        cluster; one that was made by ``spec`` ends. May be repeated."""
+        cluster; one that was made by ``spec`` ends. May be repeated. In a process that was forked it ends nothing: all
+        belongs to the parent."""
         with self._lock:
-            if self._closed:
+            if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
         if not wait:

@@ -55,7 +55,7 @@ def host(
 
     Raises:
         BaseException: what its constructor raised.
-        JobAlreadyExists: an actor that is a job has this name.
+        JobAlreadyExists: an actor that is a job of its own has this name, and is on its way.
         ValueError: this can be no name.
     """
     server, handle = ActorServer(cluster), FrayActorHandle(name, cluster=cluster)
@@ -68,13 +68,20 @@ def host(
     try:
         actor_id = server.register(name, instance, max_concurrency=convert.concurrency(config))
     except NameTaken as taken:
-        raise JobAlreadyExists(name) from taken
+        raise taken_by_actor(name) from taken
     known = handle_of(cluster, name, actor_id, cls, config)
     handle._native, handle._retries = known._native, known._retries
     _hosted[actor_id] = about
     hosted = HostedActor(handle, lambda: _end(server, actor_id))
     about._terminate = lambda: threading.Thread(target=hosted.shutdown, daemon=True).start()
     return hosted
+
+
+def taken_by_actor(name: str) -> JobAlreadyExists:
+    """An actor cannot be adopted: it may be of another class, or made of other arguments."""
+    error = JobAlreadyExists(name)
+    error.add_note(f"{name!r} shall be an actor: end the one that has the name, or choose another")
+    return error
 
 
 def _end(server: ActorServer, actor_id: str) -> None:

@@ -1,0 +1,318 @@
+"""`FrayClient` beyond the contract: names, clients, what is found where. In this process, so that it is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from v2_contract import LATE_S, Broken, Counter, Wrong, do_nothing, new, request, wait_until, write
+
+from fray import blocking
+from fray.v2 import (
+    ActorConfig,
+    Entrypoint,
+    FrayClient,
+    JobAlreadyExists,
+    JobRequest,
+    JobStatus,
+    LocalClient,
+    current_actor,
+    current_client,
+    set_current_client,
+    wait_all,
+)
+from fray.v2.fray_actors import FrayActorHandle
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[FrayClient]:
+    with FrayClient("local", logs=False) as client:
+        yield client
+
+
+def run(client: FrayClient, fn: Any, *args: Any) -> None:
+    client.submit(request(fn, *args, name=new("job"))).wait(timeout=LATE_S)
+
+
+class Odd:
+    """What is unusual about an actor."""
+
+    def end(self) -> str:
+        current_actor().terminate()
+        return "this call is still answered"
+
+    def fail(self) -> None:
+        current_actor().fail("I am broken")
+
+    def is_asked_to_end(self) -> bool:
+        return bool(current_actor().shutdown_event.is_set())
+
+    def client(self) -> str:
+        return type(current_client()).__name__
+
+    def leave(self) -> None:
+        raise SystemExit(3)
+
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_job_returns_goes_nowhere_so_it_may_be_anything(client: FrayClient) -> None:
+    entrypoint = Entrypoint.from_callable(threading.Lock)
+    assert client.submit(JobRequest(name=new("lock"), entrypoint=entrypoint)).wait(LATE_S) == JobStatus.SUCCEEDED
+
+
+def test_a_living_name_is_gone_on_with_also_when_the_request_is_another(client: FrayClient, caplog: Any) -> None:
+    go = threading.Event()
+    gates[id(go)] = go
+    name = new("held")
+    first = client.submit(request(hold, id(go), name=name))
+    second = client.submit(request(do_nothing, name=name))
+    assert second.job_id == first.job_id
+    assert "not the same" in caplog.text
+    with pytest.raises(JobAlreadyExists) as raised:
+        client.submit(request(do_nothing, name=name), adopt_existing=False)
+    assert raised.value.handle == first
+    go.set()
+    assert wait_all([first, second], timeout=LATE_S) == [JobStatus.SUCCEEDED] * 2
+    assert client.submit(request(do_nothing, name=name)).job_id != first.job_id, "an ended job's name is free"
+
+
+gates: dict[int, threading.Event] = {}
+
+
+def hold(number: int) -> None:
+    gates[number].wait(LATE_S)
+
+
+def test_a_job_handle_travels_by_its_id(client: FrayClient, tmp_path: Path) -> None:
+    job = client.submit(request(do_nothing))
+    arrived = pickle.loads(pickle.dumps(job))
+    assert arrived == job
+    assert arrived.wait(LATE_S) == JobStatus.SUCCEEDED == arrived.status()
+    run(client, look_at, job, tmp_path / "seen")
+    assert (tmp_path / "seen").read_text() == "succeeded"
+    job.terminate()
+    assert pickle.loads(pickle.dumps(job)).status() == JobStatus.STOPPED
+
+
+def look_at(job: Any, path: Path) -> None:
+    write(path, job.wait(LATE_S))
+
+
+def test_a_job_that_nobody_remembers_is_a_runtimeerror(client: FrayClient) -> None:
+    job = pickle.loads(pickle.dumps(client.submit(request(do_nothing))))
+    job._job_id = "never-there"
+    with pytest.raises(RuntimeError, match="never-there"):
+        job.status()
+
+
+def test_a_program_that_is_not_there_fails_its_job_alone(client: FrayClient) -> None:
+    job = client.submit(JobRequest(name=new("no"), entrypoint=Entrypoint.from_binary("/no/such/program")))
+    with pytest.raises(RuntimeError) as raised:
+        job.wait(LATE_S)
+    assert "cannot start" in "".join(raised.value.__notes__)
+    run(client, do_nothing)
+
+
+# Actors --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_constructor_raises_comes_out_as_itself(client: FrayClient) -> None:
+    broken = client.create_actor(Broken, name=new("broken"))
+    for _ in range(2):
+        with pytest.raises(Wrong, match=r"^not to be made \(3\)"):
+            broken.add.remote(1).result(LATE_S)
+    group = client.create_actor_group(Broken, name=new("broken"), count=2)
+    with pytest.raises(Wrong, match=r"^not to be made \(3\)"):
+        group.wait_ready(timeout=LATE_S)
+    wait_until(group.is_done, "its end")
+
+
+def test_a_group_that_has_ended_is_never_ready(client: FrayClient) -> None:
+    group = client.create_actor_group(Counter, name=new("counter"), count=2)
+    group.shutdown()
+    with pytest.raises(RuntimeError, match="can never"):
+        group.wait_ready(timeout=LATE_S)
+    assert group.statuses() == [JobStatus.STOPPED] * 2
+    assert group.is_done()
+    assert (group.ready_count, group.discover_new()) == (0, [])
+
+
+def test_a_handle_made_of_a_name_waits_for_its_actor(client: FrayClient) -> None:
+    name = new("late")
+    threading.Timer(0.1, lambda: client.create_actor(Counter, 5, name=name)).start()
+    with set_current_client(client):
+        assert FrayActorHandle(name).add(1) == 6
+
+
+def test_a_name_used_again_answers_through_old_handles_too(client: FrayClient) -> None:
+    name = new("odd")
+    odd = client.create_actor(Odd, name=name)
+    assert odd.end() == "this call is still answered"
+    wait_until(lambda: dies(odd.is_asked_to_end), "its end")
+    client.create_actor(Odd, name=name)
+    assert odd.is_asked_to_end() is False
+
+
+def dies(call: Any) -> bool:
+    try:
+        call()
+    except RuntimeError:
+        return True
+    return False
+
+
+def test_an_actor_may_fail_by_its_own_word(client: FrayClient) -> None:
+    odd = client.create_actor(Odd, name=new("odd"))
+    odd.fail.remote()
+    wait_until(lambda: dies(odd.is_asked_to_end), "its end")
+
+
+def test_systemexit_in_a_call_leaves_no_future_waiting(client: FrayClient) -> None:
+    with pytest.raises(Exception, match="SystemExit"):
+        client.create_actor(Odd, name=new("odd")).leave.remote().result(LATE_S)
+
+
+def test_a_living_actors_name_cannot_be_had(client: FrayClient) -> None:
+    name = new("counter")
+    client.create_actor(Counter, name=name)
+    with pytest.raises(JobAlreadyExists) as raised:
+        client.create_actor(Counter, name=name)
+    assert "end the one that has the name" in raised.value.__notes__[0]
+
+
+def test_a_hosted_actor_may_end_itself_and_its_constructor_knows_it(client: FrayClient) -> None:
+    hosted = client.host_actor(Odd, name=new("odd"))
+    assert hosted.handle.is_asked_to_end() is False
+    hosted.handle.end()
+    wait_until(lambda: dies(hosted.handle.is_asked_to_end), "its end")
+    with pytest.raises(ZeroDivisionError):
+        client.host_actor(Divides, 0, name=new("divides"))
+
+
+class Divides:
+    def __init__(self, by: int) -> None:
+        assert current_actor().group_name.startswith("divides")
+        self.result = 1 / by
+
+
+def test_sync_methods_run_on_as_many_threads_as_calls_at_once_are_allowed(client: FrayClient) -> None:
+    meeting = client.create_actor(Meeting, 3, name=new("meeting"), actor_config=ActorConfig(max_concurrency=3))
+    assert len({future.result(LATE_S) for future in [meeting.meet.remote() for _ in range(3)]}) == 3
+
+
+class Meeting:
+    def __init__(self, count: int) -> None:
+        self._all = threading.Barrier(count)
+
+    def meet(self) -> int:
+        self._all.wait(LATE_S)
+        return threading.get_ident()
+
+
+# Clients -------------------------------------------------------------------------------------------------------------
+
+
+def name_of_client(path: Path) -> None:
+    write(path, f"{type(current_client()).__name__} {current_client() is current_client()}")
+
+
+def test_the_client_in_a_job_is_the_jobs_own_whatever_the_variable_says(
+    client: FrayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for spec in ("local", "machine", "fray://nowhere:1"):
+        monkeypatch.setenv("FRAY_CLIENT_SPEC", spec)
+        path = tmp_path / spec.partition(":")[0]
+        run(client, name_of_client, path)
+        assert path.read_text() == "FrayClient True"
+
+
+def test_the_client_in_an_actor_is_that_of_its_cluster(client: FrayClient) -> None:
+    assert client.create_actor(Odd, name=new("odd")).client() == "FrayClient"
+    assert isinstance(current_client(), LocalClient), "and here it is not"
+
+
+def test_a_client_is_pickled_as_that_of_where_it_arrives(client: FrayClient, tmp_path: Path) -> None:
+    with set_current_client(client):
+        assert pickle.loads(pickle.dumps(client)) is client
+    run(client, submit_through, client, tmp_path / "done")
+    assert (tmp_path / "done").exists()
+
+
+def submit_through(client: FrayClient, path: Path) -> None:
+    client.submit(request(write, path)).wait(LATE_S)
+
+
+def test_a_client_around_an_open_cluster_leaves_it_open() -> None:
+    with blocking.open_cluster("local", logs=False) as cluster:
+        client = FrayClient(cluster=cluster)
+        counter = client.create_actor(Counter, name="counter")
+        job = client.submit(request(do_nothing))
+        assert counter.add(1) == 1
+        client.shutdown()
+        assert job.status() == JobStatus.SUCCEEDED
+        wait_until(lambda: dies(lambda: counter.add(1)), "the end of its actor")
+        assert cluster.list_jobs()
+    with pytest.raises(ValueError, match="that cluster as it is"):
+        FrayClient("local", cluster=cluster)
+
+
+def test_a_client_that_does_not_wait_ends_its_jobs() -> None:
+    client = FrayClient("local", logs=False)
+    job = client.submit(request(hold_for_ever))
+    client.shutdown(wait=False)
+    assert job.status() == JobStatus.STOPPED
+    for ask in (lambda: client.submit(request(do_nothing)), lambda: client.create_actor(Counter, name="counter")):
+        with pytest.raises(RuntimeError, match="shut down"):
+            ask()
+
+
+async def hold_for_ever() -> None:
+    import trio
+
+    await trio.sleep_forever()
+
+
+def test_handles_of_a_closed_client_say_so() -> None:
+    with FrayClient("local", logs=False) as client:
+        counter = client.create_actor(Counter, name="counter")
+        counter.add(1)
+    with pytest.raises(RuntimeError, match="make another"):
+        counter.add(1)
+
+
+def test_what_came_by_pickle_where_there_is_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fray.blocking import loop
+
+    monkeypatch.setattr(loop, "opened", [])
+    with pytest.raises(RuntimeError, match="set_current_client"):
+        FrayActorHandle("counter").add(1)
+
+
+def test_everything_works_where_asyncio_runs_in_the_thread(client: FrayClient) -> None:
+    async def cell() -> int:
+        counter = client.create_actor(Counter, name=new("counter"))
+        client.submit(request(do_nothing)).wait(LATE_S)
+        return int(counter.add.remote(1).result(LATE_S))
+
+    assert asyncio.run(cell()) == 1
+
+
+def test_from_any_thread(client: FrayClient, tmp_path: Path) -> None:
+    def use(index: int) -> None:
+        counter = client.create_actor(Counter, name=new("counter"))
+        client.submit(request(write, tmp_path / f"{index}", str(counter.add(index)))).wait(LATE_S)
+
+    threads = [threading.Thread(target=use, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LATE_S)
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3"]
