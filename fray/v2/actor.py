@@ -159,6 +159,15 @@ def _reset_current_actor(token: Token[ActorContext | None]) -> None:
     _current_actor_var.reset(token)
 
 
+_process_actor: ActorContext | None = None
+
+
+def _set_process_actor(context: ActorContext | None) -> None:
+    """All of this process is one actor's: it is current in threads of its own, too."""
+    global _process_actor
+    _process_actor = context
+
+
 def current_actor() -> ActorContext:
     """The actor whose code is running: in its constructor, in its methods, and on a cluster in its threads, too.
 

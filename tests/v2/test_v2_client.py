@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import importlib
+import inspect
 import pickle
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -14,10 +16,18 @@ import pytest
 
 import fray.v2
 from fray.v2 import (
+    ActorContext,
+    ActorFuture,
+    ActorGroup,
+    Client,
     JobAlreadyExists,
     JobFailed,
+    JobHandle,
     JobStatus,
     LocalClient,
+    LocalJobHandle,
+    ResourceConfig,
+    create_environment,
     current_client,
     fray_backend,
     iris_backend,
@@ -193,7 +203,39 @@ def test_the_errors_are_runtimeerrors_with_their_attributes_and_they_travel() ->
     assert "'tokenize' exists already: pass adopt_existing=True" in str(exists)
 
 
-# Where names are -----------------------------------------------------------------------------------------------------
+# Names and signatures ------------------------------------------------------------------------------------------------
+
+SIGNATURES = {
+    Client.submit: "self, request, adopt_existing=True",
+    Client.shutdown: "self, wait=True",
+    LocalClient.create_actor: "self, actor_class, *args, name, resources=…, actor_config=…, **kwargs",
+    LocalClient.create_actor_group: "self, actor_class, *args, name, count, resources=…, actor_config=…, **kwargs",
+    LocalClient.host_actor: "self, actor_class, *args, name, actor_config=…, **kwargs",
+    LocalClient.submit: "self, request, adopt_existing=True",
+    LocalClient.shutdown: "self, wait=True",
+    LocalClient.__init__: "self, max_threads=8",
+    wait_all: "jobs, *, timeout=None, raise_on_failure=True",
+    JobHandle.wait: "self, timeout=None, *, raise_on_failure=True",
+    LocalJobHandle.wait: "self, timeout=None, *, raise_on_failure=True",
+    ActorFuture.result: "self, timeout=None",
+    ActorGroup.wait_ready: "self, count=None, timeout=300.0",
+    ActorContext.__init__: "self, handle, index, group_name, *, shutdown_event=None, terminate=None, fail=None",
+    create_environment: "workspace=None, docker_image=None, pip_packages=None, env_vars=None, extras=None",
+    ResourceConfig.with_gpu: "gpu_type='auto', count=1, **kwargs",
+    ResourceConfig.with_tpu: "tpu_type, slice_count=1, **kwargs",
+}
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
+def test_the_interface_is_called_as_it_was_written(function: Callable[..., object]) -> None:
+    found = inspect.signature(function)
+    plain = [value.replace(annotation=inspect.Parameter.empty) for value in found.parameters.values()]
+    plain = [
+        value.replace(default=Ellipsis) if value.name in ("resources", "actor_config") else value for value in plain
+    ]
+    said = str(found.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    assert said.replace("Ellipsis", "…") == f"({SIGNATURES[function]})"
+
 
 TYPES = """
 ActorConfig BinaryEntrypoint CallableEntrypoint CpuConfig DeviceConfig DeviceKind Entrypoint EnvironmentConfig GpuConfig

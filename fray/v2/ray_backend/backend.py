@@ -1,10 +1,283 @@
-"""`RayClient`: the same on a cluster of Ray."""
+"""`RayClient`: jobs and actors of `fray.v2` on a cluster of Ray, or on one that it starts on this machine."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
+import uuid
 from typing import Any
+from weakref import WeakSet
+
+from fray.v2.actor import HostedActor
+from fray.v2.client import _current_client_var
+from fray.v2.job import JobAlreadyExists
+from fray.v2.types import ActorConfig, Entrypoint, JobRequest, ResourceConfig, TpuConfig
+
+try:
+    import ray
+    from ray.exceptions import AuthenticationError, RayActorError
+
+    from fray.v2.ray_backend import auth, place
+    from fray.v2.ray_backend.environments import runtime_env
+    from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle, asked
+    from fray.v2.ray_backend.hosted import serve
+    from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, job_options, slice_wish, tries
+    from fray.v2.ray_backend.words import ActorSpec, JobSpec
+except ModuleNotFoundError as missing:
+    if missing.name != "ray":
+        raise
+    _HAVE_RAY = False
+else:
+    _HAVE_RAY = True
+
+_numbers = itertools.count()
 
 
-def shared_ray_client(spec: str) -> Any:
-    """The client of this process for ``ray`` or ``ray://host:port``. Raises RuntimeError: Ray is not installed."""
-    raise RuntimeError(f"{spec}: Ray is not installed here: pip install 'fray[ray]'")
+class RayClient:
+    """Jobs and actors on Ray; see `fray.v2.Client`.
+
+    Where Ray is initialized already, that one is used. All that a client made ends with it, and with the job or actor
+    whose code made it. It pickles: in a job it is the client of that job.
+
+    Args:
+        address: as ``ray.init`` has it. Default: ``RAY_ADDRESS``, else a Ray of this machine that runs already, else a
+            new one, here.
+        namespace: of the names of Ray actors. Default: one of its own, where this client connects to Ray.
+        init: further arguments of ``ray.init``, such as ``num_cpus`` of a new Ray.
+
+    Raises:
+        RuntimeError: Ray is not installed, or does not let this client in.
+        ConnectionError: there is no Ray at ``address``.
+    """
+
+    def __init__(self, address: str | None = None, *, namespace: str | None = None, **init: Any) -> None:
+        if not _HAVE_RAY:
+            raise RuntimeError("RayClient needs Ray, which is not installed here: pip install 'fray[ray]'")
+        self._began_ray = not ray.is_initialized()
+        if self._began_ray:
+            _connect(address, {"namespace": namespace or f"fray-{uuid.uuid4().hex[:8]}", **init})
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._owner = f"{place.owner() or 'driver'}/{uuid.uuid4().hex[:8]}-{next(_numbers)}"
+        self._handles: WeakSet[RayJobHandle] = WeakSet()
+
+    # Jobs ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: JobRequest, adopt_existing: bool = True) -> RayJobHandle:
+        """Have Ray run it, and return at once; see `fray.v2.Client.submit`.
+
+        Raises:
+            JobAlreadyExists: a living job of this driver has its name, and ``adopt_existing`` is False.
+            ValueError: it has no entrypoint, replicas that are no whole TPU slices, or what cannot be pickled.
+            RuntimeError: the client was shut down.
+        """
+        board = self._board()
+        entrypoint: Entrypoint | None = request.entrypoint
+        if entrypoint is None or not (entrypoint.callable_entrypoint or entrypoint.binary_entrypoint):
+            raise ValueError(
+                f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one"
+            )
+        spec = self._job_spec(request)
+        job_id = asked(board.submit.remote(spec, _work((entrypoint,), f"job {request.name!r}")))
+        handle = RayJobHandle(job_id)
+        if job_id != spec.job_id and not adopt_existing:
+            raise JobAlreadyExists(request.name, handle)
+        self._handles.add(handle)
+        return handle
+
+    def _job_spec(self, request: JobRequest) -> JobSpec:
+        resources = request.resources
+        here = request.environment is not None and request.environment.workspace is not None and _one_machine()
+        made, directory = runtime_env(request.environment, resources.image, one_machine=here)
+        return JobSpec(
+            job_id=_id(request.name),
+            name=request.name,
+            owner=self._owner,
+            options=job_options(resources) | ({"runtime_env": made} if made else {}),
+            tries=tries(request),
+            failures=request.max_retries_failure,
+            replicas=request.replicas or 1,
+            slices=slice_wish(request),
+            own_process=resources.device.chip_count() > 0,
+            directory=directory,
+        )
+
+    # Actors ----------------------------------------------------------------------------------------------------------
+
+    def create_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        resources: ResourceConfig = ResourceConfig(),  # noqa: B008 (as callers read the signature)
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> RayActorHandle:
+        """Have Ray make it, and return at once; see `fray.v2.Client.create_actor`.
+
+        Raises:
+            ValueError: a living actor has this name, or an argument cannot be pickled.
+        """
+        options = _actor_options(resources, actor_config)
+        self._create(name, [name], actor_class, options, _work((actor_class, args, kwargs), f"actor {name!r}"))
+        return RayActorHandle(name)
+
+    def create_actor_group(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        count: int,
+        resources: ResourceConfig = ResourceConfig(),  # noqa: B008
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> RayActorGroup:
+        """The same for ``{name}-0``, ``{name}-1``, …; raises as `create_actor`."""
+        options = _actor_options(resources, actor_config)
+        names = [f"{name}-{index}" for index in range(count)]
+        work = _work((actor_class, args, kwargs), f"group {name!r}")
+        return RayActorGroup(name, self._create(name, names, actor_class, options, work))
+
+    def host_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        **kwargs: Any,
+    ) -> HostedActor:
+        """Make it in this process; others reach it by a Ray actor that keeps their calls until this process takes
+        them. What its constructor raises comes out; ValueError: a living actor has this name."""
+        board = self._board()
+        answering = serve(name, actor_class, args, kwargs, actor_config.max_concurrency)
+        options = {"num_cpus": 0, "max_concurrency": place.CALLS_AT_ONCE}
+        [job_id] = self._create(name, [name], answering.instance, options, [], hosted=True)
+        asked_host = asked(board.find.remote(name, 0.0)).host
+        answering.begin(asked_host)
+        return HostedActor(RayActorHandle(name), RayJobHandle(job_id).terminate)
+
+    def _create(
+        self, group: str, names: list[str], cls: Any, options: dict[str, Any], work: list[Any], hosted: bool = False
+    ) -> list[str]:
+        methods = frozenset(n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n, None)))
+        specs = [
+            ActorSpec(_id(name), name, self._owner, group, index, methods, options, hosted)
+            for index, name in enumerate(names)
+        ]
+        taken = asked(self._board().create.remote(specs, work))
+        if taken is not None:
+            raise ValueError(f"a living actor has the name {taken!r}: take another name, or end that one first")
+        return [spec.job_id for spec in specs]
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def shutdown(self, wait: bool = True) -> None:
+        """End what this client made, running jobs after their ends if ``wait``; and Ray, if this client began it (or
+        its connection to it). May be repeated."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed or self._pid != os.getpid() or not ray.is_initialized():
+            return
+        try:
+            asked(place.board().end_all_of.remote(self._owner, wait))
+            for handle in list(self._handles) if self._began_ray else ():
+                handle.settle()
+        except (RuntimeError, RayActorError):
+            pass  # the board is gone, and with it all that it had
+        if self._began_ray:
+            ray.shutdown()
+
+    def _board(self) -> Any:
+        if self._closed:
+            raise RuntimeError("this RayClient was shut down: make another")
+        if self._pid != os.getpid():
+            raise RuntimeError("this RayClient was made before a fork, which Ray does not survive: make one after it")
+        return place.board()
+
+    def __enter__(self) -> RayClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return client_here, ()
+
+    def __repr__(self) -> str:
+        return f"<RayClient{' (shut down)' if self._closed else ''}>"
+
+
+def _connect(address: str | None, init: dict[str, Any]) -> None:
+    auth.prepare()
+    quiet = {"include_dashboard": False, "log_to_driver": False}
+    try:
+        if address is not None and address != "local":
+            ray.init(address, log_to_driver=False, **{k: v for k, v in init.items() if k != "log_to_driver"})
+            return
+        if address is None:
+            try:
+                ray.init("auto", namespace=init["namespace"], log_to_driver=False)
+                return
+            except ConnectionError:
+                if os.environ.get("RAY_ADDRESS"):
+                    raise
+        resources = {HEAD_NODE: 1, **init.pop("resources", {})}
+        ray.init("local", resources=resources, **(quiet | init))
+    except (AuthenticationError, RuntimeError) as error:
+        raise auth.refusal(error) from None
+
+
+def _one_machine() -> bool:
+    """Whether all of Ray runs on this machine."""
+    machines = {node["NodeManagerAddress"] for node in place.untyped.nodes() if node["Alive"]}
+    return machines == {place.untyped.util.get_node_ip_address()}
+
+
+def _id(name: str) -> str:
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+def _actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, Any]:
+    if isinstance(resources.device, TpuConfig) and resources.device.vm_count() > 1:
+        raise ValueError(f"an actor has one machine, and {resources.device.variant} has several: submit a job")
+    return actor_options(resources, config)
+
+
+def _work(parts: tuple[Any, ...], what: str) -> list[Any]:
+    """What runs, with the client that is current here if it can travel, where Ray keeps values.
+
+    Raises:
+        ValueError: it cannot be pickled.
+    """
+    client = _current_client_var.get()
+    for travelling in (client, None) if client is not None else (None,):
+        try:
+            return [ray.put((travelling, *parts))]
+        except TypeError as error:
+            refused = error
+    why = str(refused).splitlines()[0]
+    raise ValueError(f"{what} cannot be pickled, so it cannot go to Ray: {why}") from None
+
+
+_shared: dict[str, RayClient] = {}
+
+
+def shared_ray_client(spec: str) -> RayClient:
+    """The client of this process for ``ray`` or ``ray://host:port``; in a job or an actor, that one's.
+
+    Raises:
+        RuntimeError: Ray is not installed.
+    """
+    key = f"{os.getpid()} {place.owner() if _HAVE_RAY else ''}"
+    found = _shared.get(key)
+    if found is None or found._closed or not ray.is_initialized():
+        _shared.clear()
+        found = _shared[key] = RayClient(spec if spec.startswith("ray://") else None)
+    return found
+
+
+def client_here() -> RayClient:
+    """What a `RayClient` is where it arrives."""
+    return shared_ray_client("ray")

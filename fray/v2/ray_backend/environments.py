@@ -1,0 +1,57 @@
+"""From `EnvironmentConfig` to Ray's runtime_env. No Ray in here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fray.v2.types import EnvironmentConfig
+
+SECRETS = "RAY_AUTH_TOKEN"
+LEFT_BEHIND = [".git", ".venv", "__pycache__", "node_modules"]
+"""Of a workspace that travels; and all that its ``.gitignore`` and ``.rayignore`` name."""
+
+
+def runtime_env(
+    environment: EnvironmentConfig | None, image: str | None, *, one_machine: bool
+) -> tuple[dict[str, Any], str | None]:
+    """What Ray shall make for a job, and the directory that the job enters by itself.
+
+    On a Ray of this one machine the workspace is there: it is entered, and nothing is copied. Else it travels as
+    ``working_dir``: Ray packs it, 512 MiB at most, and each machine unpacks it once.
+
+    Raises:
+        ValueError: an extra that the workspace's pyproject.toml does not have; Ray's token among the variables.
+    """
+    if environment is None:
+        return ({"image_uri": image} if image else {}), None
+    if SECRETS in environment.env_vars:
+        raise ValueError(f"{SECRETS} is no variable for jobs: the workers of a Ray cluster have its token already")
+    made: dict[str, Any] = {"env_vars": dict(environment.env_vars)}
+    packages = [*environment.pip_packages, *_of_extras(environment.workspace, environment.extras)]
+    if packages:
+        made["pip"] = packages
+    if image := environment.docker_image or image:
+        made["image_uri"] = image
+    if environment.workspace is not None and not one_machine:
+        made |= {"working_dir": environment.workspace, "excludes": LEFT_BEHIND}
+    made = {key: value for key, value in made.items() if value}
+    return made, environment.workspace if one_machine else None
+
+
+def _of_extras(workspace: str | None, extras: Sequence[str]) -> list[str]:
+    """Ray installs no project, so its extras become the packages they stand for."""
+    if not extras:
+        return []
+    path = Path(workspace or ".") / "pyproject.toml"
+    try:
+        optional = tomllib.loads(path.read_text())["project"]["optional-dependencies"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        optional = {}
+    if unknown := [extra for extra in extras if extra not in optional]:
+        raise ValueError(
+            f"extras {unknown} are not in {path}, which has {sorted(optional)}: name packages in pip_packages instead"
+        )
+    return [package for extra in extras for package in optional[extra]]

@@ -1,0 +1,102 @@
+"""From `ResourceConfig` to what Ray calls resources. No Ray in here: plain tables of options.
+
+What Ray does not know is left out: ``disk``, ``priority``, and all ``device_alternatives`` of TPUs but the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fray.model.resources import parse_bytes
+from fray.v2.ray_backend.words import SliceWish
+from fray.v2.types import ActorConfig, GpuConfig, JobRequest, ResourceConfig, TpuConfig, get_tpu_topology
+
+HEAD_NODE = "head_node"
+"""The resource of the machine that is not preemptible: the Ray cluster's head has it."""
+A_LITTLE = 0.0001
+"""Of it: so that ten thousand fit, as it says where, and not how much."""
+USUAL_CPU = ResourceConfig().cpu
+
+
+def job_options(resources: ResourceConfig) -> dict[str, Any]:
+    """Options of the Ray task of a job, or of a member of a gang."""
+    return {"num_cpus": resources.cpu, **_options(resources)}
+
+
+def actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, Any]:
+    """Options of a Ray actor. It has no CPU for itself unless it asks for others than the usual one: actors mostly
+    wait. Default restarts and repeated calls: none."""
+    cpu = 0 if resources.cpu == USUAL_CPU else resources.cpu
+    return {
+        "num_cpus": cpu,
+        **_options(resources),
+        "max_concurrency": config.max_concurrency,
+        "max_restarts": config.max_restarts or 0,
+        "max_task_retries": config.max_task_retries or 0,
+    }
+
+
+def _options(resources: ResourceConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"memory": parse_bytes(resources.ram, "ram")}
+    device = resources.device
+    custom: dict[str, float] = {}
+    labels: dict[str, str] = {}
+    if isinstance(device, GpuConfig):
+        options["num_gpus"] = device.count
+        if wanted := [kind for kind in (device.variant, *(resources.device_alternatives or ())) if kind != "auto"]:
+            labels["ray.io/accelerator-type"] = _any_of(wanted)
+    elif isinstance(device, TpuConfig):
+        custom["TPU"] = get_tpu_topology(device.variant).chips_per_vm
+    elif not resources.preemptible:
+        custom[HEAD_NODE] = A_LITTLE
+    if resources.regions:
+        labels["ray.io/availability-region"] = _any_of(resources.regions)
+    if resources.zone:
+        labels["ray.io/availability-zone"] = resources.zone
+    if set(labels) == {"ray.io/accelerator-type"} and "(" not in labels["ray.io/accelerator-type"]:
+        options["accelerator_type"] = labels.pop("ray.io/accelerator-type")  # any Ray has this word for one type
+    return options | ({"resources": custom} if custom else {}) | ({"label_selector": labels} if labels else {})
+
+
+def _any_of(values: Any) -> str:
+    first, *others = values
+    return f"in({','.join((first, *others))})" if others else str(first)
+
+
+def bundle(options: dict[str, Any]) -> dict[str, float]:
+    """The same as a bundle of a placement group."""
+    amounts: dict[str, float] = {
+        "CPU": options.get("num_cpus", 0),
+        "GPU": options.get("num_gpus", 0),
+        "memory": options.get("memory", 0),
+    }
+    if kind := options.get("accelerator_type"):
+        amounts[f"accelerator_type:{kind}"] = 0.001  # as Ray itself asks for a type
+    amounts.update(options.get("resources", {}))
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def slice_wish(request: JobRequest) -> SliceWish | None:
+    """The TPU slices that a job asks for: its replicas are VMs, all those of each slice.
+
+    Raises:
+        ValueError: they make no whole number of slices.
+    """
+    device = request.resources.device
+    if not isinstance(device, TpuConfig):
+        return None
+    topology = get_tpu_topology(device.variant)
+    replicas = request.replicas or 1
+    slices, rest = divmod(replicas, topology.vm_count)
+    if rest:
+        raise ValueError(
+            f"job {request.name!r}: replicas={replicas} are no whole slices of {topology.name}, which has "
+            f"{topology.vm_count} VMs: write ResourceConfig.with_tpu({topology.name!r}, slice_count=N)"
+        )
+    head = f"TPU-{topology.name.replace('tpu7x', 'v7x')}-head"
+    return SliceWish(head, slices, topology.vm_count, topology.chips_per_vm)
+
+
+def tries(request: JobRequest) -> int:
+    """Ray has one count for failures and losses alike: the sum of both."""
+    return request.max_retries_failure + request.max_retries_preemption
