@@ -13,11 +13,13 @@ import pytest
 import trio
 from attrs import define, evolve, field
 from controlling import ADDRESS, TOKEN, Peer, Stage, spec, stage
+from hypothesis import given
+from hypothesis import strategies as st
 from test_node import FakeLauncher
 
 from fray.controller.joining import Joins, check_place
 from fray.controller.store import Store
-from fray.errors import ChannelFull, FrayError, InvalidRequest, StoreError, Unauthorized
+from fray.errors import ChannelFull, FrayError, InvalidRequest, ProtocolMismatch, StoreError, Unauthorized
 from fray.model.joining import HOSTS_LIMIT, JOIN_LIFE_LIMIT_S, JoinKey, MachineKey, read_join_key, read_machine_key
 from fray.model.joining import read_token as read
 from fray.model.messages.client import MintJoin, Role
@@ -205,6 +207,68 @@ def test_a_claim_is_short_and_there_is_one() -> None:
     joins.spend(token, asked(claim="c" * 100), "", NOW)
 
 
+def test_a_claim_is_ascii() -> None:
+    for claim in ("é", "\ud800", "\0é"):
+        with pytest.raises(InvalidRequest, match="ASCII"):
+            book().spend(key_id(book().mint("a", 1, NOW)), asked(claim=claim), "", NOW)
+
+
+SPENT = st.tuples(
+    st.just("spend"), st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(-1, 2), st.sampled_from("12")
+)
+STEPS = st.lists(
+    st.one_of(
+        SPENT,
+        SPENT,
+        SPENT,
+        st.tuples(st.just("mint"), st.sampled_from("ab"), st.integers(1, 2)),
+        st.tuples(st.just("give up"), st.sampled_from("ab")),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("later"), st.sampled_from([1.0, 45.0])),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_whatever_is_shown_in_whatever_order_each_host_is_one_machine(steps: list[tuple[Any, ...]]) -> None:
+    """Beside a twin that knows of each unit until when its last token lives, and who was let in as which host."""
+    shelf, now = Shelf(), NOW
+    joins = book(shelf)
+    tokens = {unit: read_join_key(key_id(joins.mint(unit, 1, now, 60.0))) for unit in "ab"}
+    let_in: dict[tuple[str, int], tuple[str, str, str]] = {}
+    over: set[str] = set()
+    for what, *words in steps:
+        if what == "later":
+            now += words[0]
+        elif what == "restart":
+            joins = book(shelf)
+        elif what == "mint":
+            tokens[words[0]] = read_join_key(key_id(joins.mint(words[0], words[1], now, 60.0)))
+        elif what == "give up":
+            joins.give_up(words[0], now)
+            over.add(words[0])
+        else:
+            unit, node, worker, claim = words
+            key = tokens[unit]
+            assert key is not None
+            who = let_in.get((unit, worker), (node, claim, ""))
+            fine = now <= key.expires_s and 0 <= worker < key.hosts and who[:2] == (node, claim) and unit not in over
+            if joins.key_of(key.key_id) is None:
+                assert unit in over
+                continue
+            try:
+                given = joins.spend(key.key_id, asked(node, worker, claim), "", now)
+            except (Unauthorized, InvalidRequest):
+                assert not fine
+            else:
+                assert fine
+                assert let_in.setdefault((unit, worker), (node, claim, given.key)) == (node, claim, given.key)
+    for (unit, worker), (node, _, key) in let_in.items():
+        assert joins.key_of(MachineKey(unit, worker, node).key_id) == (None if unit in over else key)
+    assert len({key for _, _, key in let_in.values()}) == len(let_in), "no two have one key"
+
+
 # At the door ---------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +328,72 @@ async def test_a_machine_joins_with_its_token_and_is_a_node_of_its_unit(autojump
     async with stage() as place:
         await join(place, machine(minted(place)))
         await until(lambda: nodes(place) == {"a-0": "a"})
+
+
+async def test_of_machines_that_show_one_token_at_once_one_is_let_in(autojump_clock: Any) -> None:
+    async with stage() as place:
+        token, refused = minted(place, "s", 3), []
+
+        async def come(number: int) -> None:
+            try:
+                await join(place, machine(token, f"s-{number}", attributes={"tpu_worker": str(number % 3)}))
+            except Unauthorized as error:
+                refused.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(9):
+                nursery.start_soon(come, number)
+        assert len(refused) == 6
+        assert all("is spent" in why for why in refused)
+        await until(lambda: len(nodes(place)) == 3)
+        joined = [node.capacity.attributes["tpu_worker"] for node in place.controller.state.nodes.values()]
+        assert sorted(joined) == ["0", "1", "2"]
+
+
+async def test_no_part_of_one_token_goes_with_a_part_of_another(autojump_clock: Any) -> None:
+    async with stage() as place:
+        key, secret = read(minted(place, "a"))
+        other, others = read(minted(place, "b"))
+        longer, of_longer = read(minted(place, "a", life_s=3600.0))
+        foreign = Joins(b"another store's secret", Shelf(), {}).mint("a", 1, NOW, JOIN_LIFE_LIMIT_S)
+        own = place.controller.joins._derive("machine:a:0:a")
+        attempts = [
+            (key.key_id, others),
+            (other.key_id, secret),
+            (longer.key_id, secret),
+            (key.key_id, of_longer),
+            (key.key_id, secret[:-1]),
+            (key.key_id, secret + "0"),
+            (key.key_id, secret.upper()),
+            (key.key_id, ""),
+            (key.key_id, own),
+            (key.key_id[:-1], secret),
+            (key.key_id.upper(), secret),
+            (f"{key.key_id} ", secret),
+            (f"{key.key_id}\n", secret),
+            ("machine:a:0:a", secret),
+            ("join:", secret),
+            (f"join:{'a' * 100_000}:1:{10**11}", secret),
+            (f"join:a:{'1' * 5_000}:1", secret),
+            (read(foreign)[0].key_id, read(foreign)[1]),
+        ]
+        for name, word in attempts:
+            with pytest.raises(Unauthorized) as info:
+                await place.dial(Peer(asked), "n1", Credential(name, word))
+            assert secret not in str(info.value)
+        assert not nodes(place)
+        await join(place, machine(f"{key.key_id}:{secret}"))
+
+
+async def test_a_machine_that_says_it_has_more_than_can_be_is_refused(autojump_clock: Any) -> None:
+    """What the law cannot reckon with would end the controller, and a host's key is with whoever has its machine."""
+    async with stage() as place:
+        with pytest.raises(InvalidRequest, match="no amount may be negative, or more than"):
+            await place.node("n1", cpu=10**400)
+        with pytest.raises(InvalidRequest, match="no amount may be negative"):
+            await place.node("n1", cpu=-1)
+        with pytest.raises(ProtocolMismatch, match="NaN is no number"):
+            await place.node("n1", lease_s=float("nan"))
 
 
 async def test_all_hosts_of_a_slice_join_with_one_token(autojump_clock: Any) -> None:

@@ -117,6 +117,94 @@ async def test_a_cluster_with_a_wrong_policy_does_not_start(tmp_path: Path) -> N
                 pass
 
 
+HUGE = "9" * 400
+"""More than a float can be, and no more digits than a TOML parser takes."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"half_life_s = {HUGE}",
+        "half_life_s = nan",
+        "half_life_s = inf",
+        "half_life_s = 1e-320",
+        f"half_life_s = {'9' * 5000}",
+        f"half_life_s = 0x{'f' * 6000}",
+        f"spend_limit_per_hour = {HUGE}",
+        "spend_limit_per_hour = -1",
+        "[users.a]\nweight = 1e-320",
+        "[users.a]\nweight = 1e308",
+        f"[users.a]\nquota = {{ cpu = {HUGE} }}",
+        "[users.a]\nquota = { cpu = 1e308 }",
+        f"[users.a]\nquota = {{ gpu = {HUGE} }}",
+        f"[users.a]\nquota = {{ memory = '{HUGE}TB' }}",
+        f"[users.a]\nquota = {{ memory = {HUGE} }}",
+        '[users."a\\u001b[2J"]\nweight = 1',
+        f"[preemption]\nlimit = {HUGE}",
+        f"[preemption]\nshield_s = {HUGE}",
+        "[preemption]\npatience_s = nan",
+        "a = " + "[" * 50_000,
+        "a = " + "{ b = " * 5_000,
+        "k" * 500_000 + " = 1",
+        'half_life_s = "' + "x" * 500_000 + '"',
+        "\ufeffhalf_life_s = 5",
+        "half_life_s = 5\0",
+        "#" + " " * 1024 * 1024,
+    ],
+)
+def test_no_file_is_too_absurd_for_a_short_error(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"policy\.toml") as caught:
+        read(text, tmp_path)
+    assert len(str(caught.value)) < 2_100
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{key} = {HUGE}" for key in ("max", "buffer", "gpus", "cpu", "price_per_hour", "idle_s", "boot_timeout_s")),
+        *(f"{key} = nan" for key in ("cpu", "price_per_hour", "idle_s", "boot_timeout_s")),
+        *(f"{key} = -1" for key in ("min", "max", "buffer", "gpus", "cpu", "idle_s", "boot_timeout_s")),
+        "cpu = inf",
+        "boot_timeout_s = inf",
+        "zones = [1, 2]",
+        'zones = [["a"]]',
+        "zones = [{ a = 1 }]",
+        'prices = { "" = true }',
+        f"memory = '{HUGE}GB'",
+        "memory = 'much'",
+        "tpu = 'v99-7'",
+        'attributes = { a = "\\u0000" }',
+        'provider = "command"',
+    ],
+)
+def test_no_group_is_too_absurd_for_an_error_that_names_it(line: str, tmp_path: Path) -> None:
+    head = "[[group]]\nname = 'odd'\n" + ("" if "provider" in line else "provider = 'process'\n")
+    with pytest.raises(InvalidRequest, match=r"policy.toml: \[\[group\]\] 'odd'") as caught:
+        read(head + line, tmp_path)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_how_much_a_policy_may_say_is_bounded(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"\[users\]: 10001 names, at most 10000"):
+        read("\n".join(f"users.u{number} = {{}}" for number in range(10_001)), tmp_path)
+    with pytest.raises(InvalidRequest, match="group: 1001 groups, at most 1000"):
+        read("\n".join(f"[[group]]\nname='g{number}'\nprovider='process'" for number in range(1_001)), tmp_path)
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A pipe that nobody writes into would hold the controller, /dev/zero fill its memory."""
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(InvalidRequest, match=r"it is no file|cannot be read"):
+            read_policy_file(place)
+
+
+def test_latin_1_is_said_to_be_no_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(InvalidRequest, match="utf-8"):
+        read_policy_file(tmp_path / "policy.toml")
+
+
 async def test_a_hangup_has_the_file_read_again_and_a_wrong_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,17 +215,27 @@ async def test_a_hangup_has_the_file_read_again_and_a_wrong_one_changes_nothing(
         told.append(policy.half_life_s)
         there.set()
 
+    def errors() -> list[str]:
+        return [record.why for record in caplog.records if record.levelname == "ERROR"]  # type: ignore[attr-defined]
+
     async with trio.open_nursery() as nursery:
         await nursery.start(read_again_on_hangup, file, changed)
-        for text in ("half_life_s = 'x'", "half_life_s = 5"):
-            file.write_text(text)
+        with trio.fail_after(10):
+            for number, text in enumerate(("half_life_s = 'x'", f"half_life_s = {HUGE}", "a = " + "[" * 50_000, None)):
+                file.unlink(missing_ok=True) if text is None else file.write_text(text)
+                os.kill(os.getpid(), signal.SIGHUP)
+                while len(errors()) <= number:  # noqa: ASYNC110 - the log tells nobody
+                    await trio.sleep(0.01)
+            file.write_text("half_life_s = 5")
             os.kill(os.getpid(), signal.SIGHUP)
-            await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(2):
             await there.wait()
         nursery.cancel_scope.cancel()
     assert told == [5]
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["the old policy stays"]
+    assert {record.message for record in caplog.records if record.levelname == "ERROR"} == {"the old policy stays"}
+    for why, says in zip(
+        errors(), ("half_life_s='x' must be", "half_life_s=999", "nested", "cannot be read"), strict=True
+    ):
+        assert says in why
 
 
 # Bands

@@ -14,7 +14,7 @@ from fray.model.gangs import hosts_of, port_names, slice_hosts
 from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
 from fray.model.reservations import ReservationSpec, check_reservation
-from fray.model.resources import Demand
+from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, cut
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.session import HEARTBEAT_S
 from fray.scheduler.rows import Session, SessionPhase
@@ -28,6 +28,7 @@ LAUNCH_LIMIT_JOBS = 10_000
 ID_LIMIT = NAME_LIMIT + 40
 GRACE_LIMIT_S = 7 * 86_400.0
 MEMBERS_LIMIT = 100_000
+PORTS_END = 65_536
 CHOICES_LIMIT = 16
 """Any-of devices of one job."""
 LOCATION_LIMIT = 2_000
@@ -132,8 +133,8 @@ def check_reserved(spec: ReservationSpec) -> None:
             f"reservation_id={spec.reservation_id!r} must be the reservation's name, a dash, and letters or digits: "
             f"{spec.name + '-run1'!r}"
         )
-    if any(_least(demand) < 0 for demand in (spec.demand, *spec.alternatives)):
-        raise InvalidRequest(f"reservation {spec.name!r}: no amount of {spec.demand} may be negative")
+    for demand in (spec.demand, *spec.alternatives):
+        _check_amounts(f"reservation {spec.name!r}", demand)
     check_reservation(spec)
 
 
@@ -157,8 +158,20 @@ def check_checkpoint(message: SaveCheckpoint, attached: Sequence[BlobId], has_bl
         raise InvalidRequest(f"the checkpoint does not name the attachment {min(extra)}")
 
 
-def _least(demand: Demand) -> int:
-    return min(demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
+def check_capacity(node: NodeName, capacity: Capacity) -> None:
+    """Raises InvalidRequest: a machine cannot have so much."""
+    amounts, ports = (capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes), capacity.ports
+    if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
+        raise InvalidRequest(f"node {node!r}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(amounts)}")
+    if ports.first < 0 or not 0 <= ports.count <= PORTS_END - ports.first:
+        raise InvalidRequest(f"node {node!r}: {cut(ports)} are no TCP ports")
+
+
+def _check_amounts(whose: str, demand: Demand) -> None:
+    """What the law could not reckon with would end the controller, and the next one, that finds it in the store."""
+    amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
+    if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
+        raise InvalidRequest(f"{whose}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(demand, 500)}")
 
 
 def _check_alternatives(spec: JobSpec) -> None:
@@ -173,7 +186,7 @@ def _check_alternatives(spec: JobSpec) -> None:
             device_count=spec.demand.device_count,
         )
         hosts = max(1, hosts_of(other))
-        if _least(other) < 0 or same != spec.demand or hosts != max(1, slice_hosts(spec)):
+        if same != spec.demand or not 0 <= other.device_count <= AMOUNT_LIMIT or hosts != max(1, slice_hosts(spec)):
             raise InvalidRequest(f"job {spec.name!r}: {other} does not replace {spec.demand} by another device alone")
 
 
@@ -191,10 +204,10 @@ def _check_spec(spec: JobSpec) -> None:
     _check_token(spec.job_id, spec.name, "job")
     demand = spec.demand
     waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s, spec.notice_s)
-    if _least(demand) < 0 or not all(0 <= wait_s < float("inf") for wait_s in waits_s):
+    _check_amounts(f"job {spec.name!r}", demand)
+    if not all(0 <= wait_s < float("inf") for wait_s in waits_s):
         raise InvalidRequest(
-            f"job {spec.name!r}: no amount of {demand}, {spec.ladder}, its back-off or its notice may be negative "
-            "or endless"
+            f"job {spec.name!r}: {spec.ladder}, its back-off and its notice may not be negative or endless"
         )
     if spec.stall_s is not None and not 0 < spec.stall_s < float("inf"):
         raise InvalidRequest(f"job {spec.name!r}: stall_s={spec.stall_s} must be more than 0 seconds")

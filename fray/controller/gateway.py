@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_client, default_namespace, is_over
+from fray.controller.admission import ATTEMPT_KEY, CLUSTER_KEY, check_capacity, check_client, default_namespace, is_over
 from fray.controller.captures import Captures
 from fray.controller.clients import ClientLink
 from fray.controller.house import House
@@ -161,6 +161,7 @@ class Gateway:
             self._house.joins.check_member(claim.key_id, hello)
             check_place(hello, self._house.state.fleet.units)
         check_name(hello.node, "a node")
+        check_capacity(hello.node, hello.capacity)
         lease_s = self._house.state.rules.lease_s
         if hello.lease_s > lease_s:
             raise InvalidRequest(

@@ -128,8 +128,8 @@ class Joins:
                 f"the join token of machine {token.unit!r} expired {now - token.expires_s:.0f} s ago: ask for another "
                 "one (`fray token --for-machine`)"
             )
-        if not asked.claim or len(asked.claim) > CLAIM_LIMIT:
-            raise InvalidRequest(f"a claim has 1 to {CLAIM_LIMIT} characters")
+        if not 1 <= len(asked.claim) <= CLAIM_LIMIT or not asked.claim.isascii():
+            raise InvalidRequest(f"a claim has 1 to {CLAIM_LIMIT} characters of ASCII")
         if not 0 <= asked.worker < token.hosts:
             raise InvalidRequest(
                 f"machine {token.unit!r} has {token.hosts} hosts, and node {asked.node!r} says that it is host "

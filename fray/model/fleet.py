@@ -15,12 +15,19 @@ from typing import Any
 from attrs import Factory
 
 from fray.errors import InvalidRequest
-from fray.model.resources import Capacity, Device, PortRange, parse_bytes
+from fray.model.resources import Capacity, Device, PortRange, cut, parse_bytes
 from fray.model.topology import tpu_topology
 from fray.model.word import frozen
 
 IDLE_S = 300.0
 BOOT_TIMEOUT_S = 900.0
+UNITS_LIMIT = 100_000
+"""Of one group."""
+CPUS_LIMIT, GPUS_LIMIT = 100_000, 1_000
+"""Of one host."""
+PRICE_LIMIT = 1e9
+IDLE_LIMIT_S, BOOT_LIMIT_S = 1e9, 30 * 86_400.0
+ZONE_LIMIT_CHARS = 100
 PORTS = PortRange(30_000, 512)
 """What an empty machine is thought to offer; a node says for itself what it does."""
 TPU_HOST_CPUS = {"v4": 240, "v5litepod": 112, "v5p": 208, "v6e": 180}
@@ -187,7 +194,7 @@ def read_group(table: Mapping[str, Any]) -> GroupConfig:
     name = table.get("name")
     if not isinstance(name, str) or not _NAME.match(name):
         raise InvalidRequest(
-            f"[[group]] name={name!r}: write up to 32 lower-case letters, digits and '-', a letter first"
+            f"[[group]] name={cut(name)}: write up to 32 lower-case letters, digits and '-', a letter first"
         )
     where = f"[[group]] {name!r}"
     for key, value in table.items():
@@ -197,12 +204,17 @@ def read_group(table: Mapping[str, Any]) -> GroupConfig:
         raise InvalidRequest(f"{where}: provider={provider!r}; write one of {', '.join(PROVIDERS)}")
     zones = table.get("zones", ("",))
     found = dict(table) | {"zones": (zones,) if isinstance(zones, str) else tuple(zones)}
-    if table.get("tpu"):
-        found = _tpu_host(table["tpu"]) | found
     if provider == "fixed":
         found |= _fixed(where, table)
-    group = GroupConfig(**found)
-    _check_group(where, group)
+    try:
+        if table.get("tpu"):
+            found = _tpu_host(table["tpu"]) | found
+        group = GroupConfig(**found)
+        _check_group(where, group)
+        group.capacity("")
+    except InvalidRequest as error:
+        text = str(error)
+        raise InvalidRequest(text if text.startswith(where) else f"{where}: {text}") from error
     return group
 
 
@@ -230,16 +242,25 @@ def _check_key(where: str, key: str, value: object) -> None:
     if types is None:
         near = difflib.get_close_matches(key, _KEYS, 2)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(_KEYS)}"
-        raise InvalidRequest(f"{where}: unknown key {key!r}{hint}")
+        raise InvalidRequest(f"{where}: unknown key {cut(key)}{hint}")
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise InvalidRequest(f"{where}: {key}={value!r} must be {' or '.join(kind.__name__ for kind in types)}")
+        raise InvalidRequest(f"{where}: {key}={cut(value)} must be {' or '.join(kind.__name__ for kind in types)}")
 
 
 def _check_group(where: str, group: GroupConfig) -> None:
-    if not 0 <= group.min <= group.max:
-        raise InvalidRequest(f"{where}: min={group.min} and max={group.max}: write 0 <= min <= max")
-    if group.buffer < 0 or group.gpus < 0 or group.cpu <= 0:
-        raise InvalidRequest(f"{where}: buffer={group.buffer}, gpus={group.gpus} must be 0 or more, cpu more than 0")
+    if not 0 <= group.min <= group.max <= UNITS_LIMIT:
+        raise InvalidRequest(
+            f"{where}: min={cut(group.min)} and max={cut(group.max)}: write 0 <= min <= max <= {UNITS_LIMIT}"
+        )
+    if not 0 <= group.buffer <= UNITS_LIMIT or not 0 <= group.gpus <= GPUS_LIMIT or not 0 < group.cpu <= CPUS_LIMIT:
+        raise InvalidRequest(
+            f"{where}: buffer={cut(group.buffer)} must be 0 to {UNITS_LIMIT}, gpus={cut(group.gpus)} 0 to "
+            f"{GPUS_LIMIT}, cpu={cut(group.cpu)} more than 0 and at most {CPUS_LIMIT}"
+        )
+    if not all(isinstance(zone, str) and len(zone) <= ZONE_LIMIT_CHARS for zone in group.zones):
+        raise InvalidRequest(
+            f"{where}: zones={cut(group.zones)}: each is a text of at most {ZONE_LIMIT_CHARS} characters"
+        )
     if group.zone_order not in ("stated", "price"):
         raise InvalidRequest(f"{where}: zone_order={group.zone_order!r}; write 'stated' or 'price'")
     if not group.zones or len(set(group.zones)) < len(group.zones):
@@ -250,12 +271,16 @@ def _check_group(where: str, group: GroupConfig) -> None:
                 f"{where}: zone {key!r} has a price or a region, and is not among zones={list(group.zones)}"
             )
     prices = (group.price_per_hour, *group.prices.values())
-    if not all(isinstance(price, int | float) and 0 <= price < float("inf") for price in prices):
-        raise InvalidRequest(f"{where}: prices must be numbers, 0 or more")
-    if not group.idle_s >= 0 or not group.boot_timeout_s > 0:
+    if not all(type(price) in (int, float) and 0 <= price <= PRICE_LIMIT for price in prices):
+        raise InvalidRequest(f"{where}: prices must be numbers, 0 to {PRICE_LIMIT:g}")
+    idles = 0 <= group.idle_s <= IDLE_LIMIT_S or group.idle_s == float("inf")
+    if not idles or not 0 < group.boot_timeout_s <= BOOT_LIMIT_S:
         raise InvalidRequest(
-            f"{where}: idle_s={group.idle_s} must be 0 or more, boot_timeout_s={group.boot_timeout_s} more"
+            f"{where}: idle_s={cut(group.idle_s)} must be 0 or more (at most {IDLE_LIMIT_S:g}; inf: for ever), "
+            f"boot_timeout_s={cut(group.boot_timeout_s)} more (at most {BOOT_LIMIT_S:g}, 30 days)"
         )
     if not all(isinstance(value, str) for value in (*group.attributes.values(), *group.regions.values())):
         raise InvalidRequest(f'{where}: attributes and regions are texts: write cpu_kind = "amd"')
-    group.capacity("")
+    for text in (*group.attributes, *group.attributes.values(), *group.zones, group.controller, group.gpu):
+        if not text.isprintable():
+            raise InvalidRequest(f"{where}: {cut(text)} has a character that cannot be printed")

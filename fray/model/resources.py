@@ -24,18 +24,33 @@ MEMORY, GPU_MEMORY = "2GB", "16GB"
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
+AMOUNT_LIMIT = 2**60
+"""Bytes, or thousandths of a CPU, or devices: nobody has more, and shares of more cannot be reckoned."""
+
+
 def parse_bytes(size: str | int, what: str = "size") -> int:
     """Bytes of ``"2GB"``, ``"512m"``, ``"1.5GiB"`` or a plain number; units are powers of 1024, case is ignored.
 
     Raises:
-        InvalidRequest: anything else, or a negative number.
+        InvalidRequest: anything else, a negative number, or more than `AMOUNT_LIMIT`.
     """
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+    if isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= AMOUNT_LIMIT:
         return size
     match = _SIZE.match(size) if isinstance(size, str) else None
-    if match is None:
-        raise InvalidRequest(f"{what}={size!r} is no size: write a number of bytes or for example '512MB', '2GB'")
-    return int(float(match[1]) * 1024 ** _POWER[match[2].lower()])
+    if match is not None and (found := float(match[1]) * 1024 ** _POWER[match[2].lower()]) <= AMOUNT_LIMIT:
+        return int(found)
+    raise InvalidRequest(
+        f"{what}={cut(size)} is no size: write a number of bytes or for example '512MB', '2GB'; at most {AMOUNT_LIMIT}"
+    )
+
+
+def cut(value: object, limit_chars: int = 100) -> str:
+    """A wrong value as it is repeated in an error: not all of it, if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= limit_chars else f"{text[:limit_chars]}…"
 
 
 def show_bytes(amount: int) -> str:
@@ -250,8 +265,8 @@ class ResourceConfig:
         return parse_bytes(default if self.memory is None else self.memory, "memory")
 
     def _check(self) -> None:
-        if not _is_number(self.cpu) or not 0 <= self.cpu < float("inf"):
-            raise InvalidRequest(f"cpu={self.cpu!r} must be a number of CPUs, 0 or more")
+        if not _is_number(self.cpu) or not 0 <= self.cpu <= AMOUNT_LIMIT / 1000:
+            raise InvalidRequest(f"cpu={cut(self.cpu)} must be a number of CPUs, 0 or more")
         if not _is_whole(self.replicas) or self.replicas < 0:
             raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more (0: of a reservation)")
         if self.pin_cpus and (self.cpu < 1 or self.cpu != int(self.cpu)):

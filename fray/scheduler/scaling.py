@@ -26,7 +26,7 @@ from fray.scheduler.packing import Packing, Spot
 from fray.scheduler.queue import Shape
 from fray.scheduler.rows import NodePhase
 from fray.scheduler.state import State
-from fray.scheduler.units import Unit, UnitPhase, UnitTurn
+from fray.scheduler.units import Unit, UnitPhase, UnitTurn, made_up, mark_of
 
 PLAN_S = 2.0
 """Between two plans, at least; a millisecond more for each unit, so that they never take more than a few percent."""
@@ -51,7 +51,7 @@ def told_policy(state: State, policy: Policy) -> None:
 
 def restarted(state: State, cluster: str, policy: Policy, out: Outbox) -> None:
     """With the controller: what was being asked for is asked for again under the same name."""
-    state.fleet.cluster = cluster[:6].lower()
+    state.fleet.cluster = mark_of(cluster)
     told_policy(state, policy)
 
 
@@ -287,7 +287,7 @@ def want(state: State, out: Outbox, at: Spot, why: str) -> None:
         raise LawBroken(f"a unit is wanted of group {at[0]!r}, which is not there")
     order = state.next_order()
     unit = Unit(
-        name="-".join(word for word in (config.name, books.cluster, str(order)) if word),
+        name=made_up(config.name, books.cluster, order),
         group=config.name,
         provider=config.provider,
         order=order,

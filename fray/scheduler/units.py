@@ -10,6 +10,25 @@ from attrs import Factory, define, frozen
 from fray.model.fleet import ErrorKind, MachineState
 from fray.model.resources import Capacity
 
+MARK_CHARS = 6
+"""Of a cluster's id, in the names of its units."""
+
+
+def mark_of(cluster: str) -> str:
+    """What the names of a cluster's units have of its id."""
+    return cluster[:MARK_CHARS].lower()
+
+
+def made_up(group: str, mark: str, order: int) -> str:
+    """The name of a unit that is yet to be made."""
+    return "-".join(word for word in (group, mark, str(order)) if word)
+
+
+def group_in(name: str, mark: str) -> str:
+    """Of whose group a cluster with this mark has made this name up; empty: it has not."""
+    group, _, rest = name.rpartition(f"-{mark}-")
+    return group if rest.isascii() and rest.isdecimal() else ""
+
 
 class UnitPhase(StrEnum):
     """Where a unit is, as far as the law knows."""

@@ -1,26 +1,34 @@
 """Machines of any cloud, through the lab's own commands: ``create``, ``delete`` and ``list`` (see docs/autoscaling.md).
 
-Law. A command is run by itself, without a shell unless it is written as one line, with `VARIABLES` in its environment.
+Law. A command is run by itself, without a shell unless it is written as one line, with ``FRAY_...`` in its environment.
 Exit code 0 is success. Any other is an error, whose kind is in `KINDS` and whose message is the end of stderr. ``list``
-prints a JSON array on stdout. A command that takes longer than ``timeout_s`` is killed with all it started.
+prints a JSON array on stdout; nothing at all is no empty array: a pipe whose first command has failed prints nothing.
+A machine in it whose name this cluster has not made up is left alone, whatever the command says. A command that takes
+longer than ``timeout_s``, or prints without end, is killed with its process group.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.errors import InvalidRequest
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
+from fray.model.environment import check_variable
+from fray.model.fleet import ZONE_LIMIT_CHARS, ErrorKind, GroupConfig, MachineState, SeenMachine
+from fray.model.joining import HOSTS_LIMIT
+from fray.model.resources import cut
+from fray.scheduler.units import group_in, mark_of
 
 KINDS: Mapping[int, ErrorKind] = {
     64: ErrorKind.INVALID,  # EX_USAGE
@@ -34,9 +42,15 @@ KINDS: Mapping[int, ErrorKind] = {
 }
 """Exit codes as in sysexits.h; every other one is TRANSIENT."""
 TIMEOUT_S = 120.0
+"""Longest life of a command, too: no call of a provider has more (`fray.controller.scaler`)."""
+LATE_OUTPUT_S = 1.0
+"""How long after its end a command's output is read on: what it started may hold the pipes for ever."""
+REAP_S = 1.0
 MESSAGE_LIMIT_CHARS = 500
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 _VERBS = ("create", "delete", "list")
+
+_log = logging.getLogger("fray.controller")
 
 
 @frozen
@@ -57,21 +71,30 @@ def read_options(group: GroupConfig) -> Commands:
     if unknown:
         raise InvalidRequest(f"{where}: unknown option {unknown[0]!r}; there are create, delete, list, timeout_s, env")
     timeout_s = group.options.get("timeout_s", TIMEOUT_S)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise InvalidRequest(f"{where}: options.timeout_s={timeout_s!r} must be a number of seconds, more than 0")
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= TIMEOUT_S:
+        raise InvalidRequest(
+            f"{where}: options.timeout_s={cut(timeout_s)} must be a number of seconds, more than 0 and at most "
+            f"{TIMEOUT_S:g}"
+        )
     env = group.options.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise InvalidRequest(f"{where}: options.env={env!r} must be a table of texts")
+        raise InvalidRequest(f"{where}: options.env={cut(env)} must be a table of texts")
+    try:
+        for name, value in env.items():
+            check_variable(name, value)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: options.env: {error}") from error
     words = {verb: _words(where, verb, group.options.get(verb)) for verb in _VERBS}
     return Commands(**words, timeout_s=float(timeout_s), env=env)
 
 
 def _words(where: str, verb: str, told: Any) -> tuple[str, ...]:
-    if isinstance(told, str) and told.strip():
-        return ("/bin/sh", "-c", told)
-    if isinstance(told, list) and told and all(isinstance(word, str) for word in told):
-        return tuple(told)
-    raise InvalidRequest(f'{where}: options.{verb}={told!r}: write a command, {verb} = ["/opt/lab/machines", "{verb}"]')
+    words = ["/bin/sh", "-c", told] if isinstance(told, str) and told.strip() else told
+    if isinstance(words, list) and words and all(isinstance(word, str) and "\0" not in word for word in words):
+        return tuple(words)
+    raise InvalidRequest(
+        f'{where}: options.{verb}={cut(told)}: write a command, {verb} = ["/opt/lab/machines", "{verb}"]'
+    )
 
 
 @define(eq=False)
@@ -79,7 +102,8 @@ class CommandProvider:
     """Provider of all groups of kind ``command``.
 
     Args:
-        cluster_id: given to each command as FRAY_CLUSTER: machines must be labelled with it.
+        cluster_id: given to each command as FRAY_CLUSTER: machines must be labelled with it. Names of machines have the
+            beginning of it.
 
     Raises:
         InvalidRequest: options that cannot be.
@@ -88,6 +112,8 @@ class CommandProvider:
     cluster_id: str
     groups: Sequence[GroupConfig]
     _commands: dict[str, Commands] = field(factory=dict, init=False)
+    _foreign: frozenset[str] = field(default=frozenset(), init=False)
+    """What was listed last and is not this cluster's."""
 
     def __attrs_post_init__(self) -> None:
         self.regroup(self.groups)
@@ -123,14 +149,29 @@ class CommandProvider:
 
     async def list(self) -> Sequence[SeenMachine]:
         """Groups that have one list command are asked by one call."""
-        found: dict[str, SeenMachine] = {}
         asked: dict[tuple[str, ...], tuple[Commands, list[str]]] = {}
         for name, commands in self._commands.items():
             asked.setdefault(commands.list, (commands, []))[1].append(name)
+        seen: dict[str, SeenMachine] = {}
         for words, (commands, groups) in asked.items():
             text = await self._run(words, commands, {"FRAY_GROUP": groups[0] if len(groups) == 1 else ""})
-            found |= {seen.name: seen for seen in _read(text, groups[0])}
-        return tuple(found.values())
+            seen |= {machine.name: machine for machine in _read(text)}
+        return tuple(self._ours(seen))
+
+    def _ours(self, seen: Mapping[str, SeenMachine]) -> Iterator[SeenMachine]:
+        """What nobody asked for is deleted: a command that lists too much must not cost anybody else's machines."""
+        mark = mark_of(self.cluster_id)
+        ours = {name: group for name in seen if (group := group_in(name, mark))}
+        foreign = frozenset(seen.keys() - ours)
+        if foreign - self._foreign:
+            few = ", ".join(cut(name) for name in islice(sorted(foreign), 5))
+            _log.warning(
+                "machines are listed that this cluster has not made: they are left alone",
+                extra={"machines": len(foreign), "names": few, "label": self.cluster_id},
+            )
+        self._foreign = foreign
+        for name, group in ours.items():
+            yield evolve(seen[name], group=group)
 
     async def aclose(self) -> None:
         pass
@@ -162,35 +203,61 @@ class CommandProvider:
             return await _finish(process, words, commands.timeout_s)
         finally:
             _kill_all(process)
+            with trio.move_on_after(REAP_S, shield=True):
+                await process.wait()
+
+
+@define
+class _Said:
+    """What a command prints: all of stdout, the end of stderr."""
+
+    out: bytearray = field(factory=bytearray)
+    err: bytearray = field(factory=bytearray)
+    is_endless: bool = False
+    """It printed more than the limit, on either."""
 
 
 async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float) -> str:
-    out, err = bytearray(), bytearray()
+    said = _Said()
     with trio.move_on_after(timeout_s) as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_take, process.stdout, out)
-            nursery.start_soon(_take, process.stderr, err)
-            await process.wait()
-    said = err.decode(errors="replace").strip()[-MESSAGE_LIMIT_CHARS:]
+        await _listen(process, said)
+    text = said.err.decode(errors="replace").strip()[-MESSAGE_LIMIT_CHARS:]
+    if said.is_endless:
+        raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} prints more than {OUTPUT_LIMIT_BYTES} bytes")
     if scope.cancelled_caught:
         raise ProviderError(
-            ErrorKind.TRANSIENT, f"{words[0]} took longer than {timeout_s:g} s" + (f": {said}" if said else "")
+            ErrorKind.TRANSIENT, f"{words[0]} took longer than {timeout_s:g} s" + (f": {text}" if text else "")
         )
     code = process.returncode
     if code:
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
-        raise ProviderError(KINDS.get(code, ErrorKind.TRANSIENT), f"{words[0]}: {said or how}")
-    if len(out) > OUTPUT_LIMIT_BYTES:
-        raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} prints more than {OUTPUT_LIMIT_BYTES} bytes")
-    return out.decode(errors="replace")
+        raise ProviderError(KINDS.get(code, ErrorKind.TRANSIENT), f"{words[0]}: {text or how}")
+    try:
+        return said.out.decode()
+    except UnicodeDecodeError as error:
+        raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} prints what is no UTF-8: {error}") from error
 
 
-async def _take(stream: trio.abc.ReceiveStream | None, into: bytearray) -> None:
-    """All of it; what is over the limit is read and dropped."""
-    assert stream is not None
-    async for chunk in stream:
-        if len(into) <= OUTPUT_LIMIT_BYTES:
-            into += chunk
+async def _listen(process: trio.Process, said: _Said) -> None:
+    """Until it has ended and its output is read, or it has printed too much."""
+    async with trio.open_nursery() as nursery:
+
+        async def take(stream: trio.abc.ReceiveStream | None, into: bytearray, keep_bytes: int) -> None:
+            assert stream is not None
+            size = 0
+            async with stream:
+                async for chunk in stream:
+                    size += len(chunk)
+                    into += chunk
+                    del into[:-keep_bytes]
+                    if size > OUTPUT_LIMIT_BYTES:
+                        said.is_endless = True
+                        nursery.cancel_scope.cancel()
+
+        nursery.start_soon(take, process.stdout, said.out, OUTPUT_LIMIT_BYTES + 1)
+        nursery.start_soon(take, process.stderr, said.err, 4 * MESSAGE_LIMIT_CHARS)
+        await process.wait()
+        nursery.cancel_scope.deadline = trio.current_time() + LATE_OUTPUT_S
 
 
 def _kill_all(process: trio.Process) -> None:
@@ -199,27 +266,42 @@ def _kill_all(process: trio.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _read(text: str, group: str) -> Iterator[SeenMachine]:
+def _read(text: str) -> Iterator[SeenMachine]:
     """Raises ProviderError: it is no array of machines."""
+    if not text.strip():
+        raise ProviderError(
+            ErrorKind.TRANSIENT,
+            "list prints nothing, as a pipe does that has failed: print [] where there is no machine",
+        )
     try:
-        told = json.loads(text or "[]")
+        told = json.loads(text)
         if not isinstance(told, list):
             raise TypeError("it is no array")
         for one in told:
-            yield SeenMachine(
-                name=str(one["name"]),
-                group=str(one.get("group") or group),
-                zone=str(one.get("zone") or ""),
-                state=MachineState(str(one.get("state", "running")).lower()),
-                hosts=int(one.get("hosts", 1)),
-                message=str(one.get("message") or ""),
-            )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+            yield _machine(one)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProviderError(
             ErrorKind.TRANSIENT,
             f"what list prints is no JSON array of machines like "
-            f'{{"name": "…", "group": "…", "zone": "…", "state": "running"}}: {error!r}',
+            f'{{"name": "…", "zone": "…", "state": "running"}}: {cut(error, 200)}',
         ) from error
+
+
+def _machine(one: Any) -> SeenMachine:
+    """Raises ValueError, TypeError, KeyError, AttributeError: it is none."""
+    name, zone, hosts = one["name"], one.get("zone") or "", one.get("hosts", 1)
+    if not isinstance(name, str) or not isinstance(zone, str) or len(zone) > ZONE_LIMIT_CHARS:
+        raise TypeError(f"a name and a zone are short texts: {cut(one)}")
+    if type(hosts) is not int or not 0 <= hosts <= HOSTS_LIMIT:
+        raise ValueError(f"hosts={cut(hosts)} must be 0 to {HOSTS_LIMIT}")
+    return SeenMachine(
+        name=name,
+        group="",  # known from the name
+        zone=zone,
+        state=MachineState(str(one.get("state", "running")).lower()),
+        hosts=hosts,
+        message=str(one.get("message") or "")[:MESSAGE_LIMIT_CHARS],
+    )
 
 
 def _node_config(request: MachineRequest) -> str:
