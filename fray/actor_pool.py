@@ -29,7 +29,8 @@ log = logging.getLogger("fray.resolver")
 Policy: TypeAlias = Literal["round_robin", "least_loaded", "power_of_two"]
 Tell: TypeAlias = Callable[[Sequence[ActorEndpoint]], None]
 EMPTY_WAIT_S = 5.0
-"""How long an awaited call waits for a member when there is none: one may just be starting, or starting again."""
+"""How long an awaited call waits for a member when there is none: one may just be starting, or starting again; and how
+long who asks who is there waits for the registry to answer."""
 BIND_WITHIN_S = 30.0
 BIND_AGAIN_S = (0.1, 5.0)
 """Waits between attempts to find an actor at a fixed address: the first, and the longest."""
@@ -212,6 +213,11 @@ class ActorPool:
         raise DeadlineExceeded(
             f"pool {self.name!r} has {self.size} of {min_size} actors after {timeout:g} s", size=self.size
         )
+
+    async def wait_known(self) -> None:
+        """Wait until the registry has said who is there, if only that nobody is; 5 s at most."""
+        with trio.move_on_after(EMPTY_WAIT_S):
+            await self._known.wait()
 
     async def sizes(self) -> AsyncIterator[int]:
         """The size now, then each time it has changed; sizes that nobody looked at in time are left out."""
@@ -406,8 +412,7 @@ class BroadcastMethod:
         Cancelling it cancels all calls. Raises NotPicklable, MessageTooLarge.
         """
         if not self._pool._living():
-            with trio.move_on_after(EMPTY_WAIT_S):
-                await self._pool._known.wait()
+            await self._pool.wait_known()
         futures = self(*args, **kwargs)
         try:
             return [await _outcome(future) for future in futures]

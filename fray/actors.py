@@ -222,6 +222,7 @@ class ActorServer:
         self._host, self._port = host, port
         self._endpoints: dict[ActorId, ActorEndpoint] = {}
         self._address: str | None = None
+        self._over = trio.Event()
 
     async def __aenter__(self) -> ActorServer:
         await self._listen()
@@ -305,9 +306,9 @@ class ActorServer:
                 self._runtime.host.unregister(endpoint.number)
 
     async def serve(self) -> None:
-        """Serve until cancelled."""
+        """Serve until `shutdown`, or until cancelled."""
         await self._listen()
-        await trio.sleep_forever()
+        await self._over.wait()
 
     async def shutdown(self, grace_period: float = 5.0) -> None:
         """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
@@ -317,6 +318,8 @@ class ActorServer:
                 for endpoint in endpoints:
                     nursery.start_soon(self._retire, endpoint, grace_period)
         self._address = None
+        self._over.set()
+        self._over = trio.Event()
 
     async def _retire(self, endpoint: ActorEndpoint, grace_s: float) -> None:
         with trio.move_on_after(UNREGISTER_WITHIN_S):

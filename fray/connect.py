@@ -130,7 +130,9 @@ def open_by_spec(
     if spec.kind == "local":
         from fray.local import open_local
 
-        return open_local(namespace=namespace, on_log=on_log, env_vars=variables, policy=policy)
+        if grace_s is not None and not 0 <= grace_s < float("inf"):
+            raise InvalidRequest(f"grace_s={grace_s!r} must be 0 or more seconds")
+        return open_local(namespace=namespace, on_log=on_log, env_vars=variables, policy=policy, grace_s=grace_s)
     if spec.kind == "machine":
         from fray.machine import open_machine
 

@@ -140,7 +140,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         secrets=secret_names(variables),
         sys_path=tuple(path or os.getcwd() for path in sys.path),
         cwd=os.getcwd(),
-        environment=_environment_of(request, entry),
+        environment=_environment_of(request, entry, runtime),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
         detached=request.detached,
@@ -168,9 +168,14 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
     return evolve(spec, demand=next(choices), alternatives=tuple(choices))
 
 
-def _environment_of(request: JobRequest, entry: EntryKind) -> EnvironmentSpec:
-    """What is pickled here is opened by the same version of Python; a program has none."""
+def _environment_of(request: JobRequest, entry: EntryKind, runtime: Runtime) -> EnvironmentSpec:
+    """What is pickled here is opened by the same version of Python; a program has none.
+
+    Extras are of the project around: that of the workspace this code runs in, else of the directory it stands in.
+    """
     config = request.environment
+    if config.extras and config.workspace is None and not runtime.bundle and os.path.exists("pyproject.toml"):
+        config = evolve(config, workspace=os.getcwd())
     return EnvironmentSpec(
         extras=config.extras,
         pip_packages=config.pip_packages,

@@ -23,7 +23,7 @@ from attrs import define, evolve, field
 
 from fray.embedded import CONTROLLER, embedded_network, open_driver, serve_controller
 from fray.model.health import Progress
-from fray.model.ids import AttemptId, Namespace
+from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.lines import LogLine
 from fray.model.policy import Policy
 from fray.model.resources import Capacity, PortRange, parse_bytes
@@ -42,6 +42,7 @@ from fray.node.serve import run_node
 from fray.runtime import own_job, stacks
 from fray.runtime.attempt import Ended, Stage, run_attempt
 from fray.runtime.context import Runtime
+from fray.runtime.roll import Roll, enrolled, roll_var
 from fray.runtime.services import open_services
 
 log = logging.getLogger("fray.local")
@@ -50,11 +51,23 @@ THREADS = trio.CapacityLimiter(1_000)
 """Sync jobs at the same time; far above what a laptop's ``local`` cluster offers in CPUs."""
 
 
+GRACE_S = 2.0
+"""How long leaving waits for threads of what was ended."""
+
+
 class ThreadStage:
-    """Sync code of a job runs in a thread of its own; cancellation abandons it."""
+    """Sync code of a job runs in a thread of its own; cancellation abandons it, and the roll remembers it."""
+
+    def __init__(self, job_id: JobId) -> None:
+        self._job_id = job_id
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
-        return await trio.to_thread.run_sync(fn, abandon_on_cancel=True, limiter=THREADS)
+        def run() -> Any:
+            with enrolled(name):
+                return fn()
+
+        name = f"fray-{self._job_id}"
+        return await trio.to_thread.run_sync(run, thread_name=name, abandon_on_cancel=True, limiter=THREADS)
 
     def executor(self, runtime: Runtime) -> None:
         """The host makes a thread for each actor."""
@@ -255,20 +268,53 @@ async def open_local(
     on_log: Callable[[Sequence[LogLine]], None] | None,
     env_vars: Mapping[str, str] | None = None,
     policy: Policy | None = None,
+    grace_s: float | None = None,
 ) -> AsyncIterator[Runtime]:
-    """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit."""
+    """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit.
+
+    Threads cannot be ended: leaving waits ``grace_s`` (`GRACE_S`) for them to return, then the log names those left.
+    """
     rng = random.SystemRandom()
     network = embedded_network(rng)
     token = f"{rng.getrandbits(128):032x}"
     claim = find_ports(OFFERED_EMBEDDED, rng)
     capacity = local_capacity(claim.ports)
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
-    with claim:
-        async with open_services() as nursery:
+    with claim, _calling(Roll()) as roll:
+        async with _waiting_for(roll, GRACE_S if grace_s is None else grace_s), open_services() as nursery:
             await nursery.start(serve_controller, network, (), token, rng, [config], None, env_vars, policy)
             await nursery.start(_node, config, network, rng)
             async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
                 yield runtime
+
+
+@contextmanager
+def _calling(roll: Roll) -> Iterator[Roll]:
+    """All threads that are begun from here on stand on it."""
+    token = roll_var.set(roll)
+    try:
+        yield roll
+    finally:
+        roll_var.reset(token)
+
+
+@asynccontextmanager
+async def _waiting_for(roll: Roll, grace_s: float) -> AsyncIterator[None]:
+    """Also after an error or a cancellation: nothing outlives the block without a word."""
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True):
+            left = await roll.wait_empty(grace_s)
+        if left:
+            log.warning(
+                "the local cluster has ended, and %d of its threads %s still in user code after %g s: %s; a thread "
+                "cannot be ended, so jobs should return when they are asked to (or run on 'machine')",
+                len(left),
+                "is" if len(left) == 1 else "are",
+                grace_s,
+                ", ".join(left),
+            )
 
 
 async def _node(
@@ -277,5 +323,5 @@ async def _node(
     rng: random.Random,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    launcher = TaskLauncher(network, lambda ticket: ThreadStage(), rng)
+    launcher = TaskLauncher(network, lambda ticket: ThreadStage(ticket.spec.job_id), rng)
     await run_node(config, network, launcher, rng=rng, task_status=task_status)

@@ -1,34 +1,44 @@
 """Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
 
 from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Conversation, Stream, metrics_of
-from fray.blocking.cluster import Cluster, Scope, current_cluster, open_cluster
-from fray.blocking.futures import ActorFuture, as_completed, wait_any
+from fray.blocking.cluster import Cluster, Scope
+from fray.blocking.futures import ActorFuture, BroadcastFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
 from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job
+from fray.blocking.local_server import LocalActorServer
+from fray.blocking.metadata import Metadata
+from fray.blocking.opening import FrayCluster, LocalCluster, current_cluster, open_cluster
 from fray.blocking.pools import WorkerPool
 from fray.blocking.reservations import Reservation
-from fray.blocking.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+from fray.blocking.resolver import ActorPool, BroadcastHandle, ClusterResolver, FixedResolver, Resolver
 from fray.jobs import CurrentJob, current_job
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
+from fray.model.ids import ActorId, Namespace
+from fray.model.ids import JobId as JobName
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
+from fray.model.messages.client import ActorEndpoint
 from fray.model.requests import Entrypoint, JobRequest
-from fray.model.reservations import Change, ReservationConfig, ReservationInfo, ReservationState
-from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
+from fray.model.reservations import Change, ReservationConfig, ReservationId, ReservationInfo, ReservationState
+from fray.model.resources import CpuConfig, DeviceConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, Cause, JobInfo, JobState
 
 __all__ = [
     "ActorConfig",
     "ActorContext",
+    "ActorEndpoint",
     "ActorFuture",
     "ActorGroup",
     "ActorHandle",
     "ActorHost",
+    "ActorId",
     "ActorMethod",
     "ActorPool",
     "ActorServer",
+    "BroadcastFuture",
+    "BroadcastHandle",
     "Cause",
     "Change",
     "Cluster",
@@ -37,20 +47,28 @@ __all__ = [
     "Conversation",
     "CpuConfig",
     "CurrentJob",
+    "DeviceConfig",
     "Entrypoint",
     "EnvironmentConfig",
     "FixedResolver",
+    "FrayCluster",
     "GpuConfig",
     "Job",
     "JobGroup",
     "JobGroupConfig",
     "JobGroupInfo",
     "JobInfo",
+    "JobName",
     "JobRequest",
     "JobRole",
     "JobState",
+    "LocalActorServer",
+    "LocalCluster",
+    "Metadata",
+    "Namespace",
     "Reservation",
     "ReservationConfig",
+    "ReservationId",
     "ReservationInfo",
     "ReservationState",
     "Resolver",

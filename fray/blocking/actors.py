@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -45,7 +44,7 @@ class ActorMethod:
             future.cancel()
             raise
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture:
+    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Make the call and return a future of its result. Calls of one thread start in the order they are made.
 
         It waits only when so many calls are unanswered that more would not be taken (in a done-callback, never).
@@ -56,7 +55,7 @@ class ActorMethod:
         """
         line = self._handle._line or self._handle._connect()
         call = line.make(self._name, args, kwargs)
-        future = ActorFuture(call, line.portal)
+        future: ActorFuture[Any] = ActorFuture(call, line.portal)
         line.send(call, self._options)
         return future
 
@@ -189,14 +188,14 @@ class ActorContext:
         Raises:
             FrayError: neither in a job nor in a driver that has a cluster open.
         """
-        from fray.blocking.cluster import current_cluster
+        from fray.blocking.opening import current_cluster
 
         return context_of(current_cluster()._runtime)
 
 
 def context_of(runtime: Any) -> ActorContext:
     """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
-    from fray.blocking.cluster import cluster_of
+    from fray.blocking.opening import cluster_of
     from fray.blocking.resolver import ClusterResolver
 
     context = runtime.extras.get("blocking context")
@@ -223,7 +222,6 @@ class ActorServer:
         self._cluster = cluster
         self._portal = portal_of(cluster._runtime)
         self._native = native.ActorServer(cluster._native, host, port)
-        self._ended = Event()
 
     def __enter__(self) -> ActorServer:
         self._portal.call(self._native._listen)
@@ -256,9 +254,12 @@ class ActorServer:
         self._portal.call(self._native.unregister, name)
 
     def serve(self) -> None:
-        """Serve until `shutdown` (by another thread), or until the job is asked to end."""
-        self._portal.call(self._native._listen)
-        self._ended.wait()
+        """Serve until `shutdown` (by another thread), or until the job is asked to end.
+
+        Raises:
+            ScopeCancelled: the scope, cluster or (in ``local``) job around this code is ending.
+        """
+        self._portal.call(self._native.serve)
 
     def serve_background(self) -> None:
         """Begin to listen and return: calls are served while the cluster is open."""
@@ -266,7 +267,6 @@ class ActorServer:
 
     def shutdown(self, grace_period: float = 5.0) -> None:
         """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
-        self._ended.set()
         self._portal.call(self._native.shutdown, grace_period)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, overload
@@ -11,10 +10,10 @@ import fray.cluster as native
 from fray.blocking import loop
 from fray.blocking.actors import ActorHandle
 from fray.blocking.job_groups import JobGroup
-from fray.blocking.jobs import Job, plain, plain_all
+from fray.blocking.jobs import Job, plain, plain_all, wait_stopped
 from fray.blocking.logs import LogLines
-from fray.blocking.loop import job_runtime, own_portal, portal_of
 from fray.blocking.makers import Maker
+from fray.blocking.metadata import Metadata
 from fray.blocking.portal import Held, Portal
 from fray.blocking.reservations import Reserving
 from fray.model.actors import ActorInfo, ActorStatus
@@ -115,6 +114,11 @@ class Cluster(Maker, Reserving):
         """Where the controller is."""
         return self._native.address
 
+    @property
+    def metadata(self) -> Metadata:
+        """Which actors are registered under which names."""
+        return Metadata(self._portal, self._native)
+
     def __enter__(self) -> Cluster:
         return self
 
@@ -129,7 +133,7 @@ class Cluster(Maker, Reserving):
 
     def _close(self, error: BaseException | None) -> None:
         if self._held is not None:
-            _forget(self)
+            loop.forget(self._runtime)
             self._held.leave(error)
 
     # Jobs ------------------------------------------------------------------------------------------------------------
@@ -159,9 +163,9 @@ class Cluster(Maker, Reserving):
         """Job groups on record, newest last. As `fray.Cluster.list_groups`."""
         return self._portal.call(lambda: self._native.list_groups(namespace, name=name))
 
-    def poll(self, job: Job | JobId) -> JobInfo:
+    def poll(self, job_id: Job | JobId) -> JobInfo:
         """The job's state now. Raises NoSuchJob."""
-        return self._portal.call(self._native.poll, plain(job))
+        return self._portal.call(self._native.poll, plain(job_id))
 
     @overload
     def wait(  # type: ignore[overload-overlap]  # a str is a Sequence[str] to the type checker, not to us
@@ -191,7 +195,7 @@ class Cluster(Maker, Reserving):
 
     def monitor(
         self,
-        job: Job | JobId,
+        job_id: Job | JobId,
         on_line: Callable[[LogLine], object] | None = None,
         *,
         tail: int | None = None,
@@ -202,17 +206,17 @@ class Cluster(Maker, Reserving):
         Args:
             on_line: called on this thread with each line. Default: they are printed.
         """
-        native_job = plain(job)
+        native_job = plain(job_id)
         if on_line is None:
             return self._portal.call(lambda: self._native.monitor(native_job, tail=tail, tree=tree))
-        with self.logs(job, follow=True, tail=tail, tree=tree) as lines:
+        with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
             for line in lines:
                 on_line(line)
         return self._portal.call(lambda: self._native.wait(native_job))
 
     def terminate(
         self,
-        job_ids: Job | JobId | Sequence[Job | JobId] = (),
+        job_id: Job | JobId | Sequence[Job | JobId] = (),
         reason: str = "terminated",
         *,
         name: str | None = None,
@@ -220,9 +224,13 @@ class Cluster(Maker, Reserving):
         namespace: Namespace | None = None,
         tree: bool = False,
     ) -> list[JobId]:
-        """Ask for the end of jobs and of all they own; which ones it has asked for. As `fray.Cluster.terminate`."""
+        """Ask for the end of a job, or several, and of all they own; which ones it has asked for. As
+        `fray.Cluster.terminate`. In a `local` cluster they have STOPPED when it returns; see `Job.terminate`.
+        """
         names: dict[str, Any] = {"name": name, "prefix": prefix, "namespace": namespace, "tree": tree}
-        return self._portal.call(lambda: self._native.terminate(plain_all(job_ids), reason, **names))
+        asked = self._portal.call(lambda: self._native.terminate(plain_all(job_id), reason, **names))
+        wait_stopped(self._portal, lambda: self._native.wait(asked))
+        return asked
 
     def list_jobs(self, namespace: Namespace | None = None, **which: Any) -> list[JobInfo]:
         """Jobs of the own namespace (``"*"``: of all), newest last. As `fray.Cluster.list_jobs`."""
@@ -320,78 +328,3 @@ class Cluster(Maker, Reserving):
 
 def _plain_actor(actor: ActorHandle | str) -> Any:
     return actor._native if isinstance(actor, ActorHandle) else actor
-
-
-# Which cluster -------------------------------------------------------------------------------------------------------
-
-_opening = threading.RLock()
-
-
-def _forget(cluster: Cluster) -> None:
-    with _opening:
-        if cluster._runtime in loop.opened:
-            loop.opened.remove(cluster._runtime)
-
-
-def cluster_of(runtime: Any) -> Cluster:
-    """The `Cluster` of a runtime, made when first asked for."""
-    cluster = runtime.extras.get("blocking cluster")
-    if cluster is None:
-        portal = portal_of(runtime)
-        cluster = runtime.extras.setdefault("blocking cluster", Cluster(portal, native.cluster_of(runtime)))
-    assert isinstance(cluster, Cluster)
-    return cluster
-
-
-def open_cluster(
-    spec: str | None = None,
-    *,
-    namespace: Namespace | None = None,
-    token: str | None = None,
-    logs: bool = True,
-    grace_s: float | None = None,
-    env_vars: Mapping[str, str] | None = None,
-) -> Cluster:
-    """Connect to a cluster, or make one: ``with open_cluster() as cluster``; without ``with``, `Cluster.close` or the
-    interpreter's exit ends it. Everything of it runs in one thread of this process, shared by all clusters.
-
-    Args:
-        spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4`` or ``fray://host:port``. Default: ``FRAY_CLUSTER_SPEC``,
-            else ``local``; inside a job, the job's own cluster.
-        namespace: names are unique within it. Default: a new one of its own.
-        token: for ``fray://``; default ``FRAY_TOKEN``.
-        logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
-        grace_s: for ``fray://``: how long this driver may be lost before all it owns ends. As `fray.open_cluster`.
-        env_vars: variables of every job of a cluster that is made here.
-
-    Raises:
-        UnknownClusterSpec: the spec names nothing.
-        Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
-        FrayError: this is async code: there it is `fray.open_cluster`.
-    """
-    runtime = job_runtime()
-    if spec is None and runtime is not None and runtime.job_id is not None:
-        return cluster_of(runtime)
-    opening = native.open_cluster(spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars)
-    held = Held(own_portal(), opening)
-    cluster = held.enter()
-    opened = Cluster(portal_of(cluster._runtime), cluster, held)
-    cluster._runtime.extras["blocking cluster"] = opened
-    with _opening:
-        loop.opened.append(cluster._runtime)
-    return opened
-
-
-def current_cluster() -> Cluster:
-    """The cluster of the running code: in a job its own; in a driver the one it opened last; else one that is opened
-    now, by ``FRAY_CLUSTER_SPEC`` (default ``local``), and ends with the interpreter. Raises as `open_cluster`.
-    """
-    runtime = job_runtime()
-    if runtime is not None:
-        return cluster_of(runtime)
-    with _opening:
-        for opened in reversed(loop.opened):
-            cluster = cluster_of(opened)
-            if cluster._held is None or not cluster._held.over:
-                return cluster
-        return open_cluster()

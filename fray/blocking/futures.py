@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from fray.blocking import away
 from fray.blocking.portal import Portal, awaiting, refuse_in_loop
@@ -15,6 +15,8 @@ from fray.futures import Future
 from fray.model.ids import ActorId
 
 log = logging.getLogger("fray.blocking")
+
+T = TypeVar("T")
 
 
 class Answer(Protocol):
@@ -32,7 +34,7 @@ class Answer(Protocol):
         """Of a settled one: whether it is a result, and what came, pickled."""
 
 
-class ActorFuture:
+class ActorFuture(Generic[T]):
     """A result that arrives later. It may be asked from any thread, any number of times; unread, the call still runs.
 
     The result is unpickled by the thread that asks first.
@@ -46,13 +48,13 @@ class ActorFuture:
         self._done = False
         self._shared: Future | None = None
         """What other processes ask for, once this has been pickled."""
-        self._callbacks: list[Callable[[ActorFuture], object]] = []
+        self._callbacks: list[Callable[[ActorFuture[T]], object]] = []
         self._turn = threading.Lock()
         """Held until the answer is there, then by whoever opens it."""
         self._turn.acquire()
         answer.add_done_callback(self._settle)
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """Wait for the result and return it, or raise what the call raised, with the remote traceback as cause.
 
         Args:
@@ -66,12 +68,18 @@ class ActorFuture:
         if not self._turn.acquire(False):
             self._wait(timeout)
         try:
-            return self._answer.result()
+            return self._open()
         finally:
             self._turn.release()
 
+    def _open(self) -> T:
+        """Whoever holds the turn."""
+        value: T = self._answer.result()
+        return value
+
     def _wait(self, timeout: float | None) -> None:
-        refuse_in_loop("this future has no answer yet, result() would wait")
+        if not self._done:  # else another thread opens it just now
+            refuse_in_loop("this future has no answer yet, result() would wait")
         with awaiting(self._answer):
             got = self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
         if not got:
@@ -84,10 +92,11 @@ class ActorFuture:
         """
         if not self._done:
             return None
-        try:
-            self.result()
-        except BaseException as error:  # noqa: BLE001 (it is the answer)
-            return error
+        with self._turn:
+            try:
+                self._answer.result()
+            except BaseException as error:  # noqa: BLE001 (it is the answer)
+                return error
         return None
 
     def done(self) -> bool:
@@ -103,7 +112,7 @@ class ActorFuture:
         self._portal.send(cancel)
         return True
 
-    def add_done_callback(self, callback: Callable[[ActorFuture], object]) -> None:
+    def add_done_callback(self, callback: Callable[[ActorFuture[T]], object]) -> None:
         """Call ``callback(self)`` when the answer is there: in the loop's thread, so it must be short and never wait;
         at once, in this thread, if it is there. What it raises is logged."""
         if self._done:
@@ -113,7 +122,7 @@ class ActorFuture:
 
     # In the loop
 
-    def _add(self, callback: Callable[[ActorFuture], object]) -> None:
+    def _add(self, callback: Callable[[ActorFuture[T]], object]) -> None:
         if self._done:
             self._call(callback)
         else:
@@ -127,7 +136,7 @@ class ActorFuture:
             self._call(callback)
         self._callbacks = []
 
-    def _call(self, callback: Callable[[ActorFuture], object]) -> None:
+    def _call(self, callback: Callable[[ActorFuture[T]], object]) -> None:
         try:
             callback(self)
         except Exception:
@@ -154,26 +163,43 @@ class ActorFuture:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives it is one of this face, and comes to the same."""
-        return _arrived, away.in_loop(self._portal, self._address)
+        return _arrived, (*away.in_loop(self._portal, self._address), type(self))
 
     def __repr__(self) -> str:
-        return f"<ActorFuture of {self._answer!r}>"
+        return f"<{type(self).__name__} of {self._answer!r}>"
 
 
-def _arrived(owner: ActorId, number: int, what: str) -> ActorFuture:
-    return away.arrive(lambda portal: ActorFuture(away.future_of(owner, number, what), portal))
+class BroadcastFuture(ActorFuture[Any]):
+    """What one actor of a broadcast answers. An error of the call is an answer like others: `result` returns it."""
+
+    __slots__ = ()
+
+    def _open(self) -> Any:
+        try:
+            return super()._open()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 (it is this actor's answer)
+            return error
 
 
-def as_completed(futures: Iterable[ActorFuture], timeout: float | None = None) -> Iterator[ActorFuture]:
+def _arrived(owner: ActorId, number: int, what: str, kind: type[ActorFuture[Any]] = ActorFuture) -> ActorFuture[Any]:
+    return away.arrive(lambda portal: kind(away.future_of(owner, number, what), portal))
+
+
+F = TypeVar("F", bound=ActorFuture[Any])
+
+
+def as_completed(futures: Iterable[F], timeout: float | None = None) -> Iterator[F]:
     """The futures in the order in which their answers come.
 
     Raises:
         TimeoutError: not all within ``timeout`` seconds (default: no end).
     """
     waiting = list(futures)
-    ready: SimpleQueue[ActorFuture] = SimpleQueue()
+    ready: SimpleQueue[F] = SimpleQueue()
     for future in waiting:
-        future.add_done_callback(ready.put)
+        future.add_done_callback(ready.put)  # type: ignore[arg-type]  # it is called with this very future
     until = None if timeout is None else monotonic() + timeout
     for left in range(len(waiting), 0, -1):
         try:
@@ -182,7 +208,7 @@ def as_completed(futures: Iterable[ActorFuture], timeout: float | None = None) -
             raise TimeoutError(f"{left} of {len(waiting)} answers have not come within {timeout:g} s") from None
 
 
-def _next(ready: SimpleQueue[ActorFuture], until: float | None) -> ActorFuture:
+def _next(ready: SimpleQueue[F], until: float | None) -> F:
     try:
         return ready.get_nowait()
     except Empty:
@@ -190,7 +216,7 @@ def _next(ready: SimpleQueue[ActorFuture], until: float | None) -> ActorFuture:
         return ready.get(timeout=None if until is None else max(0.0, until - monotonic()))
 
 
-def wait_any(futures: Iterable[ActorFuture], timeout: float | None = None) -> ActorFuture:
+def wait_any(futures: Iterable[F], timeout: float | None = None) -> F:
     """The first future to have its answer.
 
     Raises:

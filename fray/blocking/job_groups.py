@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
-from fray.blocking.jobs import Job
+from fray.blocking.jobs import Job, wait_stopped
 from fray.blocking.portal import Portal
 from fray.job_groups import JobGroup as NativeGroup
 from fray.model.job_groups import JobGroupInfo
 
 
-class JobGroup(Sequence[Job]):
-    """The jobs of a group, in the order of the request; and the group as a whole. As `fray.JobGroup`."""
+class JobGroup(list[Job]):
+    """The list of the jobs of a group, in the order of the request; and the group as a whole. As `fray.JobGroup`."""
 
     def __init__(self, portal: Portal, group: NativeGroup) -> None:
+        super().__init__(Job(portal, job) for job in group)
         self._portal, self._native = portal, group
-        self._jobs = tuple(Job(portal, job) for job in group)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives it is the list of its jobs."""
+        return list, (list(self),)
 
     @property
     def id(self) -> str:
@@ -43,22 +46,9 @@ class JobGroup(Sequence[Job]):
         return self._portal.call(self._native.info)
 
     def terminate(self, reason: str = "terminated by its owner") -> None:
-        """Ask for the end of all its jobs; returns when the controller has noted it."""
+        """Ask for the end of all its jobs; returns when the controller has noted it. As `Job.terminate`."""
         self._portal.call(self._native.terminate, reason)
-
-    @overload
-    def __getitem__(self, index: int) -> Job: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Job]: ...
-
-    def __getitem__(self, index: int | slice) -> Job | Sequence[Job]:
-        return self._jobs[index]
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
+        wait_stopped(self._portal, self._native.wait_ended)
 
     def __repr__(self) -> str:
         return repr(self._native)

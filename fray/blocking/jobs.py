@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from fray.blocking.logs import LogLines
+from fray.blocking.loop import here, is_in_process, portal_of
 from fray.blocking.portal import Held, Portal
+from fray.errors import NoSuchJob
 from fray.jobs import Job as NativeJob
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo
 
+STOPPED_WITHIN_S = 1.0
+"""How long `terminate` waits for the end of what runs in this process: a moment, unless async code cleans up."""
 
-class Job:
-    """One job of the cluster, seen from here."""
 
-    def __init__(self, portal: Portal, job: NativeJob) -> None:
-        self._portal, self._native = portal, job
+class Job(str):
+    """One job of the cluster, seen from here. It is its id, a string, and may stand wherever an id does; picklable:
+    it means the same job wherever it arrives in the cluster."""
+
+    _native: NativeJob
+    _place: Portal | None
+
+    def __new__(cls, portal: Portal | None, job: NativeJob) -> Job:
+        self = super().__new__(cls, job.id)
+        self._place, self._native = portal, job
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Job, (None, self._native)
+
+    @property
+    def _portal(self) -> Portal:
+        """A job that came by pickle belongs to the cluster of the code that uses it."""
+        if self._place is None:
+            self._place = portal_of(here())
+        return self._place
 
     @property
     def id(self) -> JobId:
@@ -32,7 +53,7 @@ class Job:
     @property
     def info(self) -> JobInfo:
         """The latest state known here."""
-        return self._native.info
+        return self._native.info if self._place is not None else self._portal.run(lambda: self._native.info)
 
     def wait(self, timeout: float | None = None) -> Any:
         """What the callable returned (None for a program).
@@ -76,8 +97,13 @@ class Job:
         return self._native.done()
 
     def terminate(self, reason: str = "terminated by its owner") -> None:
-        """Ask for its end and that of everything below it; returns when the controller has noted it."""
+        """Ask for its end and that of everything below it; returns when the controller has noted it.
+
+        In a `local` cluster it has STOPPED then: its thread cannot be ended and may still be in user code, but what
+        comes of that is nobody's any more. (Async code has a second to clean up.)
+        """
         self._portal.call(self._native.terminate, reason)
+        wait_stopped(self._portal, self._native.wait_ended)
 
     def logs(self, **which: Any) -> LogLines:
         """What it has printed: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
@@ -106,6 +132,13 @@ class Forward:
         self._held.leave(None)
 
 
+def wait_stopped(portal: Portal, wait: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """After a request to end: in this process that is done at once, and seen here a moment later."""
+    if is_in_process(portal.runtime):
+        with suppress(TimeoutError, NoSuchJob):
+            portal.call_within(STOPPED_WITHIN_S, "it has not ended", wait)
+
+
 def launched(portal: Portal, launched: Any) -> Job | list[Job]:
     """What a native ``launch`` gave, for sync code."""
     return [Job(portal, job) for job in launched] if isinstance(launched, list) else Job(portal, launched)
@@ -113,8 +146,8 @@ def launched(portal: Portal, launched: Any) -> Job | list[Job]:
 
 def plain(job: Job | JobId) -> NativeJob | JobId:
     """The native job behind one of sync code; an id as it is."""
-    return job._native if isinstance(job, Job) else job
+    return job._native if isinstance(job, Job) and job._place is not None else str(job)
 
 
 def plain_all(jobs: Job | JobId | Sequence[Job | JobId]) -> Any:
-    return plain(jobs) if isinstance(jobs, Job | str) else [plain(job) for job in jobs]
+    return plain(jobs) if isinstance(jobs, str) else [plain(job) for job in jobs]

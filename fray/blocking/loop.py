@@ -38,6 +38,27 @@ opened: list[Runtime] = []
 """Of the clusters that sync code of this process has open, in the order in which it opened them."""
 
 
+opening = threading.RLock()
+"""Held by whoever looks at `opened`, and by `current_cluster` while it opens one: one for all threads."""
+
+
+def forget(runtime: Runtime) -> None:
+    """It is being closed: it is no longer the one that was opened last."""
+    with opening:
+        if runtime in opened:
+            opened.remove(runtime)
+
+
+def is_in_process(runtime: Runtime | None) -> bool:
+    """Whether the jobs of its cluster are threads of this process: a `local` one."""
+    if runtime is None:
+        return False
+    controller = runtime.link.controller
+    if controller is None:  # a job, which does not wait for its welcome
+        return runtime.address.startswith("memory:")
+    return controller.in_place
+
+
 def here() -> Runtime:
     """The runtime of the running code: of its job, or of the cluster that this process opened last.
 
@@ -109,8 +130,8 @@ def own_portal() -> Portal:
 
 def _after_fork() -> None:
     """The loop's thread is not in the child. Handles say so; a cluster opened from here on gets a loop of its own."""
-    global _own, _lock
-    _own, _lock = None, threading.Lock()
+    global _own, _lock, opening
+    _own, _lock, opening = None, threading.Lock(), threading.RLock()
     opened.clear()
     for portal in list(portals):
         portal.break_off(

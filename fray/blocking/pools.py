@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from fray import pools as native
 from fray.blocking import away
@@ -16,10 +16,13 @@ from fray.blocking.portal import Held, Portal
 from fray.distant_pool import arrive
 from fray.errors import ChannelClosed, InvalidRequest
 from fray.futures import Future
+from fray.model.environment import EnvironmentConfig
 from fray.model.ids import ActorId
+from fray.model.resources import ResourceConfig
 from fray.task_pool import IN_FLIGHT_PER_WORKER, TaskOptions, close_arguments
 
 OnProgress = Callable[[int, int | None], object]
+T = TypeVar("T")
 
 
 class _Errand:
@@ -93,7 +96,7 @@ class TaskPool:
         """The same pool for tasks with other options: those of `fray.WorkerPool.options`."""
         return TaskPool(self._portal, self._native, self._native.options(**options)._options)
 
-    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ActorFuture:
+    def submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> ActorFuture[T]:
         """Queue ``fn(*args, **kwargs)`` (sync, or async) and return a future at once.
 
         Raises:
@@ -103,15 +106,15 @@ class TaskPool:
         """
         return self._send(self._native.pickled(fn), args, kwargs)
 
-    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[ActorFuture]:
+    def map(self, fn: Callable[[Any], T], items: Iterable[Any]) -> list[ActorFuture[T]]:
         """`submit` for each item, the function pickled once; futures in the order of the items. Raises as `submit`."""
         function = self._native.pickled(fn)
         return [self._send(function, (item,), {}) for item in items]
 
-    def _send(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture:
+    def _send(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
         content = close_arguments(function, args, kwargs)
         errand = _Errand(self._native, function, content, bool(kwargs), self._options)
-        future = ActorFuture(errand, self._portal)
+        future: ActorFuture[Any] = ActorFuture(errand, self._portal)
         self._portal.send(errand.queue)
         return future
 
@@ -152,7 +155,7 @@ class TaskPool:
 
 
 def _results(
-    futures: Iterator[ActorFuture], return_exceptions: bool, on_progress: OnProgress | None, total: int | None
+    futures: Iterator[ActorFuture[Any]], return_exceptions: bool, on_progress: OnProgress | None, total: int | None
 ) -> Iterator[Any]:
     try:
         for taken, future in enumerate(futures, 1):
@@ -169,8 +172,8 @@ def _results(
         futures.close()  # type: ignore[attr-defined]  # it is a generator
 
 
-def _in_order(made: Iterator[ActorFuture], limit: int) -> Iterator[ActorFuture]:
-    window: deque[ActorFuture] = deque()
+def _in_order(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFuture[Any]]:
+    window: deque[ActorFuture[Any]] = deque()
     try:
         for future in made:
             window.append(future)
@@ -183,9 +186,9 @@ def _in_order(made: Iterator[ActorFuture], limit: int) -> Iterator[ActorFuture]:
             future.cancel()
 
 
-def _as_done(made: Iterator[ActorFuture], limit: int) -> Iterator[ActorFuture]:
-    window: set[ActorFuture] = set()
-    done: SimpleQueue[ActorFuture] = SimpleQueue()
+def _as_done(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFuture[Any]]:
+    window: set[ActorFuture[Any]] = set()
+    done: SimpleQueue[ActorFuture[Any]] = SimpleQueue()
     try:
         for future in made:
             window.add(future)
@@ -210,8 +213,17 @@ class WorkerPool(TaskPool):
     ends them, and so does the cluster's end. Arguments and errors are those of `fray.WorkerPool`.
     """
 
-    def __init__(self, cluster: Cluster, num_workers: int, *args: Any, **kwargs: Any) -> None:
-        self._held = Held(cluster._portal, native.WorkerPool(cluster._native, num_workers, *args, **kwargs))
+    def __init__(
+        self,
+        cluster: Cluster,
+        num_workers: int,
+        resources: ResourceConfig | None = None,
+        environment: EnvironmentConfig | None = None,
+        name_prefix: str = "worker",
+        **options: Any,
+    ) -> None:
+        made = native.WorkerPool(cluster._native, num_workers, resources, environment, name_prefix, **options)
+        self._held = Held(cluster._portal, made)
         self._pool = pool = self._held.enter(around_body=False)
         super().__init__(cluster._portal, pool, pool._options)
 

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fray import resolver as native
 from fray.actor_pool import ActorPool as NativePool
 from fray.actor_pool import Policy
 from fray.blocking import away
-from fray.blocking.cluster import Cluster, current_cluster
-from fray.blocking.futures import ActorFuture
+from fray.blocking.cluster import Cluster
+from fray.blocking.futures import ActorFuture, BroadcastFuture
+from fray.blocking.opening import current_cluster
 from fray.blocking.portal import Portal
 from fray.model.messages.client import ActorEndpoint
+
+T = TypeVar("T")
 
 
 class Resolver(Protocol):
     """Maps actor names to pools."""
 
-    def lookup(self, name: str) -> ActorPool:
+    def lookup(self, name: str) -> ActorPool[Any]:
         """The actors of this name: a pool that follows them as they come and go. It may be empty."""
         ...
 
 
-class ActorPool:
-    """All actors registered under one name, now and later; for any thread."""
+class ActorPool(Generic[T]):
+    """All actors registered under one name, now and later; for any thread. ``T``, for type checkers, is their class."""
 
     def __init__(self, portal: Portal, pool: NativePool) -> None:
         self._portal, self._native = portal, pool
@@ -51,14 +54,15 @@ class ActorPool:
         """Wait until at least ``min_size`` actors are there. Raises DeadlineExceeded (a TimeoutError)."""
         self._portal.call(self._native.wait_for_size, min_size, timeout)
 
-    def call(self, policy: Policy = "round_robin") -> Turn:
+    def call(self, policy: Policy = "round_robin") -> T:
         """A proxy: each ``proxy.method(...)`` goes to one of the actors, and waits for its answer; also
         ``proxy.method.remote(...)`` and ``proxy.method.options(...)``. As `fray.ActorPool.call`."""
-        return Turn(self._portal, self._portal.run(self._native.call, policy))
+        return cast(T, Turn(self._portal, self._portal.run(self._native.call, policy)))
 
-    def broadcast(self) -> Broadcast:
-        """A proxy: ``proxy.method(...)`` calls every actor and returns one future each."""
-        return Broadcast(self._portal, self._native.broadcast())
+    def broadcast(self) -> BroadcastHandle[T]:
+        """A proxy: ``proxy.method(...)`` calls every actor and returns one future each, whose ``result()`` is what the
+        actor returned, or the exception that its call came to."""
+        return BroadcastHandle(self._portal, self._native.broadcast())
 
     def on_size(self, callback: Callable[[int], object]) -> Callable[[], None]:
         """Have ``callback(size)`` called in the loop's thread when actors come or go; call the result to end that."""
@@ -73,10 +77,10 @@ class ActorPool:
         return repr(self._native)
 
 
-def _arrived(pool: NativePool) -> ActorPool:
+def _arrived(pool: NativePool) -> ActorPool[Any]:
     """It is followed from now on: `ActorPool.size` looks at it from any thread."""
 
-    def follow(portal: Portal) -> ActorPool:
+    def follow(portal: Portal) -> ActorPool[Any]:
         pool._follow()
         return ActorPool(portal, pool)
 
@@ -103,7 +107,7 @@ class TurnMethod:
         """Call it and wait for its result. Raises as `ActorMethod`, and NoSuchActor: nobody is there."""
         return self._portal.call(lambda: self._native(*args, **kwargs))
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture:
+    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Make the call and return a future of its result."""
         return self._portal.run(lambda: ActorFuture(self._native.start(*args, **kwargs), self._portal))
 
@@ -112,21 +116,23 @@ class TurnMethod:
         return TurnMethod(self._portal, self._native.options(**options))
 
 
-class Broadcast:
+class BroadcastHandle(Generic[T]):
     """All actors of a pool at once."""
 
     def __init__(self, portal: Portal, broadcast: Any) -> None:
         self._portal, self._native = portal, broadcast
 
-    def options(self, **options: Any) -> Broadcast:
+    def options(self, **options: Any) -> BroadcastHandle[T]:
         """The same with other options: those of `fray.ActorPool.broadcast`."""
-        return Broadcast(self._portal, self._native.options(**options))
+        return BroadcastHandle(self._portal, self._native.options(**options))
 
-    def __getattr__(self, name: str) -> Callable[..., list[ActorFuture]]:
-        method, portal = getattr(self._native, name), self._portal
-        return lambda *args, **kwargs: portal.run(
-            lambda: [ActorFuture(answer, portal) for answer in method(*args, **kwargs)]
-        )
+    def __getattr__(self, method_name: str) -> Callable[..., list[ActorFuture[Any]]]:
+        method, portal = getattr(self._native, method_name), self._portal
+
+        def call_all(*args: Any, **kwargs: Any) -> list[ActorFuture[Any]]:
+            return portal.run(lambda: [BroadcastFuture(answer, portal) for answer in method(*args, **kwargs)])
+
+        return call_all
 
 
 class ClusterResolver:
@@ -136,9 +142,15 @@ class ClusterResolver:
         self._portal = cluster._portal
         self._native = native.ClusterResolver(cluster._native)
 
-    def lookup(self, name: str) -> ActorPool:
-        """The actors of this name; at once, and empty until the registry has answered. Raises InvalidRequest."""
-        return ActorPool(self._portal, self._portal.run(self._native.lookup, name))
+    def lookup(self, name: str) -> ActorPool[Any]:
+        """The actors of this name; none is no error: `ActorPool.wait_for_size` waits for some.
+
+        It waits for the registry's first answer, so that `ActorPool.size` and `ActorPool.broadcast` mean those that
+        are there now. Raises InvalidRequest: this can be no actor's name.
+        """
+        pool = self._portal.run(self._native.lookup, name)
+        self._portal.call(pool.wait_known)
+        return ActorPool(self._portal, pool)
 
 
 class FixedResolver:
@@ -160,6 +172,6 @@ class FixedResolver:
         self._portal = (cluster or current_cluster())._portal
         self._native = native.FixedResolver(addresses, token=token)
 
-    def lookup(self, name: str) -> ActorPool:
+    def lookup(self, name: str) -> ActorPool[Any]:
         """The pool of fixed addresses for ``name``; empty for a name it was not told."""
         return ActorPool(self._portal, self._portal.run(self._native.lookup, name))

@@ -118,7 +118,8 @@ class EnvironmentConfig:
     """Environment of a job's process, on top of the node's own.
 
     Attributes:
-        extras: of the workspace's project (its ``pyproject.toml``).
+        extras: of the workspace's project (its ``pyproject.toml``). Where no workspace is named, of the project in the
+            working directory, which is the workspace then.
         pip_packages: requirements as pip writes them: ``"polars>=1"``.
         env_vars: values, or `Secret` in their place; names that begin with ``FRAY_`` are Fray's own.
         workspace: directory whose files (tracked by git, or untracked and not ignored) travel to where the job runs and

@@ -143,8 +143,8 @@ class ResourceConfig:
     device: DeviceConfig
     cpu: float
     memory: str | int | None
-    disk: str | int
     replicas: int
+    disk: str | int
     preemptible: bool
     regions: tuple[str, ...]
     zones: tuple[str, ...]
@@ -157,8 +157,8 @@ class ResourceConfig:
         device: DeviceConfig | None = None,
         cpu: float = 1,
         memory: str | int | None = None,
-        disk: str | int = 0,
         replicas: int = 1,
+        disk: str | int = 0,
         preemptible: bool = True,
         regions: str | Sequence[str] | None = None,
         zones: str | Sequence[str] | None = None,

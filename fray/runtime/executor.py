@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import trio
 
 from fray.errors import ActorDied
+from fray.runtime.roll import enrolled
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a busy thread keeps the interpreter from the loop; Python's default is 0.005."""
@@ -96,7 +97,7 @@ class Executor:
         self._threads += threads
         for number in range(threads):
             name = self.name if threads == 1 else f"{self.name}-{number}"
-            threading.Thread(target=copy_context().run, args=(self._serve,), name=name, daemon=True).start()
+            threading.Thread(target=copy_context().run, args=(self._begin, name), name=name, daemon=True).start()
 
     def grow(self, threads: int) -> None:
         """Begin as many threads as are missing to so many."""
@@ -161,6 +162,10 @@ class Executor:
             self._serve(only_functions)
         finally:
             self._threads -= 1
+
+    def _begin(self, name: str) -> None:
+        with enrolled(name):
+            self._serve()
 
     def _serve(self, only_functions: bool = False) -> None:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))

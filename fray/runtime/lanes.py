@@ -21,6 +21,7 @@ import trio
 from fray.errors import ActorDied
 from fray.runtime.current import current_actor_var
 from fray.runtime.executor import SWITCH_INTERVAL_S, Errand, Job
+from fray.runtime.roll import enrolled
 
 FIRST_THREADS = 2
 THREADS_LIMIT = 128
@@ -84,9 +85,12 @@ class ThreadPool:
 
     def _add_thread(self) -> None:
         self.threads += 1
-        threading.Thread(
-            target=self._context.copy().run, args=(self._serve,), name=f"{self.name}-{self.threads}", daemon=True
-        ).start()
+        name = f"{self.name}-{self.threads}"
+        threading.Thread(target=self._context.copy().run, args=(self._begin, name), name=name, daemon=True).start()
+
+    def _begin(self, name: str) -> None:
+        with enrolled(name):
+            self._serve()
 
     def _collect(self) -> None:
         self._poked = False

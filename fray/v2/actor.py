@@ -146,15 +146,6 @@ def _set_current_actor(context: ActorContext) -> Token[ActorContext | None]:
     return _current_actor_var.set(context)
 
 
-_process_actor: ActorContext | None = None
-
-
-def set_process_actor(context: ActorContext) -> None:
-    """Of a process that hosts one actor and nothing else: all its threads are that actor's."""
-    global _process_actor
-    _process_actor = context
-
-
 def _reset_current_actor(token: Token[ActorContext | None]) -> None:
     _current_actor_var.reset(token)
 

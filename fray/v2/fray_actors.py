@@ -25,7 +25,7 @@ class FrayActorMethod(ActorMethod):
 
     _handle: FrayActorHandle
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture:
+    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Begin a call; calls of one thread begin in the order in which they are made.
 
         Raises:
@@ -40,7 +40,7 @@ class FrayActorMethod(ActorMethod):
             call = line.make(self._name, args, kwargs)
         except ChannelClosed as error:
             raise _closed(self._handle._name, error) from error
-        future = ActorFuture(call, line.portal)
+        future: ActorFuture[Any] = ActorFuture(call, line.portal)
         line.send(call, self._options)
         return future
 

@@ -266,8 +266,8 @@ def client_of_fray_job() -> FrayClient | None:
     """The client of the Fray job whose code is running; None: it is none."""
     if "fray.runtime.context" not in sys.modules:
         return None  # a job's process has it
-    from fray.blocking.cluster import cluster_of
     from fray.blocking.loop import job_runtime
+    from fray.blocking.opening import cluster_of
 
     runtime = job_runtime()
     if runtime is None or runtime.job_id is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fray.blocking import Cluster, loop
-from fray.blocking.cluster import cluster_of
+from fray.blocking.opening import cluster_of
 from fray.v2.client import _current_client_var, client_of
 
 

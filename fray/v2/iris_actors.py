@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any
 
-from fray.v2.actor import ActorContext, _set_current_actor, set_process_actor
+from fray.v2.actor import ActorContext, _set_current_actor, _set_process_actor
 from fray.v2.iris_jobs import HostingJob, IrisJobHandle
 from fray.v2.iris_words import iris_client, iris_context
 from fray.v2.job import JobStatus
@@ -74,7 +74,7 @@ def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, ind
     """The entrypoint of an actor's job: serve it until the job is ended, or the actor ends itself."""
     context = iris_client().iris_ctx()
     _, about = serve(cls, args, kwargs, name, group, index, context, context.get_port(PORT))
-    set_process_actor(about)
+    _set_process_actor(about)
     about.shutdown_event.wait()
     context.registry.unregister(name)
 
