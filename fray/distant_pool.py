@@ -65,13 +65,14 @@ class DistantPool(TaskPool):
         super().__init__(self, options)
         self.num_workers = num_workers
         self._owner, self._number, self._name = owner, number, name
+        self._here = current_or_none()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return arrive, (self._owner, self._number, self._name, self.num_workers, self._options)
 
     @property
     def _runtime(self) -> Runtime:
-        return current()
+        return self._here or current()
 
     async def stats(self) -> PoolStats:
         """What the pool has done so far, for whomever. Raises ActorDied."""

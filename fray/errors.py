@@ -181,6 +181,10 @@ class DeadlineExceeded(FrayError, TimeoutError):
     """The deadline given with the call (or inherited from the caller's) has passed."""
 
 
+class ObjectLost(FrayError, RuntimeError):
+    """An object that was put is gone: the job or driver that owned it has ended, or nobody held it any more."""
+
+
 class FutureForgotten(FrayError):
     """A future that came from another process was settled so long ago that its author does not keep it any more."""
 

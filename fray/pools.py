@@ -6,7 +6,7 @@ what a user says and sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -100,7 +100,7 @@ class _Slot:
         attempts = self.record.info.attempts
         last = attempts[-1] if attempts else None
         hand = crew.board.hands.get(self.job_id)
-        held = len(hand.given) if hand is not None else 0
+        held = hand.held if hand is not None else 0
         return WorkerInfo(
             job_id=self.job_id,
             node=last.node if last else "",
@@ -127,6 +127,7 @@ class WorkerPool(TaskPool):
         max_restarts: how many times each worker is started anew after a failure. Default 10.
         kill_after_s: how long a sync task that was cancelled, or overran its ``timeout_s``, may keep its worker; then
             the process is ended and started anew. Default: for ever, and the worker runs nothing else meanwhile.
+        extras: for other faces: asked once, when the workers are launched, for what their runtimes shall know.
 
     Raises:
         InvalidRequest: fewer than one worker, or a name with blanks.
@@ -143,6 +144,7 @@ class WorkerPool(TaskPool):
         max_retries: int = 3,
         max_restarts: int = 10,
         kill_after_s: float | None = None,
+        extras: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
         if not isinstance(num_workers, int) or num_workers < 1:
             raise InvalidRequest(f"num_workers={num_workers!r} must be a whole number, 1 or more")
@@ -153,6 +155,7 @@ class WorkerPool(TaskPool):
         self._runtime: Runtime = cluster._runtime
         self.num_workers = num_workers
         self._kill_after_s = kill_after_s
+        self._extras = extras
         self._request = JobRequest(
             name=name_prefix,
             resources=resources or ResourceConfig(),
@@ -206,11 +209,11 @@ class WorkerPool(TaskPool):
 
     async def _launch(self, children: ChildScope) -> None:
         """All workers in one request, or none."""
+        about = self._kill_after_s, self._extras() if self._extras is not None else None
         together = mint_name(self._request.name, self._runtime.rng)
         names = [f"{together}-{index}" for index in range(self.num_workers)]
         built = [
-            build_actor_spec(evolve(self._request, name=name), self._runtime, TaskWorker, (self._kill_after_s,), {})
-            for name in names
+            build_actor_spec(evolve(self._request, name=name), self._runtime, TaskWorker, about, {}) for name in names
         ]
         for spec, _ in built:
             self._crew.board.expect(spec.job_id)
@@ -315,7 +318,7 @@ class WorkerPool(TaskPool):
         counts, board = self._crew.counts, self._crew.board
         return PoolStats(
             queued=len(board),
-            running=sum(len(hand.given) for hand in board.hands.values()),
+            running=sum(hand.held for hand in board.hands.values()),
             done=counts.done,
             failed=counts.failed,
             cancelled=counts.cancelled,

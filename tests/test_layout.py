@@ -58,7 +58,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 INSIDE_FUNCTIONS = {("cluster", "local"), ("cluster", "connect")}
 """`open_cluster` chooses among the kinds of clusters when it is called."""
 
-BRIDGE = {"blocking/portal.py", "blocking/loop.py", "blocking/line.py", "blocking/away.py"}
+BRIDGE = {
+    *("blocking/portal.py", "blocking/loop.py", "blocking/line.py", "blocking/away.py"),
+    *("blocking/objects.py", "blocking/items.py"),
+}
 """Of the blocking face, these alone know the loop: they import trio and the runtime."""
 
 ALONE_OPENS = {
@@ -80,6 +83,7 @@ PURE = (
     *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "net/upgrade.py", "node/reconcile.py"),
     *("node/reports.py", "node/environments/recipe.py"),
     *("net/bulk.py", "net/shelf.py", "runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
+    "runtime/object_books.py",
     *("model/**/*.py", "scheduler/**/*.py"),
 )
 IMPURE = {

@@ -69,6 +69,12 @@ def here() -> Runtime:
     return found if found is not None else opened[-1] if opened else context.current()
 
 
+def runtime_here() -> Runtime | None:
+    """As `here`; None where there is none."""
+    found = context.find()
+    return found if found is not None else opened[-1] if opened else None
+
+
 class _OwnLoop:
     """The loop beside a driver that is sync: one thread, begun with the first cluster, ended with the interpreter."""
 

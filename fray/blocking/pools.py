@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
@@ -105,6 +105,27 @@ class TaskPool:
             ChannelFull: raised by the future: the pool holds more tasks than it may; `imap` waits instead.
         """
         return self._send(self._native.pickled(fn), args, kwargs)
+
+    def submit_after(
+        self, futures: Iterable[ActorFuture[Any]], fn: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> ActorFuture[T]:
+        """`submit`, and queue the task when these futures are done; the arguments are what they are now."""
+        function = self._native.pickled(fn)
+        errand = _Errand(self._native, function, close_arguments(function, args, kwargs), bool(kwargs), self._options)
+        pending = [future for future in futures if not future.done()]
+        left = [None] * len(pending)
+
+        def settled(_: object) -> None:
+            left.pop()
+            if not left:
+                self._portal.send(errand.queue)
+
+        made: ActorFuture[T] = ActorFuture(errand, self._portal)
+        for future in pending:
+            future.add_done_callback(settled)
+        if not pending:
+            self._portal.send(errand.queue)
+        return made
 
     def map(self, fn: Callable[[Any], T], items: Iterable[Any]) -> list[ActorFuture[T]]:
         """`submit` for each item, the function pickled once; futures in the order of the items. Raises as `submit`."""
@@ -208,6 +229,11 @@ def _arrived(owner: ActorId, number: int, name: str, num_workers: int, options: 
     return away.arrive(lambda portal: TaskPool(portal, arrive(owner, number, name, num_workers, options), options))
 
 
+def arrived_pool(place: tuple[Any, ...]) -> TaskPool:
+    """The pool that was pickled as this: what `TaskPool.__reduce__` gives beside the function."""
+    return _arrived(*place)
+
+
 class WorkerPool(TaskPool):
     """Workers for tasks that keep no state. They are launched when it is made; `shutdown`, or leaving a ``with`` of it,
     ends them, and so does the cluster's end. Arguments and errors are those of `fray.WorkerPool`.
@@ -220,9 +246,15 @@ class WorkerPool(TaskPool):
         resources: ResourceConfig | None = None,
         environment: EnvironmentConfig | None = None,
         name_prefix: str = "worker",
+        *,
+        extras: Callable[[TaskPool], Mapping[str, object]] | None = None,
         **options: Any,
     ) -> None:
-        made = native.WorkerPool(cluster._native, num_workers, resources, environment, name_prefix, **options)
+        if extras is not None:
+            options["extras"] = lambda: extras(TaskPool(cluster._portal, made, made._options))
+        made: native.WorkerPool = native.WorkerPool(
+            cluster._native, num_workers, resources, environment, name_prefix, **options
+        )
         self._held = Held(cluster._portal, made)
         self._pool = pool = self._held.enter(around_body=False)
         super().__init__(cluster._portal, pool, pool._options)

@@ -52,6 +52,7 @@ class ActorConfig:
         checkpoint_storage: where checkpoints over 8 MiB go, as fsspec writes it: ``file:///shared/ckpt``,
             ``gs://bucket/ckpt``. Default None: they are refused.
         wait_limit_s: it fails as ``unschedulable`` when it has waited so long for a machine. Default None: it waits on.
+        must_start: what its constructor raises at first is final, whatever ``max_restarts`` allows. Default False.
 
     Raises:
         InvalidRequest: an impossible amount of something.
@@ -71,6 +72,7 @@ class ActorConfig:
     checkpoint_storage: str | None = None
     health: HealthCheck | None = None
     wait_limit_s: float | None = None
+    must_start: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.max_restarts is not None and self.max_restarts < -1:

@@ -6,6 +6,7 @@ because its file systems block.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -42,10 +43,16 @@ def _filesystem(location: str) -> tuple[Any, str]:
 
 def write_now(location: str, data: bytes) -> None:
     """`write`, in this thread."""
+    write_pieces_now(location, [data])
+
+
+def write_pieces_now(location: str, pieces: Iterable[bytes | memoryview]) -> None:
+    """The same for what lies in pieces, one behind the other."""
     filesystem, path = _filesystem(location)
     filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
     with filesystem.open(path, "wb") as file:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
 
 
 def read_now(location: str) -> bytes:

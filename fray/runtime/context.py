@@ -10,6 +10,7 @@ import importlib
 import os
 import pwd
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -148,6 +149,7 @@ class Place:
 
 _current: ContextVar[Runtime | None] = ContextVar("fray_runtime", default=None)
 _of_process: Callable[[], Runtime] | None = None
+_to_tell: deque[Callable[[Runtime], object]] = deque()
 
 
 def current() -> Runtime:
@@ -181,6 +183,11 @@ def find() -> Runtime | None:
 def set_current(runtime: Runtime) -> None:
     """For a task that works for another thread: from here on `current` gives this runtime."""
     _current.set(runtime)
+
+
+def when_open(tell: Callable[[Runtime], object]) -> None:
+    """For what was unpickled before the runtime was there: ``tell`` is called with the next one, in its loop."""
+    _to_tell.append(tell)
 
 
 def set_process_runtime(provider: Callable[[], Runtime] | None) -> None:
@@ -225,6 +232,8 @@ async def open_runtime(
                 nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:
                 link.logs.follow(None)
+            while _to_tell:
+                _to_tell.popleft()(runtime)
             yield runtime
         finally:
             _current.reset(token)

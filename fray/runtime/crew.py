@@ -19,7 +19,7 @@ from fray.model.messages.client import ActorEndpoint
 from fray.runtime import remote_errors
 from fray.runtime.current import current_actor_var
 from fray.runtime.future import CallFuture
-from fray.runtime.task_worker import CANCELLED, ERROR, VALUE, WireFunction, WireOutcome
+from fray.runtime.task_worker import ASIDE, CANCELLED, ERROR, VALUE, WireFunction, WireOutcome
 from fray.runtime.tasks import Board, Give, TakeBack
 
 if TYPE_CHECKING:
@@ -262,6 +262,9 @@ class Crew:
     def outcome(self, lane: Lane, number: int, kind: int, data: bytes) -> None:
         """A task has ended there; void if it is not that worker's any more."""
         worker, counts = lane.worker, self.counts
+        if kind == ASIDE:
+            self.board.stepped_aside(worker, number)
+            return
         task = lane.take_lost(number) if lane.is_down else self.board.ended(worker, number)
         if task is None:
             return
@@ -389,7 +392,7 @@ class Lane:
         if sent.back:
             crew.returned(self.worker, returned)
         crew.deal()
-        if not self._open and not self.is_down and crew.board.hands[self.worker].given:
+        if not self._open and not self.is_down and crew.board.hands[self.worker].held:
             self.send()
 
     def _failed(self, call: CallFuture, sent: _Sent, error: BaseException) -> None:

@@ -16,7 +16,7 @@ from fray.runtime.current import current_actor_var
 from fray.runtime.cycles import actor_of
 from fray.runtime.host_input import BlockingStream, Inputs, Stream
 from fray.runtime.methods import Method
-from fray.runtime.parcel import Terms, settle
+from fray.runtime.parcel import Parcel, Terms, settle
 
 if TYPE_CHECKING:
     from fray.runtime.exchange import Arrival
@@ -181,6 +181,8 @@ class HostCall:
 
     def returned(self, value: Any) -> Answer:
         """The answer that carries ``value``, or says why it cannot travel."""
+        if type(value) is Parcel:  # packed and settled by Fray itself
+            return _RESULT, BUFFERS, value
         try:
             packed = payload.pack(value)
         except NotPicklable:  # once more, to say of what: the words cost more than most results

@@ -20,6 +20,7 @@ from attrs import frozen
 
 from fray.errors import ActorDied, ActorFailed, InvalidRequest
 from fray.runtime.current import current_actor_var
+from fray.runtime.payload import made
 
 if TYPE_CHECKING:
     from fray.runtime.executor import Runner
@@ -229,7 +230,7 @@ def make_instance(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Call the constructor here and now; it belongs to no call, also where a call (of a light actors' host) runs it."""
     token, call = life_var.set(life), current_actor_var.set(None)
     try:
-        instance = life.cls(*args, **kwargs)
+        instance = life.cls(*map(made, args), **{name: made(value) for name, value in kwargs.items()})
         life.context = copy_context()
         return instance
     finally:

@@ -10,9 +10,10 @@ import copyreg
 import io
 import pickle
 import sys
+import threading
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
-from pickle import PickleBuffer
+from collections.abc import Callable, Mapping, Sequence
+from pickle import PickleBuffer as PickleBuffer  # others box buffers with it
 from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -46,7 +47,7 @@ def dumps(obj: Any, what: str = "the value") -> bytes:
     except Exception:  # noqa: BLE001 - reducers of user classes raise anything; cloudpickle has the last word
         return _dumps_by_value(obj, what)
     if b"__main__" in data:
-        return _dumps_by_value(obj, what)
+        return _again(_dumps_by_value, obj, what)
     return data
 
 
@@ -61,7 +62,7 @@ def dumps_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
         data = pickle.dumps(call, PICKLE_PROTOCOL)
         if b"__main__" not in data:
             return data
-        return _cloudpickle(call)
+        return _again(_cloudpickle, call)
     except Exception:  # noqa: BLE001 - see dumps
         return _dumps_arguments(method, args, kwargs, None)
 
@@ -86,7 +87,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | Parcel:
     except Exception:  # noqa: BLE001 - see dumps
         return _packed(_dumps_by_value(obj, what, found), found)
     if b"__main__" in data:
-        data = _dumps_by_value(obj, what, found)
+        data = _again(_dumps_by_value, obj, what, found)
     if len(found) > BUFFERS_LIMIT:
         return _packed(dumps(obj, what), [])
     return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
@@ -119,12 +120,77 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
         else:
             data = pickle.dumps(call, PICKLE_PROTOCOL, buffer_callback=found.append)
         if b"__main__" in data:
-            data = _cloudpickle(call, found)
+            data = _again(_cloudpickle, call, found)
     except Exception:  # noqa: BLE001 - see dumps
         data = _dumps_arguments(method, args, kwargs, found)
     if len(found) > BUFFERS_LIMIT:
         return _packed(dumps_call(method, args, kwargs), [])
     return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
+
+
+class Passes(threading.local):
+    """Of this thread."""
+
+    second = False
+    """All of an object has been pickled, the result was thrown away, and it is pickled anew."""
+
+
+passes = Passes()
+
+
+def _again(dump: Callable[..., bytes], *args: Any) -> bytes:
+    passes.second = True
+    try:
+        return dump(*args)
+    finally:
+        passes.second = False
+
+
+class Late:
+    """A constructor's argument that could not be made when it was unpickled, because that would have waited: ``make()``
+    makes it on the thread of the constructor."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+def made(value: Any) -> Any:
+    """What a `Late` makes; anything else as it is."""
+    return value.make() if type(value) is Late else value
+
+
+Boxed: TypeAlias = tuple[bytes, Sequence[Any], bool]
+"""An object that is not opened: its pickle, the buffers outside it, whether the first of these is the pickle itself."""
+
+
+def boxed(pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], pickled_first: bool) -> Parcel:
+    """A parcel that arrives as `Boxed`: whoever receives it opens it later, by `unboxed`.
+
+    Args:
+        sources: of ``views``, for `Parcel`.
+    """
+    box: Boxed = (pickled, [PickleBuffer(view) for view in views], pickled_first)
+    found: list[PickleBuffer] = []
+    data = pickle.dumps(box, PICKLE_PROTOCOL, buffer_callback=found.append)
+    return Parcel(data, list(sources))
+
+
+def unboxed(box: Boxed) -> Any:
+    """The object. Its buffers are those in the box, read-only: others may see them, too.
+
+    Raises whatever the constructors of the pickled objects raise.
+    """
+    pickled, buffers, pickled_first = box
+    views = [memoryview(buffer).toreadonly() for buffer in buffers]
+    return loads(views[0], views[1:]) if pickled_first else loads(pickled, views)
+
+
+def opened(box: Boxed) -> Any:
+    """The same for a box that nobody else has: its buffers are the object's own."""
+    pickled, buffers, pickled_first = box
+    return loads(buffers[0], buffers[1:]) if pickled_first else loads(pickled, buffers)
 
 
 def too_large(what: str, size_bytes: int, limit_bytes: int) -> MessageTooLarge:

@@ -103,6 +103,10 @@ class Shelf:
         """The object of this number."""
         return self._tools[number]
 
+    def stand(self) -> None:
+        """In the loop: be known to the cluster for as long as this process is part of it."""
+        self._open()
+
     def _open(self) -> None:
         if not self._is_open:
             self._is_open = True

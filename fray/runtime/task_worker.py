@@ -10,22 +10,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any, TypeAlias
 
 import trio
 from attrs import define
 
-from fray.errors import DeadlineExceeded
+from fray.errors import DeadlineExceeded, FrayError
 from fray.net.codec import MESSAGE_LIMIT_BYTES
 from fray.runtime import payload, remote_errors
 from fray.runtime.attempt import carries_cancellation
-from fray.runtime.context import current
+from fray.runtime.context import Runtime, current
 from fray.runtime.current import current_actor_var
 from fray.runtime.executor import Runner
 
-VALUE, ERROR, CANCELLED = range(3)
-"""What a task came to."""
+VALUE, ERROR, CANCELLED, ASIDE = range(4)
+"""What a task came to; the last: nothing yet, but it waits, and others are run beside it."""
+ASIDE_LIMIT = 1_000
+"""Tasks of one worker that wait, each on a thread."""
 PIECE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 """One result, the arguments of one task, or one function, pickled."""
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -92,6 +95,7 @@ class TaskRun:
         self.begun = False
         self.cancelled = False
         self.told = False
+        self.is_aside = False
         self.deadline: float | None = None
         self.outcome: WireOutcome | None = None
         self.seconds = 0.0
@@ -108,6 +112,20 @@ class TaskRun:
         while not self.cancelled and time.monotonic() < until:
             time.sleep(POLL_S)
         return self.cancelled
+
+    def again(self) -> TaskRun:
+        """The same task, for another thread."""
+        about = self._function, self._args, self._has_kwargs, self._is_async, self._timeout_s
+        return TaskRun(self._worker, self.number, *about)
+
+    def step_aside(self) -> None:
+        """On its thread: it is going to wait for others, so its worker takes more tasks beside it.
+
+        Raises:
+            FrayError: `ASIDE_LIMIT` tasks of this worker wait already.
+        """
+        if not self.is_aside and not self._is_async:
+            self._worker.step_aside(self)
 
     @property
     def actor_id(self) -> str:
@@ -159,7 +177,8 @@ class TaskRun:
             if not self._is_async and not self.finished.is_set():
                 await worker.wait_for_thread(self)
         finally:
-            worker.released()
+            if not self.is_aside:
+                worker.released()
 
     async def _run_async(self) -> None:
         if not self._worker.waiting.pop(self, False):
@@ -220,9 +239,10 @@ class TaskRun:
 class TaskWorker:
     """The actor class of pool workers."""
 
-    def __init__(self, kill_after_s: float | None = None) -> None:
+    def __init__(self, kill_after_s: float | None = None, extras: Mapping[str, object] | None = None) -> None:
         self.job_id, self.job_name = "", ""
         self._kill_after_s = kill_after_s
+        self._extras = extras or {}
         self._doomed: SystemExit | None = None
         self.waiting: dict[TaskRun, bool] = {}
         """Not begun. Whoever takes a run out owns it: the thread begins it, the loop gives it back. Runs, not numbers:
@@ -233,12 +253,19 @@ class TaskWorker:
         self._here: dict[int, TaskRun] = {}
         """Not ended."""
         self._in_thread = 0
+        """Handed to the thread, and not left it."""
+        self._handed: deque[TaskRun] = deque()
+        """The same, in order, and some of those that have left it."""
+        self._aside = 0
         self._awaiting = False
         self._outcomes: deque[WireOutcome] = deque()
         self._busy_s = 0.0
         self._ran = 0
         self._parked: trio.Event | None = None
         self._runner: Runner | None = None
+        self._runtime: Runtime | None = None
+        self._context = copy_context()
+        """What its threads see."""
         self._spawn: Callable[[Callable[[], Any]], None] = lambda task: None
         self.clock: Callable[[], float] = time.perf_counter
         """For the pace; the host's, which is constant in simulation."""
@@ -288,7 +315,9 @@ class TaskWorker:
     # Running ---------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        runtime = current()
+        runtime = self._runtime = current()
+        runtime.extras.update(self._extras)
+        self._context = copy_context()
         self.job_id, self.job_name = runtime.job_id or "", runtime.job_name
         self._runner = runtime.host.make_runner(self.job_name, 1)
         self._spawn = runtime.host.spawn
@@ -333,15 +362,58 @@ class TaskWorker:
                 self._awaiting = True
                 self._spawn(run.attend)
             else:
-                self._in_thread += 1
-                runner.submit(run)
+                self._hand(run, runner)
         runner.flush()
+
+    def _hand(self, run: TaskRun, runner: Runner) -> None:
+        self._in_thread += 1
+        while self._handed and self._handed[0] not in self.waiting:
+            self._handed.popleft()
+        self._handed.append(run)
+        runner.submit(run)
+
+    # Aside -----------------------------------------------------------------------------------------------------------
+
+    def step_aside(self, run: TaskRun) -> None:
+        """On its thread."""
+        if self._aside >= ASIDE_LIMIT:
+            raise FrayError(
+                f"{ASIDE_LIMIT} tasks of this worker wait for other tasks, each on a thread: nest them less deeply, or "
+                "let the one that starts them wait"
+            )
+        assert self._runtime is not None
+        self._runtime.token.run_sync_soon(self._stepped_aside, run)
+
+    def _stepped_aside(self, run: TaskRun) -> None:
+        """The thread is that task's own from now on; another one takes what was to come after it."""
+        if run.is_aside or self._here.get(run.number) is not run or run.outcome is not None:
+            return
+        assert self._runner is not None
+        assert self._runtime is not None
+        run.is_aside = True
+        self._aside += 1
+        self._in_thread -= 1
+        self._runner.stop()
+        behind = [each for each in self._handed if self.waiting.pop(each, False)]
+        for each in behind:
+            each.is_aside = True  # its first run: the thread will find that it is nobody's
+            self._in_thread -= 1
+        for each in reversed(behind):
+            fresh = self._here[each.number] = each.again()
+            self.waiting[fresh] = True
+            self._lane.appendleft(fresh)
+        self._handed.clear()
+        self._runner = self._context.run(self._runtime.host.make_runner, self.job_name, 1)
+        if run.is_awaited:
+            self._awaiting = False
+        self._outcomes.append((run.number, ASIDE, b""))
+        self._wake()
+        self._pump()
 
     async def on_thread(self, run: TaskRun) -> None:
         """Run a sync task and wait for its end; a cancelled wait leaves the thread alone."""
         assert self._runner is not None
-        self._in_thread += 1
-        self._runner.submit(run)
+        self._hand(run, self._runner)
         self._runner.flush()
         await run.finished.wait()
 
@@ -361,7 +433,10 @@ class TaskWorker:
 
     def left_thread(self, run: TaskRun) -> None:
         """The thread is done with it, whether or not it began."""
-        self._in_thread -= 1
+        if not run.is_aside:
+            self._in_thread -= 1
+        elif run.begun:
+            self._aside -= 1
         self.ended(run)
 
     def ended(self, run: TaskRun) -> None:

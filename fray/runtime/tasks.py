@@ -6,6 +6,8 @@ A task is in exactly one place: waiting, in the hands of one worker, or gone (en
   `HORIZON_S` at the pace that was measured, so that neither worker nor wire waits; nobody takes more than its share.
 - **Stealing.** A worker with empty hands, when nothing waits for it, has the fullest one asked for half of what it has
   not begun. So nothing stays behind a long task while somebody is idle.
+- **Aside.** A task that waits for other tasks keeps its worker, and the worker takes others beside it: else tasks that
+  wait for tasks would fill all hands.
 - **Death.** Whatever a dead worker held may have been what killed it: each such task has one repetition less and is
   not given to that worker again, as long as anybody else is there. It then travels alone: nobody else can be charged
   for it, and it is charged for nobody else. A task that may not be repeated at all travels alone from the beginning.
@@ -72,6 +74,8 @@ class Hand(Generic[T]):
 
     given: dict[int, T] = field(factory=dict)
     """In the order in which it runs them."""
+    aside: dict[int, T] = field(factory=dict)
+    """Begun, and waiting for something: it runs others meanwhile."""
     asked: bool = False
     """It has been asked to give some back, and has not answered."""
     stuck: bool = False
@@ -91,6 +95,11 @@ class Hand(Generic[T]):
         """How many more it may get; none before half is done, so that batches are worth their message."""
         held, depth = len(self.given), self.depth
         return 0 if self.stuck or held * 2 > depth or self.size >= AHEAD_BYTES else depth - held
+
+    @property
+    def held(self) -> int:
+        """How many it has not ended."""
+        return len(self.given) + len(self.aside)
 
     @property
     def is_alone(self) -> bool:
@@ -133,7 +142,7 @@ class Board(Generic[T]):
     def down(self, worker: str) -> list[T]:
         """It takes none any more; what it held is in nobody's hands (see `again` and `spare`)."""
         hand = self.hands.pop(worker, None)
-        return list(hand.given.values()) if hand is not None else []
+        return [*hand.aside.values(), *hand.given.values()] if hand is not None else []
 
     def gone(self, worker: str) -> None:
         """It will never come back."""
@@ -149,11 +158,21 @@ class Board(Generic[T]):
     def ended(self, worker: str, number: int) -> T | None:
         """Its outcome has come from this worker. None: it is not in this worker's hands, and the outcome void."""
         hand = self.hands.get(worker)
-        task = hand.given.pop(number, None) if hand is not None else None
-        if task is not None and hand is not None:
+        if hand is None:
+            return None
+        if number in hand.aside:
+            return hand.aside.pop(number)
+        task = hand.given.pop(number, None)
+        if task is not None:
             hand.size -= task.size
             hand.stuck = False
         return task
+
+    def stepped_aside(self, worker: str, number: int) -> None:
+        """It waits for something there, and others may be run beside it."""
+        hand = self.hands.get(worker)
+        if hand is not None and number in hand.given and (task := self.ended(worker, number)) is not None:
+            hand.aside[number] = task
 
     def measured(self, worker: str, tasks: int, seconds: float) -> None:
         """The worker has run so many tasks in that time."""

@@ -37,4 +37,5 @@ def _is_dense(tensor: Any) -> bool:
 def _tensor_of(array: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch  # type: ignore[import-not-found]  # a pickled tensor needs it whoever pickled it
 
+    array = array if array.flags.writeable else array.copy()  # torch would write to it all the same
     return torch.from_numpy(array).view(dtype).reshape(shape).requires_grad_(requires_grad)

@@ -98,6 +98,8 @@ def affordable(state: Tables, job: Job, first: Outcome) -> Budget | None:
         return None
     if unpaid(job, first.cause):
         return budget
+    if config is not None and config.must_start and first.constructing and not job.retried:
+        return None
     if config is None or budget in FREE:
         most, used = limit(job.spec, budget) or 0, spent(job, budget)
     else:

@@ -1,0 +1,29 @@
+"""The JobContext of before: functions, objects and actors for sync code, here, on threads or on a cluster.
+
+See docs/job-contexts.md.
+"""
+
+from fray.blocking.items import Generated
+from fray.blocking.objects import ObjectRef
+from fray.errors import ObjectLost
+from fray.job.context import JobContext
+from fray.job.default import create_job_ctx, get_default_job_ctx, set_default_job_ctx
+from fray.job.fray_context import FrayContext, JobActor, RunFuture
+from fray.job.local import SyncContext, ThreadContext
+from fray.model.actors import ActorStatus
+
+__all__ = [
+    "ActorStatus",
+    "FrayContext",
+    "Generated",
+    "JobActor",
+    "JobContext",
+    "ObjectLost",
+    "ObjectRef",
+    "RunFuture",
+    "SyncContext",
+    "ThreadContext",
+    "create_job_ctx",
+    "get_default_job_ctx",
+    "set_default_job_ctx",
+]

@@ -1,0 +1,113 @@
+"""The context of the running code: the one that was set, that of its job, or one made by what is configured."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from fray.blocking.loop import runtime_here
+from fray.errors import InvalidRequest
+from fray.job.current import default_context
+
+if TYPE_CHECKING:
+    from fray.job.context import JobContext
+    from fray.job.fray_context import FrayContext
+
+C = TypeVar("C")
+
+EXTRA = "job context"
+"""Under which a runtime knows the context of its code."""
+_lock = threading.RLock()
+_of_process: JobContext | None = None
+
+
+class set_default_job_ctx(Generic[C]):
+    """From here on `get_default_job_ctx` gives this very context, in this thread or task and in what the context runs
+    for it. As a ``with`` block it yields the context, and restores what was before.
+    """
+
+    def __init__(self, context: C) -> None:
+        self._context = context
+        self._token = default_context.set(context)
+
+    def __enter__(self) -> C:
+        return self._context
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        default_context.reset(self._token)
+
+
+def get_default_job_ctx() -> Any:
+    """The context of the running code.
+
+    In this order: the one of `set_default_job_ctx`; in a function that a `FrayContext` runs, that context; in a job of
+    Fray, or where a cluster is open, a `FrayContext` of it; where ``FRAY_CLUSTER_SPEC`` is set, one of that; else one
+    `ThreadContext` for the whole process.
+    """
+    context = default_context.get()
+    if context is not None:
+        return context
+    if runtime_here() is not None:
+        return own_context()
+    return _shared(_configured if os.environ.get("FRAY_CLUSTER_SPEC") else _threads)
+
+
+def _configured() -> JobContext:
+    return own_context()
+
+
+def _threads() -> JobContext:
+    from fray.job.local import ThreadContext
+
+    return ThreadContext()
+
+
+def _shared(make: Callable[[], JobContext]) -> JobContext:
+    global _of_process
+    if make is _configured:
+        return make()  # it lives and ends with its cluster
+    with _lock:
+        if _of_process is None:
+            _of_process = make()
+        return _of_process
+
+
+def own_context() -> FrayContext:
+    """The `FrayContext` of the cluster of the running code, one for all its code. Raises as `FrayContext`."""
+    from fray.blocking.cluster import current_cluster
+    from fray.job.fray_context import FrayContext, Shared, context_of
+
+    runtime = runtime_here() or current_cluster()._runtime
+    with _lock:
+        found = runtime.extras.get(EXTRA)
+        if not isinstance(found, FrayContext):
+            found = context_of(found) if isinstance(found, Shared) else FrayContext()
+            runtime.extras[EXTRA] = found
+        return found
+
+
+def create_job_ctx(context_type: str = "auto", **options: Any) -> JobContext:
+    """A new context: ``sync``, ``threadpool`` (``max_workers=``) or ``fray`` (the arguments of `FrayContext`);
+    ``auto``: what `get_default_job_ctx` gives (no options).
+
+    Raises:
+        InvalidRequest: (a ValueError) there is no such kind.
+    """
+    from fray.job.fray_context import FrayContext
+    from fray.job.local import SyncContext, ThreadContext
+
+    kinds: dict[str, Callable[..., JobContext]] = {
+        "auto": get_default_job_ctx,
+        "sync": SyncContext,
+        "thread": ThreadContext,
+        "threadpool": ThreadContext,
+        "fray": FrayContext,
+    }
+    if context_type not in kinds:
+        raise InvalidRequest(f"context_type={context_type!r} is none of {', '.join(map(repr, kinds))}")
+    return kinds[context_type](**options)

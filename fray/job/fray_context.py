@@ -1,0 +1,412 @@
+"""`FrayContext`: functions, objects and actors on a cluster.
+
+Functions run on a pool of workers that belongs to the job or driver that made the context, and is launched with the
+first of them. Code that runs there has the same context: what it runs goes to the same pool, what it puts belongs to
+the same owner. A function that waits for others gives its place to another one meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+from attrs import frozen
+
+from fray.blocking import items, objects
+from fray.blocking.actors import ActorHandle, metrics_of
+from fray.blocking.cluster import Cluster, current_cluster, open_cluster
+from fray.blocking.futures import ActorFuture
+from fray.blocking.objects import Argument, Carried, ObjectRef, Objects, sending, step_aside
+from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
+from fray.errors import InvalidRequest, UnknownClusterSpec
+from fray.job.context import JobContext, Lifetime, Ref, generates, is_ref
+from fray.job.default import EXTRA
+from fray.job.work import Function, ItemMaker
+from fray.model.actors import ActorStatus
+from fray.model.resources import ResourceConfig
+from fray.model.specs import ActorConfig
+
+NAMESPACE = "job-context"
+"""Of contexts that are given an address: those of one cluster find each other's actors by name."""
+WORKERS_LIMIT = 16
+"""Of a pool whose size nobody has said."""
+ALWAYS = -1
+
+
+class RunFuture(Ref):
+    """The result of a function or method, which arrives later. Picklable; for any thread."""
+
+    def __init__(self, answer: ActorFuture, what: str) -> None:
+        self._answer, self._what = answer, what
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the result and return it, or raise what the code raised.
+
+        Large arrays in the result of a function (from 1 MiB on) are read-only, as of objects that were put.
+
+        Args:
+            timeout: seconds; after them `TimeoutError`, and the code goes on: ask again. Default: no end.
+
+        Raises:
+            TimeoutError: the built-in one.
+            FrayError: why there is no result: ActorDied, MachineLost, OutcomeUnknown, ObjectLost, ChannelClosed.
+        """
+        until = None if timeout is None else monotonic() + timeout
+        if not self._answer.done():
+            step_aside()
+        value = self._answer.result(timeout)
+        if isinstance(value, Carried):
+            return value.ref.get(None if until is None else max(0.0, until - monotonic()))
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error of what has failed; None when it returned, and while it is pending: this never waits."""
+        return self._answer.exception()
+
+    def done(self) -> bool:
+        """Whether the result, or the error, is there."""
+        return self._answer.done()
+
+    def cancel(self) -> bool:
+        """Ask for its end, and whether that can be. It may still come to a result."""
+        return self._answer.cancel()
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call ``callback(self)`` when it is done: in the loop's thread, so it must be short and never wait."""
+        self._answer.add_done_callback(lambda _: callback(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunFuture, (self._answer, self._what)
+
+    def __repr__(self) -> str:
+        return f"<RunFuture of {self._what}: {'done' if self.done() else 'pending'}>"
+
+
+def _holding(refs: list[ObjectRef], answer: ActorFuture) -> None:
+    """As long as the code has not ended, which may be repeated, its arguments are there."""
+    if refs:
+        answer.add_done_callback(lambda _: refs.clear())
+
+
+# Actors --------------------------------------------------------------------------------------------------------------
+
+
+class JobActor:
+    """A remote actor: ``handle.method.remote(...)`` gives a future, ``handle.method(...)`` waits. Picklable."""
+
+    def __init__(self, handle: ActorHandle, in_loop: bool) -> None:
+        self._handle = handle
+        self._in_loop = in_loop
+        """It has async methods: what arrives there must not wait."""
+
+    def __getattr__(self, name: str) -> JobMethod:
+        return JobMethod(getattr(self._handle, name), self._in_loop)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JobActor, (self._handle, self._in_loop)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobActor) and other._handle == self._handle
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+
+class JobMethod:
+    """One method of a remote actor."""
+
+    def __init__(self, method: Any, in_loop: bool) -> None:
+        self._method, self._in_loop = method, in_loop
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it and wait for its value. Ctrl-C while waiting cancels the call. Raises as `RunFuture.result`."""
+        future = self.remote(*args, **kwargs)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def remote(self, *args: Any, **kwargs: Any) -> RunFuture:
+        """Call it; a future of its value. Refs and futures among the arguments arrive as their values.
+
+        Raises:
+            NotPicklable, MessageTooLarge, ChannelClosed.
+        """
+        arriving = _value if self._in_loop else _arriving
+        with sending() as refs:
+            answer = self._method.remote(*map(arriving, args), **{name: arriving(kwargs[name]) for name in kwargs})
+        _holding(refs, answer)
+        return RunFuture(answer, repr(self._method))
+
+    def __repr__(self) -> str:
+        return repr(self._method)
+
+
+def _arriving(value: Any) -> Any:
+    return Argument(value) if is_ref(value) else value
+
+
+def _value(value: Any) -> Any:
+    return value.result() if is_ref(value) else value
+
+
+# The context ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Shared:
+    """A context as it travels: where its pool and its objects are."""
+
+    pool: tuple[Any, ...]
+    home: tuple[Any, ...]
+
+
+class FrayContext(JobContext):
+    """Functions, objects and actors on a cluster, for sync code.
+
+    Args:
+        address: ``http://host:port`` or ``fray://host:port`` of a controller (``FRAY_TOKEN`` opens it); ``machine`` and
+            ``local``, with options, as `fray.open_cluster` has them: such a cluster ends with this context. Default:
+            the cluster of the running code, see `fray.blocking.current_cluster`.
+        num_workers: functions that run at once. Default: as many as the cluster has CPUs now, at most 16.
+        resources: of each worker. Default: nothing is reserved for it, so that it starts at once.
+        max_retries: how often a function is repeated because its worker died. Default 3.
+        object_memory: what the objects of this process may take in memory, such as ``"4GB"``; the others lie in
+            ``object_storage``. Default 1 GB.
+        object_storage: a directory, or an address that fsspec knows. Default: a directory of its own, removed at the
+            end. Of several contexts of one process and cluster, the first one's count.
+        namespace: in which names of actors are unique. Default with an address: one for all contexts of that cluster.
+        token: in place of ``FRAY_TOKEN``.
+
+    Raises:
+        UnknownClusterSpec: the address names nothing.
+        InvalidRequest: a number out of its range.
+        Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        num_workers: int | None = None,
+        resources: ResourceConfig | None = None,
+        max_retries: int = 3,
+        object_memory: str | int | None = None,
+        object_storage: str | None = None,
+        namespace: str | None = None,
+        token: str | None = None,
+        _shared: Shared | None = None,
+    ) -> None:
+        super().__init__()
+        if num_workers is not None and num_workers < 1:
+            raise InvalidRequest(f"num_workers={num_workers!r} must be 1 or more")
+        self._num_workers, self._max_retries = num_workers, max_retries
+        self._resources = resources or ResourceConfig(cpu=0, memory=0)
+        self._making = threading.Lock()
+        self._is_guest = _shared is not None
+        self._pool: TaskPool | None = arrived_pool(_shared.pool) if _shared is not None else None
+        self._arguments: dict[JobActor, list[ObjectRef]] = {}
+        """Of actors that may be made anew from them."""
+        self._is_closed = False
+        self._opened: Cluster | None = None
+        if address is not None:
+            self._opened = open_cluster(spec_of(address), namespace=namespace or NAMESPACE, token=token)
+        self.cluster: Cluster = self._opened or current_cluster()
+        """For all that a context has no words for: jobs, scopes, logs, nodes."""
+        home = _shared.home if _shared is not None else None
+        self._objects = Objects(self.cluster._runtime, object_memory, object_storage, home)
+
+    # Objects ---------------------------------------------------------------------------------------------------------
+
+    def put(self, obj: Any) -> ObjectRef:
+        """Keep a copy of an object, and return a reference to it: picklable, also inside of other things.
+
+        The object belongs to the job or driver that made this context, lives as long as anybody has a reference, and
+        ends with its owner: who asks then gets `ObjectLost`.
+
+        Raises:
+            NotPicklable, MessageTooLarge (over 4 GiB).
+        """
+        return self._objects.put(obj)
+
+    def _wait_for(self, ref: Any, timeout: float | None) -> Any:
+        step_aside()
+        return ref.result(timeout)
+
+    def _wait_until(self, refs: list[Any], num_returns: int, timeout: float | None) -> None:
+        step_aside()
+        super()._wait_until(refs, num_returns, timeout)
+
+    # Functions -------------------------------------------------------------------------------------------------------
+
+    def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        """Run ``fn(*args, **kwargs)``, sync or async, on one of the workers: a `RunFuture`; for a generator function,
+        a generator of its items, which come as they are made.
+
+        References and futures among the arguments (not inside of them) arrive as their values. A function whose
+        worker dies is run again (a generator skips what was received); its own errors are its result.
+
+        Raises:
+            NotPicklable, MessageTooLarge: it cannot travel (pass what is large by `put`).
+            InvalidRequest: ``fn`` is not callable, or the context was shut down.
+        """
+        pool, label = self._tasks(), name or getattr(fn, "__name__", None) or type(fn).__name__
+        pending = [arg._answer for arg in (*args, *kwargs.values()) if isinstance(arg, RunFuture) and not arg.done()]
+        values, named = tuple(map(_arriving, args)), {key: _arriving(value) for key, value in kwargs.items()}
+        stream = items.FarItems(self.cluster._runtime) if generates(fn) else None
+        with sending() as refs:
+            if stream is not None:
+                answer = pool.submit_after(pending, ItemMaker.of(fn), stream.sink, *values, **named)
+            else:
+                answer = pool.submit_after(pending, Function.of(fn), *values, **named)
+        _holding(refs, answer)
+        if stream is None:
+            return RunFuture(answer, label)
+        stream.follow(answer)
+        return items.Generated(stream, label)
+
+    def _tasks(self) -> TaskPool:
+        with self._making:
+            if self._is_closed:
+                raise InvalidRequest("this FrayContext has been shut down: make another one")
+            if self._pool is None:
+                self._pool = WorkerPool(
+                    self.cluster,
+                    self._num_workers or _cpus_of(self.cluster),
+                    self._resources,
+                    name_prefix="run",
+                    max_retries=self._max_retries,
+                    extras=partial(_extras, self._objects.home),
+                )
+            return self._pool
+
+    # Actors ----------------------------------------------------------------------------------------------------------
+
+    def create_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str | None = None,
+        get_if_exists: bool = False,
+        lifetime: Lifetime = "non_detached",
+        preemptible: bool = True,
+        num_cpus: float | None = None,
+        max_restarts: int = ALWAYS,
+        **kwargs: Any,
+    ) -> JobActor:
+        """Make ``actor_class(*args, **kwargs)`` in a process of its own and wait until its constructor has returned.
+
+        It belongs to the job or driver whose code calls this, and ends with it. When its process or machine is lost
+        it is made anew from its arguments; its state begins anew, too.
+
+        Args:
+            name: unique among the living of the namespace.
+            get_if_exists: with ``name``: if such an actor lives, whoever made it, that is it, and nothing is made.
+            lifetime: ``"detached"``, with a name: it outlives its maker, until `delete_actor`.
+            preemptible: False: only on machines that are not taken away.
+            num_cpus: reserved for it. Default none.
+            max_restarts: how often it is made anew after a failure. Default -1: always. What its constructor raises at
+                first is raised here, and it is not made anew.
+
+        Raises:
+            BaseException: what the constructor raised.
+            NameTaken: the name is another living actor's.
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was made.
+        """
+        reserved = None
+        if num_cpus is not None or not preemptible:
+            reserved = ResourceConfig(cpu=num_cpus or 0, memory=0, preemptible=preemptible)
+        arriving = _value if objects.lives_in_loop(actor_class) else _arriving
+        with sending() as refs:
+            handle = self.cluster.create_actor(
+                actor_class,
+                *map(arriving, args),
+                name=name,
+                get_if_exists=get_if_exists,
+                lifetime=lifetime,
+                resources=reserved,
+                actor_config=ActorConfig(max_restarts=max_restarts, must_start=True),
+                **{key: arriving(value) for key, value in kwargs.items()},
+            )
+        metrics_of(handle)  # answered once it is there
+        is_unknown = handle._native._methods is None  # it was there already: its class may be any
+        actor = JobActor(handle, is_unknown or objects.lives_in_loop(actor_class))
+        if refs:
+            self._arguments[actor] = refs
+        return actor
+
+    def delete_actor(self, actor: JobActor | str) -> None:
+        """End an actor, whoever made it, and wait until it has ended: its name is free then.
+
+        Raises:
+            NoSuchActor: none of this name lives, or the handle's is not known (any more).
+        """
+        self.cluster.delete_actor(_plain(actor))
+        if isinstance(actor, JobActor):
+            self._arguments.pop(actor, None)
+
+    def actor_status(self, actor: JobActor | str) -> ActorStatus:
+        """Where it is in its life: creating, ready, restarting, failed, ended. Raises NoSuchActor."""
+        return self.cluster.actor_status(_plain(actor))
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Wait for the functions that run, end the workers, and close the cluster if this context has opened it."""
+        if self._is_guest:
+            return  # it is its maker's
+        with self._making:
+            self._is_closed = True
+            pool, self._pool = self._pool, None
+        if isinstance(pool, WorkerPool):
+            pool.shutdown()
+        if self._opened is not None:
+            self._opened.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives, functions go to the pool here, and objects too."""
+        return context_of, (Shared(self._tasks().__reduce__()[1], self._objects.home),)
+
+    def __repr__(self) -> str:
+        return f"<FrayContext of {self.cluster!r}>"
+
+
+def _plain(actor: JobActor | str) -> ActorHandle | str:
+    return actor._handle if isinstance(actor, JobActor) else actor
+
+
+def spec_of(address: str) -> str:
+    """A cluster spec of an address as seed 004 writes it. Raises UnknownClusterSpec."""
+    url = urlsplit(address)
+    if url.scheme == "http":
+        return f"fray://{url.netloc}"
+    if url.scheme == "https":
+        raise UnknownClusterSpec(
+            f"{address!r} is no controller: write http://host:port or fray://host:port", spec=address
+        )
+    return address
+
+
+def _cpus_of(cluster: Cluster) -> int:
+    cpus = sum(node.cpu_milli for node in cluster.nodes() if node.alive) // 1000
+    return max(1, min(WORKERS_LIMIT, cpus))
+
+
+# In the workers ------------------------------------------------------------------------------------------------------
+
+
+def _extras(home: tuple[Any, ...], pool: TaskPool) -> Mapping[str, object]:
+    return {EXTRA: Shared(pool.__reduce__()[1], home)}
+
+
+def context_of(shared: Shared) -> FrayContext:
+    """A context that has come from another process."""
+    return FrayContext(_shared=shared)

@@ -1,0 +1,330 @@
+"""Contexts of this process: everything at once in the thread that asks, or on threads. Nothing is copied."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any
+
+from fray.blocking.items import WINDOW, Generated, Items
+from fray.errors import ActorDied, InvalidRequest, NameTaken, NoSuchActor
+from fray.job.context import JobContext, Lifetime, Ref, generates, is_ref
+from fray.job.current import default_context
+from fray.job.threads import Turns
+from fray.model.actors import ActorStatus
+
+# Values --------------------------------------------------------------------------------------------------------------
+
+
+class LocalRef(Ref):
+    """A value that is here, or an error in its place."""
+
+    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The value; raises the error."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, or None."""
+        return self._error
+
+    def done(self) -> bool:
+        """It is there."""
+        return True
+
+    def cancel(self) -> bool:
+        """There is nothing to stop."""
+        return False
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call ``callback(self)`` at once."""
+        callback(self)
+
+    def __repr__(self) -> str:
+        return f"<LocalRef {'failed' if self._error is not None else type(self._value).__name__}>"
+
+
+def _at_once(fn: Callable[[], Any]) -> LocalRef:
+    try:
+        return LocalRef(fn())
+    except Exception as error:  # noqa: BLE001 (it belongs to whoever asks for the result)
+        return LocalRef(error=error)
+
+
+def _refuse_async(fn: Any) -> None:
+    if inspect.iscoroutinefunction(fn):
+        raise InvalidRequest(f"{fn!r} is async: that runs on a cluster only, with FrayContext")
+
+
+# Actors --------------------------------------------------------------------------------------------------------------
+
+
+class LocalActor:
+    """A handle: the object is in this process. ``handle.method.remote(...)``, or ``handle.method(...)``."""
+
+    def __init__(self, name: str, instance: Any, call: Callable[[Callable[[], Any]], Any]) -> None:
+        self._name, self._instance, self._call = name, instance, call
+        self._ended = False
+
+    def __getattr__(self, name: str) -> LocalMethod:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} begins with an underscore: only public methods of an actor can be called")
+        if self._ended:
+            return LocalMethod(self, name, partial(_dead, self._name))
+        method = getattr(self._instance, name)
+        _refuse_async(method)
+        if not callable(method):
+            raise AttributeError(f"{name!r} of actor {self._name!r} is no method, and only methods can be called")
+        return LocalMethod(self, name, method)
+
+    def __repr__(self) -> str:
+        return f"<actor {self._name}>"
+
+
+def _dead(name: str, *args: Any, **kwargs: Any) -> None:
+    raise ActorDied(f"actor {name!r} was deleted")
+
+
+class LocalMethod:
+    """One method of an actor of this process."""
+
+    def __init__(self, actor: LocalActor, name: str, method: Callable[..., Any]) -> None:
+        self._actor, self._name, self._method = actor, name, method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it and wait for its value."""
+        return self.remote(*args, **kwargs).result()
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; a future of its value. Refs and futures among the arguments are replaced by their values."""
+        return self._actor._call(partial(self._do, args, kwargs))
+
+    def _do(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._actor._ended:
+            _dead(self._actor._name)
+        return self._method(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {self._actor!r}>"
+
+
+def _plain(value: Any) -> Any:
+    return value.result() if is_ref(value) else value
+
+
+class LocalContext(JobContext):
+    """What both contexts of this process have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._actors: dict[str, LocalActor] = {}
+        self._making = threading.RLock()
+
+    def put(self, obj: Any) -> LocalRef:
+        """The object itself, behind a reference: it is not copied."""
+        return LocalRef(obj)
+
+    def _inside(self) -> Context:
+        """For code that runs for this context: it is the default there."""
+        context = copy_context()
+        context.run(default_context.set, self)
+        return context
+
+    def create_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str | None = None,
+        get_if_exists: bool = False,
+        lifetime: Lifetime = "non_detached",
+        preemptible: bool = True,
+        num_cpus: float | None = None,
+        **kwargs: Any,
+    ) -> LocalActor:
+        """Make it, in this thread. ``lifetime``, ``preemptible`` and ``num_cpus`` change nothing here. See
+        `JobContext.create_actor`."""
+        with self._making:
+            there = self._actors.get(name) if name is not None else None
+            if there is not None and get_if_exists:
+                return there
+            if there is not None:
+                raise NameTaken(f"an actor named {name!r} lives already: pass get_if_exists=True to have that one")
+            values = [_plain(arg) for arg in args], {key: _plain(value) for key, value in kwargs.items()}
+            instance = self._inside().run(actor_class, *values[0], **values[1])
+            label = name or f"{actor_class.__name__.lower()}-{id(instance):x}"
+            actor = self._actors[label] = LocalActor(label, instance, self._caller())
+            return actor
+
+    def _caller(self) -> Callable[[Callable[[], Any]], Any]:
+        """How the calls of one actor are made."""
+        raise NotImplementedError
+
+    def delete_actor(self, actor: LocalActor | str) -> None:
+        """Its name is free at once; what runs in it goes on. Raises NoSuchActor: none of this name lives."""
+        found = actor if isinstance(actor, LocalActor) else self._actors.get(actor)
+        if found is None:
+            raise NoSuchActor(f"no actor named {actor!r} lives")
+        with self._making:
+            found._ended = True
+            if self._actors.get(found._name) is found:
+                del self._actors[found._name]
+
+    def actor_status(self, actor: LocalActor | str) -> ActorStatus:
+        """READY, or ENDED once it was deleted. Raises NoSuchActor: none of this name lives."""
+        found = actor if isinstance(actor, LocalActor) else self._actors.get(actor)
+        if found is None:
+            raise NoSuchActor(f"no actor named {actor!r} lives")
+        return ActorStatus.ENDED if found._ended else ActorStatus.READY
+
+    def shutdown(self) -> None:
+        """Its actors answer no more."""
+        for actor in list(self._actors.values()):
+            self.delete_actor(actor)
+
+
+# Which there are -----------------------------------------------------------------------------------------------------
+
+
+class SyncContext(LocalContext):
+    """Everything is done at once, in the thread that asks for it. Generators run as they are read."""
+
+    def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        """Call it now. See `JobContext.run`."""
+        _refuse_async(fn)
+        context = self._inside()
+        if generates(fn):
+            values = [_plain(arg) for arg in args], {key: _plain(value) for key, value in kwargs.items()}
+            return _Lazily(context, fn(*values[0], **values[1]), name or _label(fn))
+        return _at_once(
+            lambda: context.run(fn, *map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
+        )
+
+    def _caller(self) -> Callable[[Callable[[], Any]], Any]:
+        return lambda call: _at_once(lambda: self._inside().run(call))
+
+    def __repr__(self) -> str:
+        return "<SyncContext>"
+
+
+def _label(fn: Any) -> str:
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+class _Lazily(Generated):
+    """A generator whose next item is always there: it is made when it is asked for."""
+
+    def __init__(self, context: Context, generator: Any, what: str) -> None:
+        super().__init__(Items(), what)
+        self._context, self._generator = context, generator
+
+    def __next__(self) -> Any:
+        return self._context.run(next, self._generator)
+
+    def done(self) -> bool:
+        return True
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
+
+    def close(self) -> None:
+        self._generator.close()
+
+
+class ThreadContext(LocalContext):
+    """Functions run on threads of this process, each actor on one of its own. Nothing is copied.
+
+    A function that waits, by this context, for others gives its place to another one meanwhile.
+
+    Args:
+        max_workers: functions that run at once. Default: CPUs and four more, at most 32.
+
+    Raises:
+        InvalidRequest: ``max_workers`` below 1.
+    """
+
+    def __init__(self, max_workers: int | None = None) -> None:
+        super().__init__()
+        if max_workers is not None and max_workers < 1:
+            raise InvalidRequest(f"max_workers={max_workers!r} must be 1 or more")
+        self.max_workers = max_workers or min(32, (os.cpu_count() or 1) + 4)
+        self._turns = Turns(self.max_workers, "fray-task")
+
+    def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        """Call it on a thread when it is its turn. See `JobContext.run`."""
+        _refuse_async(fn)
+        if generates(fn):
+            items = _ThreadItems(self._turns)
+            self._turns.submit(self._inside(), lambda: items.make(fn, self._values(args, kwargs)))
+            return Generated(items, name or _label(fn))
+        return self._turns.submit(self._inside(), lambda: self._call(fn, args, kwargs))
+
+    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, named = self._values(args, kwargs)()
+        return fn(*values, **named)
+
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], tuple[list[Any], dict[str, Any]]]:
+        def value(arg: Any) -> Any:
+            return self._value(arg, None) if is_ref(arg) else arg
+
+        return lambda: ([value(arg) for arg in args], {key: value(arg) for key, arg in kwargs.items()})
+
+    def _wait_for(self, ref: Any, timeout: float | None) -> Any:
+        with self._turns.aside():
+            return ref.result(timeout)
+
+    def _wait_until(self, refs: list[Any], num_returns: int, timeout: float | None) -> None:
+        with self._turns.aside():
+            super()._wait_until(refs, num_returns, timeout)
+
+    def _caller(self) -> Callable[[Callable[[], Any]], Future[Any]]:
+        own = Turns(1, "fray-actor")
+        return lambda call: own.submit(self._inside(), call)
+
+    def shutdown(self) -> None:
+        """What has not begun never will; what runs goes on."""
+        super().shutdown()
+        self._turns.close()
+
+    def __repr__(self) -> str:
+        return f"<ThreadContext of {self.max_workers}>"
+
+
+class _ThreadItems(Items):
+    """Of a generator on a thread, which runs at most `WINDOW` items ahead."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def about_to_wait(self) -> AbstractContextManager[object]:
+        return self._turns.aside()
+
+    def has_room(self) -> None:
+        with self._came:
+            self._came.notify_all()
+
+    def make(self, fn: Callable[..., Any], values: Callable[[], tuple[list[Any], dict[str, Any]]]) -> None:
+        """On its thread: all of them."""
+        try:
+            args, kwargs = values()
+            for item in fn(*args, **kwargs):
+                self.offer([item])
+                if len(self) >= WINDOW:
+                    with self._turns.aside(), self._came:
+                        self._came.wait_for(lambda: len(self) < WINDOW or self.is_closed)
+                if self.is_closed:
+                    return
+        except BaseException as error:  # noqa: BLE001 (it belongs to whoever reads)
+            self.end(error)
+        else:
+            self.end(None)

@@ -1,0 +1,56 @@
+"""Waiting for some of many, again and again, without leaving a trace in each of them every time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+
+class _Waiter:
+    """One wait: how many more must come."""
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        self.enough = threading.Event()
+
+    def came(self) -> None:
+        self.missing -= 1
+        if self.missing <= 0:
+            self.enough.set()
+
+
+class Watch:
+    """Who waits for what. A ref is asked once to say when it is done, however often it is waited for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: dict[int, list[_Waiter]] = {}
+        """By the identity of the ref, which lives as long as its callback."""
+
+    def wait(self, refs: Sequence[Any], count: int, timeout: float | None) -> None:
+        """Until ``count`` of them are done, or ``timeout`` seconds are over."""
+        waiter = _Waiter(count)
+        fresh = []
+        with self._lock:
+            for ref in refs:
+                known = self._waiters.get(id(ref))
+                if known is None:
+                    self._waiters[id(ref)] = [waiter]
+                    fresh.append(ref)
+                else:
+                    known.append(waiter)
+        try:
+            for ref in fresh:
+                ref.add_done_callback(self._done)
+            waiter.enough.wait(timeout)
+        finally:
+            with self._lock:
+                for ref in refs:
+                    if waiter in (known := self._waiters.get(id(ref), [])):
+                        known.remove(waiter)
+
+    def _done(self, ref: Any) -> None:
+        with self._lock:
+            for waiter in self._waiters.pop(id(ref), []):
+                waiter.came()
