@@ -79,7 +79,7 @@ def _shared(make: Callable[[], JobContext]) -> JobContext:
 
 def own_context() -> FrayContext:
     """The `FrayContext` of the cluster of the running code, one for all its code. Raises as `FrayContext`."""
-    from fray.blocking.cluster import current_cluster
+    from fray.blocking.opening import current_cluster
     from fray.job.fray_context import FrayContext, Shared, context_of
 
     runtime = runtime_here() or current_cluster()._runtime

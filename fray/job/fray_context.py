@@ -18,9 +18,10 @@ from attrs import frozen
 
 from fray.blocking import items, objects
 from fray.blocking.actors import ActorHandle, metrics_of
-from fray.blocking.cluster import Cluster, current_cluster, open_cluster
+from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
 from fray.blocking.objects import Argument, Carried, ObjectRef, Objects, sending, step_aside
+from fray.blocking.opening import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.job.context import JobContext, Lifetime, Ref, generates, is_ref
@@ -40,7 +41,7 @@ ALWAYS = -1
 class RunFuture(Ref):
     """The result of a function or method, which arrives later. Picklable; for any thread."""
 
-    def __init__(self, answer: ActorFuture, what: str) -> None:
+    def __init__(self, answer: ActorFuture[Any], what: str) -> None:
         self._answer, self._what = answer, what
 
     def result(self, timeout: float | None = None) -> Any:
@@ -86,7 +87,7 @@ class RunFuture(Ref):
         return f"<RunFuture of {self._what}: {'done' if self.done() else 'pending'}>"
 
 
-def _holding(refs: list[ObjectRef], answer: ActorFuture) -> None:
+def _holding(refs: list[ObjectRef], answer: ActorFuture[Any]) -> None:
     """As long as the code has not ended, which may be repeated, its arguments are there."""
     if refs:
         answer.add_done_callback(lambda _: refs.clear())
