@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fray.v2.actor import ActorContext, HostedActor
@@ -57,7 +58,8 @@ class FrayClient:
         )
         self._owns = cluster is None and self._cluster._held is not None
         self._jobs: list[FrayJobHandle] = []
-        self._groups: list[FrayActorGroup] = []
+        self._members: list[FrayJobHandle] = []
+        """Actors that `shutdown` has to end, as the cluster stays."""
         self._hosted: list[HostedActor] = []
         self._sweep_at = 64
         self._closed = False
@@ -168,8 +170,9 @@ class FrayClient:
         except NameTaken as taken:
             raise taken_by_actor(taken.details["name"]) from taken
         group = made(self._cluster, members, cls, config)
-        with self._lock:
-            self._groups.append(group)
+        if not self._owns:
+            with self._lock:
+                self._members += group.jobs
         return group
 
     def host_actor(
@@ -205,26 +208,21 @@ class FrayClient:
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
-        if not wait:
-            for job in self._jobs:
-                if not job.is_over:
-                    job.terminate()
-        elif not self._owns:
-            for job in self._jobs:
-                job.wait(raise_on_failure=False)
-        for hosted in self._hosted:
+        for job in self._jobs:
+            with suppress(RuntimeError):  # the conversation has ended, and the job with it
+                _end_or_wait(job, wait)
+        for hosted in self._hosted:  # last: jobs may call them
             hosted.shutdown()
         if self._owns:
             self._cluster.close()
-        else:
-            for group in self._groups:
-                for member in group.jobs:
-                    member.terminate()
+        for job in self._members:
+            job.terminate()
 
     @property
     def is_closed(self) -> bool:
-        """`shutdown` was called."""
-        return self._closed
+        """`shutdown` was called, or the conversation with the cluster has ended."""
+        held = self._cluster._held
+        return self._closed or (held is not None and held.over)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -233,14 +231,21 @@ class FrayClient:
     def __enter__(self) -> FrayClient:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.shutdown()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.shutdown(wait=kind is None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return client_here, ()
 
     def __repr__(self) -> str:
         return f"<FrayClient {self._cluster!r}{', shut down' if self._closed else ''}>"
+
+
+def _end_or_wait(job: FrayJobHandle, wait: bool) -> None:
+    if wait:
+        job.wait(raise_on_failure=False)
+    elif not job.is_over:
+        job.terminate()
 
 
 # Which client --------------------------------------------------------------------------------------------------------
