@@ -40,9 +40,18 @@ def _reread() -> None:
     native.Config.initialize("")
 
 
-def refusal(error: Exception) -> RuntimeError:
-    """For what Ray raised when it could not be reached: what can be wrong, without the token."""
+def refused(error: BaseException | None) -> bool:
+    """Whether Ray could not be reached for want of the right token."""
+    while error is not None:
+        if "AuthenticationError" in f"{type(error).__name__}: {error}":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def refusal() -> RuntimeError:
+    """What to do about it, without the token."""
     return RuntimeError(
-        f"no connection to Ray ({type(error).__name__}). If the cluster wants a token, set {TOKEN_PATH} (or {TOKEN}) "
-        f"to the one it was started with, and {MODE}=token"
+        f"this Ray lets nobody in without its token: set {TOKEN_PATH} (or {TOKEN}) to the token that it was started "
+        f"with, and {MODE}=token"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import threading
@@ -32,6 +33,18 @@ else:
     _HAVE_RAY = True
 
 _numbers = itertools.count()
+_living: WeakSet[RayClient] = WeakSet()
+
+
+def _at_exit() -> None:
+    """Before Ray goes, whose own leave-taking is registered before this one: threads that wait in it would be told
+    in its own words."""
+    for client in list(_living):
+        client.shutdown(wait=False)
+
+
+if _HAVE_RAY:
+    atexit.register(_at_exit)
 
 
 class RayClient:
@@ -62,6 +75,7 @@ class RayClient:
         self._lock = threading.Lock()
         self._owner = f"{place.owner() or 'driver'}/{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._handles: WeakSet[RayJobHandle] = WeakSet()
+        _living.add(self)
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
@@ -225,8 +239,10 @@ def _connect(address: str | None, init: dict[str, Any]) -> None:
                     raise
         resources = {HEAD_NODE: 1, **init.pop("resources", {})}
         ray.init("local", resources=resources, **(quiet | init))
-    except (AuthenticationError, RuntimeError) as error:
-        raise auth.refusal(error) from None
+    except (AuthenticationError, ConnectionError, RuntimeError) as error:
+        if not auth.refused(error):
+            raise
+        raise auth.refusal() from None
 
 
 def _one_machine() -> bool:

@@ -36,8 +36,10 @@ NAME_FREE_S = 5.0
 class _Entry:
     """A job or an actor: how it stands, and what there is of it in Ray."""
 
-    def __init__(self, spec: JobSpec | ActorSpec) -> None:
+    def __init__(self, spec: JobSpec | ActorSpec, work: list[Any]) -> None:
         self.spec = spec
+        self.work: list[Any] | None = work
+        """Held as long as it may begin again: Ray frees values that nobody holds."""
         self.outcome = Outcome(JobStatus.PENDING)
         self.over = asyncio.Event()
         """Its code has ended, or was told to."""
@@ -78,7 +80,7 @@ class Board:
         named = self._jobs.get(spec.name)
         if named is not None and not named.over.is_set():
             return named.spec.job_id
-        entry = self._entries[spec.job_id] = self._jobs[spec.name] = _Entry(spec)
+        entry = self._entries[spec.job_id] = self._jobs[spec.name] = _Entry(spec, work)
         if spec.gang:
             remote, options = ray.remote(lead_job), {"num_cpus": 0}
         else:
@@ -185,7 +187,7 @@ class Board:
         """Its first end is the one that counts; and what it made ends with it."""
         if entry.over.is_set():
             return
-        entry.outcome = outcome
+        entry.outcome, entry.work = outcome, None
         entry.over.set()
         self._give_back(entry)
         self._tell()
@@ -222,7 +224,7 @@ class Board:
             named = self._actors.get(spec.name)
             if named is not None and not named.over.is_set():
                 return spec.name
-        entries = [_Entry(spec) for spec in specs]
+        entries = [_Entry(spec, work) for spec in specs]
         for entry in entries:
             self._entries[entry.spec.job_id] = self._actors[entry.spec.name] = entry
         for entry in entries:

@@ -33,7 +33,8 @@ class Carried(Exception):
         error: BaseException | None = None
         if self.packed is not None:
             try:
-                error = _rebuilt(*cloudpickle.loads(self.packed))
+                inside = cloudpickle.loads(self.packed)
+                error = inside if isinstance(inside, BaseException) else _rebuilt(*inside)
             except Exception:  # noqa: BLE001 (whatever its class does: its text is left)
                 error = None
         error = error or RuntimeError(self.text)
@@ -47,19 +48,34 @@ class Again(Carried):
 
 
 def packed(error: BaseException, kind: type[Carried] = Carried) -> Carried:
-    """Pack it. Of its class, arguments and attributes; its traceback becomes text."""
+    """Pack it, for `Carried.unpacked`; its traceback becomes text."""
     trace = "".join(traceback.format_exception(error))
-    text = f"{type(error).__name__}: {error}"
+    return kind(_as_itself(error) or _in_parts(error), f"{type(error).__name__}: {error}", trace)
+
+
+def _as_itself(error: BaseException) -> bytes | None:
+    """By its own pickling, if what arrives is the same: a class may make another text of its ``args`` each time."""
     try:
-        inside = cloudpickle.dumps((type(error), error.args, dict(error.__dict__)))
+        inside = cloudpickle.dumps(error)
+        arrives = cloudpickle.loads(inside)
+        same = type(arrives) is type(error) and str(arrives) == str(error)
+    except Exception:  # noqa: BLE001 (locks, sockets, classes that refuse)
+        return None
+    return inside if same else None
+
+
+def _in_parts(error: BaseException) -> bytes | None:
+    """By its class, arguments and attributes, without its ``__init__``, whose arguments are others."""
+    parts = (type(error), error.args, dict(error.__dict__))
+    try:
+        inside = cloudpickle.dumps(parts)
         _rebuilt(*cloudpickle.loads(inside))
-    except Exception:  # noqa: BLE001 (locks, sockets, classes that refuse: as text, then)
-        inside = None
-    return kind(inside, text, trace)
+    except Exception:  # noqa: BLE001 (as text, then)
+        return None
+    return inside
 
 
 def _rebuilt(cls: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
-    """Without its ``__init__``, whose arguments need not be those it gave to its base."""
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)

@@ -104,6 +104,12 @@ class RayJobHandle:
 # Actors --------------------------------------------------------------------------------------------------------------
 
 
+def _need_ray(handle: RayActorHandle) -> None:
+    """Ray would start a new one of its own, where nobody is."""
+    if not ray.is_initialized():
+        raise RuntimeError(f"{handle!r} is dead: its RayClient has ended")
+
+
 class RayFuture:
     """The answer of a call. As `fray.v2.ActorFuture`."""
 
@@ -118,6 +124,7 @@ class RayFuture:
             RuntimeError: the actor died.
             BaseException: what the method raised, as itself.
         """
+        _need_ray(self._handle)
         try:
             return ray.get(self._ref, timeout=timeout)
         except GetTimeoutError:
@@ -135,7 +142,8 @@ class RayActorMethod:
         self._handle, self._host, self._name = handle, host, name
 
     def remote(self, *args: Any, **kwargs: Any) -> RayFuture:
-        """Begin a call. Raises ValueError: an argument cannot be pickled."""
+        """Begin a call. Raises TypeError: an argument cannot be pickled; Ray says which."""
+        _need_ray(self._handle)
         try:
             return RayFuture(self._host.call.remote(self._name, *args, **kwargs), self._handle)
         except RayActorError as error:
