@@ -56,7 +56,7 @@ def packed(error: BaseException, kind: type[Carried] = Carried) -> Carried:
 def _as_itself(error: BaseException) -> bytes | None:
     """By its own pickling, if what arrives is the same: a class may make another text of its ``args`` each time."""
     try:
-        inside = cloudpickle.dumps(error)
+        inside: bytes = cloudpickle.dumps(error)
         arrives = cloudpickle.loads(inside)
         same = type(arrives) is type(error) and str(arrives) == str(error)
     except Exception:  # noqa: BLE001 (locks, sockets, classes that refuse)
@@ -68,7 +68,7 @@ def _in_parts(error: BaseException) -> bytes | None:
     """By its class, arguments and attributes, without its ``__init__``, whose arguments are others."""
     parts = (type(error), error.args, dict(error.__dict__))
     try:
-        inside = cloudpickle.dumps(parts)
+        inside: bytes = cloudpickle.dumps(parts)
         _rebuilt(*cloudpickle.loads(inside))
     except Exception:  # noqa: BLE001 (as text, then)
         return None
