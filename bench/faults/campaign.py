@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -139,7 +140,8 @@ class Campaign:
             if kind == "driver":
                 self.lost_drivers.add(name)
         elif process.lives:
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # another victim of the same moment took it along
+                os.kill(process.pid, signal.SIGKILL)
 
     async def mend(self) -> None:
         """Start again what only people start."""

@@ -281,7 +281,7 @@ async def test_a_name_has_one_actor_for_all_drivers_and_outlives_them(lab: Lab) 
 async def test_pools_of_workers_lose_one_and_do_all_tasks(cluster: fray.Cluster) -> None:
     most = min(node.cpu_milli for node in await cluster.nodes()) / 1000
     async with fray.WorkerPool(cluster, 2, fray.ResourceConfig.with_cpu(cpu=0.6 * most, memory="100MB")) as pool:
-        await pool.wait_for_workers(2)
+        await pool.wait_for_workers(2, timeout=30)  # less than the fixture's time: its error says what it waits for
         assert {worker.node for worker in pool.workers()} == {"alpha", "beta"}
         victim = await pool.submit(os.getpid)
         futures = pool.map(square, range(2_000))
@@ -293,7 +293,7 @@ async def test_pools_of_workers_lose_one_and_do_all_tasks(cluster: fray.Cluster)
                     break
         caller = await cluster.create_actor(Link)
         assert await caller.hand_in(pool, 12) == 144
-        await pool.wait_for_workers(2)
+        await pool.wait_for_workers(2, timeout=30)
         assert {await future for future in pool.map(whereabouts, range(2_000))} <= {w.job_id for w in pool.workers()}
 
 
