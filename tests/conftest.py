@@ -18,6 +18,8 @@ WITHIN_S = 180
 for name in ("CLUSTER_SPEC", "TOKEN", "JOB_ID", "JOB_NAME", "NAMESPACE", "CLUSTER_ADDRESS", "ATTEMPT_ID"):
     os.environ.pop(f"FRAY_{name}", None)
 
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")

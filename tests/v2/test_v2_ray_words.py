@@ -47,6 +47,7 @@ def test_jobs_have_their_cpus_and_actors_none_unless_they_ask_for_other_than_the
     assert job_options(ResourceConfig(cpu=0.5))["num_cpus"] == 0.5
     assert job_options(ResourceConfig())["num_cpus"] == 1
     assert actor_options(ResourceConfig(), ActorConfig())["num_cpus"] == 0
+    assert "memory" not in job_options(ResourceConfig()), "nobody asked for any"
     assert actor_options(ResourceConfig(cpu=2), ActorConfig())["num_cpus"] == 2
 
 

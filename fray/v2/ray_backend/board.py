@@ -29,8 +29,8 @@ KEPT_CHARACTERS = 1 << 20
 """Of what one of them has printed, the last."""
 FINISH_S = 10.0
 """For calls that run when their actor is ended; then its process is killed."""
-NAME_FREE_S = 5.0
-"""For Ray to give the name of an actor free that has just been killed."""
+NAME_FREE_S = FINISH_S + 5.0
+"""For Ray to give the name of an actor free that was ended just now."""
 
 
 class _Entry:

@@ -15,7 +15,7 @@ HEAD_NODE = "head_node"
 """The resource of the machine that is not preemptible: the Ray cluster's head has it."""
 A_LITTLE = 0.0001
 """Of it: so that ten thousand fit, as it says where, and not how much."""
-USUAL_CPU = ResourceConfig().cpu
+USUAL = ResourceConfig()
 
 
 def job_options(resources: ResourceConfig) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def job_options(resources: ResourceConfig) -> dict[str, Any]:
 def actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, Any]:
     """Options of a Ray actor. It has no CPU for itself unless it asks for others than the usual one: actors mostly
     wait. Default restarts and repeated calls: none."""
-    cpu = 0 if resources.cpu == USUAL_CPU else resources.cpu
+    cpu = 0 if resources.cpu == USUAL.cpu else resources.cpu
     return {
         "num_cpus": cpu,
         **_options(resources),
@@ -37,7 +37,9 @@ def actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, A
 
 
 def _options(resources: ResourceConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"memory": parse_bytes(resources.ram, "ram")}
+    options: dict[str, Any] = {}
+    if resources.ram != USUAL.ram:  # what nobody asked for keeps nobody out
+        options["memory"] = parse_bytes(resources.ram, "ram")
     device = resources.device
     custom: dict[str, float] = {}
     labels: dict[str, str] = {}
