@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from fray.v2.actor import ActorGroup, ActorHandle, HostedActor
 from fray.v2.job import JobAlreadyExists, JobFailed, JobHandle, JobStatus, wait_all
@@ -132,6 +132,16 @@ def detected_client() -> Any:
     from fray.v2.fray_backend import client_of_fray_job
 
     return client_of_fray_job()
+
+
+if TYPE_CHECKING:  # callers annotate with the protocols: each client must be one, for mypy too
+    from fray.v2.fray_backend import FrayClient
+    from fray.v2.iris_backend import FrayIrisClient
+    from fray.v2.local_backend import LocalClient
+    from fray.v2.ray_backend.backend import RayClient
+
+    def _are_clients(a: LocalClient, b: FrayClient, c: RayClient, d: FrayIrisClient) -> list[Client]:
+        return [a, b, c, d]
 
 
 __all__ = [

@@ -172,7 +172,7 @@ class FrayClient:
         group = made(self._cluster, members, cls, config)
         if not self._owns:
             with self._lock:
-                self._members += group.jobs
+                self._members += group._jobs
         return group
 
     def host_actor(

@@ -10,10 +10,11 @@ from fray.actors import actor_id_of, label_of
 from fray.blocking import ActorGroup, Cluster
 from fray.errors import ConnectionFailed, FrayError, GroupFailed
 from fray.model.actors import ActorStatus
+from fray.v2.actor import ActorHandle
 from fray.v2.fray_actors import FrayActorHandle, handle_of
 from fray.v2.fray_here import cluster_here
 from fray.v2.fray_jobs import FrayJobHandle
-from fray.v2.job import JobStatus
+from fray.v2.job import JobHandle, JobStatus
 from fray.v2.types import ActorConfig
 
 SHUTDOWN_S = 30.0
@@ -40,7 +41,7 @@ class FrayActorGroup:
         """Members that can be called, as far as is known here."""
         return self._members().ready_count
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[FrayActorHandle]:
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
         """Wait until ``count`` members (default all) can be called; so many of them, in order of index.
 
         Raises:
@@ -59,12 +60,12 @@ class FrayActorGroup:
         by_native = {handle._native: index for index, handle in enumerate(self._members())}
         return self._give([by_native[handle._native] for handle in ready][:wanted])
 
-    def discover_new(self) -> list[FrayActorHandle]:
+    def discover_new(self) -> list[ActorHandle]:
         """Members that can be called and that neither `wait_ready` nor this gave before."""
         ready = [index for index, status in enumerate(self._members().statuses()) if status is ActorStatus.READY]
         return self._give([index for index in ready if index not in self._given])
 
-    def _give(self, indices: Sequence[int]) -> list[FrayActorHandle]:
+    def _give(self, indices: Sequence[int]) -> list[ActorHandle]:
         self._given.update(indices)
         return [self._handles[index] for index in indices]
 
@@ -73,7 +74,7 @@ class FrayActorGroup:
         return all(map(JobStatus.finished, self.statuses()))
 
     @property
-    def jobs(self) -> list[FrayJobHandle]:
+    def jobs(self) -> list[JobHandle]:
         """The job of each member."""
         return list(self._jobs)
 

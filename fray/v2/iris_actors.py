@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any
 
-from fray.v2.actor import ActorContext, _set_current_actor, _set_process_actor
+from fray.v2.actor import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
 from fray.v2.iris_jobs import HostingJob, IrisJobHandle
 from fray.v2.iris_words import iris_client, iris_context
-from fray.v2.job import JobStatus
+from fray.v2.job import JobHandle, JobStatus
 from fray.v2.threads import begin
 
 PORT = "actor"
@@ -178,7 +178,7 @@ class IrisActorGroup:
     def ready_count(self) -> int:
         return len(self._ready)
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[IrisActorHandle]:
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
         """As `fray.v2.ActorGroup.wait_ready`."""
         wanted = len(self._handles) if count is None else count
         until = time.monotonic() + timeout
@@ -194,7 +194,7 @@ class IrisActorGroup:
         self._given.update(chosen)
         return [self._handles[index] for index in chosen]
 
-    def discover_new(self) -> list[IrisActorHandle]:
+    def discover_new(self) -> list[ActorHandle]:
         new = [index for index in self._ready if index not in self._given]
         self._given.update(new)
         return [self._handles[index] for index in new]
@@ -203,7 +203,7 @@ class IrisActorGroup:
         return all(map(JobStatus.finished, self.statuses()))
 
     @property
-    def jobs(self) -> list[IrisJobHandle]:
+    def jobs(self) -> list[JobHandle]:
         return list(self._jobs)
 
     def statuses(self) -> list[JobStatus]:

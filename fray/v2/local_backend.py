@@ -16,8 +16,15 @@ from functools import partial
 from typing import Any
 
 from fray.v2 import programs
-from fray.v2.actor import ActorContext, HostedActor, _current_actor_var, _reset_current_actor, _set_current_actor
-from fray.v2.job import JobStatus
+from fray.v2.actor import (
+    ActorContext,
+    ActorHandle,
+    HostedActor,
+    _current_actor_var,
+    _reset_current_actor,
+    _set_current_actor,
+)
+from fray.v2.job import JobHandle, JobStatus
 from fray.v2.threads import JobThreads, begin
 from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig
 
@@ -258,7 +265,7 @@ class LocalActorGroup:
     def ready_count(self) -> int:
         return len(self._living())
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[LocalActorHandle]:
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
         wanted = len(self._actors) if count is None else count
         if wanted > len(self._actors):
             raise TimeoutError(f"{wanted} members will not be ready: there are {len(self._actors)}")
@@ -267,13 +274,13 @@ class LocalActorGroup:
             raise RuntimeError(f"{wanted} members will never be ready: {len(self._actors) - len(living)} have ended")
         return self._give(living[:wanted])
 
-    def discover_new(self) -> list[LocalActorHandle]:
+    def discover_new(self) -> list[ActorHandle]:
         return self._give([index for index in self._living() if index not in self._given])
 
     def _living(self) -> list[int]:
         return [index for index, actor in enumerate(self._actors) if not actor.ended.done()]
 
-    def _give(self, indices: list[int]) -> list[LocalActorHandle]:
+    def _give(self, indices: list[int]) -> list[ActorHandle]:
         self._given.update(indices)
         return [self._actors[index].handle for index in indices]
 
@@ -281,7 +288,7 @@ class LocalActorGroup:
         return not self._living()
 
     @property
-    def jobs(self) -> list[LocalJobHandle]:
+    def jobs(self) -> list[JobHandle]:
         return list(self._jobs)
 
     def statuses(self) -> list[JobStatus]:
