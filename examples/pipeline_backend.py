@@ -26,9 +26,13 @@ Style: TypeAlias = Literal["actor", "job"]
 
 SMALL = ResourceConfig(cpu=0.1, ram="256m", preemptible=False)
 """Of a coordinator: it computes little, and should not be taken away."""
-COORDINATOR = ActorConfig(max_concurrency=100)
 WORKER = ActorConfig(max_concurrency=10, max_restarts=3)
 SUMMARY_FILE = "summary.json"
+
+
+def coordinator_of(workers: int) -> ActorConfig:
+    """`run_pipeline` runs all the time, each worker waits in `pull` or reports; there must be room for all."""
+    return ActorConfig(max_concurrency=2 * workers + 10)
 
 
 class ActorBackend:
@@ -71,7 +75,7 @@ class ActorBackend:
             name=f"{self._name}-coordinator",
             count=1,
             resources=SMALL,
-            actor_config=COORDINATOR,
+            actor_config=coordinator_of(self._num_workers),
         )
         self._groups.append(single)
         (self._coordinator,) = single.wait_ready()
@@ -81,9 +85,11 @@ class ActorBackend:
     def __enter__(self) -> ActorBackend:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        if self._job is not None:
-            self._job.terminate()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        """In order, what runs may finish; after an error or Ctrl-C nobody waits for what is half done."""
+        jobs = [job for group in reversed(self._groups) for job in group.jobs] if kind is not None else []
+        for job in [self._job, *jobs] if self._job is not None else jobs:
+            job.terminate()
         for group in self._groups:
             group.shutdown()
 
@@ -129,7 +135,8 @@ def coordinate(
 ) -> None:
     """The job that hosts the coordinator. What a job returns nobody asks for, so the summary is stored."""
     client = current_client()
-    with client.host_actor(Coordinator, board, name=f"{name}-coordinator", actor_config=COORDINATOR) as hosted:
+    how = coordinator_of(count)
+    with client.host_actor(Coordinator, board, name=f"{name}-coordinator", actor_config=how) as hosted:
         workers = workers_of(client, name, hosted.handle, count, resources)
         try:
             summary = hosted.handle.run_pipeline(plan, hint, workers)

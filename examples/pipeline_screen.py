@@ -21,6 +21,7 @@ class Screen:
         self._bar: dict[str, TaskID] = {}
         self._last_line_s = time.monotonic()
         self._lost = 0
+        self._ended = ""
 
     def __enter__(self) -> Screen:
         if sys.stderr.isatty():
@@ -53,8 +54,8 @@ class Screen:
             if stage not in self._bar:
                 self._bar[stage] = self._bars.add_task(stage, total=shards, note="")
             self._bars.update(self._bar[stage], completed=done, note=note)
-        elif done == shards or now - self._last_line_s >= PLAIN_EVERY_S:
-            self._last_line_s = now
+        elif (done == shards and self._ended != stage) or now - self._last_line_s >= PLAIN_EVERY_S:
+            self._last_line_s, self._ended = now, stage if done == shards else self._ended
             print(f"{stage:>8} {100 * done // max(1, shards):3d}%  {note}", file=sys.stderr, flush=True)
 
 

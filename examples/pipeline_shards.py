@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pipeline_plan import Piece, Plan, Reads, Row, Stage, applied, part_of
 
 PLAN_FILE = "plan.json"
+NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
 SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst")
 
 
@@ -78,11 +79,14 @@ def list_files(root: str, suffixes: Sequence[str] = SUFFIXES) -> list[tuple[str,
     store = Store(root)
     if not store.fs.isdir(store.at("")):
         raise FileNotFoundError(f"there is no directory {root}: name one with --input")
-    found = [
-        (path[len(store.at("")) :], int(about["size"]), float(about.get("mtime") or 0))
-        for path, about in store.fs.find(store.at(""), detail=True).items()
-        if path.endswith(tuple(suffixes)) and not {"site-packages", "dist-packages"}.intersection(path.split("/"))
-    ]
+    found = []
+    for _, directories, files in store.fs.walk(store.at(""), detail=True):
+        for name in NOT_OURS & directories.keys():
+            del directories[name]  # and it is not walked
+        for name, about in files.items():
+            if name.endswith(tuple(suffixes)):
+                path = about["name"][len(store.at("")) :]
+                found.append((path, int(about["size"]), float(about.get("mtime") or 0)))
     if not found:
         raise FileNotFoundError(f"there is no text in {root}: files that end in {', '.join(suffixes)} count")
     return sorted(found)

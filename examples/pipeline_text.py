@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import combinations
 from pathlib import PurePosixPath
+from threading import Lock
 from typing import Any, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
@@ -31,6 +32,10 @@ PAIRS = (("one", "string"), ("other", "string"), ("shared", "int64"))
 COPIES = (("package", "string"), ("id", "string"), ("group", "string"))
 COUNTS = (("package", "string"), ("docs", "int64"), ("words", "int64"), ("copies", "int64"))
 
+PARSING = Lock()
+"""Python 3.11's parser counts its depth for all threads together (SystemError: recursion depth mismatch), and filters
+of warnings are everybody's, too: where workers are threads, one parses at a time."""
+
 # From sources to documents -------------------------------------------------------------------------------------------
 
 
@@ -39,7 +44,7 @@ def documents(source: Row) -> Iterator[Row]:
     if not source["path"].endswith(".py"):
         yield from _paragraphs(source)
         return
-    with warnings.catch_warnings():
+    with PARSING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of strings with "\d" in them
         try:
             tree = ast.parse(source["text"])

@@ -163,7 +163,7 @@ class Coordinator:
     """Deals out shards, stage by stage. One plan at a time."""
 
     def __init__(self, board: ActorHandle | None = None) -> None:
-        self._board = board
+        self._board, self._me = board, current_actor()
         self._shown: Any = None
         self._changed = threading.Condition()
         self._workers: dict[str, Watched] = {}
@@ -271,6 +271,8 @@ class Coordinator:
             self._stage, self._ledger = stage, ledger
             self._changed.notify_all()
         while not ledger.finished():
+            if self._me.shutdown_event.is_set():
+                raise RuntimeError("the coordinator was ended; what is finished stays, run it again")
             self._look_after(workers)
             self._show(ledger, False)
             with self._changed:
