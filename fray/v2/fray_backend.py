@@ -53,10 +53,14 @@ class FrayClient:
 
         if cluster is not None and (spec, namespace, token, grace_s, env_vars) != (None,) * 5:
             raise ValueError("FrayClient(cluster=…) uses that cluster as it is: give no spec or option of another")
-        self._cluster = cluster or open_cluster(
+        opened = cluster or open_cluster(
             spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
         )
-        self._owns = cluster is None and self._cluster._held is not None
+        self._begin(opened, owns=cluster is None and opened._held is not None)
+
+    def _begin(self, cluster: Cluster | None, owns: bool) -> None:
+        self._bound, self._owns = cluster, owns
+        """``_bound`` None: it came by pickle, and is bound where it is first used."""
         self._jobs: list[FrayJobHandle] = []
         self._members: list[FrayJobHandle] = []
         """Actors that `shutdown` has to end, as the cluster stays."""
@@ -68,8 +72,13 @@ class FrayClient:
 
     @property
     def cluster(self) -> Cluster:
-        """For what this face does not have: `fray.blocking.Cluster`."""
-        return self._cluster
+        """For what this face does not have: `fray.blocking.Cluster`. Raises RuntimeError: the client came by pickle to
+        where there is none."""
+        if self._bound is None:
+            from fray.v2.fray_here import cluster_here
+
+            self._bound = cluster_here("a FrayClient that came by pickle")
+        return self._bound
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
@@ -92,9 +101,9 @@ class FrayClient:
         native = submitted(convert.job_request(request))
         argv = native.entrypoint.argv if native.entrypoint is not None else ()
         try:
-            job = self._cluster.launch(native, adopt_existing=adopt_existing)
+            job = self.cluster.launch(native, adopt_existing=adopt_existing)
         except NameTaken as taken:
-            handle = FrayJobHandle(taken.details["holder"], argv=argv).bind(self._cluster)
+            handle = FrayJobHandle(taken.details["holder"], argv=argv).bind(self.cluster)
             if not adopt_existing:
                 raise JobAlreadyExists(request.name, handle) from taken
             log.warning("submit(%r) goes on with a job that is not the same: %s", request.name, taken)
@@ -166,10 +175,10 @@ class FrayClient:
         self._check_open()
         request, how = convert.actor_request(name, resources, config), convert.actor_config(config)
         try:
-            members = self._cluster.launch_actors(request, count, cls, tuple(args), kwargs, how)
+            members = self.cluster.launch_actors(request, count, cls, tuple(args), kwargs, how)
         except NameTaken as taken:
             raise taken_by_actor(taken.details["name"]) from taken
-        group = made(self._cluster, members, cls, config)
+        group = made(self.cluster, members, cls, config)
         if not self._owns:
             with self._lock:
                 self._members += group._jobs
@@ -193,7 +202,7 @@ class FrayClient:
         from fray.v2.fray_self import host
 
         self._check_open()
-        hosted = host(self._cluster, actor_class, args, kwargs, name, actor_config)
+        hosted = host(self.cluster, actor_class, args, kwargs, name, actor_config)
         with self._lock:
             self._hosted.append(hosted)
         return hosted
@@ -214,14 +223,14 @@ class FrayClient:
         for hosted in self._hosted:  # last: jobs may call them
             hosted.shutdown()
         if self._owns:
-            self._cluster.close()
+            self.cluster.close()
         for job in self._members:
             job.terminate()
 
     @property
     def is_closed(self) -> bool:
         """`shutdown` was called, or the conversation with the cluster has ended."""
-        held = self._cluster._held
+        held = None if self._bound is None else self._bound._held
         return self._closed or (held is not None and held.over)
 
     def _check_open(self) -> None:
@@ -238,7 +247,7 @@ class FrayClient:
         return client_here, ()
 
     def __repr__(self) -> str:
-        return f"<FrayClient {self._cluster!r}{', shut down' if self._closed else ''}>"
+        return f"<FrayClient {self._bound!r}{', shut down' if self._closed else ''}>"
 
 
 def _end_or_wait(job: FrayJobHandle, wait: bool) -> None:
@@ -284,14 +293,16 @@ def client_of_fray_job() -> FrayClient | None:
 
 
 def client_here() -> FrayClient:
-    """Where a pickled client arrives. Raises RuntimeError: there is no cluster here."""
+    """Where a pickled client arrives: the current one, if it is one of Fray; else one that is bound at its first use,
+    as what comes with a job arrives before the job has its place in the cluster."""
     from fray.v2.client import _current_client_var
-    from fray.v2.fray_here import cluster_here
 
     current = _current_client_var.get()
     if isinstance(current, FrayClient):
         return current
-    return client_of_fray_job() or FrayClient(cluster=cluster_here("a FrayClient that came by pickle"))
+    client = FrayClient.__new__(FrayClient)
+    client._begin(None, owns=False)
+    return client
 
 
 def running_actor() -> ActorContext | None:

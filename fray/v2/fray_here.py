@@ -33,5 +33,5 @@ def cluster_here(what: str) -> Cluster:
 
 
 def _of(client: object) -> Cluster | None:
-    cluster = getattr(client, "cluster", None)
+    cluster = getattr(client, "_bound", None)  # one that came by pickle, and is not bound yet, asks here itself
     return cluster if isinstance(cluster, Cluster) else None

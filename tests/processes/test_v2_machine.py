@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent.parent / "v2"))
 pytest.register_assert_rewrite("v2_contract")
 
+import v2_contract as contract  # noqa: E402
 from v2_contract import *  # noqa: E402, F403
 from v2_contract import Capabilities  # noqa: E402
 
@@ -32,3 +33,14 @@ def make_client() -> Callable[[], FrayClient]:
 def capabilities() -> Capabilities:
     """None is missing."""
     return Capabilities()
+
+
+def test_a_client_goes_to_a_job_and_is_that_jobs_own_there(client: FrayClient, tmp_path: Path) -> None:
+    job = client.submit(contract.request(submit_through, client, tmp_path / "done"))
+    assert job.wait(timeout=contract.LATE_S) == "succeeded"
+    assert (tmp_path / "done").read_text() == "done"
+
+
+def submit_through(client: FrayClient, path: Path) -> None:
+    with client as same:
+        same.submit(contract.request(contract.write, path)).wait(contract.LATE_S)
