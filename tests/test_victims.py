@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 
+import pytest
 from attrs import evolve
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from fray.model.bands import Band
 from fray.model.policy import Policy, Preemption
 from fray.model.resources import Demand
 from fray.model.specs import ActorConfig, EntryKind, JobSpec
+from fray.scheduler import victims
 from fray.scheduler.asks import Ask, Part
 from fray.scheduler.preemption import as_decided, bands_below, eligible, would_preempt
 from fray.scheduler.queue import Applicant, Shape
@@ -22,6 +25,14 @@ from fray.scheduler.worth import Cost, Unit, total, unit_of
 
 OFF = Policy(preemption=Preemption(enabled=False))
 ON = Policy(preemption=Preemption(shield_s=0.0))
+
+
+@pytest.fixture(autouse=True, scope="module", params=[victims.SOON, 0], ids=["by cost", "by machine"])
+def soon(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After how many jobs those on the few machines in question are looked at: all of it holds either way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(victims, "SOON", request.param)
+        yield
 
 
 def applicant(*parts: Part, band: Band = Band.PRODUCTION, same: str = "") -> Applicant:

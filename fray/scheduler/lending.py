@@ -8,7 +8,7 @@ as the place of a job; it waits for its minimum again then. How units are given 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from attrs import frozen
 from fray.model.ids import NodeName
 from fray.model.reservations import ReservationId
 from fray.scheduler.asks import Ask, Placed
+from fray.scheduler.fitting import held_empty
 from fray.scheduler.giving_back import REGROW_S, ask_back, has_share, is_idle, seize
 from fray.scheduler.match import Pool
 from fray.scheduler.outbox import Outbox
@@ -33,7 +34,8 @@ SOON_FOUND = 32
 HELPED = 16
 """For so many of those that were refused in a step room is looked for."""
 
-Usable: TypeAlias = "list[dict[NodeName, int]]"
+Usable: TypeAlias = Callable[[NodeName], bool]
+"""Whether the fleet's machine of this name could hold a member, if it were empty."""
 
 
 @frozen(eq=False)
@@ -287,12 +289,21 @@ def _taken_back(pool: Pool, out_there: list[Lent]) -> list[Lent]:
 
 
 def _useful(state: Tables, applicant: Applicant) -> Usable:
-    """Machines it could use, demand by demand."""
-    return [state.pool.usable(demand) for demand in applicant.shape.ask.demands]
+    """Asked for machines on which something is lent, which may be few."""
+    demands, machines, known = applicant.shape.ask.demands, state.pool.machines, dict[NodeName, bool]()
+
+    def is_usable(name: NodeName) -> bool:
+        if name not in known:
+            machine = machines.get(name)
+            there = machine is not None and machine.open
+            known[name] = there and any(held_empty(demand, machines[name]) for demand in demands)
+        return known[name]
+
+    return is_usable
 
 
 def _helps(unit: Unit, usable: Usable) -> bool:
-    return any(host.node in machines for machines in usable for host in unit.hosts)
+    return any(usable(host.node) for host in unit.hosts)
 
 
 def _leaving(state: State, usable: Usable) -> Iterator[Lent]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from attrs import Factory, define, frozen
@@ -33,6 +34,8 @@ from fray.scheduler.worth import NOTHING, Cost, Unit, below, owners, total, unit
 
 SITES, WIDER = 24, 4
 """Places looked at first (or twice as many as are needed), those of the cheapest jobs; so many times more each time."""
+SOON, FEW_MACHINES = 200, 64
+"""After so many jobs, where so few machines come into question, jobs are looked for on these."""
 SPARED = 64
 """Of an ask of several parts: so many victims are tried to be spared."""
 Eligible: TypeAlias = Callable[[Job], bool]
@@ -211,18 +214,34 @@ class _Search:
 
     def _candidates(self, demand: Demand, closed: Container[NodeName], hosts: int) -> Iterator[tuple[NodeName, ...]]:
         """Sites with somebody on them who may be ended: those of the cheapest jobs first."""
-        seen: dict[NodeName, None] = {}
-        useless: dict[NodeName, None] = {}
-        for job in self._jobs():
+        if all(name in closed for name in self.pool.machines):
+            return
+        known: dict[NodeName, bool] = {}
+        """Whether it may still be one."""
+        jobs = self._jobs()
+        yield from self._sites(islice(jobs, SOON), known, demand, closed, hosts)
+        serving = (name for name in self.pool.machines if self._serves(known, demand, name, closed))
+        left = list(islice(serving, FEW_MACHINES + 1))
+        yield from self._sites(self._jobs_on(left) if len(left) <= FEW_MACHINES else jobs, known, demand, closed, hosts)
+
+    def _sites(
+        self,
+        jobs: Iterable[Job],
+        known: dict[NodeName, bool],
+        demand: Demand,
+        closed: Container[NodeName],
+        hosts: int,
+    ) -> Iterator[tuple[NodeName, ...]]:
+        for job in jobs:
             for attempt in self.state.living_members(job):
                 name = attempt.node
-                if name in seen or name in useless:
+                if not self._serves(known, demand, name, closed):
                     continue
                 nodes = self._nodes_of(name, hosts)
-                if len(nodes) != hosts or not all(self._serves(demand, host, closed) for host in nodes):
-                    useless |= dict.fromkeys((name, *nodes))
+                if len(nodes) != hosts or not all(self._serves(known, demand, host, closed) for host in nodes):
+                    known[name] = False
                 elif self._unit(job) is not None:
-                    seen |= dict.fromkeys(nodes)
+                    known |= dict.fromkeys(nodes, False)
                     yield nodes
 
     def _nodes_of(self, name: NodeName, hosts: int) -> tuple[NodeName, ...]:
@@ -233,11 +252,13 @@ class _Search:
         members = self.pool.slices.members.get(machine.slice, ()) if machine and machine.slice else ()
         return tuple(host for host in members if self.pool.machines[host].open)
 
-    def _serves(self, demand: Demand, name: NodeName, closed: Container[NodeName]) -> bool:
+    def _serves(self, known: dict[NodeName, bool], demand: Demand, name: NodeName, closed: Container[NodeName]) -> bool:
         """It could hold a member if it were empty."""
-        machine = self.pool.machines.get(name)
-        is_open = machine is not None and machine.open and name not in closed
-        return is_open and held_empty(demand, self.pool.machines[name]) > 0
+        if name not in known:
+            machine = self.pool.machines.get(name)
+            is_open = machine is not None and machine.open and name not in closed
+            known[name] = is_open and held_empty(demand, self.pool.machines[name]) > 0
+        return known[name]
 
     def _jobs(self) -> Iterator[Job]:
         """Of the latest band first, and of a band those first that were placed last; each with what it owns."""
@@ -249,6 +270,22 @@ class _Search:
                 yield job
                 if self._has_children(job):
                     yield from below(self.state, job)
+
+    def _jobs_on(self, names: Iterable[NodeName]) -> list[Job]:
+        """Those of them that are on these machines, and in the same order."""
+        found: dict[JobId, tuple[tuple[int, float, int], Job]] = {}
+        ranks = {band: rank for rank, band in enumerate(self.bands)}
+        for attempt in (self.state.attempts[id_] for name in names for id_ in self.state.on_node[name]):
+            job = self.state.jobs[attempt.job_id]
+            self.trial.work += 1
+            keys = [
+                (ranks[one.band], -(one.placed_at or 0.0), -one.order)
+                for one in (job, *owners(self.state, job))
+                if one.runs and one.band in ranks and (one.placed_at or 0.0) <= self.since
+            ]
+            if keys:
+                found[job.job_id] = min(keys), job
+        return [job for _, job in sorted(found.values(), key=lambda pair: (pair[0], pair[1].order))]
 
     def _has_children(self, job: Job) -> bool:
         members = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
