@@ -37,14 +37,25 @@ from v2_ray_bodies import (
     killed_until,
     leave_things_behind,
     rank_1_fails_once,
+    read_workspace,
     through_ray,
     write_assigned,
     write_member,
 )
 
-from fray.v2 import ActorConfig, Entrypoint, JobRequest, JobStatus, ResourceConfig, current_client
+from fray.v2 import (
+    ActorConfig,
+    Entrypoint,
+    JobRequest,
+    JobStatus,
+    ResourceConfig,
+    create_environment,
+    current_client,
+)
 from fray.v2.ray_backend.backend import RayClient
+from fray.v2.ray_backend.environments import runtime_env
 from fray.v2.ray_backend.handles import RayActorHandle
+from fray.v2.ray_backend.uploads import with_uploaded_workspace
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -264,6 +275,18 @@ def test_a_name_that_lives_and_what_cannot_be_pickled_are_valueerrors(client: Ra
         client.create_actor(Counter, name=name)
     with pytest.raises(ValueError, match="cannot be pickled"):
         client.submit(request(print, threading.Lock()))
+
+
+def test_a_workspace_travels_to_other_machines_by_its_content(client: RayClient, tmp_path: Path) -> None:
+    (tmp_path / "only_there.py").write_text("WORD = 'from the workspace'")
+    wanted, _ = runtime_env(create_environment(workspace=str(tmp_path)), None, one_machine=False)
+    made = with_uploaded_workspace(wanted)
+    assert made["working_dir"].startswith("gcs://")
+    word, directory = ray.get(ray.remote(read_workspace).options(runtime_env=made, num_cpus=0.1).remote())
+    assert word == "from the workspace"
+    assert directory != str(tmp_path)
+    with pytest.raises(ValueError, match="cannot be sent to Ray"):
+        with_uploaded_workspace({"working_dir": str(tmp_path / "none")})
 
 
 OTHER_TOKEN = """

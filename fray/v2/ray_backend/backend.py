@@ -24,6 +24,7 @@ try:
     from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle, asked
     from fray.v2.ray_backend.hosted import serve
     from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, job_options, slice_wish, tries
+    from fray.v2.ray_backend.uploads import with_uploaded_workspace
     from fray.v2.ray_backend.words import ActorSpec, JobSpec
 except ModuleNotFoundError as missing:
     if missing.name != "ray":
@@ -104,7 +105,8 @@ class RayClient:
     def _job_spec(self, request: JobRequest) -> JobSpec:
         resources = request.resources
         here = request.environment is not None and request.environment.workspace is not None and _one_machine()
-        made, directory = runtime_env(request.environment, resources.image, one_machine=here)
+        wanted, directory = runtime_env(request.environment, resources.image, one_machine=here)
+        made = with_uploaded_workspace(wanted)
         return JobSpec(
             job_id=_id(request.name),
             name=request.name,
