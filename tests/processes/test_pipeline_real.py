@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 
 from fray.node.entry import STATE_MARK
 from fray.node.proctree import environ_of
-from fray.v2 import LocalClient
+from fray.v2 import LocalClient, ResourceConfig
 from fray.v2.fray_backend import FrayClient
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
@@ -34,6 +36,7 @@ from pipeline_workers import ExecutionHint
 from tests.processes.labs import TOKEN, open_lab
 from tests.processes.trees import seconds_until_gone
 
+SMALL = ResourceConfig(cpu=0.1)
 GONE_WITHIN_S = 5.0
 """A second, on a machine that has nothing else to do."""
 
@@ -157,3 +160,41 @@ def test_it_runs_on_a_cluster_by_its_address(tmp_path: Path) -> None:
         done = subprocess.run(arguments, env=environ(tmp_path / "tmp"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["check"] == "the same"
+
+
+def held_up(row: dict[str, Any]) -> dict[str, Any]:
+    """A text that names a directory is held up until there is a file ``go`` in it."""
+    if row["text"]:
+        here = Path(row["text"])
+        (here / "begun").touch()
+        while not (here / "go").exists():
+            time.sleep(0.02)
+    return {"path": row["path"]}
+
+
+def wait_for(*paths: Path) -> None:
+    while not all(path.exists() for path in paths):
+        time.sleep(0.02)
+
+
+def test_when_the_machine_of_the_coordinators_job_is_lost_it_goes_on_elsewhere_by_itself(tmp_path: Path) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    texts.mkdir()
+    (texts / "a.txt").write_text("")
+    (texts / "b.txt").write_text(str(tmp_path))
+    dataset = Dataset.from_files(str(texts), [("a.txt", 1, 0.0), ("b.txt", 1, 0.0)], 2)
+    with open_lab(tmp_path, "alpha") as lab, FrayClient(lab.spec, token=TOKEN) as client:
+
+        def lose_alpha() -> None:
+            wait_for(tmp_path / "begun", out / "held" / "00000-of-00002.parquet")
+            lab.start_node("beta")
+            client.cluster.wait_for_nodes(2)
+            lab.kill("alpha")
+            (tmp_path / "go").touch()
+
+        with ThreadPoolExecutor() as threads, ActorBackend(client, 2, SMALL, coordinator="job") as backend:
+            losing = threads.submit(lose_alpha)
+            rows = backend.execute(dataset.map(held_up).store("held", (("path", "string"),)), ExecutionHint(str(out)))
+            losing.result()
+    assert sorted(row["path"] for row in rows) == ["a.txt", "b.txt"]
+    assert [stage["skipped"] for stage in backend.summary["stages"]] == [1]
