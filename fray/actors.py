@@ -213,11 +213,13 @@ class ActorServer:
 
     Args:
         cluster: where the names are registered.
-        host: address to bind. Default loopback; beyond it only where the node is networked and authenticated.
+        host: address to bind. Default loopback; beyond it only where the node is networked and authenticated. None:
+            where actors that are jobs listen: at a socket of the machine and, where the node is networked, at an
+            address that other machines reach.
         port: 0 picks one.
     """
 
-    def __init__(self, cluster: Cluster, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, cluster: Cluster, host: str | None = "127.0.0.1", port: int = 0) -> None:
         self._runtime = cluster._runtime
         self._host, self._port = host, port
         self._endpoints: dict[ActorId, ActorEndpoint] = {}
@@ -248,8 +250,11 @@ class ActorServer:
         return self._runtime.host.key
 
     async def _listen(self) -> None:
-        if self._address is None:
-            self._address = await self._runtime.host.listen_tcp(self._host, self._port)
+        host = self._runtime.host
+        if self._address is None and self._host is None:
+            self._address = (await host.listen())[0]
+        elif self._address is None and self._host is not None:
+            self._address = await host.listen_tcp(self._host, self._port)
 
     async def register(
         self,

@@ -540,6 +540,17 @@ async def test_what_nobody_waits_for_rides_with_the_next_frame_or_goes_within_a_
         assert trio.current_time() - began <= session.ACK_AFTER_S + 0.1
 
 
+async def test_a_large_frame_behind_one_that_nobody_waits_for_goes_at_once(autojump_clock: MockClock) -> None:
+    async with a_house() as house:
+        near = await house.dial()
+        await trio.testing.wait_all_tasks_blocked()  # its writer sleeps: what is sent goes straight to the transport
+        began = trio.current_time()
+        near.channel.send_later(Kind.CALL, 1, b"later")
+        near.channel.send_nowait(Kind.CALL, 2, bytes(session.BATCH_BYTES))  # the two are more than one message
+        await house.recorders[0].wait_bodies(2)
+        assert trio.current_time() - began < session.ACK_AFTER_S / 2
+
+
 async def test_what_is_received_is_acknowledged_within_a_second(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()

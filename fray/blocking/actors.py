@@ -214,11 +214,11 @@ class ActorServer:
 
     Args:
         cluster: where the names are registered.
-        host: address to bind. Default loopback; beyond it only where the node is networked and authenticated.
+        host: address to bind. Default loopback; beyond it, and None, as for `fray.ActorServer`.
         port: 0 picks one.
     """
 
-    def __init__(self, cluster: Cluster, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, cluster: Cluster, host: str | None = "127.0.0.1", port: int = 0) -> None:
         self._cluster = cluster
         self._portal = portal_of(cluster._runtime)
         self._native = native.ActorServer(cluster._native, host, port)

@@ -142,7 +142,8 @@ class Link:
             self._direct = False
             message = self._next_frames()
             if message is None or self._send_now(message):
-                if self._channel.refill is None and not self._may_send_chunk():
+                rest = self._channel.outbox.unsent  # a message gathers `BATCH_BYTES` at most
+                if not rest and self._channel.refill is None and not self._may_send_chunk():
                     return
             else:
                 self._unfinished = message

@@ -14,6 +14,9 @@ from fray.v2.fray_actors import FrayActorHandle, handle_of
 from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig
 
+LOOPBACK = "127.0.0.1"
+"""Who cannot reach it comes by the relay."""
+
 _hosted: dict[str, ActorContext] = {}
 """By actor id: of those this process hosts."""
 
@@ -58,7 +61,8 @@ def host(
         JobAlreadyExists: an actor that is a job of its own has this name, and is on its way.
         ValueError: this can be no name.
     """
-    server, handle = ActorServer(cluster), FrayActorHandle(name, cluster=cluster)
+    in_job = cluster._runtime.job_id is not None  # a driver's own place may be its memory: there it takes a port
+    server, handle = ActorServer(cluster, None if in_job else LOOPBACK), FrayActorHandle(name, cluster=cluster)
     about = ActorContext(handle, 0, name)
     token = _set_current_actor(about)
     try:

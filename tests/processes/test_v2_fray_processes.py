@@ -191,12 +191,9 @@ def test_a_running_cluster_is_one_client_a_process(lab: Lab, tmp_path: Path, mon
 
 
 ROUND = [
-    contract.test_wait_raises_the_jobs_own_exception_as_often_as_it_is_asked,
     contract.test_a_coordinator_job_submits_jobs_and_waits_for_them,
     contract.test_a_jobs_logs_are_text,
-    contract.test_a_name_twice_can_be_refused,
     contract.test_a_handle_pickles_and_goes_to_jobs_and_to_other_actors,
-    contract.test_a_groups_jobs_and_states_speak_of_its_members,
     contract.test_after_its_shutdown_the_names_of_a_group_answer_no_more,
     contract.test_a_group_goes_to_a_job,
     contract.test_a_hosted_actor_lives_in_its_callers_process,
