@@ -484,7 +484,7 @@ async def open_cluster(
         grace_s: for ``fray://``: how many seconds this driver may be lost without a goodbye (no network, asleep) before
             all it owns ends, up to a week. Default: as the controller says (``fray-controller --driver-grace-s``, 30).
             For ``local``: how long leaving waits for threads of jobs and actors that have been ended and go on (nobody
-            can end a thread); the log names those that are left. Default 2.
+            can end a thread); a RuntimeWarning names those left. Default 2.
         env_vars: variables of every job of a cluster that is made here; a running one has ``fray-controller --env``.
 
     Raises:

@@ -12,6 +12,7 @@ import random
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -272,7 +273,8 @@ async def open_local(
 ) -> AsyncIterator[Runtime]:
     """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit.
 
-    Threads cannot be ended: leaving waits ``grace_s`` (`GRACE_S`) for them to return, then the log names those left.
+    Threads cannot be ended: leaving waits ``grace_s`` (`GRACE_S`) for them to return, then a RuntimeWarning names those
+    that are left.
     """
     rng = random.SystemRandom()
     network = embedded_network(rng)
@@ -307,14 +309,17 @@ async def _waiting_for(roll: Roll, grace_s: float) -> AsyncIterator[None]:
         with trio.CancelScope(shield=True):
             left = await roll.wait_empty(grace_s)
         if left:
-            log.warning(
-                "the local cluster has ended, and %d of its threads %s still in user code after %g s: %s; a thread "
-                "cannot be ended, so jobs should return when they are asked to (or run on 'machine')",
-                len(left),
-                "is" if len(left) == 1 else "are",
-                grace_s,
-                ", ".join(left),
-            )
+            warnings.warn(told_left(left, grace_s), RuntimeWarning, stacklevel=1)
+
+
+def told_left(left: Sequence[str], grace_s: float) -> str:
+    """Which threads are left."""
+    are = "is" if len(left) == 1 else "are"
+    return (
+        f"the local cluster has ended, and {len(left)} of its threads {are} still in user code after {grace_s:g} s: "
+        f"{', '.join(left)}; a thread cannot be ended, so what it runs should return when it is asked to, or be run on "
+        "'machine'"
+    )
 
 
 async def _node(

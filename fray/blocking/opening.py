@@ -20,8 +20,8 @@ class LocalCluster(Cluster):
     Arguments and results are pickled all the same. Without ``with``, `Cluster.close` or the interpreter's exit ends it.
 
     Args:
-        grace_s: how long leaving waits for threads of jobs and actors that were ended and have not returned; those that
-            are left then are named in the log. Default 2.
+        grace_s: how long leaving waits for threads of jobs and actors that were ended and have not returned; a
+            RuntimeWarning names those that are left then. Default 2.
         namespace, logs, env_vars: as `open_cluster`.
     """
 

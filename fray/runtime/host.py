@@ -132,6 +132,12 @@ class Host:
                     await self._open("tcp:0.0.0.0:0", self.advertise)
         return self.addresses
 
+    async def listen_here(self) -> str:
+        """Listen at the address of this machine or process alone, and return it."""
+        async with self._opening:
+            address = self._local_address()
+            return address if address in self._addresses else await self._open(address)
+
     async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen at another TCP address and return it as ``host:port``. Raises OSError if it is taken."""
         return (await self._open(f"tcp:{host}:{port}")).partition(":")[2]

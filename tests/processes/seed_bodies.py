@@ -51,6 +51,17 @@ class MyActor:
         return threading.current_thread().name, data
 
 
+def process_there(data: dict[str, Any]) -> Any:
+    """From another job."""
+    pool = blocking.ClusterResolver(blocking.current_cluster()).lookup("my_actor")
+    return pool.call().process(data)[1]
+
+
+class Reader:
+    def kinds(self, futures: list[blocking.ActorFuture[Any]]) -> list[str]:
+        return [type(future.result(10)).__name__ for future in futures]
+
+
 # RL ------------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,8 @@ def test_a_broadcast_gives_all_results_failures_included(cluster: Cluster) -> No
         assert [f.exception() for f in futures] == [None, results[1], None]
         assert "model 1 is broken" in str(results[1])
         assert {future.result()[0] for future in blocking.as_completed(futures[::2])} == {0, 2}
+        far = cluster.create_actor(bodies.Reader)
+        assert far.kinds(futures) == ["tuple", "ValueError", "tuple"], "where they arrive they are the same"
 
 
 def test_worker_pool_runs_shards(cluster: Cluster) -> None:
@@ -137,6 +140,25 @@ def test_local_development_is_the_same_code(cluster: Cluster) -> None:
     assert found["cluster"] is cluster
     found["server"].shutdown()
     wait_until(lambda: found["pool"].size == 0)
+
+
+def test_local_actor_server_opens_no_port_and_pickles_all_the_same(cluster: Cluster) -> None:
+    if not isinstance(cluster, LocalCluster):
+        with pytest.raises(fray.InvalidRequest, match="use ActorServer"):
+            blocking.LocalActorServer(cluster)
+        return
+    data = {"n": 1}
+    text = BLOCKS["local_development"].replace("ActorServer(", "LocalActorServer(")
+    found = run_block(text, MyActor=bodies.MyActor, data=data)
+    assert isinstance(found["server"], blocking.ActorServer)
+    assert found["server"].address.startswith("memory:")
+    assert found["result"][1] == {"n": 1, "seen": True}
+    assert data == {"n": 1}
+    assert cluster.launch(request("client", bodies.process_there, data)).wait() == {"n": 1, "seen": True}
+    with pytest.raises(fray.NotPicklable):
+        found["pool"].call().process({"lock": threading.Lock()})
+    found["server"].shutdown()
+    wait_until(lambda: cluster.metadata.lookup_all("my_actor") == [])
 
 
 # The uses ------------------------------------------------------------------------------------------------------------
