@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import ray
@@ -19,6 +20,8 @@ from fray.v2.ray_backend.failures import Carried, packed
 from fray.v2.ray_backend.output import Output
 from fray.v2.ray_backend.words import ActorSpec, Outcome
 
+LINGER_S = 0.5
+"""For the last answer to leave: Ray sends it after the call has returned, and a kill would take it along."""
 CONTROL = "fray"
 """Calls of the board do not wait behind those of users."""
 
@@ -44,6 +47,7 @@ class Host:
         self._spec = spec
         self._change = threading.Condition()
         self._running = 0
+        self._last_answer = -LINGER_S
         self._end: Outcome | None = None
         self._instance: Any = None
         self.about: ActorContext | None = None
@@ -73,6 +77,7 @@ class Host:
         finally:
             with self._change:
                 self._running -= 1
+                self._last_answer = monotonic()
                 self._change.notify_all()
 
     @_of_the_board()
@@ -109,6 +114,8 @@ class Host:
     def _finished(self) -> None:
         with self._change:
             self._change.wait_for(lambda: self._end is not None and self._running == 0)
+            lingering = self._last_answer + LINGER_S - monotonic()
+        sleep(max(0.0, lingering))
 
 
 def context_of(spec: ActorSpec, client: Any, end: Callable[[Outcome], None]) -> tuple[Context, ActorContext]:
@@ -179,6 +186,7 @@ class Mailbox:
 
     async def life(self) -> Outcome:
         await self._ended.wait()
+        await asyncio.sleep(LINGER_S)
         assert self._over is not None
         return self._over
 
@@ -189,3 +197,4 @@ class Mailbox:
         if not self._answers:
             self._ended.set()
         await self._ended.wait()
+        await asyncio.sleep(LINGER_S)
