@@ -75,7 +75,11 @@ def open_driver(
     *,
     namespace: Namespace | None,
     on_log: Callable[[Sequence[LogLine]], None] | None,
+    directory: str = "",
 ) -> AbstractAsyncContextManager[Runtime]:
-    """The driver's place beside that controller."""
-    place = Place(role=Role.DRIVER, namespace=namespace)
+    """The driver's place beside that controller.
+
+    ``directory``: where others dial what it serves. Default: within this process; those outside come by the relay.
+    """
+    place = Place(role=Role.DRIVER, namespace=namespace, host_directory=lambda: directory)
     return open_runtime(network, [CONTROLLER], Credential("cluster", token), place, rng=rng, on_log=on_log)

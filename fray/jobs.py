@@ -81,7 +81,7 @@ def _signature(entry: Entrypoint) -> str:
     if fn is None:
         return ""
     place = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-    return f"{place}#{payload.name_of(payload.dumps((entry.args, entry.kwargs), 'the arguments'))[:16]}"
+    return f"{place}#{payload.name_of(payload.dumps_to_compare((entry.args, entry.kwargs)))[:16]}"
 
 
 def build_actor_spec(

@@ -67,6 +67,19 @@ def test_an_actor_that_may_always_restart_does(law: Cluster) -> None:
     assert law.info("a").state is JobState.PENDING
 
 
+def test_an_actor_that_must_start_and_does_not_is_not_made_anew_and_later_failures_are(law: Cluster) -> None:
+    broken = ended(Cause.FAILURE, "OSError: no weights", constructing=True)
+    for name, must_start in (("a", True), ("b", False)):
+        law.launch(actor(name, max_restarts=-1, must_start=must_start))
+        law.see(f"{name}:0:0", broken)
+    assert (law.info("a").state, law.info("b").state) == (JobState.FAILED, JobState.PENDING)
+    assert law.info("a").error_message == "OSError: no weights"
+    law.launch(actor("c", max_restarts=-1, must_start=True))
+    fail(law, "c:0:0")  # it was made, and died
+    law.see("c:1:0", broken)
+    assert law.info("c").state is JobState.PENDING
+
+
 def test_an_actor_whose_environment_is_wrong_is_not_made_anew(law: Cluster) -> None:
     law.launch(actor("a", max_restarts=-1))
     law.see("a:0:0", ended(Cause.ENVIRONMENT, "no such module"))

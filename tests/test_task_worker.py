@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fray.runtime import payload
+from fray.errors import FrayError
+from fray.job import FrayContext, get_default_job_ctx
+from fray.runtime import payload, task_worker
 from fray.runtime.task_worker import CANCELLED, VALUE, TaskWorker
 
 ANSWER_AT_ONCE = 0
@@ -91,3 +94,17 @@ def test_whatever_is_asked_in_whatever_order_nothing_stays_held(turns: list[tupl
         desk.thread.turn()
     desk.exchange()
     assert desk.held == set()
+
+
+def test_so_many_tasks_of_one_worker_may_wait_and_one_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_worker, "ASIDE_LIMIT", 3)
+    with FrayContext("local", num_workers=1) as ctx:
+        assert ctx.get(ctx.run(deep, 3), timeout=30) == 3
+        with pytest.raises(FrayError, match="3 tasks of this worker wait"):
+            ctx.get(ctx.run(deep, 4), timeout=30)
+        assert ctx.get(ctx.run(deep, 3), timeout=30) == 3
+
+
+def deep(n: int) -> int:
+    ctx = get_default_job_ctx()
+    return 0 if n == 0 else 1 + int(ctx.get(ctx.run(deep, n - 1)))

@@ -268,3 +268,26 @@ def test_a_task_that_may_not_be_repeated_is_charged_for_nobody_else() -> None:
 def test_arguments_given_ahead_are_bounded_in_bytes() -> None:
     board = board_of(4, "a", size=AHEAD_BYTES)
     assert given_of(board.deal()) == {"a": [1]}
+
+
+def test_a_task_that_waits_for_others_makes_room_and_is_lost_with_its_worker_like_any_other() -> None:
+    board: Board[Piece] = Board()
+    board.expect("a")
+    board.up("a")
+    for number in range(FIRST_DEPTH + 3):
+        board.add(Piece(number))
+    (given,) = board.deal()
+    assert isinstance(given, Give)
+    assert [task.number for task in given.tasks] == list(range(FIRST_DEPTH))
+    assert board.deal() == []  # it has enough
+    for task in given.tasks[:3]:
+        board.stepped_aside("a", task.number)
+    board.stepped_aside("a", 99)
+    board.stepped_aside("b", 0)
+    assert (board.hands["a"].held, len(board.hands["a"].given)) == (FIRST_DEPTH, FIRST_DEPTH - 3)
+    (more,) = board.deal()
+    assert isinstance(more, Give)
+    assert len(more.tasks) == 3
+    assert board.ended("a", 0) is given.tasks[0]
+    assert board.ended("a", 0) is None
+    assert {task.number for task in board.down("a")} == set(range(1, FIRST_DEPTH + 3))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -219,7 +220,9 @@ class FrayContext(JobContext):
         self._is_closed = False
         self._opened: Cluster | None = None
         if address is not None:
-            self._opened = open_cluster(spec_of(address), namespace=namespace or NAMESPACE, token=token)
+            # In a context of its own: it is no block around what this thread does next, nor inside of another.
+            opening = partial(open_cluster, spec_of(address), namespace=namespace or NAMESPACE, token=token)
+            self._opened = Context().run(opening)
         self.cluster: Cluster = self._opened or current_cluster()
         """For all that a context has no words for: jobs, scopes, logs, nodes."""
         home = _shared.home if _shared is not None else None

@@ -22,6 +22,10 @@ STALE_S = 60.0
 _LOCK, _NEW = "lock", ".new"
 
 
+mine: set[str] = set()
+"""Those of this process: it would not be refused their locks, and to try one would lose it."""
+
+
 def private(path: str, flags: int) -> int:
     """An opener of files for this user alone."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
@@ -47,6 +51,8 @@ def make(bases: tuple[str, ...]) -> tuple[str, int]:
             os.mkdir(path + _NEW, 0o700)
             lock = os.open(os.path.join(path + _NEW, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who looks for left-over run directories tries this one
+            mine.add(path)
             os.rename(path + _NEW, path)
             return path, lock
         except OSError as failed:
@@ -84,13 +90,9 @@ def _is_left_over(path: str) -> bool:
         os.close(lock)
 
 
-def sweep(bases: tuple[str, ...], spare: str) -> int:
-    """Remove what dead processes of this user left; returns how many directories that were.
-
-    Args:
-        spare: this process's own: it would not be refused its lock.
-    """
-    doomed = [path for base in bases for path in _in(base) if path != spare and _is_left_over(path)]
+def sweep(bases: tuple[str, ...]) -> int:
+    """Remove what dead processes of this user left; returns how many directories that were."""
+    doomed = [path for base in bases for path in _in(base) if path not in mine and _is_left_over(path)]
     for path in doomed:
         shutil.rmtree(path, ignore_errors=True)
     return len(doomed)

@@ -309,7 +309,7 @@ def known_pool() -> Pool | None:
 
 def sweep(bases: tuple[str, ...] = BASES) -> int:
     """Remove what dead processes of this user left; returns how many directories that were."""
-    return segment_rooms.sweep(bases, spare=_pool.directory if _pool is not None else "")
+    return segment_rooms.sweep(bases)
 
 
 def _forget_after_fork() -> None:

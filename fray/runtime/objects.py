@@ -28,8 +28,9 @@ from fray.net import segment_rooms, segments, storage
 from fray.net.bulk import check_transfer
 from fray.net.segments import SEGMENT_FROM_BYTES, Snapshot
 from fray.runtime import payload
+from fray.runtime.current import current_actor_var
 from fray.runtime.object_books import ObjectBooks
-from fray.runtime.parcel import Parcel
+from fray.runtime.parcel import Parcel, is_large
 from fray.runtime.shelf import shelf_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ log = logging.getLogger("fray.objects")
 MEMORY_LIMIT_BYTES = 1024**3
 """Of the objects that one process keeps in memory; beyond, they are in storage."""
 SPILL_ROOMS = ("/tmp",)
+SHARE_WITHIN_S = 0.05
+"""Else a large object goes as chunks."""
 LOOK_EVERY_S = 60.0
 """How often references that never arrive are looked for."""
 _LENGTH = struct.Struct("<Q")
@@ -180,7 +183,10 @@ class ObjectStore:
         record = self.find(number)
         if isinstance(record, Spilled):
             record = await trio.to_thread.run_sync(record.read)
-        return record.boxed()
+        parcel = record.boxed()
+        if is_large(parcel):
+            await _share()
+        return parcel
 
     # Holders ---------------------------------------------------------------------------------------------------------
 
@@ -302,6 +308,14 @@ def _read(location: str) -> bytes:
         return storage.read_now(location)
     with open(location, "rb") as file:
         return file.read()
+
+
+async def _share() -> None:
+    """The first time: whoever asks is offered our segments, and a moment to say whether they can be read there."""
+    exchange = getattr(getattr(current_actor_var.get(), "guest", None), "exchange", None)
+    with trio.move_on_after(SHARE_WITHIN_S):
+        while exchange is not None and exchange.must_wait():  # noqa: ASYNC110 (its one listener is the peer)
+            await trio.sleep(SHARE_WITHIN_S / 50)
 
 
 async def _remove(location: str) -> None:
