@@ -122,7 +122,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--client", default=spec, help="local, machine, or fray://HOST:PORT with FRAY_TOKEN")
+    parser.add_argument("--client", default=spec, help="local, machine, fray://HOST:PORT with FRAY_TOKEN, or ray")
     parser.add_argument("--coordinator", choices=("actor", "job"), default="actor", help="what the coordinator is")
     parser.add_argument("--workers", type=int, default=min(8, max(2, os.cpu_count() or 2)), help="worker actors")
     parser.add_argument("--shards", type=int, default=16, help="shards of the input, and of the shuffle")

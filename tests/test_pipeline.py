@@ -166,6 +166,31 @@ def test_of_one_who_was_thought_lost_the_work_counts_and_his_errors_do_not() -> 
     assert ledger.take("b", "b") == (1, 1)
 
 
+@given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from("sfl"), st.integers(0, 2)), max_size=40))
+def test_whatever_happens_each_worker_has_one_shard_each_shard_one_worker_and_in_the_end_all_are_done(
+    shards: int, events: list[tuple[str, int]]
+) -> None:
+    ledger, names = Ledger("docs", shards), ["a", "b", "c"]
+    try:
+        for number, (what, place) in enumerate(events):
+            held = [taken for name in names if (taken := ledger.take(name, names)) is not None]
+            assert len({shard for shard, _ in held}) == len(held) == ledger.busy
+            taken = ledger.take(names[place], names)
+            if what == "l":
+                assert ledger.lose(names[place]) == ([] if taken is None else [taken[0]])
+                names[place] = f"{names[place]}{number}"
+            elif taken is not None and what == "f":
+                ledger.fail(names[place], *taken, "ValueError: no")
+            elif taken is not None:
+                ledger.succeed(taken[0], 1)
+        while not ledger.finished():
+            ledger.succeed(next(taken for name in names if (taken := ledger.take(name, names)) is not None)[0], 1)
+    except ShardFailed as failed:
+        assert failed.tries >= 2  # noqa: PT017
+    else:
+        assert ledger.rows == dict.fromkeys(range(shards), 1)
+
+
 # What is stored ------------------------------------------------------------------------------------------------------
 
 
