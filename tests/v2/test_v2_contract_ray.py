@@ -210,6 +210,15 @@ def test_what_a_job_made_ends_with_it(client: RayClient, tmp_path: Path) -> None
     assert (tmp_path / "again").exists()
 
 
+def test_fray_client_spec_ray_is_the_rayclient_of_this_process(
+    client: RayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAY_CLIENT_SPEC", "ray")
+    found = current_client()
+    assert type(found) is RayClient
+    assert found is current_client() is pickle.loads(pickle.dumps(client)), "one a process, and what pickles become"
+
+
 def test_a_task_of_plain_ray_has_a_rayclient(client: RayClient, tmp_path: Path) -> None:
     assert type(current_client()) is RayClient, "and so has this process, as Ray is initialized"
     task = ray.remote(num_cpus=0.1)(through_ray)

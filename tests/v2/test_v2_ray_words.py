@@ -78,6 +78,7 @@ def test_an_actors_config_is_that_of_ray_and_nothing_is_restarted_unasked() -> N
 def test_retries_are_the_sum_of_both() -> None:
     assert tries(request(ResourceConfig(), max_retries_failure=3, max_retries_preemption=4)) == 7
     assert tries(request(ResourceConfig())) == 100
+    assert tries(request(ResourceConfig(), max_retries_failure=1, max_task_failures=2)) == 102
 
 
 def test_replicas_of_a_tpu_job_become_num_slices() -> None:

@@ -23,7 +23,7 @@ try:
     from fray.v2.ray_backend.environments import runtime_env
     from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle, asked
     from fray.v2.ray_backend.hosted import serve
-    from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, job_options, slice_wish, tries
+    from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, failures, job_options, slice_wish, tries
     from fray.v2.ray_backend.uploads import with_uploaded_workspace
     from fray.v2.ray_backend.words import ActorSpec, JobSpec
 except ModuleNotFoundError as missing:
@@ -113,7 +113,7 @@ class RayClient:
             owner=self._owner,
             options=job_options(resources) | ({"runtime_env": made} if made else {}),
             tries=tries(request),
-            failures=request.max_retries_failure,
+            failures=failures(request),
             replicas=request.replicas or 1,
             slices=slice_wish(request),
             own_process=resources.device.chip_count() > 0,

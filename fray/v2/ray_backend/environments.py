@@ -29,16 +29,17 @@ def runtime_env(
         return ({"image_uri": image} if image else {}), None
     if SECRETS in environment.env_vars:
         raise ValueError(f"{SECRETS} is no variable for jobs: the workers of a Ray cluster have its token already")
+    workspace = environment.workspace or None
     made: dict[str, Any] = {"env_vars": dict(environment.env_vars)}
-    packages = [*environment.pip_packages, *_of_extras(environment.workspace, environment.extras)]
+    packages = [*environment.pip_packages, *_of_extras(workspace, environment.extras)]
     if packages:
         made["pip"] = packages
     if image := environment.docker_image or image:
         made["image_uri"] = image
-    if environment.workspace is not None and not one_machine:
-        made |= {"working_dir": environment.workspace, "excludes": LEFT_BEHIND}
+    if workspace is not None and not one_machine:
+        made |= {"working_dir": workspace, "excludes": LEFT_BEHIND}
     made = {key: value for key, value in made.items() if value}
-    return made, environment.workspace if one_machine else None
+    return made, workspace if one_machine else None
 
 
 def _of_extras(workspace: str | None, extras: Sequence[str]) -> list[str]:

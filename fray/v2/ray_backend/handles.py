@@ -31,6 +31,7 @@ def asked(ref: Any) -> Any:
     try:
         return ray.get(ref)
     except RayActorError:
+        place.forget_board()
         raise RuntimeError("the RayClient that this came from has ended, and all that it made") from None
     except RayError as error:
         raise own_error(error, "the board") from None

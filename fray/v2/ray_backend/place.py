@@ -46,6 +46,11 @@ def board() -> Any:
     return found
 
 
+def forget_board() -> None:
+    """It has died: the next who asks makes another."""
+    _boards.clear()
+
+
 def enter(job_id: str, its_board: Any) -> None:
     """From here on, this process runs the code of that job or actor."""
     global _owner

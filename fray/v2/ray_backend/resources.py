@@ -99,6 +99,11 @@ def slice_wish(request: JobRequest) -> SliceWish | None:
     return SliceWish(head, slices, topology.vm_count, topology.chips_per_vm)
 
 
+def failures(request: JobRequest) -> int:
+    """How often its own code may fail and begin again: two words for one budget here, so the larger."""
+    return max(request.max_retries_failure, request.max_task_failures)
+
+
 def tries(request: JobRequest) -> int:
     """Ray has one count for failures and losses alike: the sum of both."""
-    return request.max_retries_failure + request.max_retries_preemption
+    return failures(request) + request.max_retries_preemption
