@@ -7,7 +7,7 @@ than its owner. References may be pickled, also inside other objects.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,11 +26,13 @@ from fray.runtime.context import Runtime
 from fray.runtime.current import current_actor_var
 from fray.runtime.held import Holdings, Place, holdings_of
 from fray.runtime.methods import has_async_methods
-from fray.runtime.objects import MEMORY_LIMIT_BYTES, Home, Settings, Spilled, packed, store_of
+from fray.runtime.objects import MEMORY_LIMIT_BYTES, Home, InMemory, Settings, Spilled, packed, store_of
 from fray.runtime.task_worker import TaskRun
 
 CARRIED_FROM_BYTES = 1024 * 1024
 """Results of tasks from this size on go where objects are put, and not through the pool."""
+SENT_ALONG_BYTES = 32 * 1024
+"""An object up to this size that is an argument goes with the message: that costs less than asking for it."""
 
 
 class ObjectRef:
@@ -155,6 +157,17 @@ def sending() -> Iterator[list[ObjectRef]]:
             around.extend(refs)
 
 
+def argument(of: Any) -> Any:
+    """A reference or future as an argument that arrives as its value; a small object of this process goes along."""
+    if isinstance(of, ObjectRef) and of._bound is not None:
+        store = of._bound.own_store(of._place[:2])
+        record = None if store is None else store.find(of._place[2])
+        if isinstance(record, InMemory) and record.size <= SENT_ALONG_BYTES:
+            pickle, views, first = record.box()
+            return Packed(pickle, [memoryview(view) for view in views], first, read_only=True)
+    return Argument(of)
+
+
 class Argument:
     """Something that arrives as the value it stands for."""
 
@@ -178,13 +191,14 @@ def _value_of(of: Any) -> Any:
 class Packed:
     """A value that has been pickled already, and arrives as what it is."""
 
-    __slots__ = ("_box",)
+    __slots__ = ("_box", "_open")
 
-    def __init__(self, pickle: bytes, views: list[memoryview], first: bool) -> None:
+    def __init__(self, pickle: bytes, views: Sequence[memoryview], first: bool, *, read_only: bool = False) -> None:
         self._box = pickle, [payload.PickleBuffer(view) for view in views], first
+        self._open = payload.unboxed if read_only else payload.opened
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return payload.opened, (self._box,)
+        return self._open, (self._box,)
 
 
 @frozen

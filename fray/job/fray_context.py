@@ -21,7 +21,7 @@ from fray.blocking import items, objects
 from fray.blocking.actors import ActorHandle, metrics_of
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
-from fray.blocking.objects import Argument, Carried, ObjectRef, Objects, sending, step_aside
+from fray.blocking.objects import Carried, ObjectRef, Objects, argument, sending, step_aside
 from fray.blocking.opening import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
 from fray.errors import InvalidRequest, UnknownClusterSpec
@@ -153,7 +153,7 @@ class JobMethod:
 
 
 def _arriving(value: Any) -> Any:
-    return Argument(value) if is_ref(value) else value
+    return argument(value) if is_ref(value) else value
 
 
 def _value(value: Any) -> Any:

@@ -63,6 +63,11 @@ class InMemory:
     pieces: tuple[Piece, ...]
     pickled_first: bool
 
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return len(self.pickle) + sum(len(view_of(piece)) for piece in self.pieces)
+
     def boxed(self) -> Parcel:
         """On its way to somebody; see `payload.boxed`."""
         return payload.boxed(self.pickle, [view_of(piece) for piece in self.pieces], self.pieces, self.pickled_first)

@@ -188,3 +188,24 @@ def test_large_results_are_put_and_go_when_nobody_has_them(ctx: FrayContext) -> 
     del result
     until(lambda: kept(ctx) == (0, 0))
     assert in_use() == 0
+
+
+class Model:
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+    def total(self) -> float:
+        return float(self.weights.sum())
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_an_actor_that_is_made_anew_is_given_its_large_arguments_again(ctx: FrayContext) -> None:
+    model = ctx.create_actor(Model, ctx.put(numpy.ones(MB)))
+    assert model.total() == MB
+    os.kill(model.pid(), signal.SIGKILL)
+    until(lambda: ctx.cluster.list_actors(prefix=repr(model).split()[1])[0].restarts == 1)
+    assert model.total() == MB
+    ctx.delete_actor(model)
+    until(lambda: kept(ctx) == (0, 0))
