@@ -12,6 +12,8 @@ from hypothesis import settings
 
 PROCESSES = ("/processes/", "/test_corpus.py")
 """In the ids of tests with real processes whose times matter."""
+SHARED = ("/v2/", "/test_job_contexts.py", "/test_blocking.py")
+"""In the ids of files whose tests share a cluster: Fray's, Ray's or Iris's."""
 WITHIN_S = 180
 """A test that takes longer hangs; ``@pytest.mark.within(seconds)`` says otherwise."""
 
@@ -37,7 +39,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "processes" if any(part in nodeid for part in PROCESSES) else nodeid
+            if any(part in nodeid for part in PROCESSES):
+                return "processes"
+            return nodeid.partition("::")[0] if any(part in nodeid for part in SHARED) else nodeid
 
     return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 

@@ -57,8 +57,6 @@ from fray.v2.ray_backend.environments import runtime_env
 from fray.v2.ray_backend.handles import RayActorHandle
 from fray.v2.ray_backend.uploads import with_uploaded_workspace
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[RayClient]:

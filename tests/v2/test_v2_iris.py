@@ -29,7 +29,6 @@ from fray.v2.iris_actors import IrisActorHandle
 from fray.v2.iris_backend import FrayIrisClient
 from fray.v2.iris_jobs import IrisJobHandle
 
-pytestmark = pytest.mark.xdist_group("iris")
 STANDIN = Path(__file__).parent / "standin"
 
 
