@@ -123,6 +123,27 @@ async def test_however_many_wait_it_is_made_once_and_all_hear_every_line(
         assert cache.evict(0, 1e9) == [Path(prepared.hold).stem]
 
 
+async def test_who_waited_while_it_was_made_does_not_wait_for_those_who_use_it(
+    tmp_path: Path, wheels: dict[str, str]
+) -> None:
+    """Else members of a gang on several nodes of one machine wait for one another, and for ever."""
+    cache = Cache(tmp_path / "envs")
+    async with open_environments(cache.root, wheels) as one, open_environments(cache.root, wheels) as other:
+        await Waiter(one, "first").prepare("alpha")
+        (key,) = [path.stem for path in cache.root.glob("*.lock")]
+        used = cache.lock(key, exclusive=False)
+        assert used is not None
+        mark, away = cache.directory(key) / "ready.json", tmp_path / "away"
+        mark.rename(away)  # as it is while it is being made
+        late = Waiter(other, "late")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(late.prepare, "alpha")
+            await late.until_line("waiting for process")
+            away.rename(mark)
+        assert any("has been made by another node" in line for line in late.lines)
+        used.close()
+
+
 async def test_two_nodes_of_one_machine_make_it_once(tmp_path: Path, wheels: dict[str, str]) -> None:
     async with (
         open_environments(tmp_path / "envs", wheels) as one,

@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -40,6 +41,8 @@ from fray.node.environments.recipe import (
     without_credentials,
 )
 from fray.node.proctree import become_subreaper, die_with, end_descendants, set_title
+
+AGAIN_S = 0.02
 
 
 class BuildFailed(Exception):
@@ -107,10 +110,11 @@ def build(plan: Plan) -> None:
         StepKilled: nothing of it is left either.
     """
     cache, key = Cache(Path(plan.root)), plan.recipe.key
-    with _lock(cache, key) as lock:
-        if cache.look(key) is not None:
-            say(f"{key} has been made by another node of this machine")
-            return
+    lock = _lock(cache, key)
+    if lock is None:
+        say(f"{key} has been made by another node of this machine")
+        return
+    with lock:
         lock.sign()
         if cache.clear(key):
             say(f"an unfinished {key} is removed: whoever made it did not get to the end")
@@ -121,13 +125,27 @@ def build(plan: Plan) -> None:
             raise
 
 
-def _lock(cache: Cache, key: str) -> Lock:
+def _lock(cache: Cache, key: str) -> Lock | None:
+    """The right to make it; None once it is there.
+
+    To wait for the exclusive lock would be to wait for those, too, who use what has been made meanwhile: for jobs,
+    which may be waiting for this one. The shared lock is had as soon as nobody makes it.
+    """
     lock = cache.lock(key, exclusive=True)
     if lock is None:
         say(f"waiting for process {Lock.signed(cache.lock_path(key))}, which works on {key}")
-        lock = cache.lock(key, exclusive=True, wait=True)
-    assert lock is not None
-    return lock
+    while lock is None:
+        shared = cache.lock(key, exclusive=False, wait=True)
+        assert shared is not None
+        with shared:
+            if cache.look(key) is not None:
+                return None
+        time.sleep(AGAIN_S)  # its maker was killed, and others who waited look, too
+        lock = cache.lock(key, exclusive=True)
+    if cache.look(key) is None:
+        return lock
+    lock.close()
+    return None
 
 
 def _make(plan: Plan, cache: Cache, key: str) -> None:
