@@ -68,6 +68,7 @@ OUTCOMES = [
     Outcome(cause=Cause.FAILURE, value="v2", message="boom"),
     Outcome(cause=Cause.FAILURE, exit_code=3, value="v3"),
     Outcome(cause=Cause.FAILURE, exit_code=4),
+    Outcome(cause=Cause.FAILURE, exit_code=1, constructing=True, message="OSError"),
     Outcome(cause=Cause.KILLED, signal=9),
     Outcome(cause=Cause.OUT_OF_MEMORY),
     Outcome(cause=Cause.ENVIRONMENT),
@@ -436,6 +437,7 @@ class World:
             restart_period_s=rng.choice([None, 5.0, 60.0]),
             backoff_s=rng.choice([0.0, 0.0, 1.0, 15.0]),
             may_overlap=rng.random() < 0.2,
+            must_start=rng.random() < 0.2,
         )
 
     def do_process(self) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 from law import Cluster, capacity, demand, ended, job
 
 from fray.errors import InvalidRequest
 from fray.model.messages.node import NodeHello
 from fray.model.restarts import back_off_s
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Phase, Siblings, Strategy
+from fray.scheduler.invariants import check
 
 
 @pytest.fixture
@@ -74,6 +76,10 @@ def test_an_actor_that_must_start_and_does_not_is_not_made_anew_and_later_failur
         law.see(f"{name}:0:0", broken)
     assert (law.info("a").state, law.info("b").state) == (JobState.FAILED, JobState.PENDING)
     assert law.info("a").error_message == "OSError: no weights"
+    made_anew = law.state.jobs["b"]
+    made_anew.spec = evolve(made_anew.spec, actor=ActorConfig(max_restarts=-1, must_start=True))
+    assert "although its constructor had raised OSError: no weights" in "; ".join(check(law.state))
+    made_anew.spec = evolve(made_anew.spec, actor=ActorConfig(max_restarts=-1))
     law.launch(actor("c", max_restarts=-1, must_start=True))
     fail(law, "c:0:0")  # it was made, and died
     law.see("c:1:0", broken)

@@ -151,7 +151,7 @@ def do_probed(law: Cluster, words: list[str]) -> list[Effect]:
 
 
 def do_report(law: Cluster, words: list[str]) -> list[Effect]:
-    """``report NODE[#INCARNATION] [all] ATTEMPT:PHASE-or-CAUSE[=CODE][:MESSAGE] …``"""
+    """``report NODE[#INCARNATION] [all] ATTEMPT:PHASE-or-CAUSE[=CODE or =constructing][:MESSAGE] …``"""
     node, _, incarnation = words[0].partition("#")
     seen = [_seen(word) for word in words[1:] if word != "all"]
     return law.report(node, seen, full="all" in words[1:2], incarnation=incarnation)
@@ -160,7 +160,9 @@ def do_report(law: Cluster, words: list[str]) -> list[Effect]:
 def _seen(word: str) -> tuple[str, Phase | Outcome]:
     job_id, generation, member, what, *message = word.split(":", 4)
     cause, mark, code = what.partition("=")  # failure=75: with an exit code
-    more = {"exit_code": int(code)} if mark else {}
+    more: dict[str, Any] = (
+        {"constructing": True} if code == "constructing" else {"exit_code": int(code)} if mark else {}
+    )
     seen = Phase(what) if what in [phase.value for phase in Phase] else ended(Cause(cause), *message, **more)
     return f"{job_id}:{generation}:{member}", seen
 
@@ -170,8 +172,8 @@ def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
     [loss=N] [memory=N] [backoff=S]
     [exits=CODE:RULE,…] [band=B] [user=U] [limit=S] [wait=S] [fixed] [actor] [, JOB …]``
 
-    Of an actor also ``restarts=N [period=S] [backoff=S] [overlap]``, ``get`` (if it exists), ``detached``, and for the
-    members of a supervised group ``group=STRATEGY``.
+    Of an actor also ``restarts=N [period=S] [backoff=S] [overlap] [must_start]``, ``get`` (if it exists), ``detached``,
+    and for the members of a supervised group ``group=STRATEGY``.
     """
     specs: list[list[str]] = [[]]
     for word in words[1:]:
@@ -219,6 +221,7 @@ def _actor(plain: list[str], more: dict[str, str]) -> ActorConfig | None:
         restart_period_s=period,
         backoff_s=float(more.get("backoff", 0)),
         may_overlap="overlap" in plain,
+        must_start="must_start" in plain,
     )
 
 

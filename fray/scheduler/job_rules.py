@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fray.model.ids import split_attempt
+from fray.model.ids import attempt_id, split_attempt
 from fray.model.specs import Cause, JobState
 from fray.scheduler.backfill import room_in_the_end
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
@@ -56,6 +56,7 @@ def _job(state: State, job: Job) -> Iterator[str]:
     if kept is not None and split_attempt(kept.attempt_id)[1] > job.generation:
         yield f"keeps a checkpoint of {kept.attempt_id}, which is still to come"
     yield from _budgets(job)
+    yield from _must_start(state, job)
     yield from _owner(state, job)
 
 
@@ -192,6 +193,16 @@ def _budgets(job: Job) -> Iterator[str]:
         yield f"was restarted {_most_within(job)} times within {config.restart_period_s} s of {config.max_restarts}"
     if sum(job.retried.values()) != job.generation:
         yield f"generation {job.generation} after retries {job.retried}"
+
+
+def _must_start(state: State, job: Job) -> Iterator[str]:
+    """What the constructor of an actor that must start raised in its first incarnation is final."""
+    if not job.retried or job.spec.actor is None or not job.spec.actor.must_start:
+        return
+    first = state.attempts.get(attempt_id(job.job_id, 0, 0))
+    outcome = first.outcome if first is not None else None
+    if outcome is not None and outcome.constructing and job.retried.keys() == {Cause.FAILURE}:
+        yield f"was made anew although its constructor had raised {outcome.message}"
 
 
 def _most_within(job: Job) -> int:
