@@ -31,7 +31,8 @@ from fray.runtime.family import Kind, Supervision
 from fray.runtime.job_records import JobRecord
 from fray.runtime.scope import ChildScope, open_service_scope
 from fray.runtime.shelf import shelf_of
-from fray.runtime.task_worker import PIECE_LIMIT_BYTES, TaskWorker
+from fray.runtime.task_run import PIECE_LIMIT_BYTES
+from fray.runtime.task_worker import TaskWorker
 from fray.task_pool import TaskOptions, TaskPool, close_function
 
 if TYPE_CHECKING:

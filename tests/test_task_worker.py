@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fray.errors import FrayError
 from fray.job import FrayContext, get_default_job_ctx
 from fray.runtime import payload, task_worker
-from fray.runtime.task_worker import CANCELLED, VALUE, TaskWorker
+from fray.runtime.task_run import CANCELLED, VALUE
+from fray.runtime.task_worker import TaskWorker
 
 ANSWER_AT_ONCE = 0
 """A number nobody has: an exchange that asks for something back is answered without waiting."""

@@ -27,7 +27,7 @@ from fray.runtime.current import current_actor_var
 from fray.runtime.held import Holdings, Place, holdings_of
 from fray.runtime.methods import has_async_methods
 from fray.runtime.objects import MEMORY_LIMIT_BYTES, Home, InMemory, Settings, Spilled, packed, store_of
-from fray.runtime.task_worker import TaskRun
+from fray.runtime.task_run import TaskRun
 
 CARRIED_FROM_BYTES = 1024 * 1024
 """Results of tasks from this size on go where objects are put, and not through the pool."""

@@ -8,7 +8,8 @@ from fray.blocking.objects import ObjectRef
 from fray.errors import ObjectLost
 from fray.job.context import JobContext
 from fray.job.default import create_job_ctx, get_default_job_ctx, set_default_job_ctx
-from fray.job.fray_context import FrayContext, JobActor, RunFuture
+from fray.job.fray_context import FrayContext
+from fray.job.handles import JobActor, RunFuture
 from fray.job.local import SyncContext, ThreadContext
 from fray.model.actors import ActorStatus
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import partial
-from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,13 +19,13 @@ from attrs import frozen
 from fray.blocking import items, objects
 from fray.blocking.actors import ActorHandle, metrics_of
 from fray.blocking.cluster import Cluster
-from fray.blocking.futures import ActorFuture
-from fray.blocking.objects import Carried, ObjectRef, Objects, argument, sending, step_aside
+from fray.blocking.objects import ObjectRef, Objects, sending, step_aside
 from fray.blocking.opening import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
 from fray.errors import InvalidRequest, UnknownClusterSpec
-from fray.job.context import JobContext, Lifetime, Ref, generates, is_ref
+from fray.job.context import JobContext, Lifetime, generates
 from fray.job.default import EXTRA
+from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done, value_of
 from fray.job.work import Function, ItemMaker
 from fray.model.actors import ActorStatus
 from fray.model.resources import ResourceConfig
@@ -37,130 +36,6 @@ NAMESPACE = "job-context"
 WORKERS_LIMIT = 16
 """Of a pool whose size nobody has said."""
 ALWAYS = -1
-
-
-class RunFuture(Ref):
-    """The result of a function or method, which arrives later. Picklable; for any thread."""
-
-    def __init__(self, answer: ActorFuture[Any], what: str) -> None:
-        self._answer, self._what = answer, what
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for the result and return it, or raise what the code raised.
-
-        Large arrays in the result of a function (from 1 MiB on) are read-only, as of objects that were put.
-
-        Args:
-            timeout: seconds; after them `TimeoutError`, and the code goes on: ask again. Default: no end.
-
-        Raises:
-            TimeoutError: the built-in one.
-            FrayError: why there is no result: ActorDied, MachineLost, OutcomeUnknown, ObjectLost, ChannelClosed.
-        """
-        until = None if timeout is None else monotonic() + timeout
-        if not self._answer.done():
-            step_aside()
-        value = self._answer.result(timeout)
-        if isinstance(value, Carried):
-            return value.ref.get(None if until is None else max(0.0, until - monotonic()))
-        return value
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of what has failed; None when it returned, and while it is pending: this never waits."""
-        return self._answer.exception()
-
-    def done(self) -> bool:
-        """Whether the result, or the error, is there."""
-        return self._answer.done()
-
-    def cancel(self) -> bool:
-        """Ask for its end, and whether that can be. It may still come to a result."""
-        return self._answer.cancel()
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call ``callback(self)`` when it is done: in the loop's thread, so it must be short and never wait."""
-        self._answer.add_done_callback(lambda _: callback(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RunFuture, (self._answer, self._what)
-
-    def __repr__(self) -> str:
-        return f"<RunFuture of {self._what}: {'done' if self.done() else 'pending'}>"
-
-
-def _holding(refs: list[ObjectRef], answer: ActorFuture[Any]) -> None:
-    """As long as the code has not ended, which may be repeated, its arguments are there."""
-    if refs:
-        answer.add_done_callback(lambda _: refs.clear())
-
-
-# Actors --------------------------------------------------------------------------------------------------------------
-
-
-class JobActor:
-    """A remote actor: ``handle.method.remote(...)`` gives a future, ``handle.method(...)`` waits. Picklable."""
-
-    def __init__(self, handle: ActorHandle, in_loop: bool) -> None:
-        self._handle = handle
-        self._in_loop = in_loop
-        """It has async methods: what arrives there must not wait."""
-
-    def __getattr__(self, name: str) -> JobMethod:
-        return JobMethod(getattr(self._handle, name), self._in_loop)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return JobActor, (self._handle, self._in_loop)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JobActor) and other._handle == self._handle
-
-    def __hash__(self) -> int:
-        return hash(self._handle)
-
-    def __repr__(self) -> str:
-        return repr(self._handle)
-
-
-class JobMethod:
-    """One method of a remote actor."""
-
-    def __init__(self, method: Any, in_loop: bool) -> None:
-        self._method, self._in_loop = method, in_loop
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it and wait for its value. Ctrl-C while waiting cancels the call. Raises as `RunFuture.result`."""
-        future = self.remote(*args, **kwargs)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
-
-    def remote(self, *args: Any, **kwargs: Any) -> RunFuture:
-        """Call it; a future of its value. Refs and futures among the arguments arrive as their values.
-
-        Raises:
-            NotPicklable, MessageTooLarge, ChannelClosed.
-        """
-        arriving = _value if self._in_loop else _arriving
-        with sending() as refs:
-            answer = self._method.remote(*map(arriving, args), **{name: arriving(kwargs[name]) for name in kwargs})
-        _holding(refs, answer)
-        return RunFuture(answer, repr(self._method))
-
-    def __repr__(self) -> str:
-        return repr(self._method)
-
-
-def _arriving(value: Any) -> Any:
-    return argument(value) if is_ref(value) else value
-
-
-def _value(value: Any) -> Any:
-    return value.result() if is_ref(value) else value
-
-
-# The context ---------------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -264,14 +139,14 @@ class FrayContext(JobContext):
         """
         pool, label = self._tasks(), name or getattr(fn, "__name__", None) or type(fn).__name__
         pending = [arg._answer for arg in (*args, *kwargs.values()) if isinstance(arg, RunFuture) and not arg.done()]
-        values, named = tuple(map(_arriving, args)), {key: _arriving(value) for key, value in kwargs.items()}
+        values, named = tuple(map(arriving, args)), {key: arriving(value) for key, value in kwargs.items()}
         stream = items.FarItems(self.cluster._runtime) if generates(fn) else None
         with sending() as refs:
             if stream is not None:
                 answer = pool.submit_after(pending, ItemMaker.of(fn), stream.sink, *values, **named)
             else:
                 answer = pool.submit_after(pending, Function.of(fn), *values, **named)
-        _holding(refs, answer)
+        hold_until_done(refs, answer)
         if stream is None:
             return RunFuture(answer, label)
         stream.follow(answer)
@@ -328,17 +203,17 @@ class FrayContext(JobContext):
         reserved = None
         if num_cpus is not None or not preemptible:
             reserved = ResourceConfig(cpu=num_cpus or 0, memory=0, preemptible=preemptible)
-        arriving = _value if objects.lives_in_loop(actor_class) else _arriving
+        sent = value_of if objects.lives_in_loop(actor_class) else arriving
         with sending() as refs:
             handle = self.cluster.create_actor(
                 actor_class,
-                *map(arriving, args),
+                *map(sent, args),
                 name=name,
                 get_if_exists=get_if_exists,
                 lifetime=lifetime,
                 resources=reserved,
                 actor_config=ActorConfig(max_restarts=max_restarts, must_start=True),
-                **{key: arriving(value) for key, value in kwargs.items()},
+                **{key: sent(value) for key, value in kwargs.items()},
             )
         metrics_of(handle)  # answered once it is there
         is_unknown = handle._native._methods is None  # it was there already: its class may be any

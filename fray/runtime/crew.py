@@ -19,7 +19,8 @@ from fray.model.messages.client import ActorEndpoint
 from fray.runtime import remote_errors
 from fray.runtime.current import current_actor_var
 from fray.runtime.future import CallFuture
-from fray.runtime.task_worker import ASIDE, CANCELLED, ERROR, VALUE, WireFunction, WireOutcome
+from fray.runtime.task_run import ASIDE, CANCELLED, ERROR, VALUE, WireOutcome
+from fray.runtime.task_worker import WireFunction
 from fray.runtime.tasks import Board, Give, TakeBack
 
 if TYPE_CHECKING:
