@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias
 
 from attrs import Factory, define, frozen
@@ -220,9 +220,13 @@ class _Search:
         """Whether it may still be one."""
         jobs = self._jobs()
         yield from self._sites(islice(jobs, SOON), known, demand, closed, hosts)
+        more = next(jobs, None)
+        if more is None:
+            return
         serving = (name for name in self.pool.machines if self._serves(known, demand, name, closed))
         left = list(islice(serving, FEW_MACHINES + 1))
-        yield from self._sites(self._jobs_on(left) if len(left) <= FEW_MACHINES else jobs, known, demand, closed, hosts)
+        others = self._jobs_on(left) if len(left) <= FEW_MACHINES else chain((more,), jobs)
+        yield from self._sites(others, known, demand, closed, hosts)
 
     def _sites(
         self,
