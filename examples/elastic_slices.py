@@ -1,134 +1,180 @@
 """Elastic training on slices that come and go (use case 5 of the first design).
 
-A reservation holds one slice for sure and grows to three while nobody else needs the machines. One worker runs on each
-slice there is; the coordinator brings them together step by step, hears of a slice that is to leave before it leaves,
-and goes on with the others. Training never stops.
+    python examples/elastic_slices.py [CLUSTER] [--steps N] [--slice-cpu N] [--no-rival] [--kill] [--check] [--json]
 
-    python examples/elastic_slices.py                       # three nodes on this machine
-    python examples/elastic_slices.py fray://head:7777      # on a cluster; make `SLICE` a TPU type then
+A reservation holds one slice for sure and grows to three while nobody else needs the machines. One worker runs on each
+slice there is; the leader makes a multi-slice of those that are there, step by step, and hears of a slice that is to
+leave before it leaves. What they train (`elastic_model`) is data-parallel: each takes its part of the step's rows, and
+the gradients are reduced through the leader. A rival takes a slice for a while; training never stops, and --check finds
+the very weights that one plain loop comes to.
+
+CLUSTER is `machine?nodes=3&cpu=2` (three nodes here), `local`, or fray://HOST:PORT; make `unit` a TPU type there.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import signal
 import sys
+import time
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import trio
 
+import elastic_model as model
 import fray
-from fray import ChangeKind, Entrypoint, JobRequest, ReservationConfig, ResourceConfig
+from elastic_leader import Leader
+from fray import Entrypoint, FrayError, JobRequest, ReservationConfig, ResourceConfig
 
-SLICE = ResourceConfig.with_cpu(cpu=2, memory="64MB")  # for example ResourceConfig.with_tpu("v5litepod-16")
-STEP_S = 0.02
-
-
-class Coordinator:
-    """Brings the members together: a step is over when all that are there have made it."""
-
-    def __init__(self):
-        self.step = 0
-        self.weights = 0.0
-        self.arrived = {}
-        self.members = set()
-        self.leaving = set()
-        self.sizes = []  # how many members made each step
-        self.next = trio.Event()
-
-    async def follow(self, reservation_id):
-        """Hear of slices that leave. (Those that come have members that call `join`.)"""
-        reservation = await fray.current_cluster().follow_reservation(reservation_id)
-        async for change in reservation.changes():
-            if change.kind is ChangeKind.SHRINKING:
-                self.leaving |= set(change.jobs)
-            elif change.kind is ChangeKind.LOST:  # its machine is gone, and nobody there could say goodbye
-                self.members -= set(change.jobs)
-                self._close_step()
-
-    async def join(self, member):
-        """A member is there, perhaps again: which step is next, and with which weights it begins."""
-        self.leaving.discard(member)
-        self.members.add(member)
-        return self.step, self.weights
-
-    async def barrier(self, member, gradient):
-        """Wait until all members have made this step. Returns the next one and the weights; None: your slice leaves."""
-        if member in self.leaving or member not in self.members:
-            self.members.discard(member)
-            self._close_step()
-            return None
-        self.arrived[member] = gradient
-        over = self.next
-        self._close_step()
-        await over.wait()
-        return self.step, self.weights
-
-    async def leave(self, member):
-        """A member ends, with or without notice."""
-        self.members.discard(member)
-        self.arrived.pop(member, None)
-        self._close_step()
-
-    async def seen(self):
-        return self.sizes
-
-    def _close_step(self):
-        if self.members and self.members <= set(self.arrived):
-            self.weights += sum(self.arrived.values()) / len(self.arrived)
-            self.sizes.append(len(self.arrived))
-            self.step += 1
-            self.arrived = {}
-            self.next.set()
-            self.next = trio.Event()
+MACHINES = "machine?nodes=3&cpu=2"
+SLICES = 3
+STEPS = 15
+"""At least so many steps before the rival comes, with it, and after it."""
+LOOK_S = 0.02
+PHASE_S = 60.0
 
 
-async def slice_worker():
-    """One slice: joins, trains in step with the others, and puts itself away when its slice is to leave."""
-    me = fray.current_job().id
-    coordinator = await fray.current_cluster().get_actor("coordinator")
-    at = await coordinator.join(me)
-    try:
-        while at is not None:
-            await trio.sleep(STEP_S)  # train_step(weights, batch of this step)
-            at = await coordinator.barrier(me, 1.0)
-        await trio.sleep_forever()  # put away; it is ended soon, and begins anew when there is a slice for it again
-    finally:
-        with trio.move_on_after(1, shield=True):
-            await coordinator.leave(me)
+async def slice_worker() -> None:
+    """One slice: trains in step with the others, and puts itself away when its slice is to leave."""
+    me = fray.current_job().attempt
+    leader = await fray.current_cluster().get_actor("leader")
+    data = await trio.to_thread.run_sync(model.load)
+    presence = leader.stay.start(me)  # for as long as this call lasts; whatever ends this process ends it
+    at = await leader.exchange(me, None, None)
+    while at is not None:
+        gradient = await trio.to_thread.run_sync(model.gradient, at.weights, data, at.step, at.rank, at.size)
+        if at.doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        at = await leader.exchange(me, at.number, gradient)
+    presence.cancel()
+    await trio.sleep_forever()  # put away: it is ended soon, and begins anew when there is a slice for it again
 
 
-async def train(cluster: fray.Cluster, rounds: int) -> list[int]:
-    """Train while a rival comes and goes; how many members made each step."""
-    coordinator = await cluster.create_actor(Coordinator, name="coordinator")
+async def train(cluster: fray.Cluster, options: argparse.Namespace) -> dict[str, Any]:
+    """Train so many steps, while a rival comes and goes; what became of it."""
+    cpu = options.slice_cpu or (await cluster.wait_for_nodes(1))[0].cpu_milli // SLICES / 1000
+    unit = ResourceConfig.with_cpu(cpu=cpu, memory="300MB")  # or ResourceConfig.with_tpu("v5litepod-16")
     config = ReservationConfig(
-        min_resources=SLICE,
-        max_resources=ResourceConfig.with_cpu(cpu=2, memory="64MB", replicas=3),
+        min_resources=unit,
+        max_resources=ResourceConfig.with_cpu(cpu=cpu, memory="300MB", replicas=SLICES),
         notice_s=0.3,
     )
-    async with cluster.open_reservation(config) as reservation, trio.open_nursery() as nursery:
-        nursery.start_soon(coordinator.follow, reservation.id)
-        await reservation.keep(JobRequest("slice", SLICE, Entrypoint.from_callable(slice_worker)))
-        await until(coordinator, 3, rounds)
-        rival = await cluster.launch(JobRequest("rival", SLICE, Entrypoint.from_callable(trio.sleep_forever)))
-        await rival.wait_running()
-        await until(coordinator, 2, rounds)
-        await rival.terminate()
-        await until(coordinator, 3, rounds)
-        sizes = await coordinator.seen()
-        nursery.cancel_scope.cancel()
-    return list(sizes)
+    request = JobRequest("slice", unit, Entrypoint.from_callable(slice_worker), max_retries_failure=3)
+    leader = await cluster.create_actor(Leader, options.kill, name="leader")
+    async with cluster.open_reservation(config, wait_limit_s=30) as reservation:
+        following = leader.follow.start(reservation.id)
+        await reservation.keep(request)
+        if options.rival:
+            await steps_with(leader, SLICES)
+            rival = await cluster.launch(JobRequest("rival", unit, Entrypoint.from_callable(trio.sleep_forever)))
+            await rival.wait_running()
+            await steps_with(leader, SLICES - 1)
+            await rival.terminate()
+            await steps_with(leader, SLICES)
+        result = await leader.result(options.steps)
+        following.cancel()
+    return dict(result)
 
 
-async def until(coordinator: fray.ActorHandle, members: int, rounds: int) -> None:
-    """Until so many members have made so many steps, the last ones."""
-    while (await coordinator.seen())[-rounds:] != [members] * rounds:  # noqa: ASYNC110  # the event is in another process
-        await trio.sleep(STEP_S)
+async def steps_with(leader: fray.ActorHandle, members: int) -> None:
+    """Until so many members have made a few steps, the last ones. Raises TimeoutError: that takes too long."""
+    with trio.move_on_after(PHASE_S) as within:
+        while not await leader.had(members, STEPS):  # noqa: ASYNC110 (the event is in another process)
+            await trio.sleep(LOOK_S)
+    if within.cancelled_caught:
+        raise TimeoutError(
+            f"no {STEPS} steps with {members} slices within {PHASE_S:g} s: choose --slice-cpu so that {SLICES} slices "
+            "fill the cluster, or --no-rival"
+        )
 
 
-async def main(spec: str = "machine?nodes=3&cpu=2", rounds: int = 10) -> None:
-    async with fray.open_cluster(spec) as cluster:
-        sizes = await train(cluster, rounds)
-    phases = [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] != size]
-    print(f"{len(sizes)} steps with {' then '.join(map(str, phases))} slices")
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    """The whole of it; returns the report."""
+    began = time.perf_counter()
+    async with fray.open_cluster(options.cluster) as cluster:
+        trained = await train(cluster, options)
+    weights, sizes = trained["weights"], trained["sizes"]
+    data = model.load()
+    report = {
+        "steps": len(sizes),
+        "phases": [[size, len(run)] for size, run in phases(sizes)],
+        "redone": trained["redone"],
+        "accuracy": {"untrained": model.accuracy(model.fresh(), data), "trained": model.accuracy(weights, data)},
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    if options.check:
+        same = np.allclose(weights, model.plain(data, len(sizes)), rtol=1e-9, atol=1e-12)
+        report["check"] = "the same" if same else "different"
+    return report
+
+
+def phases(sizes: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Runs of one size: the size, and the steps."""
+    found: list[tuple[int, list[int]]] = []
+    for step, size in enumerate(sizes):
+        if not found or found[-1][0] != size:
+            found.append((size, []))
+        found[-1][1].append(step)
+    return found
+
+
+def print_report(report: dict[str, Any]) -> None:
+    slices = ", then ".join(f"{count} with {size}" for size, count in report["phases"])
+    again = f", {report['redone']} begun again" if report["redone"] else ""
+    print(f"{report['steps']} steps{again}: {slices} slices, in {report['seconds']:.1f} s")
+    accuracy = report["accuracy"]
+    before, after = f"{accuracy['untrained']:.1%}", f"{accuracy['trained']:.1%}"
+    print(f"code or prose: {before} of the unseen lines right untrained, {after} trained")
+    if "check" in report:
+        print(f"beside one plain loop: {report['check']}")
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="elastic_slices.py",
+        description=(__doc__ or "").split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("cluster", nargs="?", default=MACHINES, help="or local, or fray://HOST:PORT")
+    parser.add_argument("--steps", type=int, default=300, metavar="N", help="train so many steps, or more")
+    parser.add_argument("--slice-cpu", type=float, metavar="N", help="CPUs of a slice; else a third of one machine")
+    parser.add_argument("--no-rival", dest="rival", action="store_false", help="nobody takes a slice for a while")
+    parser.add_argument("--kill", action="store_true", help="SIGKILL a worker in the midst of a step")
+    parser.add_argument("--check", action="store_true", help="train in one plain loop as well and compare the weights")
+    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    options = parser.parse_args(argv)
+    if options.steps < 1:
+        parser.error("--steps must be 1 or more")
+    if options.slice_cpu is not None and options.slice_cpu <= 0:
+        parser.error("--slice-cpu must be more than 0")
+    if options.kill and options.cluster.partition("?")[0] == "local":
+        parser.error("--kill needs processes, on local it would kill this one: choose machine")
+    if options.slice_cpu is None and options.cluster == MACHINES:
+        options.slice_cpu = 2  # all of one
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 if the check fails, 2 if it could not be done, 130 after Ctrl-C."""
+    options = arguments(argv)
+    try:
+        report = trio.run(run, options)
+    except KeyboardInterrupt:
+        print("elastic_slices: interrupted", file=sys.stderr)
+        return 130
+    except (OSError, ValueError, FrayError) as error:
+        print(f"elastic_slices: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_report(report)
+    return int(report.get("check") == "different")
 
 
 if __name__ == "__main__":
-    trio.run(main, *sys.argv[1:2])
+    sys.exit(main())
