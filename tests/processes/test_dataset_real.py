@@ -19,7 +19,7 @@ import fray
 from dataset import Dataset, read_jsonl, run_here
 from dataset_backend import FrayBackend
 from fray import blocking
-from tests.processes.labs import Lab
+from tests.processes.labs import TOKEN, Lab
 
 FILES = dataset_backend.library_files(os.path.dirname(os.__file__), 12)
 SMALL: dict[str, Any] = {"memory_per_worker": "200MB", "cpu_per_worker": 0.25}
@@ -91,6 +91,11 @@ def test_it_runs_on_a_cluster_of_daemons(lab: Lab) -> None:
     report = run_example("--cluster", lab.spec, "--limit", "24", "--workers", "2", **lab.environ())
     assert report["shards"] == 8
     assert report["top"][0][0] > 3
+    with blocking.FrayCluster(f"127.0.0.1:{lab.port}", token=TOKEN, logs=False) as cluster:
+        assert isinstance(cluster, blocking.FrayCluster)
+        assert blocking.current_cluster() is cluster
+        assert [node.name for node in cluster.nodes()] == ["a"]
+        assert cluster.list_jobs() == [], "whoever ran the example has gone, and its workers with it"
 
 
 def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
