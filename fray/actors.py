@@ -36,7 +36,7 @@ class ActorMethod:
     def __init__(self, handle: ActorHandle, name: str, options: CallOptions) -> None:
         self._handle, self._name, self._options = handle, name, options
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the method and return its result. Cancelling the await cancels the remote call.
 
         Raises:
@@ -46,7 +46,7 @@ class ActorMethod:
         caller, route = self._handle._way()
         return await caller.call(route, self._name, args, kwargs, self._options)
 
-    def start(self, *args: Any, **kwargs: Any) -> CallFuture:
+    def start(self, /, *args: Any, **kwargs: Any) -> CallFuture:
         """Make the call now, without a checkpoint, and return a future of its result. Calls start in this order.
 
         Raises:
@@ -56,7 +56,7 @@ class ActorMethod:
         caller, route = self._handle._way()
         return caller.start(route, self._name, args, kwargs, self._options)
 
-    def stream(self, *args: Any, **kwargs: Any) -> CallStream:
+    def stream(self, /, *args: Any, **kwargs: Any) -> CallStream:
         """Iterate over a generator method: ``async with method.stream(...) as items: async for item in items``.
 
         Items come as fast as they are taken: the generator waits for a slow consumer. Leaving the ``async with``
@@ -65,7 +65,7 @@ class ActorMethod:
         caller, route = self._handle._way()
         return caller.stream(route, self._name, args, kwargs, self._options)
 
-    def open(self, *args: Any, **kwargs: Any) -> Conversation:
+    def open(self, /, *args: Any, **kwargs: Any) -> Conversation:
         """Talk with a method that takes a `fray.Stream`: ``async with method.open(...) as stream``, then
         ``await stream.send(item)`` and ``await stream.receive()``, or ``async for item in stream``.
 

@@ -99,7 +99,7 @@ class ActorGroup(Members[ActorHandle]):
         if not 0 <= wanted <= len(self):
             raise InvalidRequest(f"wait_ready({wanted}): group {self.name!r} has {len(self)} members")
         presences = self._follow()
-        with trio.move_on_after(timeout):
+        with trio.move_on_after(max(0.0, timeout)):
             while self.ready_count < wanted:
                 self._check_possible(presences, wanted)
                 await self._changed.wait()

@@ -392,3 +392,28 @@ def test_a_context_that_was_shut_down_says_so() -> None:
     with pytest.raises(InvalidRequest, match="shut down"):
         ctx.run(square, 1)
     assert isinstance(fray.ObjectLost("x"), RuntimeError)
+
+
+def test_a_with_that_is_left_by_an_error_waits_for_no_function() -> None:
+    gates.append((threading.Event(), threading.Event()))
+    began_at = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="still in user code"), pytest.raises(ZeroDivisionError):
+        begin_and_fail(len(gates) - 1)
+    assert time.monotonic() - began_at < 20, "it has waited for the function"
+    gates[-1][1].set()
+
+
+gates: list[tuple[threading.Event, threading.Event]] = []
+
+
+def begin_and_fail(number: int) -> None:
+    with blocking.LocalCluster(grace_s=0.1), FrayContext(num_workers=1) as ctx:
+        ctx.run(stand, number)
+        assert gates[number][0].wait(30)
+        raise ZeroDivisionError
+
+
+def stand(number: int) -> None:
+    began, go = gates[number]
+    began.set()
+    go.wait(60)

@@ -29,7 +29,7 @@ class ActorMethod:
         self._handle, self._method = handle, method
         self._name, self._options = method._name, method._options
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the method and wait for its result. Ctrl-C while waiting cancels the remote call.
 
         Raises:
@@ -44,7 +44,7 @@ class ActorMethod:
             future.cancel()
             raise
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Make the call and return a future of its result. Calls of one thread start in the order they are made.
 
         It waits only when so many calls are unanswered that more would not be taken (in a done-callback, never).
@@ -59,12 +59,12 @@ class ActorMethod:
         line.send(call, self._options)
         return future
 
-    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+    def stream(self, /, *args: Any, **kwargs: Any) -> Stream:
         """Iterate over a generator method: ``with method.stream(...) as items: for item in items``."""
         line = self._handle._line or self._handle._connect()
         return Stream(line.portal, line.portal.run(lambda: self._method.stream(*args, **kwargs)))
 
-    def open(self, *args: Any, **kwargs: Any) -> Conversation:
+    def open(self, /, *args: Any, **kwargs: Any) -> Conversation:
         """Talk with a method that takes a `fray.Stream`: ``with method.open(...) as stream``, then
         ``stream.send(item)`` and ``stream.receive()``, or ``for item in stream``."""
         line = self._handle._line or self._handle._connect()

@@ -63,7 +63,7 @@ class ActorFuture(Generic[T]):
         Raises:
             TimeoutError: the built-in one.
             FrayError: in the loop's own thread (a done-callback), when the answer is not there yet; or why there is
-                no answer: ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, ChannelClosed.
+                no answer: ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, ChannelClosed, WrongPlace (forked).
         """
         if not self._turn.acquire(False):
             self._wait(timeout)
@@ -80,6 +80,7 @@ class ActorFuture(Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         if not self._done:  # else another thread opens it just now
             refuse_in_loop("this future has no answer yet, result() would wait")
+            self._portal.check_here()
         with awaiting(self._answer):
             got = self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
         if not got:

@@ -71,7 +71,8 @@ class Job(str):
 
     def wait_ended(self, timeout: float | None = None) -> JobInfo:
         """Wait for the end, whatever it is. Raises TimeoutError, ConnectionFailed as `wait`."""
-        return self._portal.call_within(timeout, f"job {self.id} has not ended", self._native.wait_ended)
+        left = None if self.done() else timeout  # of one that has ended no time is too short to say so
+        return self._portal.call_within(left, f"job {self.id} has not ended", self._native.wait_ended)
 
     def wait_running(self, timeout: float | None = None) -> JobInfo:
         """Wait until every process of the job runs, or the job has ended. Raises as `wait_ended`."""

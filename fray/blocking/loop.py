@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 import trio
 
@@ -96,6 +97,7 @@ class _OwnLoop:
         """End all that lives in it, within `CLOSE_WITHIN_S`."""
         if self._portal is None or self._portal.is_broken:
             return  # forked: the loop is not here
+        threading.excepthook = _not_of_daemons(threading.excepthook)
         try:
             self._portal.send(self._portal.nursery.cancel_scope.cancel)
         except ChannelClosed:
@@ -120,6 +122,16 @@ class _OwnLoop:
             self._portal = Portal(trio.lowlevel.current_trio_token(), nursery)
             self._up.set()
             await trio.sleep_forever()
+
+
+def _not_of_daemons(said: Callable[[threading.ExceptHookArgs], object]) -> Callable[[threading.ExceptHookArgs], object]:
+    """Daemon threads end with the interpreter without a word. Those that wait in a call of ours do, too."""
+
+    def say(what: threading.ExceptHookArgs) -> None:
+        if not (threading.current_thread().daemon and isinstance(what.exc_value, FrayError)):
+            said(what)
+
+    return say
 
 
 _own: Portal | None = None

@@ -73,6 +73,11 @@ class Portal:
     def is_broken(self) -> bool:
         return self._broken is not None
 
+    def check_here(self) -> None:
+        """Raises WrongPlace: this process was forked from the loop's, and what comes from there never comes here."""
+        if self._broken is not None:
+            raise WrongPlace(self._broken, reason="forked")
+
     @property
     def is_behind(self) -> bool:
         """So much is asked for that more should wait."""
@@ -85,8 +90,7 @@ class Portal:
             ChannelClosed: the loop has ended.
             WrongPlace: this process was forked from the loop's.
         """
-        if self._broken is not None:
-            raise WrongPlace(self._broken, reason="forked")
+        self.check_here()
         self._queue.append((fn, args))
         if not self._poked:
             self._poked = True

@@ -240,13 +240,20 @@ class FrayContext(JobContext):
 
     def shutdown(self) -> None:
         """Wait for the functions that run, end the workers, and close the cluster if this context has opened it."""
+        self._end(wait=True)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """`shutdown`; a ``with`` that is left by an error, Ctrl-C for one, waits for no function: they end."""
+        self._end(wait=kind is None)
+
+    def _end(self, wait: bool) -> None:
         if self._is_guest:
             return  # it is its maker's
         with self._making:
             self._is_closed = True
             pool, self._pool = self._pool, None
         if isinstance(pool, WorkerPool):
-            pool.shutdown()
+            pool.shutdown(wait)
         if self._opened is not None:
             self._opened.close()
 

@@ -100,7 +100,7 @@ class JobMethod:
     def __init__(self, method: Any, in_loop: bool) -> None:
         self._method, self._in_loop = method, in_loop
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it and wait for its value. Ctrl-C while waiting cancels the call. Raises as `RunFuture.result`."""
         future = self.remote(*args, **kwargs)
         try:
@@ -109,7 +109,7 @@ class JobMethod:
             future.cancel()
             raise
 
-    def remote(self, *args: Any, **kwargs: Any) -> RunFuture:
+    def remote(self, /, *args: Any, **kwargs: Any) -> RunFuture:
         """Call it; a future of its value. Refs and futures among the arguments arrive as their values.
 
         Raises:

@@ -73,7 +73,9 @@ def check_name(name: str, what: str) -> str:
         InvalidRequest: empty, longer than 200 characters, or with a character outside ``A-Z a-z 0-9 _ . @ + = / -``.
     """
     if not isinstance(name, str) or not _NAME.match(name) or len(name) > NAME_LIMIT:
-        suggestion = re.sub(r"[^A-Za-z0-9_.@+=/-]+", "-", str(name)).strip("-")[:NAME_LIMIT] or "my-job"
+        suggestion = re.sub(r"[^A-Za-z0-9_.@+=/-]+", "-", str(name)).strip("-")[:NAME_LIMIT]
+        if not isinstance(name, str) or not _NAME.match(suggestion):
+            suggestion = "my-job"
         raise InvalidRequest(
             f"{name!r} cannot be the name of {what}: use 1 to {NAME_LIMIT} letters, digits and _ . @ + = / - "
             f"without blanks, for example {suggestion!r}"

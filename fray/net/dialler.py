@@ -190,7 +190,7 @@ class _Dialler:
             self.channel.end(error)
         finally:
             if self.channel is not None:
-                self.channel.end(ChannelClosed("the dialler was cancelled", reason="cancelled"))
+                self.channel.end(ChannelClosed("this side has ended the conversation", reason="cancelled"))
 
     async def _serve(self, task_status: trio.TaskStatus[Channel]) -> None:
         started = False

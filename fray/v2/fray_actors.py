@@ -25,13 +25,13 @@ class FrayActorMethod(ActorMethod):
 
     _handle: FrayActorHandle
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Begin a call; calls of one thread begin in the order in which they are made.
 
         Raises:
             RuntimeError: no actor of this name has come within `COMING_S`; or the client is closed, or was made before
                 a fork.
-            TypeError, ValueError: an argument cannot be pickled, or has more than 8 MiB.
+            TypeError, ValueError: an argument cannot be pickled, or the arguments have more than 4 GiB.
         """
         try:
             line = self._handle._line

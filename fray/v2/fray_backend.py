@@ -154,8 +154,17 @@ class FrayClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> FrayActorGroup:
-        """``count`` of them, ``{name}-0`` and so on, accepted all or none. As `create_actor`."""
+        """``count`` of them, ``{name}-0`` and so on, accepted all or none; 0 is a group without members. As
+        `create_actor`."""
+        if count == 0:
+            return self._none(name)
         return self._create(actor_class, args, kwargs, name, count, resources, actor_config)
+
+    def _none(self, name: str) -> FrayActorGroup:
+        from fray.v2.fray_groups import FrayActorGroup
+
+        self._check_open()
+        return FrayActorGroup(name, [], [], self.cluster)
 
     def _create(
         self,

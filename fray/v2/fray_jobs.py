@@ -41,7 +41,8 @@ class FrayJobHandle:
         """What is known here of it: nobody is asked, but the first time. STOPPED from `terminate` on.
 
         Raises:
-            RuntimeError: the conversation with the cluster has ended before the job, or the cluster has forgotten it.
+            RuntimeError: the conversation with the cluster has ended before the job, the cluster has forgotten it,
+                or this process was forked since, and nothing is heard here.
         """
         if self._stopped:
             return JobStatus.STOPPED
@@ -49,6 +50,8 @@ class FrayJobHandle:
         state = job.info.state
         if job.done() and not state.finished:
             raise RuntimeError(f"nothing is known of job {self._job_id} any more: {_why_lost(job)}")
+        if not state.finished:
+            job._portal.check_here()
         return convert.status(state)
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:

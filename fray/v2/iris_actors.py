@@ -12,7 +12,7 @@ from typing import Any
 from fray.v2.actor import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
 from fray.v2.iris_jobs import HostingJob, IrisJobHandle
 from fray.v2.iris_words import iris_client, iris_context
-from fray.v2.job import JobHandle, JobStatus
+from fray.v2.job import JobHandle, JobStatus, refuse_async
 from fray.v2.threads import begin
 
 PORT = "actor"
@@ -47,6 +47,7 @@ class _Served:
             found = getattr(self._instance, method)
             if method.startswith("_") or not callable(found):
                 raise AttributeError(f"{method!r} is no method that others can call")
+            refuse_async(found, f"method {method!r}")
             return True, context.run(_as_actor, self._about, found, args, kwargs)
         except BaseException as error:  # noqa: BLE001 (it belongs to the caller)
             return False, error

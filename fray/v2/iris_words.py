@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fray.v2.job import JobStatus
+from fray.v2.job import JobStatus, refuse_async
 from fray.v2.types import EnvironmentConfig, GpuConfig, JobRequest, ResourceConfig, TpuConfig
 
 STATES = {
@@ -43,11 +43,12 @@ def iris_context() -> Any:
 
 
 def entrypoint_of(request: JobRequest) -> Any:
-    """Raises ValueError: there is nothing to run."""
+    """Raises ValueError: there is nothing to run, or it is async."""
     from iris.cluster.types import Entrypoint
 
     asked = request.entrypoint
     if asked is not None and (call := asked.callable_entrypoint) is not None:
+        refuse_async(call.callable, f"job {request.name!r}")
         return Entrypoint.from_callable(call.callable, *call.args, **call.kwargs)
     if asked is not None and (program := asked.binary_entrypoint) is not None:
         return Entrypoint.from_command(program.command, *program.args)

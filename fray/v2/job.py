@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import isasyncgenfunction, iscoroutinefunction
+from math import isnan
 from time import monotonic, sleep
 from typing import Any, Protocol, runtime_checkable
 
@@ -61,6 +63,15 @@ class JobAlreadyExists(RuntimeError):
         return JobAlreadyExists, (self.job_name, self.handle)
 
 
+def refuse_async(fn: Any, what: str) -> None:
+    """Where no loop is: called there it would do nothing, and that would pass for a success. Raises ValueError."""
+    if iscoroutinefunction(fn) or isasyncgenfunction(fn):
+        raise ValueError(
+            f"{what} is async, and there is no loop to run it in: make it sync, or use FrayClient (in this process: "
+            "FrayClient('local')), where async code runs on Trio"
+        )
+
+
 FIRST_LOOK_S, LAST_LOOK_S = 0.001, 0.05
 """How soon `wait_all` looks again: after the first, then twice as long each time, up to the last."""
 
@@ -79,7 +90,10 @@ def wait_all(
     Raises:
         JobFailed: one of them failed, or was stopped.
         TimeoutError: not all have ended within ``timeout``.
+        ValueError: ``timeout`` is not a number, which nothing is later than.
     """
+    if timeout is not None and isnan(timeout):
+        raise ValueError(f"timeout={timeout} must be seconds, or None to wait without end")
     until = None if timeout is None else monotonic() + timeout
     ended: dict[int, JobStatus] = {}
     pause = FIRST_LOOK_S

@@ -24,8 +24,8 @@ from fray.v2.actor import (
     _reset_current_actor,
     _set_current_actor,
 )
-from fray.v2.job import JobHandle, JobStatus
-from fray.v2.threads import JobThreads, begin
+from fray.v2.job import JobHandle, JobStatus, refuse_async
+from fray.v2.threads import JobThreads, begin, no_end
 from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class LocalJobHandle:
             self._check_process()
         failed = False
         try:
-            failed = self._future.exception(timeout) is not None
+            failed = self._future.exception(no_end(timeout)) is not None
         except CancelledError:
             pass
         except TimeoutError:
@@ -192,6 +192,7 @@ class _LocalActor:
         found = getattr(self._instance, name)
         if not callable(found):
             raise AttributeError(f"{name!r} of actor {self.name!r} is no method, and only methods can be called")
+        refuse_async(found, f"method {name!r} of actor {self.name!r}")
         return found  # type: ignore[no-any-return]
 
     def _wait_made(self) -> None:
@@ -212,13 +213,13 @@ class LocalActorMethod:
     def __init__(self, actor: _LocalActor, name: str, method: Callable[..., Any]) -> None:
         self._actor, self._name, self._method = actor, name, method
 
-    def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin the call in a thread of its own, at once."""
         return begin(self._actor.context(), f"{self._actor.name}.{self._name}", self._method, *args, **kwargs)
 
     submit = remote
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         token = _set_current_actor(self._actor.about)
         try:
             return self._method(*args, **kwargs)
@@ -267,6 +268,8 @@ class LocalActorGroup:
 
     def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
         wanted = len(self._actors) if count is None else count
+        if wanted < 0:
+            raise ValueError(f"wait_ready({wanted}): a number of members is 0 or more")
         if wanted > len(self._actors):
             raise TimeoutError(f"{wanted} members will not be ready: there are {len(self._actors)}")
         living = self._living()
@@ -324,6 +327,7 @@ class LocalClient:
             future = self._threads.submit(_context_of_job(), program.run, job_id)
             return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
         if entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:
+            refuse_async(call.callable, f"job {request.name!r}")
             return LocalJobHandle(job_id, self._threads.submit(_context_of_job(), partial(_run, call), job_id))
         raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
 

@@ -61,13 +61,46 @@ def begin(context: Context, name: str, fn: Callable[..., Any], *args: Any, **kwa
     return call.future
 
 
+def no_end(timeout: float | None) -> float | None:
+    """As locks take it: what is more than they can count, ``math.inf`` for one, is None."""
+    return None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
+
+
+class Answer(Future[Any]):
+    """Of a thread of this process: in a child made by ``fork``, which has none of them, it never comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """As every future's. Raises RuntimeError: it is still to come, and this process was forked since."""
+        try:
+            self._check_process()
+            return super().result(no_end(timeout))
+        finally:
+            del self  # else the error's traceback and the future would hold each other
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As `result`."""
+        self._check_process()
+        return super().exception(no_end(timeout))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process and not self.done():
+            raise RuntimeError(
+                f"this answer is on its way in process {self._process}, which this one was forked from: wait for it "
+                "there, or make clients and actors after the fork"
+            )
+
+
 class _Call:
     """A function, what to call it with, and the future of what comes of it."""
 
     __slots__ = ("args", "context", "fn", "future", "kwargs", "name")
 
     def __init__(self, context: Context, name: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.future: Future[Any] = Future()
+        self.future = Answer()
         self.context, self.name, self.fn, self.args, self.kwargs = context, name, fn, args, kwargs
 
     def run(self) -> None:

@@ -328,6 +328,8 @@ class JobRequest:
     max_task_failures: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(f"a job's name is a string, not {self.name!r}")
         if not self.name or any(character.isspace() for character in self.name):
             raise ValueError(f"job name {self.name!r} must not be empty or have blanks: write {_dashed(self.name)!r}")
         if self.replicas is None:

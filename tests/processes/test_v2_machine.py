@@ -32,7 +32,7 @@ def make_client() -> Callable[[], FrayClient]:
 @pytest.fixture
 def capabilities() -> Capabilities:
     """None is missing."""
-    return Capabilities()
+    return Capabilities(runs_async=True)
 
 
 def test_a_client_goes_to_a_job_and_is_that_jobs_own_there(client: FrayClient, tmp_path: Path) -> None:

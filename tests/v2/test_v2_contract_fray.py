@@ -25,4 +25,4 @@ def make_client() -> Callable[[], FrayClient]:
 @pytest.fixture
 def capabilities() -> Capabilities:
     """Its jobs are threads of this process: they share its variables and its output."""
-    return Capabilities(own_variables=False, logs_of_functions=False)
+    return Capabilities(own_variables=False, logs_of_functions=False, runs_async=True)

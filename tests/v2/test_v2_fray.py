@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pickle
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from v2_contract import LATE_S, Broken, Counter, Wrong, do_nothing, new, request, wait_until, write
+from v2_contract import LATE_S, Broken, Counter, Wrong, do_nothing, new, request, use_group, wait_until, write
 
 from fray import blocking
 from fray.v2 import (
@@ -143,6 +144,41 @@ def test_a_group_that_has_ended_is_never_ready(client: FrayClient) -> None:
     assert group.statuses() == [JobStatus.STOPPED] * 2
     assert group.is_done()
     assert (group.ready_count, group.discover_new()) == (0, [])
+
+
+def test_a_group_of_none_is_ready_and_done(client: FrayClient, tmp_path: Path) -> None:
+    group = client.create_actor_group(Counter, name=new("counter"), count=0)
+    assert (group.wait_ready(timeout=0), group.discover_new(), group.jobs, group.statuses()) == ([], [], [], [])
+    assert (group.ready_count, group.is_done()) == (0, True)
+    run(client, use_group, group, tmp_path)
+    group.shutdown()
+
+
+def test_a_timeout_of_nothing_or_less_looks_once(client: FrayClient) -> None:
+    group = client.create_actor_group(Counter, name=new("counter"), count=1)
+    (counter,) = group.wait_ready(timeout=LATE_S)
+    job = client.submit(request(do_nothing))
+    job.wait(timeout=LATE_S)
+    for timeout in (0, -1, -math.inf):
+        assert group.wait_ready(timeout=timeout) == [counter]
+        assert job.wait(timeout=timeout) == JobStatus.SUCCEEDED
+        assert wait_all([job], timeout=timeout) == [JobStatus.SUCCEEDED]
+    answered = counter.add.remote(1)
+    answered.result(math.inf)
+    assert answered.result(timeout=-1) == 1
+    group.shutdown()
+    with pytest.raises(RuntimeError):
+        group.wait_ready(timeout=-1)
+
+
+def test_an_argument_may_be_called_self(client: FrayClient) -> None:
+    keywords = client.create_actor(Keywords, name=new("keywords"))
+    assert keywords.names(self=1, name=2) == ["name", "self"] == keywords.names.remote(self=1, name=2).result(LATE_S)
+
+
+class Keywords:
+    def names(*args: Any, **kwargs: Any) -> list[str]:
+        return sorted(kwargs)
 
 
 def test_a_handle_made_of_a_name_waits_for_its_actor(client: FrayClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import os
 import pickle
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from v2_contract import LATE_S, Counter, Wrong, new, program, request, wait_until
+from v2_contract import LATE_S, SHORT_S, Counter, Wrong, new, program, request, wait_until
 
 from fray.v2 import (
     ActorConfig,
@@ -58,14 +59,28 @@ class Free:
     def __init__(self, fn: Any = None) -> None:
         self.made = None if fn is None else fn()
 
-    def call(self, fn: Any, *args: Any) -> Any:
-        return fn(*args)
+    def call(self, /, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
 
     def give(self, what: Any) -> Any:
         return what
 
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_infinity_is_no_end_and_what_is_no_number_is_no_timeout(client: LocalClient) -> None:
+    assert client.submit(request(time.sleep, SHORT_S)).wait(timeout=math.inf) == JobStatus.SUCCEEDED
+    free = client.create_actor(Free, name=new("free"))
+    assert free.call.remote(time.sleep, SHORT_S).result(timeout=math.inf) is None
+    assert free.call.remote(time.sleep, SHORT_S).result(timeout=1e12) is None
+    with pytest.raises(ValueError, match="must be seconds"):
+        wait_all([], timeout=math.nan)
+
+
+def test_an_argument_may_be_called_self(client: LocalClient) -> None:
+    free = client.create_actor(Free, name=new("free"))
+    assert free.call(dict, self=1) == {"self": 1} == free.call.remote(dict, self=1).result(LATE_S)
 
 
 def test_a_job_changes_what_its_submitter_sees_by_a_closure_over_a_lock(client: LocalClient) -> None:
@@ -692,6 +707,9 @@ class Actor:
     def pid(self):
         return os.getpid()
 
+    def wait(self, go):
+        return go.wait()
+
 def job(fn):
     return JobRequest(name="job", entrypoint=Entrypoint.from_callable(fn))
 
@@ -700,8 +718,9 @@ go = threading.Event()
 running, queued = client.submit(job(go.wait)), client.submit(job(go.wait))
 actor = client.create_actor(Actor, name="actor")
 assert actor.pid.remote().result() == os.getpid()
+pending = actor.wait.remote(go)
 if os.fork() == 0:
-    for ask in (running.status, queued.wait, lambda: actor.pid):
+    for ask in (running.status, queued.wait, lambda: actor.pid, pending.result, lambda: pending.result(5)):
         try:
             ask()
         except RuntimeError as error:

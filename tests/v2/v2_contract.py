@@ -66,6 +66,8 @@ class Capabilities:
     """Jobs begin again as often as ``max_retries_failure`` says; else they run once."""
     finishes_calls: bool = True
     """`ActorGroup.shutdown` lets running calls finish; else they end with it."""
+    runs_async: bool = False
+    """Async functions and methods run, on Trio; else they are refused."""
     program_error: type[BaseException] = CalledProcessError
     """What `JobHandle.wait` raises for a program that ended with another code than 0."""
 
@@ -105,6 +107,10 @@ def write(path: Path, text: str = "done") -> None:
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     part.write_text(text)
     part.rename(path)
+
+
+async def write_async(path: Path) -> None:
+    write(path)
 
 
 def do_nothing() -> None:
@@ -216,6 +222,11 @@ class Counter:
         return self.n
 
 
+class Async:
+    async def add(self, k: int) -> int:
+        return k
+
+
 class Broken:
     def __init__(self) -> None:
         raise Wrong("not to be made", 3)
@@ -319,6 +330,21 @@ def test_a_lambda_over_what_is_around_it_is_a_job(client: Any, tmp_path: Path) -
     text = "from around"
     client.submit(request(lambda: write(tmp_path / "file", text), name=new("lambda"))).wait(timeout=LATE_S)
     assert (tmp_path / "file").read_text() == text
+
+
+def test_what_is_async_runs_or_is_refused_and_does_not_pass_for_done(
+    client: Any, tmp_path: Path, capabilities: Capabilities
+) -> None:
+    actor = client.create_actor(Async, name=new("async"), resources=SMALL)
+    if capabilities.runs_async:
+        client.submit(request(write_async, tmp_path / "file")).wait(timeout=LATE_S)
+        assert (tmp_path / "file").read_text() == "done"
+        assert actor.add.remote(3).result(timeout=LATE_S) == 3
+        return
+    with pytest.raises(ValueError, match="is async, and there is no loop"):
+        client.submit(request(write_async, tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"method 'add'.* is async"):
+        actor.add.remote(3).result(timeout=LATE_S)
 
 
 def test_submit_returns_before_the_job_ends(client: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from fray.v2.actor import HostedActor
 from fray.v2.client import _current_client_var
-from fray.v2.job import JobAlreadyExists
+from fray.v2.job import JobAlreadyExists, refuse_async
 from fray.v2.types import ActorConfig, Entrypoint, JobRequest, ResourceConfig, TpuConfig
 
 try:
@@ -85,7 +85,7 @@ class RayClient:
 
         Raises:
             JobAlreadyExists: a living job of this driver has its name, and ``adopt_existing`` is False.
-            ValueError: it has no entrypoint, replicas that are no whole TPU slices, or what cannot be pickled.
+            ValueError: no entrypoint, an async one, replicas that are no whole TPU slices, or what cannot be pickled.
             RuntimeError: the client was shut down.
         """
         board = self._board()
@@ -94,6 +94,8 @@ class RayClient:
             raise ValueError(
                 f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one"
             )
+        if entrypoint.callable_entrypoint is not None:
+            refuse_async(entrypoint.callable_entrypoint.callable, f"job {request.name!r}")
         spec = self._job_spec(request)
         job_id = asked(board.submit.remote(spec, _work((entrypoint,), f"job {request.name!r}")))
         handle = RayJobHandle(job_id)

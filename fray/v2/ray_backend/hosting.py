@@ -14,7 +14,7 @@ import ray
 
 from fray.v2.actor import ActorContext, _set_current_actor, _set_process_actor
 from fray.v2.client import _current_client_var
-from fray.v2.job import JobStatus
+from fray.v2.job import JobStatus, refuse_async
 from fray.v2.ray_backend import place
 from fray.v2.ray_backend.failures import Carried, packed
 from fray.v2.ray_backend.output import Output
@@ -71,7 +71,9 @@ class Host:
                 raise packed(gone(self._spec.name))
             self._running += 1
         try:
-            return self._context.copy().run(getattr(self._instance, method), *args, **kwargs)
+            found = getattr(self._instance, method)
+            refuse_async(found, f"method {method!r} of actor {self._spec.name!r}")
+            return self._context.copy().run(found, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001 (it is the caller's; also SystemExit)
             raise packed(error) from None
         finally:
