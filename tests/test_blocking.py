@@ -109,6 +109,22 @@ def nested() -> tuple[int, int, bool]:
     return inner.wait(), len(loops), open_cluster() is current_cluster()
 
 
+def test_a_job_that_came_by_pickle_is_followed_and_what_has_ended_needs_no_cluster(cluster: Cluster) -> None:
+    made = cluster.launch(job("add", bodies.double, 21))
+    assert made.wait() == 42
+    arrived = pickle.loads(pickle.dumps(made))
+    assert arrived.wait(timeout=10) == 42, "a driver's thread has no cluster of its own: it is that which is open"
+    assert pickle.loads(pickle.dumps(made)).id == made
+    seen = pickle.loads(pickle.dumps(made))
+    while not seen.done():
+        time.sleep(0.01)
+    assert seen.wait(timeout=0) == 42
+    with blocking.open_cluster("local", logs=False) as other:
+        ended = other.launch(job("ended", bodies.double, 1))
+        ended.wait()
+    assert ended.wait(timeout=0) == 2
+
+
 def test_sync_code_of_a_job_uses_the_loop_of_its_process(cluster: Cluster) -> None:
     assert cluster.launch(job("outer", nested)).wait() == (8, 1, True)
 

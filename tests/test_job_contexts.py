@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 import fray
 from fray import blocking
-from fray.errors import ActorDied, InvalidRequest, NameTaken, NoSuchActor, UnknownClusterSpec
+from fray.errors import ActorDied, InvalidRequest, MessageTooLarge, NameTaken, NoSuchActor, UnknownClusterSpec
 from fray.job import (
     FrayContext,
     JobContext,
@@ -417,3 +418,18 @@ def stand(number: int) -> None:
     began, go = gates[number]
     began.set()
     go.wait(60)
+
+
+def test_infinity_is_no_end(ctx: JobContext) -> None:
+    for timeout in (math.inf, 1e12):
+        ref = ctx.run(time.sleep, 0.05)
+        assert ctx.wait([ref], timeout=timeout) == ([ref], [])
+        assert ctx.get([ctx.run(square, 3), ctx.put(4)], timeout=timeout) == [9, 4]
+        assert ctx.get(ctx.run(time.sleep, 0.05), timeout=timeout) is None
+
+
+def test_an_argument_that_is_too_large_says_where_it_goes() -> None:
+    with FrayContext("local", num_workers=1) as ctx:
+        with pytest.raises(MessageTooLarge, match=r"what put\(\) of a fray.job context gives"):
+            ctx.get(ctx.run(len, bytes(33 << 20)))
+        assert ctx.get(ctx.run(len, ctx.put(bytes(33 << 20)))) == 33 << 20

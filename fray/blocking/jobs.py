@@ -39,8 +39,17 @@ class Job(str):
     def _portal(self) -> Portal:
         """A job that came by pickle belongs to the cluster of the code that uses it."""
         if self._place is None:
-            self._place = portal_of(here())
+            place = portal_of(here())
+            place.run(lambda: self._native.info)  # from here on it is known, to any thread
+            self._place = place
         return self._place
+
+    @property
+    def _known(self) -> NativeJob:
+        """It, for what is read of it on any thread. Raises as `_portal`."""
+        if self._place is None:
+            _ = self._portal
+        return self._native
 
     @property
     def id(self) -> JobId:
@@ -53,7 +62,7 @@ class Job(str):
     @property
     def info(self) -> JobInfo:
         """The latest state known here."""
-        return self._native.info if self._place is not None else self._portal.run(lambda: self._native.info)
+        return self._known.info
 
     def wait(self, timeout: float | None = None) -> Any:
         """What the callable returned (None for a program).
@@ -71,8 +80,9 @@ class Job(str):
 
     def wait_ended(self, timeout: float | None = None) -> JobInfo:
         """Wait for the end, whatever it is. Raises TimeoutError, ConnectionFailed as `wait`."""
-        left = None if self.done() else timeout  # of one that has ended no time is too short to say so
-        return self._portal.call_within(left, f"job {self.id} has not ended", self._native.wait_ended)
+        if self.info.state.finished:
+            return self.info  # no time is too short to say so, and it is so also when the cluster has been closed
+        return self._portal.call_within(timeout, f"job {self.id} has not ended", self._native.wait_ended)
 
     def wait_running(self, timeout: float | None = None) -> JobInfo:
         """Wait until every process of the job runs, or the job has ended. Raises as `wait_ended`."""
@@ -95,7 +105,7 @@ class Job(str):
 
     def done(self) -> bool:
         """Whether it has ended, as far as is known here. It never waits."""
-        return self._native.done()
+        return self._known.done()
 
     def terminate(self, reason: str = "terminated by its owner") -> None:
         """Ask for its end and that of everything below it; returns when the controller has noted it.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from fray.blocking.futures import ActorFuture
 from fray.blocking.objects import ObjectRef
 from fray.errors import InvalidRequest
-from fray.job.waiting import Watch
+from fray.job.waiting import Watch, no_end
 from fray.model.actors import ActorStatus
 
 Lifetime = Literal["non_detached", "detached"]
@@ -72,6 +72,7 @@ class JobContext(ABC):
             TimeoutError: the built-in one.
             InvalidRequest: (a ValueError) something that this gives no value for.
         """
+        timeout = no_end(timeout)
         until = None if timeout is None else monotonic() + timeout
         if isinstance(ref, list | tuple):
             return [self._value(each, until) for each in ref]

@@ -134,7 +134,8 @@ class FrayContext(JobContext):
         worker dies is run again (a generator skips what was received); its own errors are its result.
 
         Raises:
-            NotPicklable, MessageTooLarge: it cannot travel (pass what is large by `put`).
+            NotPicklable: it cannot travel. Nor do more than 32 MiB: the result is then `MessageTooLarge`;
+                pass what is large by `put`.
             InvalidRequest: ``fn`` is not callable, or the context was shut down.
         """
         pool, label = self._tasks(), name or getattr(fn, "__name__", None) or type(fn).__name__

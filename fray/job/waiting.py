@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def no_end(timeout: float | None) -> float | None:
+    """As locks take it: what is more than they can count, ``math.inf`` for one, is None."""
+    return None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
+
+
 class _Waiter:
     """One wait: how many more must come."""
 
@@ -43,7 +48,7 @@ class Watch:
         try:
             for ref in fresh:
                 ref.add_done_callback(self._done)
-            waiter.enough.wait(timeout)
+            waiter.enough.wait(no_end(timeout))
         finally:
             with self._lock:
                 for ref in refs:

@@ -206,7 +206,8 @@ def opened(box: Boxed) -> Any:
 
 def too_large(what: str, size_bytes: int, limit_bytes: int) -> MessageTooLarge:
     """The error of a value that can be pickled and is too large to be sent."""
-    text = f"{what} has {size_bytes} bytes pickled and the limit is {limit_bytes}: store it and send its path"
+    advice = "store it and send its path, or what put() of a fray.job context gives"
+    text = f"{what} has {size_bytes} bytes pickled and the limit is {limit_bytes}: {advice}"
     return MessageTooLarge(text, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
 

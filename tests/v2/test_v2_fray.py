@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from v2_contract import LATE_S, Broken, Counter, Wrong, do_nothing, new, request, use_group, wait_until, write
+from v2_contract import LATE_S, Broken, Counter, Wrong, do_nothing, fail, new, request, use_group, wait_until, write
 
 from fray import blocking
 from fray.v2 import (
@@ -144,6 +144,16 @@ def test_a_group_that_has_ended_is_never_ready(client: FrayClient) -> None:
     assert group.statuses() == [JobStatus.STOPPED] * 2
     assert group.is_done()
     assert (group.ready_count, group.discover_new()) == (0, [])
+
+
+def test_what_has_ended_can_be_asked_after_the_client_was_shut_down() -> None:
+    with FrayClient("local", logs=False) as client:
+        well, badly = client.submit(request(do_nothing)), client.submit(request(fail))
+    for _ in range(2):
+        assert well.wait(timeout=LATE_S) == JobStatus.SUCCEEDED == well.status()
+        with pytest.raises(Wrong, match="no such luck"):
+            badly.wait()
+    assert wait_all([well, badly], raise_on_failure=False) == [JobStatus.SUCCEEDED, JobStatus.FAILED]
 
 
 def test_a_group_of_none_is_ready_and_done(client: FrayClient, tmp_path: Path) -> None:
