@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import trio
 
 import fray
 from fray import blocking
@@ -433,3 +435,24 @@ def test_an_argument_that_is_too_large_says_where_it_goes() -> None:
         with pytest.raises(MessageTooLarge, match=r"what put\(\) of a fray.job context gives"):
             ctx.get(ctx.run(len, bytes(33 << 20)))
         assert ctx.get(ctx.run(len, ctx.put(bytes(33 << 20)))) == 33 << 20
+
+
+def test_a_context_is_not_ended_by_a_forked_child_and_not_waited_for_in_a_loop() -> None:
+    with FrayContext("local", num_workers=1) as ctx:
+        ctx.get(ctx.run(square, 2))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ctx.shutdown()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        pending = ctx.run(time.sleep, 0.2)
+
+        async def wait() -> None:
+            with pytest.raises(fray.WrongPlace, match="would wait"):
+                ctx.wait([pending])
+
+        trio.run(wait)
+        assert ctx.get([ctx.run(square, 3), pending]) == [9, None]

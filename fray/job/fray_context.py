@@ -7,6 +7,7 @@ the same owner. A function that waits for others gives its place to another one 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import Context
@@ -22,6 +23,7 @@ from fray.blocking.cluster import Cluster
 from fray.blocking.objects import ObjectRef, Objects, sending, step_aside
 from fray.blocking.opening import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
+from fray.blocking.portal import refuse_in_loop
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.job.context import JobContext, Lifetime, generates
 from fray.job.default import EXTRA
@@ -93,6 +95,7 @@ class FrayContext(JobContext):
         self._arguments: dict[JobActor, list[ObjectRef]] = {}
         """Of actors that may be made anew from them."""
         self._is_closed = False
+        self._pid = os.getpid()
         self._opened: Cluster | None = None
         if address is not None:
             # In a context of its own: it is no block around what this thread does next, nor inside of another.
@@ -121,6 +124,7 @@ class FrayContext(JobContext):
         return ref.result(timeout)
 
     def _wait_until(self, refs: list[Any], num_returns: int, timeout: float | None) -> None:
+        refuse_in_loop("not so many are done, wait() would wait")
         step_aside()
         super()._wait_until(refs, num_returns, timeout)
 
@@ -248,7 +252,7 @@ class FrayContext(JobContext):
         self._end(wait=kind is None)
 
     def _end(self, wait: bool) -> None:
-        if self._is_guest:
+        if self._is_guest or os.getpid() != self._pid:
             return  # it is its maker's
         with self._making:
             self._is_closed = True

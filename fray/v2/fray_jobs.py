@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from fray.blocking import Cluster, Job
+from fray.blocking.portal import refuse_in_loop
 from fray.errors import ConnectionFailed, NoSuchJob
 from fray.errors import JobFailed as NativeJobFailed
 from fray.model.requests import Entrypoint, JobRequest
@@ -74,6 +75,9 @@ class FrayJobHandle:
         if found == JobStatus.FAILED and raise_on_failure:
             self._raise(job)
         return found
+
+    def _check_may_wait(self) -> None:
+        refuse_in_loop("wait_all waits")
 
     def _raise(self, job: Job) -> None:
         try:

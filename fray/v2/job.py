@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from inspect import isasyncgenfunction, iscoroutinefunction
 from math import isnan
 from time import monotonic, sleep
@@ -77,7 +77,7 @@ FIRST_LOOK_S, LAST_LOOK_S = 0.001, 0.05
 
 
 def wait_all(
-    jobs: Sequence[JobHandle], *, timeout: float | None = None, raise_on_failure: bool = True
+    jobs: Iterable[JobHandle], *, timeout: float | None = None, raise_on_failure: bool = True
 ) -> list[JobStatus]:
     """Wait for the end of all jobs, watching all at once; their statuses, in the order given.
 
@@ -94,6 +94,7 @@ def wait_all(
     """
     if timeout is not None and isnan(timeout):
         raise ValueError(f"timeout={timeout} must be seconds, or None to wait without end")
+    jobs = list(jobs)
     until = None if timeout is None else monotonic() + timeout
     ended: dict[int, JobStatus] = {}
     pause = FIRST_LOOK_S
@@ -105,12 +106,21 @@ def wait_all(
                     raise JobFailed(job.job_id, status)
         if len(ended) == len(jobs):
             return [ended[index] for index in range(len(jobs))]
+        if pause == FIRST_LOOK_S:
+            _check_may_wait(jobs)
         left = None if until is None else until - monotonic()
         if left is not None and left <= 0:
             late = [job.job_id for index, job in enumerate(jobs) if index not in ended]
             raise TimeoutError(f"{len(late)} of {len(jobs)} jobs have not ended within {timeout:g} s: {_some(late)}")
         sleep(pause if left is None else min(pause, left))
         pause = min(2 * pause, LAST_LOOK_S)
+
+
+def _check_may_wait(jobs: Sequence[JobHandle]) -> None:
+    """Handles that hear of their jobs by a loop may have a say: in that loop's thread they would never hear of them."""
+    for job in jobs:
+        if (check := getattr(job, "_check_may_wait", None)) is not None:
+            check()
 
 
 def _some(names: list[str]) -> str:

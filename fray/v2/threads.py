@@ -48,8 +48,10 @@ def _hand_to_a_thread(call: Callable[[], None]) -> None:
         worker, _ = _idle.popitem()
     except KeyError:
         worker = _Worker()
+        worker.inbox.put(call)  # first: Ctrl-C may come while the thread starts, which works all the same
         threading.Thread(target=worker.work, name="fray-v2", daemon=True).start()
-    worker.inbox.put(call)
+    else:
+        worker.inbox.put(call)
 
 
 def begin(context: Context, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
@@ -139,7 +141,7 @@ class JobThreads:
         """Have ``fn()`` called in ``context`` when there is a thread for it; until then its future can be cancelled.
 
         Raises:
-            RuntimeError: it was closed.
+            RuntimeError: it was closed, or no thread can be started.
         """
         call = _Call(context, name, fn, (), {})
         with self._lock:
@@ -151,8 +153,19 @@ class JobThreads:
             self._busy += starts
         call.future.add_done_callback(self._unfinished.discard)
         if starts:
-            _hand_to_a_thread(self._work)
+            self._start(call)
         return call.future
+
+    def _start(self, call: _Call) -> None:
+        try:
+            _hand_to_a_thread(self._work)
+        except RuntimeError:  # no thread can be started: nobody would run it, and `close` would wait for it
+            with self._lock:
+                self._busy -= 1
+                if call in self._waiting:
+                    self._waiting.remove(call)
+            self._unfinished.discard(call.future)
+            raise
 
     def _work(self) -> None:
         self._threads.add(threading.get_ident())

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from v2_contract import LATE_S, Broken, Counter, Wrong, do_nothing, fail, new, request, use_group, wait_until, write
 
-from fray import blocking
+from fray import WrongPlace, blocking
 from fray.v2 import (
     ActorConfig,
     Entrypoint,
@@ -144,6 +145,20 @@ def test_a_group_that_has_ended_is_never_ready(client: FrayClient) -> None:
     assert group.statuses() == [JobStatus.STOPPED] * 2
     assert group.is_done()
     assert (group.ready_count, group.discover_new()) == (0, [])
+
+
+def test_in_a_loop_of_trio_nobody_waits_for_all(client: FrayClient) -> None:
+    go = threading.Event()
+    gates[id(go)] = go
+    job = client.submit(request(hold, id(go)))
+
+    async def ask() -> None:
+        with pytest.raises(WrongPlace, match="wait_all waits"):
+            wait_all([job])
+
+    trio.run(ask)
+    go.set()
+    assert wait_all([job], timeout=LATE_S) == [JobStatus.SUCCEEDED]
 
 
 def test_what_has_ended_can_be_asked_after_the_client_was_shut_down() -> None:

@@ -42,6 +42,7 @@ from fray.v2 import (
     current_actor,
     current_client,
     set_current_client,
+    threads,
     wait_all,
 )
 from fray.v2.actor import _reset_current_actor, _set_current_actor
@@ -628,6 +629,27 @@ def test_no_job_is_forgotten_that_many_threads_submit_at_once() -> None:
         thread.join()
     client.shutdown()
     assert len(done) == 400
+
+
+def test_a_job_for_which_no_thread_starts_is_refused_and_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with LocalClient(max_threads=1) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(threads, "_hand_to_a_thread", no_thread)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="can't start new thread"):
+                    client.submit(request(time.sleep, 0))
+        assert client.submit(request(time.sleep, 0)).wait(LATE_S) == JobStatus.SUCCEEDED
+
+
+def no_thread(call: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_wait_all_takes_what_can_be_walked_once(client: LocalClient) -> None:
+    jobs = (client.submit(request(time.sleep, SHORT_S)) for _ in range(3))
+    assert wait_all(jobs, timeout=LATE_S) == [JobStatus.SUCCEEDED] * 3
 
 
 def test_a_job_that_would_wait_for_itself_is_told(client: LocalClient) -> None:
