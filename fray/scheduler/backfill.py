@@ -71,7 +71,14 @@ class Keep:
 
     def room_beside(self, state: Tables, machine: Machine) -> Space | None:
         """What is left of a machine at that time, when its owner has its share; None: not even he has room."""
-        room = _room_without(state, machine, self.reservation, lambda job: self._gone(state, job))
+        return self.left_of(self.room_then(state, machine), machine)
+
+    def room_then(self, state: Tables, machine: Machine) -> Space:
+        """What is free there at that time, for its owner, too."""
+        return _room_without(state, machine, self.reservation, lambda job: self._gone(state, job))
+
+    def left_of(self, room: Space, machine: Machine) -> Space | None:
+        """Of this room, which is taken from, when its owner has its share; None: not even he has room."""
         for demand, count in self.shares[machine.name]:
             for _ in range(count):
                 if not room.take(demand):
@@ -85,22 +92,72 @@ class Keep:
         return at is not None and at <= self.at
 
 
-def _as_one(claims: list[Keep]) -> list[Keep]:
-    """Claims come true at the same time, so there has to be room for all of them beside whoever comes."""
-    if len(claims) < 2:
-        return claims
-    shares: dict[NodeName, tuple[tuple[Demand, int], ...]] = {}
-    for claim in claims:
-        for node, demands in claim.shares.items():
-            shares[node] = (*shares.get(node, ()), *demands)
-    return [Keep("", claims[0].reservation, shares, None)]
+class _ByNode(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
+    """The shares of all claims of one pool but one applicant's. Claims come true at the same time, so there has to be
+    room for all of them beside whoever comes."""
+
+    def __init__(self, claims: Iterable[Keep]) -> None:
+        self._but = ""
+        self._whose: dict[str, None] = {}
+        self._found: dict[NodeName, list[tuple[str, tuple[Demand, int]]]] = {}
+        for claim in claims:
+            self._whose[claim.applicant] = None
+            for node, demands in claim.shares.items():
+                self._found.setdefault(node, []).extend((claim.applicant, demand) for demand in demands)
+
+    def without(self, applicant: str) -> _ByNode:
+        """The same without that one's; costs nothing."""
+        other = _ByNode(())
+        other._but, other._whose, other._found = applicant, self._whose, self._found
+        return other
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody else has a claim."""
+        return len(self._whose) == (self._but in self._whose)
+
+    def __getitem__(self, node: NodeName) -> tuple[tuple[Demand, int], ...]:
+        found = tuple(demand for whose, demand in self._found.get(node, ()) if whose != self._but)
+        if not found:
+            raise KeyError(node)
+        return found
+
+    def __contains__(self, node: object) -> bool:
+        return any(whose != self._but for whose, _ in self._found.get(node, ()))  # type: ignore[call-overload]
+
+    def __iter__(self) -> Iterator[NodeName]:
+        return (node for node in self._found if node in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Rooms:
+    """What is left of machines beside what is kept. What is free there then is remembered until somebody comes or goes:
+    in one pass it is asked again and again, for one applicant after the other."""
+
+    def __init__(self, state: Tables) -> None:
+        self._state = state
+        self._known: dict[tuple[str, float | None, NodeName], tuple[int, Space]] = {}
+
+    def beside(self, keep: Keep, machine: Machine) -> Space | None:
+        """As `Keep.room_beside`."""
+        key = keep.reservation, keep.at, machine.name
+        known = self._known.get(key)
+        if known is None or known[0] != machine.shifts:
+            known = self._known[key] = machine.shifts, keep.room_then(self._state, machine)
+        return keep.left_of(known[1].copy(), machine)
+
+    def clear(self) -> None:
+        """Somebody has begun, or is being ended."""
+        self._known.clear()
 
 
 class _Closed:
     """The machines that one applicant may not use: a container of names, asked for those that come into question."""
 
-    def __init__(self, state: Tables, pool: Pool, ask: Ask, keeps: Sequence[Keep], held: Container[NodeName]) -> None:
-        self._state, self._pool, self._demands, self._keeps, self._held = state, pool, ask.demands, keeps, held
+    def __init__(self, rooms: Rooms, pool: Pool, ask: Ask, keeps: Sequence[Keep], held: Container[NodeName]) -> None:
+        self._rooms, self._pool, self._demands, self._keeps, self._held = rooms, pool, ask.demands, keeps, held
         self._known: dict[NodeName, bool] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -114,7 +171,7 @@ class _Closed:
         def keeps_off(keep: Keep) -> bool:
             if name not in keep.shares:
                 return False
-            room = keep.room_beside(self._state, self._pool.machines[name])
+            room = self._rooms.beside(keep, self._pool.machines[name])
             return room is None or not all(map(room.holds, self._demands))
 
         return keeps_off
@@ -137,6 +194,9 @@ class Keeps:
     def __init__(self, state: Tables) -> None:
         self.state = state
         self.claims = [_kept_by(claim) for claim in state.claims.values()]
+        self.rooms = Rooms(state)
+        self._claimed: dict[str, _ByNode] = {}
+        """By reservation, when somebody has asked."""
         self._books: dict[str, _Book] = {}
         self.kept: dict[str, Kept] = {}
         """By applicant, in their order."""
@@ -158,7 +218,7 @@ class Keeps:
         room = Space.of(machine)
         for keep in self.claims:
             if machine.name in keep.shares and not keep.reservation:
-                beside = keep.room_beside(self.state, machine)
+                beside = self.rooms.beside(keep, machine)
                 room = room.least(beside) if beside is not None else Space(0, 0, 0, 0, {})
         return room
 
@@ -201,7 +261,7 @@ class Keeps:
     ) -> tuple[Placed, ...] | None:
         """Places beside what is kept, and on none of the machines that are held."""
         pool, mark = trial.pool, trial.mark
-        placed = trial.place(ask, _Closed(self.state, pool, ask, keeps, held), preferred)
+        placed = trial.place(ask, _Closed(self.rooms, pool, ask, keeps, held), preferred)
         if placed is None or not self._harms(pool, keeps, nodes_of(placed)):
             return placed
         trial.undo_to(mark)
@@ -215,18 +275,30 @@ class Keeps:
         ask, mine = applicant.shape.ask, applicant.shape.reservation
         if ask.weightless and not any(demand.ports for demand in ask.demands):
             return []
-        keeps = _as_one([keep for keep in self.claims if keep.reservation == mine and keep.applicant != applicant.id])
+        keeps = self._claims_of_others(applicant)
         if applicant.shape.child or ask.weightless:
             return keeps
         over_s = over_in_s(self.state, applicant)
         plans = self._book(applicant).plans
-        return keeps + [k for k in plans if over_s is None or k.at is None or self.state.now + over_s > k.at]
+        return [*keeps, *(k for k in plans if over_s is None or k.at is None or self.state.now + over_s > k.at)]
+
+    def _claims_of_others(self, applicant: Applicant) -> list[Keep]:
+        mine = applicant.shape.reservation
+        claimed = self._claimed.get(mine)
+        if claimed is None:
+            claimed = self._claimed[mine] = _ByNode(keep for keep in self.claims if keep.reservation == mine)
+        shares = claimed.without(applicant.id)
+        return [] if shares.is_empty else [Keep("", mine, shares, None)]
+
+    def _changed(self) -> None:
+        self._claimed.clear()
+        self.rooms.clear()
 
     def _harms(self, pool: Pool, keeps: Iterable[Keep], nodes: Iterable[NodeName]) -> bool:
         """Several members together take more of a machine than there is beside what is kept."""
         found = list(nodes)
         return any(
-            keep.room_beside(self.state, pool.machines[node]) is None
+            self.rooms.beside(keep, pool.machines[node]) is None
             for keep in keeps
             for node in found
             if node in keep.shares
@@ -235,6 +307,7 @@ class Keeps:
     def placed(self, applicant: Applicant) -> None:
         """It has its places: what was kept for it may fit others."""
         self.claims = [keep for keep in self.claims if keep.applicant != applicant.id]
+        self._changed()
         plan = self.state.plans.pop(applicant.id, None)
         if plan is not None:
             self._pool(applicant).loosen(plan.shares)
@@ -294,6 +367,7 @@ class Keeps:
         """Others are being ended for its sake: that is its plan now."""
         book = self._book(applicant)
         self.claims.append(_kept_by(self.state.claims[applicant.id]))
+        self._changed()
         book.plans = [keep for keep in book.plans if keep.applicant != applicant.id]
         book.used.pop(applicant.id, None)
 

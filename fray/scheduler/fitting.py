@@ -47,6 +47,8 @@ class Machine:
     free_devices: int = 0
     """Of all kinds."""
     attempts: int = 0
+    shifts: int = field(default=0, eq=False, repr=False)
+    """Grows with each member that comes or goes, also for a try."""
     withheld: dict[str, bool] = field(factory=dict)
     """Ids that may not be given now; True: nobody has been given it either, so it is free as soon as it is let go."""
     slice: SliceId | None = None
@@ -70,6 +72,7 @@ class Machine:
 
     def shift(self, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
         """A member comes (-1) or has gone (+1)."""
+        self.shifts += 1
         self.cpu_milli += sign * demand.cpu_milli
         self.memory_bytes += sign * demand.memory_bytes
         self.disk_bytes += sign * demand.disk_bytes

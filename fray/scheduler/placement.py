@@ -127,7 +127,9 @@ class Pass:
             self.queue.refused.update(dict.fromkeys(self.queue.waiting))
         self.keeps = Keeps(state)
         freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
-        self.rooms = [(machine, self.keeps.unclaimed(machine)) for machine in freed]
+        self.many = len(freed) > FEW_MACHINES
+        """Machines that have become freer: too many to look at each."""
+        self.rooms = [] if self.many else [(machine, self.keeps.unclaimed(machine)) for machine in freed]
         """Machines that have become freer, and what of them was claimed by nobody when the pass began."""
         self.claimants = {self.queue.waiting[shape]: None for shape in self.keeps.claiming_shapes()}
         self.planned = {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
@@ -153,7 +155,7 @@ class Pass:
             pass  # all machines are kept for those who were tried
         elif self.everything:
             self._walk(None)
-        elif not self.rooms:
+        elif not self.rooms and not self.many:
             self._walk(self._in_question(fresh))
         else:
             while self._walk(self._in_question(fresh), self._has_placed):
@@ -179,7 +181,7 @@ class Pass:
 
     def _in_question(self, fresh: Iterable[Lane]) -> list[Want] | None:
         """What could fit now and did not before, and what starves; None: that is most of it."""
-        if len(self.rooms) > FEW_MACHINES:
+        if self.many:
             return None
         found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane)}
         found |= {lane.want: None for lane in self.aged or () if lane.line}
@@ -214,7 +216,7 @@ class Pass:
         version = self.pool.version
         if want.failed != version or (self.is_kept and lane.failed != version):
             return True
-        if len(self.rooms) > FEW_MACHINES:
+        if self.many:
             return True
         if want.hopeless == self.turn:
             return False
