@@ -272,7 +272,7 @@ class Keeps:
         return {} if exempt else self._book(applicant).held
 
     def _binding(self, applicant: Applicant) -> list[Keep]:
-        ask, mine = applicant.shape.ask, applicant.shape.reservation
+        ask = applicant.shape.ask
         if ask.weightless and not any(demand.ports for demand in ask.demands):
             return []
         keeps = self._claims_of_others(applicant)
