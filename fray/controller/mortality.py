@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 from fray.model.messages.client import ProcessMark
+from fray.net.lives import start_ticks
 
 
 def boot_id() -> str | None:
@@ -30,15 +31,6 @@ def world() -> str:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
-
-
-def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None if there is none of this number."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return int(stat.rpartition(")")[2].split()[19])  # the name in parentheses may hold anything
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 class Witness:

@@ -17,6 +17,7 @@ from fray.net import codec
 from fray.net.codec import ACK, Bytes, Kind
 from fray.net.conversation import Channel, HandlerFactory
 from fray.net.link import Link
+from fray.net.lives import Life
 from fray.net.session import PROTOCOL, Hello, Refuse, Seat, Verdict, Welcome, judge
 from fray.net.transport import Claim, Transport
 
@@ -39,6 +40,8 @@ class _Place:
     channel: Channel
     greeting: bytes
     link: Link
+    life: Life | None
+    """The process at the other end, if its end shall be the session's."""
     moved: trio.Event = field(factory=trio.Event)
     """Set when ``link`` changes or the channel ends."""
 
@@ -50,6 +53,7 @@ class Acceptor:
         incarnation: of this process; a hello that expects another one is refused with `ActorDied`.
         on_greeting: see `OnGreeting`.
         keep_s: how long a session without a connection is kept before its channel ends as `Unreachable`.
+        ends_with_process: a session whose peer was a process of this machine, and is gone, ends at once.
         is_closed: while it says so nobody is let in, who was here before neither; they may try again.
     """
 
@@ -59,13 +63,14 @@ class Acceptor:
         on_greeting: OnGreeting,
         *,
         keep_s: float = 60.0,
+        ends_with_process: bool = False,
         is_closed: Callable[[], bool] = lambda: False,
         rng: random.Random,
     ) -> None:
         self.incarnation = incarnation
         self._on_greeting = on_greeting
         self._is_closed = is_closed
-        self._keep_s = keep_s
+        self._keep_s, self._ends_with_process = keep_s, ends_with_process
         self._rng = rng
         self._places: dict[str, _Place] = {}
         self._channels: dict[str, Channel] = {}
@@ -133,7 +138,7 @@ class Acceptor:
             outbox=channel.outbox,
         )
         link = Link(channel, transport, opening=self._welcome(seat.life, False, 0, answer))
-        place = _Place(seat, channel, answer, link)
+        place = _Place(seat, channel, answer, link, transport.claim.life if self._ends_with_process else None)
         self._places[hello.session] = place
         self._channels[hello.session] = channel
         channel.on_over = lambda: self._leave(place)
@@ -188,13 +193,32 @@ class Acceptor:
             await link.run()
             if place.link is link:
                 place.channel.suspend(link)
-                with trio.move_on_after(self._keep_s):
-                    await moved.wait()
-                    return
-                place.channel.end(Unreachable(f"the peer did not come back within {self._keep_s} s"))
+                why = await self._wait_moved(place, moved)
+                if why is not None:
+                    place.channel.end(Unreachable(why))
         finally:
             if place.link is link and not moved.is_set():
                 place.channel.end(ChannelClosed("the listener stopped", reason="stopped"))
+
+    async def _wait_moved(self, place: _Place, moved: trio.Event) -> str | None:
+        """Until the session has its next connection; else why it will have none."""
+        gone = ""
+        async with trio.open_nursery() as nursery:
+
+            async def watch(life: Life) -> None:
+                nonlocal gone
+                await life.wait_gone()
+                gone = f"the peer's process {life.pid} has ended"
+                nursery.cancel_scope.cancel()
+
+            if place.life is not None:
+                nursery.start_soon(watch, place.life)
+            with trio.move_on_after(self._keep_s):
+                await moved.wait()
+            nursery.cancel_scope.cancel()
+        if moved.is_set():
+            return None
+        return gone or f"the peer did not come back within {self._keep_s} s"
 
     async def _refuse(self, transport: Transport, error: FrayError) -> None:
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):

@@ -7,13 +7,13 @@ import errno
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 
 import trio
 from attrs import frozen
 
 from fray.errors import ConnectionFailed, InvalidRequest, Refused, Unreachable
+from fray.net.lives import peer_pid
 
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.1
@@ -242,6 +242,5 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
 
 def _remote(sock: socket.socket, peer: object) -> str:
     if sock.family == socket.AF_UNIX:
-        pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        return f"unix:pid={pid}"
+        return f"unix:pid={peer_pid(sock)}"
     return f"tcp:{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "tcp:"

@@ -12,6 +12,8 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import field, frozen
 
+from fray.net.lives import Life
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -30,6 +32,8 @@ class Claim:
     key_id: str
     remote: str
     """Where it dials from, for logs."""
+    life: Life | None = None
+    """Its process, where that is known: one of this machine, by a Unix socket."""
 
 
 class Transport(Protocol):

@@ -18,6 +18,7 @@ import trio
 from fray.errors import FrayError, ProtocolMismatch, Unauthorized, Unreachable
 from fray.net import auth, handshake, sockets
 from fray.net.lean import LeanTransport
+from fray.net.lives import life_behind
 from fray.net.sockets import Address
 from fray.net.transport import Authorize, Claim, Credential, Transport
 from fray.net.upgrade import HandshakeLost, Rejected
@@ -77,7 +78,8 @@ class WebSocketNetwork:
             shaken = await _hands(sock).admit(sock, listener.door)
         if shaken is not None:
             key_id, surplus = shaken
-            await listener.serve(LeanTransport(sock, Claim(key_id, remote), client=False, surplus=surplus))
+            claim = Claim(key_id, remote, life_behind(sock))
+            await listener.serve(LeanTransport(sock, claim, client=False, surplus=surplus))
 
 
 def _hands(sock: socket.socket) -> ModuleType:

@@ -87,7 +87,12 @@ class Host:
         self.in_doubt: Callable[[], bool] = lambda: False
         """This incarnation may have been replaced while it was stopped: nobody is let in until it knows."""
         self._acceptor = Acceptor(
-            incarnation, self._on_greeting, keep_s=KEEP_S, is_closed=lambda: self.in_doubt(), rng=rng
+            incarnation,
+            self._on_greeting,
+            keep_s=KEEP_S,
+            ends_with_process=True,
+            is_closed=lambda: self.in_doubt(),
+            rng=rng,
         )
         self._numbers = count(1)
         self._lanes: ThreadPool | None = None
@@ -118,10 +123,15 @@ class Host:
 
     async def _hold(self) -> None:
         """Everything of this host lives here, out of reach of a cancellation until `shutdown` has said goodbye."""
-        with self._scope:
-            async with trio.open_nursery() as self._nursery:
-                self._ready.set()
-                await trio.sleep_forever()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as self._nursery:
+                    self._ready.set()
+                    await trio.sleep_forever()
+        finally:  # no task is left to forget them: what was lent to them ends here
+            for guest in self._guests.values():
+                guest.cancel_all()
+            self._guests.clear()
 
     async def listen(self) -> tuple[str, ...]:
         """Open the default addresses, once, and return all addresses."""

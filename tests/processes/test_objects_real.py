@@ -130,6 +130,7 @@ def test_a_process_that_holds_keeps_an_object_and_lets_go_when_it_dies(ctx: Fray
     assert (second.sums(), kept(ctx)[0]) == ([MB], 1)
     os.kill(pid, signal.SIGKILL)
     until(lambda: kept(ctx) == (0, 0))  # the registry hears of its end; else it would take a minute
+    until(lambda: in_use() == 0)  # and what was lent to it comes back, as its process is gone
 
 
 def test_with_its_owner_an_object_is_lost_and_whoever_asks_is_told_soon(ctx: FrayContext) -> None:
