@@ -43,7 +43,10 @@ def wait_seen(callee: ActorHandle, state: str) -> None:
 
 def test_a_call_of_a_process_that_was_killed_ends_with_it() -> None:
     with open_cluster("machine?nodes=1&cpu=4") as cluster:
-        callee, caller = cluster.create_actor(Callee), cluster.create_actor(Caller, actor_config=ActorConfig(max_concurrency=2))
+        callee, caller = (
+            cluster.create_actor(Callee),
+            cluster.create_actor(Caller, actor_config=ActorConfig(max_concurrency=2)),
+        )
         pid = caller.pid()
         caller.call.remote(callee)
         wait_seen(callee, "held")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import logging
 import os
 import pickle
 import shutil
@@ -64,6 +66,7 @@ def ray_here() -> Iterator[RayClient]:
     directory = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
     token = directory / "token"
     token.write_text("0123456789abcdef" * 4)
+    before = builtins.print, logging.getLogRecordFactory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         patch.setenv("RAY_AUTH_MODE", "token")
@@ -83,6 +86,8 @@ def ray_here() -> Iterator[RayClient]:
         finally:
             client.shutdown(wait=False)
             shutil.rmtree(directory, ignore_errors=True)
+            builtins.print = before[0]  # Ray has put its own in both places, and leaves them there
+            logging.setLogRecordFactory(before[1])
 
 
 @pytest.fixture
