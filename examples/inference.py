@@ -139,7 +139,13 @@ def kill(cluster: Cluster, job: Any, pool: Any) -> None:
 
 def run(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
     """Serve, call, kill; what came of it."""
-    weights = options.weights or write_weights(tempfile.mkdtemp(prefix="fray-inference-"))
+    if options.weights:
+        return serve_and_call(cluster, options, options.weights)
+    with tempfile.TemporaryDirectory(prefix="fray-inference-") as directory:
+        return serve_and_call(cluster, options, write_weights(directory))
+
+
+def serve_and_call(cluster: Cluster, options: argparse.Namespace, weights: str) -> dict[str, Any]:
     request = JobRequest(
         name="server",
         entrypoint=Entrypoint.from_callable(serve, args=(weights,)),
@@ -165,6 +171,7 @@ def run(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     for job in jobs:
         job.terminate("the example is over")
+        job.wait_ended()
     times = sorted(load.times_s)
     return {
         "answered": dict(load.answered),
