@@ -46,7 +46,7 @@ def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 RACE = """
-import os, threading, time
+import os, sys, threading, time
 import fray
 from fray.blocking import Entrypoint, JobRequest, current_cluster, loop
 
@@ -78,6 +78,7 @@ def hold():
 
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
+sys.stdout.flush()
 pid = os.fork()
 if pid == 0:
     try:

@@ -16,7 +16,8 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _OWN}
+    """What was said with ``extra``; names with an underscore are what other libraries (Ray) put on every record."""
+    return {key: value for key, value in vars(record).items() if key not in _OWN and not key.startswith("_")}
 
 
 def _plain(text: str) -> str:

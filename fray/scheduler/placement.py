@@ -61,14 +61,14 @@ def place_waiting(state: State, out: Outbox) -> None:
     queue.searches = 0
     pool.now = state.now
     state.rank_by_time()
+    pool.freed.update((name, None) for name in queue.missed if name in pool.machines)
     again = _is_due(state)
     while queue and (again or queue.seeking):
         again = again and Pass(state, out).run()
         if not again and not _seek(state, out):
             break
         again = True
-    if queue.cut and queue:
-        _remember(state)
+    queue.missed = dict(pool.freed) if queue.cut and queue else {}
     if not queue:
         state.plans.clear()
         queue.holders = {}
@@ -76,12 +76,6 @@ def place_waiting(state: State, out: Outbox) -> None:
     for reservation_id in state.stirred:
         state.reserved[reservation_id].freed.clear()
     state.stirred.clear()
-
-
-def _remember(state: State) -> None:
-    """Not everybody was asked about machines that have become freer: all are, once not all machines are kept."""
-    if state.pool.freed:
-        state.pool.version += 1
 
 
 def _seek(state: State, out: Outbox) -> bool:

@@ -54,8 +54,9 @@ TRIES = 8
 SHOWN = 4
 """Victims that a sentence names."""
 SEARCHES = 8
-"""So many look for victims in one step; each `WORK` jobs looked at count as one more."""
-WORK = 400
+"""So many look for victims in one step; each `WORK` jobs looked at count as one more, and each `CLAIMS` claims, which
+every search plays through first."""
+WORK, CLAIMS = 400, 8
 SOUGHT_LIMIT = 10_000
 ASKED_WITHIN_S = 3.0
 """Machines that may come for an applicant are asked for within this time."""
@@ -143,6 +144,8 @@ def _search(state: Tables, applicant: Applicant, closed: Container[NodeName]) ->
     rule, ask = state.policy.preemption, applicant.shape.ask
     if not rule.enabled or not bands or applicant.kind is Kind.GROWTH or ask.weightless:
         return None, 0
+    if all(name in closed for name in state.pool_for(applicant.shape.reservation).machines):
+        return None, 0  # before all that is decided is played through
     with Trial(state, applicant.shape.reservation) as trial:
         as_decided(state, trial, but=applicant.id)
         placed = trial.place(ask, closed)
@@ -274,7 +277,7 @@ def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps | None, p
     if not wait_s and not is_helped(state, applicant):
         kept = _kept_before(state, applicant) if keeps is None else keeps.kept_for_others(applicant)
         choice, work = _search(state, applicant, kept)
-        state.queue.searches += 1 + work // WORK
+        state.queue.searches += 1 + work // WORK + len(state.claims) // CLAIMS
     if choice is None or not choice.units:
         _again(state, applicant, wait_s)
         return False

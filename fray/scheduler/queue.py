@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from attrs import fields, frozen
 
 from fray.model.bands import Band
+from fray.model.ids import NodeName
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
 from fray.scheduler.asks import Ask, ask_of
@@ -102,6 +103,8 @@ class Queue:
         """What came, or did not fit, since the last look: whoever looks (`lending.make_room`) clears it."""
         self.apart: dict[Lane, None] = {}
         """Lanes that take machines of a reservation."""
+        self.missed: dict[NodeName, None] = {}
+        """Machines that have become freer while all were kept for the first: the others were not asked about them."""
         self.cut = False
         """The last pass ended early, as all machines were kept for somebody."""
         self.holders: dict[str, Kept] = {}
