@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 def said(stream: io.StringIO, json_lines: bool | None = None) -> list[str]:
     journal.configure(json_lines, stream=stream)
     log = logging.getLogger("fray.controller")
-    log.info("node joined", extra={"node": "n1", "_ray_timestamp_ns": 1})
+    log.info("node joined", extra={"node": "n1", "_mark_of_a_library": 1})
     log.warning("half \udcff of %s", "it")
     log.debug("unheard")
     try:
