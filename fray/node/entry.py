@@ -40,7 +40,7 @@ WARM_AMONG_MACHINES = ("fray.net.trio_handshake",)
 """What it imports besides where connections are TCP."""
 STATE_MARK = "FRAY_NODE_STATE"
 """Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0002
 """A busy Python thread gives the loop beside it its turn after this long."""
 _INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")
 _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")

@@ -19,7 +19,7 @@ import trio
 from fray.errors import ActorDied
 from fray.runtime.roll import enrolled
 
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0002
 """How long a busy thread keeps the interpreter from the loop; Python's default is 0.005."""
 
 
