@@ -19,6 +19,7 @@ import trio
 from fray.errors import LaunchFailed
 from fray.model.specs import Cause, EntryKind, Ladder, Phase
 from fray.net.codec import blob_id
+from fray.node.entry import SWITCH_INTERVAL_S
 from fray.node.grants.room import Room
 from fray.node.processes import ProcessLauncher
 from fray.node.proctree import descendants
@@ -108,7 +109,7 @@ async def test_a_job_starts_from_a_clean_slate(tmp_path: Path) -> None:
         assert seen["sid"] == seen["pid"]
         assert seen["sigterm"]
         assert seen["sigint"]
-        assert seen["interval"] == pytest.approx(0.0005)
+        assert seen["interval"] == pytest.approx(SWITCH_INTERVAL_S)
         assert seen["argv"] == ["describe"]
         assert seen["main"] is None
         listing = 1
