@@ -30,9 +30,9 @@ from bench.measure import Probe, by_the_lot, one_by_one, percentiles, report, ta
 from fray import ActorHandle, blocking, open_cluster
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.caller import Caller, Route
-from fray.runtime.host import Host
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.actors.server import Host
+from fray.runtime.calls.caller import Caller, Route
 
 MESSAGE = b"x" * 60
 IN_THE_AIR = 1_000

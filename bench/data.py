@@ -32,9 +32,9 @@ from bench.compare import add_peer_option, run_peers
 from bench.measure import Number, Probe, Results, report
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.caller import Caller, Route
-from fray.runtime.host import Host
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.actors.server import Host
+from fray.runtime.calls.caller import Caller, Route
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "10 MB": 10 << 20, "100 MB": 100 << 20}
 ENOUGH = {"1 KB": 400, "1 MB": 100, "10 MB": 20, "100 MB": 5}

@@ -26,7 +26,7 @@ import trio
 from bench.measure import Probe, by_the_lot, one_by_one, percentiles, report, take_turns
 from fray import blocking
 from fray.v2 import LocalClient
-from fray.v2.fray_backend import FrayClient
+from fray.v2.fray.client import FrayClient
 
 IN_THE_AIR = 2_000
 Measure = Callable[[float], dict[str, float]]

@@ -15,7 +15,7 @@ from fray.model.messages.node import NodeHello, Report
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Observed, Outcome, Phase
 from fray.scheduler.effects import Event, LaunchAsked, NodeJoined, NodeReported, SessionOpened, TerminateAsked
-from fray.scheduler.state import State
+from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
 MACHINES = 1_000

@@ -24,8 +24,8 @@ from fray.model.messages.node import NodeHello, Report
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase
 from fray.scheduler.effects import Effect, Event, Forget, Happened, LaunchAsked, NodeJoined, NodeReported, SessionOpened
-from fray.scheduler.rows import Rules
-from fray.scheduler.state import State
+from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
 BATCH = 50

@@ -14,7 +14,7 @@ from attrs import evolve
 
 import fray
 from bench.measure import by_the_lot, one_by_one, report, take_turns
-from fray.runtime.caller import Caller, Route
+from fray.runtime.calls.caller import Caller, Route
 from fray.runtime.context import current
 
 LOT = 1_000

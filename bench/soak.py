@@ -33,13 +33,13 @@ import fray
 from bench import census
 from bench.census import Census
 from bench.measure import machine
-from fray import embedded
 from fray.controller import store
 from fray.controller.serve import run_controller
+from fray.deploy import embedded_controller
 from fray.net.transport import Credential
-from fray.runtime.calls import CALLER_KEY_ID
+from fray.runtime.calls.wire import CALLER_KEY_ID
 from fray.runtime.context import current
-from fray.scheduler.rows import Rules
+from fray.scheduler.state.rows import Rules
 
 AT_A_TIME = 4
 LOAD_S = 5.0
@@ -310,15 +310,15 @@ def verdict(samples: Sequence[tuple[float, Census]], done: dict[str, int]) -> di
 @contextmanager
 def few_on_record() -> Iterator[None]:
     """The embedded controller forgets ended jobs after `FINISHED_LIMIT`, and events after `EVENTS_LIMIT`."""
-    were = embedded.run_controller, store.EVENTS_LIMIT
-    embedded.run_controller = partial(  # type: ignore[assignment]
+    were = embedded_controller.run_controller, store.EVENTS_LIMIT
+    embedded_controller.run_controller = partial(  # type: ignore[assignment]
         run_controller, rules=Rules(finished_limit=FINISHED_LIMIT)
     )
     store.EVENTS_LIMIT = EVENTS_LIMIT
     try:
         yield
     finally:
-        embedded.run_controller, store.EVENTS_LIMIT = were
+        embedded_controller.run_controller, store.EVENTS_LIMIT = were
 
 
 def main() -> None:

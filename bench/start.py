@@ -30,7 +30,7 @@ from bench.actors import compiled_modules
 from bench.measure import Number, Results, report
 from fray import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
 from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
-from fray.node.processes import ProcessLauncher
+from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.testing.wheels import make_wheel, offline
 
 ROUNDS, JOBS = 5, 1000
@@ -60,7 +60,7 @@ now = time.time
 
 async def tickets(results: Results, rounds: int) -> None:
     """Without a cluster: what of a start is the node's."""
-    payload = fray.runtime.payload.dumps((now, (), {}), "now")
+    payload = fray.runtime.serialization.pickling.dumps((now, (), {}), "now")
     with tempfile.TemporaryDirectory(prefix="fray-bench-", dir="/tmp") as directory:
         launcher, ended = ProcessLauncher(directory), dict[str, trio.Event]()
         values: dict[str, bytes] = {}
@@ -82,7 +82,7 @@ async def tickets(results: Results, rounds: int) -> None:
                 begun = time.time()
                 launcher.start(Ticket(attempt_id=f"{name}:0:0", spec=spec, controller="unix:/none", key="k"), payload)
                 await ended[f"{name}:0:0"].wait()
-                at = fray.runtime.payload.loads(values[f"{name}:0:0"])
+                at = fray.runtime.serialization.pickling.loads(values[f"{name}:0:0"])
                 if index >= 3:
                     results.add("own environment", {"ticket_to_line_ms": (at - begun) * 1e3})
             nursery.cancel_scope.cancel()

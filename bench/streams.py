@@ -24,10 +24,10 @@ from bench.calls import endpoint
 from bench.measure import Probe, by_the_lot, report, take_turns
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.caller import Caller, Route
-from fray.runtime.host import Host
-from fray.runtime.host_input import BlockingStream, Stream
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.actors.input_stream import BlockingStream, Stream
+from fray.runtime.actors.server import Host
+from fray.runtime.calls.caller import Caller, Route
 
 ITEMS = 5_000
 

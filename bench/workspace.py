@@ -19,7 +19,7 @@ import trio
 
 import fray
 from fray import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
-from fray.runtime import bundling
+from fray.runtime.workspaces import upload
 
 WORDS = ("def", "class", "return", "import", "for", "in", "if", "else", "self", "value", "number", "yield")
 
@@ -71,11 +71,11 @@ async def measure(files: int, directory: Path) -> dict[str, float]:
         found["first_s"] = await once(cluster, root, files)
         found["again_s"] = await once(cluster, root, files)
         began = time.perf_counter()
-        await bundling.find_directory(str(root))
+        await upload.find_directory(str(root))
         found["unchanged_scan_s"] = time.perf_counter() - began
-        bundling._books.clear()
+        upload._books.clear()
         began = time.perf_counter()
-        await bundling.find_directory(str(root))
+        await upload.find_directory(str(root))
         found["next_driver_scan_s"] = time.perf_counter() - began
         (root / "pkg000" / "module00007.py").write_text("edited = True\n")
         found["edited_s"] = await once(cluster, root, files)

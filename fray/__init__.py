@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 logging.getLogger("fray").addHandler(logging.NullHandler())
 
 if "FRAY_COORDINATOR_ADDRESS" in os.environ:  # a program that is a member of a gang
-    importlib.import_module("fray.runtime.jax_gang").install()
+    importlib.import_module("fray.runtime.process.jax_distributed").install()
 
 __version__ = "0.1.0"
 

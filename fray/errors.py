@@ -1,7 +1,8 @@
 """Every error Fray raises: one base, whose doing it was, and what to do about it.
 
 All are picklable and keep ``__cause__`` and notes when they cross a process (`to_wire` / `from_wire` carry
-the ones that travel as control messages; errors of user code travel as pickles, see `fray.runtime.payload`).
+the ones that travel as control messages; errors of user code travel as pickles, see
+`fray.runtime.serialization.pickling`).
 """
 
 from __future__ import annotations

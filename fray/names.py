@@ -3,9 +3,30 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fray.actor_self import CurrentActor, current_actor
-from fray.actors import ActorContext, ActorHandle, ActorServer, metrics_of
-from fray.cluster import Cluster, current_cluster, open_cluster
+from fray.api.actors.current_actor import CurrentActor, current_actor
+from fray.api.actors.group import ActorGroup
+from fray.api.actors.handle import (
+    ActorContext,
+    ActorHandle,
+    ActorServer,
+    metrics_of,
+)
+from fray.api.actors.host import ActorHost
+from fray.api.actors.monitor import (
+    Down,
+    Link,
+    Monitor,
+    Up,
+    link,
+    monitor,
+)
+from fray.api.actors.supervision import Child, child
+from fray.api.cluster import Cluster, current_cluster, open_cluster
+from fray.api.futures import Future, as_completed, wait_any
+from fray.api.jobs.job import Job
+from fray.api.jobs.job_group import JobGroup
+from fray.api.reservation import Reservation
+from fray.api.scope import Scope
 from fray.errors import (
     ActorDied,
     ActorFailed,
@@ -40,38 +61,34 @@ from fray.errors import (
     Unreachable,
     WrongPlace,
 )
-from fray.futures import Future, as_completed, wait_any
-from fray.groups import ActorGroup
-from fray.hosts import ActorHost
-from fray.job_groups import JobGroup
-from fray.jobs import Job
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
-from fray.model.health import HealthCheck, OnStall, Progress
+from fray.model.exit_rules import ExitRule
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
-from fray.model.lines import LineKind, LogLine
+from fray.model.log_records import LineKind, LogLine
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.messages.maintenance import Forecast, Verdict
+from fray.model.monitoring.health import HealthCheck, OnStall, Progress
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import Change, ChangeKind, ReservationConfig, ReservationInfo, ReservationState
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.retries import ExitRule
 from fray.model.specs import ActorConfig, AttemptInfo, Cause, JobInfo, JobState, Ladder, Peer
-from fray.monitors import Down, Link, Monitor, Up, link, monitor
-from fray.reservations import Reservation
-from fray.runtime.host_input import BlockingStream, Stream
-from fray.runtime.methods import method
-from fray.runtime.own_job import CurrentJob, current_job
-from fray.runtime.voice import progress
-from fray.scopes import Scope
-from fray.supervision import Child, child
+from fray.runtime.actors.input_stream import BlockingStream, Stream
+from fray.runtime.actors.methods import method
+from fray.runtime.process.current_job import CurrentJob, current_job
+from fray.runtime.process.progress import progress
 
 if TYPE_CHECKING:
-    from fray.forwards import open_forward
-    from fray.pools import PoolStats, WorkerInfo, WorkerPool
-    from fray.resolver import ActorPool, ClusterResolver, FixedResolver, Resolver
+    from fray.api.pools.worker_pool import PoolStats, WorkerInfo, WorkerPool
+    from fray.api.port_forward import open_forward
+    from fray.api.resolver import (
+        ActorPool,
+        ClusterResolver,
+        FixedResolver,
+        Resolver,
+    )
 
 __all__ = [
     "ActorConfig",
@@ -185,14 +202,14 @@ __all__ = [
 ]
 
 _LATER = {
-    "open_forward": "fray.forwards",
-    "PoolStats": "fray.pools",
-    "WorkerInfo": "fray.pools",
-    "WorkerPool": "fray.pools",
-    "ActorPool": "fray.resolver",
-    "ClusterResolver": "fray.resolver",
-    "FixedResolver": "fray.resolver",
-    "Resolver": "fray.resolver",
+    "open_forward": "fray.api.port_forward",
+    "PoolStats": "fray.api.pools.worker_pool",
+    "WorkerInfo": "fray.api.pools.worker_pool",
+    "WorkerPool": "fray.api.pools.worker_pool",
+    "ActorPool": "fray.api.resolver",
+    "ClusterResolver": "fray.api.resolver",
+    "FixedResolver": "fray.api.resolver",
+    "Resolver": "fray.api.resolver",
 }
 """Imported when first asked for: not every program needs them, and every one of its processes starts here."""
 

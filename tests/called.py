@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from fray.runtime.current import current_actor
+from fray.runtime.current_call import current_actor
 
 
 class Counter:

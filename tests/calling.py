@@ -12,9 +12,14 @@ from attrs import define, field
 
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import Cause, Outcome
-from fray.net.memory import Fate, Hop, MemoryNetwork
-from fray.runtime.caller import Caller, CallFuture, CallOptions, Route
-from fray.runtime.host import Host, InlineExecutor, Runner
+from fray.net.transports.memory import Fate, Hop, MemoryNetwork
+from fray.runtime.actors.server import Host, InlineExecutor, Runner
+from fray.runtime.calls.caller import (
+    Caller,
+    CallFuture,
+    CallOptions,
+    Route,
+)
 
 OnNames = Callable[[Names, Sequence[bytes]], None]
 

@@ -13,18 +13,18 @@ from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.errors import FrayError
 from fray.model.ids import mint
-from fray.model.lines import record, records
+from fray.model.log_records import record, records
 from fray.model.messages.client import ClientHello, ControllerHello, JobChanged, Jobs, Launch, ProcessMark, Role
 from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, ReadLog, Report, Wanted
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, Observed, Outcome, Phase, Wish
-from fray.net.channel import Channel, RedialPolicy, run_dialled
+from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, Kind, blob_id, decode_message, encode_message
-from fray.net.memory import MemoryNetwork
-from fray.net.requests import Requests
 from fray.net.transport import Credential
+from fray.net.transports.memory import MemoryNetwork
 from fray.node.logs.pages import read_page
-from fray.scheduler.rows import Rules
+from fray.scheduler.state.rows import Rules
 
 T = TypeVar("T")
 TOKEN = "a-token-nobody-guesses"

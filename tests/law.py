@@ -14,6 +14,7 @@ from fray.model.reservations import ReservationInfo, ReservationSpec
 from fray.model.resources import Capacity, Demand, Device, PortRange
 from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Observed, Outcome, Phase
 from fray.net.codec import from_json, to_json
+from fray.scheduler.backfill.starvation import holds_back, starving_heads
 from fray.scheduler.effects import (
     CheckpointTaken,
     CordonAsked,
@@ -41,16 +42,15 @@ from fray.scheduler.effects import (
     Tick,
     UncordonAsked,
 )
-from fray.scheduler.group_words import group_info
-from fray.scheduler.invariants import Decided, check
-from fray.scheduler.queue import Applicant
-from fray.scheduler.quotas import quota_text
-from fray.scheduler.rows import TABLES, Rules
-from fray.scheduler.starvation import holds_back, starving_heads
-from fray.scheduler.state import State
+from fray.scheduler.explain.group_text import group_info
+from fray.scheduler.invariants.check import Decided, check
+from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.queue.order import in_order
+from fray.scheduler.queue.queue import Applicant
+from fray.scheduler.queue.quotas import quota_text
+from fray.scheduler.state.rows import TABLES, Rules
+from fray.scheduler.state.state import State
 from fray.scheduler.step import step
-from fray.scheduler.trial import Trial
-from fray.scheduler.turns import in_order
 
 GB = 1024**3
 

@@ -14,10 +14,10 @@ from attrs import define, field
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.messages.client import ActorEndpoint, Role
-from fray.net.memory import MemoryNetwork
 from fray.net.transport import Authorize, Credential, Transport
-from fray.net.tunnel import Tunnels
-from fray.runtime.caller import CallFuture, CallOptions
+from fray.net.transports.memory import MemoryNetwork
+from fray.net.tunnels.transport import Tunnels
+from fray.runtime.calls.caller import CallFuture, CallOptions
 from fray.runtime.context import Place, Runtime, open_runtime
 
 TOKEN = "a-token-nobody-guesses"

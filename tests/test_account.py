@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fray.jobs import error_of
-from fray.model.account import how_it_ended, in_short
-from fray.model.health import Progress
+from fray.api.jobs.job import error_of
+from fray.model.job_text import how_it_ended, in_short
+from fray.model.monitoring.health import Progress
 from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
-from fray.runtime.job_records import JobRecord
+from fray.runtime.controller_client.jobs import JobRecord
 
 
 def info(state: str = "running", *nodes: str, generation: int = 0, **more: Any) -> JobInfo:

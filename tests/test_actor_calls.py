@@ -23,10 +23,10 @@ from fray.errors import (
     RemoteTraceback,
 )
 from fray.model.messages.client import ActorEndpoint
-from fray.net.bulk import TRANSFER_LIMIT_BYTES
-from fray.runtime.current import current_actor
-from fray.runtime.future import CANCEL_WAIT_S
-from fray.runtime.host import Executor
+from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
+from fray.runtime.actors.server import Executor
+from fray.runtime.calls.call_future import CANCEL_WAIT_S
+from fray.runtime.current_call import current_actor
 
 # Calls and answers ---------------------------------------------------------------------------------------------------
 

@@ -24,11 +24,12 @@ from fray.errors import (
 from fray.model.messages.client import ActorEndpoint
 from fray.model.specs import Cause
 from fray.net.codec import Kind
-from fray.net.memory import Fate
-from fray.runtime import calls, remote_errors
-from fray.runtime.caller import CallOptions
-from fray.runtime.host import Host
-from fray.runtime.route import PROOF_WAIT_S
+from fray.net.transports.memory import Fate
+from fray.runtime.actors.server import Host
+from fray.runtime.calls import wire
+from fray.runtime.calls.caller import CallOptions
+from fray.runtime.calls.route import PROOF_WAIT_S
+from fray.runtime.serialization import errors
 
 KEY = "actor:a"
 
@@ -104,7 +105,7 @@ async def test_calls_made_before_the_caller_runs_are_sent_in_order(autojump_cloc
 async def test_too_many_unanswered_calls_are_refused_and_a_patient_caller_waits(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "OPEN_CALLS_LIMIT", 10)
+    monkeypatch.setattr(wire, "OPEN_CALLS_LIMIT", 10)
     async with open_stage() as stage:
         instance = Counter()
         counter = await stage.actor(instance)
@@ -232,7 +233,7 @@ async def test_the_directory_says_why_an_actor_has_ended(autojump_clock: Any) ->
         await way.call("add")
         stage.kill("h1")
         await trio.sleep(0.2)
-        error = remote_errors.dump_error(LookupError("no model"))
+        error = errors.dump_error(LookupError("no model"))
         stage.directory.end(KEY, Cause.FAILURE, "its process exited with code 1", error)
         with pytest.raises(OutcomeUnknown, match="its process exited with code 1") as caught:
             await call

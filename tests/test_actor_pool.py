@@ -12,7 +12,7 @@ from calling import Stage, open_stage
 from trio.testing import wait_all_tasks_blocked
 
 import fray
-from fray.actor_pool import ActorPool, AtAddresses, InRegistry
+from fray.api.pools.actor_pool import ActorPool, AtAddresses, InRegistry
 from fray.errors import ActorDied, DeadlineExceeded, InvalidRequest, NoSuchActor, OutcomeUnknown
 from fray.runtime.context import Runtime
 from tests import bodies

@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from law import Cluster, demand, ended, job, placed
 
-from fray.model.bands import Band
-from fray.model.policy import Policy, Preemption
+from fray.model.policy.policy import Policy, Preemption
+from fray.model.policy.priority import Band
 from fray.model.specs import Cause, JobSpec, Ladder
-from fray.scheduler.planning import MARGIN_S, ends_at, make_plan
-from fray.scheduler.rows import Rules
-from fray.scheduler.trial import Trial
+from fray.scheduler.backfill.start_plan import MARGIN_S, ends_at, make_plan
+from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.state.rows import Rules
 
 QUICK = settings(max_examples=30, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
 NO_LADDER = Ladder(cancel_s=0.0, term_s=0.0)

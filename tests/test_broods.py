@@ -10,9 +10,9 @@ import trio.testing
 from attrs import define
 
 from fray.errors import LaunchFailed
-from fray.node.preparing import NotPrepared, Prepared
-from fray.node.zygotes.broods import Broods
-from fray.node.zygotes.hold import Zygotes
+from fray.node.prepare import NotPrepared, Prepared
+from fray.node.zygotes.manager import Zygotes
+from fray.node.zygotes.pool import Broods
 
 
 @define(eq=False)

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray.errors import MessageTooLarge, ProtocolMismatch
-from fray.net import bulk
-from fray.net.bulk import CHUNK_BYTES, FLOWS_AT_ONCE, PLACE_BYTES, TRANSFER_LIMIT_BYTES, BulkIn, BulkOut, check_transfer
+from fray.net.buffers import chunks as bulk
+from fray.net.buffers.chunks import (
+    CHUNK_BYTES,
+    FLOWS_AT_ONCE,
+    PLACE_BYTES,
+    TRANSFER_LIMIT_BYTES,
+    BulkIn,
+    BulkOut,
+    check_transfer,
+)
 from fray.net.codec import ACK, HEADER
 
 

@@ -17,7 +17,7 @@ from calling import open_stage
 import fray
 from fray import ActorDied, InvalidRequest, MessageTooLarge, NoSuchMethod, NotPicklable, RemoteError
 from fray.errors import RemoteTraceback
-from fray.net import bulk
+from fray.net.buffers import chunks
 
 
 class OwnError(Exception):
@@ -198,7 +198,7 @@ async def test_a_result_that_cannot_travel_is_told_and_the_actor_is_well(
         with pytest.raises(NotPicklable, match=r"the result of a\.unpicklable\(\) .*item 'parts': .*'open' of Inner"):
             await way.call("unpicklable")
         assert len(await way.call("huge")) == 65 * 1024 * 1024, "more than one message holds"
-        monkeypatch.setattr(bulk, "TRANSFER_LIMIT_BYTES", 1024 * 1024)
+        monkeypatch.setattr(chunks, "TRANSFER_LIMIT_BYTES", 1024 * 1024)
         with pytest.raises(MessageTooLarge, match="write it to storage and send its path") as large:
             await way.call("huge")
         assert large.value.details["limit_bytes"] == 1024 * 1024

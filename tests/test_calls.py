@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from fray.errors import ActorDied, FrayError, MachineLost, OutcomeUnknown, Unauthorized
 from fray.model.messages.calls import CallMeta
-from fray.runtime import calls
-from fray.runtime.calls import CallTable, End, Fate, Ledger, Verdict, fate
+from fray.runtime.calls import wire
+from fray.runtime.calls.wire import (
+    CallTable,
+    End,
+    Fate,
+    Ledger,
+    Verdict,
+    fate,
+)
 
 RESULT = 33
 
@@ -31,7 +38,7 @@ class Call:
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), st.binary())
 def test_the_head_of_a_call_can_be_split_off(method: str, rest: bytes) -> None:
-    found, pickle = calls.split_call(calls.call_head(method) + rest)
+    found, pickle = wire.split_call(wire.call_head(method) + rest)
     assert (found, bytes(pickle)) == (method, rest)
 
 
@@ -42,19 +49,19 @@ def test_the_head_of_a_call_can_be_split_off(method: str, rest: bytes) -> None:
 )
 def test_the_options_of_a_call_can_be_split_off(deadline_s: float | None, chain: list[str], rest: bytes) -> None:
     meta = CallMeta(deadline_s=deadline_s, chain=tuple(chain))
-    found, body = calls.split_meta(calls.pack_meta(meta) + rest)
+    found, body = wire.split_meta(wire.pack_meta(meta) + rest)
     assert (found, bytes(body)) == (meta, rest)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_numbers_can_be_read_back(numbers: list[int]) -> None:
-    assert list(calls.unpack_numbers(calls.pack_numbers(numbers))) == numbers
+    assert list(wire.unpack_numbers(wire.pack_numbers(numbers))) == numbers
 
 
 # The ledger ----------------------------------------------------------------------------------------------------------
 
 
-def answer(text: bytes = b"x") -> calls.Answer:
+def answer(text: bytes = b"x") -> wire.Answer:
     return RESULT, 0, text
 
 
@@ -217,29 +224,29 @@ def test_a_queued_call_can_be_withdrawn_and_a_sent_one_cannot() -> None:
 
 def test_answers_are_settled_in_lots() -> None:
     table: CallTable[Call] = CallTable()
-    for _ in range(calls.SETTLE_EVERY_CALLS):
+    for _ in range(wire.SETTLE_EVERY_CALLS):
         assert table.settlement() is None
         table.answered(table.sent(Call()), 10)
     lot = table.settlement()
     assert lot is not None
-    assert calls.unpack_numbers(lot) == tuple(range(1, calls.SETTLE_EVERY_CALLS + 1))
+    assert wire.unpack_numbers(lot) == tuple(range(1, wire.SETTLE_EVERY_CALLS + 1))
     assert table.settlement() is None
 
 
 def test_a_large_answer_is_settled_at_once() -> None:
     table: CallTable[Call] = CallTable()
-    table.answered(table.sent(Call()), calls.SETTLE_EVERY_BYTES)
-    assert table.settlement() == calls.pack_numbers([1])
+    table.answered(table.sent(Call()), wire.SETTLE_EVERY_BYTES)
+    assert table.settlement() == wire.pack_numbers([1])
 
 
 def test_a_table_is_full_by_number_or_by_bytes() -> None:
     by_number: CallTable[Call] = CallTable()
-    for _ in range(calls.OPEN_CALLS_LIMIT):
+    for _ in range(wire.OPEN_CALLS_LIMIT):
         assert not by_number.is_full
         by_number.queue(Call())
     assert by_number.is_full
     by_bytes: CallTable[Call] = CallTable()
-    by_bytes.sent(Call(size=calls.OPEN_BYTES_LIMIT))
+    by_bytes.sent(Call(size=wire.OPEN_BYTES_LIMIT))
     assert by_bytes.is_full
 
 
@@ -328,9 +335,9 @@ class World:
             return
         what, number, again, body = self.down.popleft()
         if what == "settled":
-            self.ledger.settle(calls.unpack_numbers(body))
+            self.ledger.settle(wire.unpack_numbers(body))
         elif what == "only":
-            self.ledger.settle_all_but(calls.unpack_numbers(body))
+            self.ledger.settle_all_but(wire.unpack_numbers(body))
         else:
             self.admit(number, again)
 

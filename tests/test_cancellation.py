@@ -13,8 +13,8 @@ from calling import Stage, Way, open_stage
 import fray
 from fray import blocking
 from fray.errors import CallCancelled, DeadlineExceeded, FrayError
-from fray.runtime.current import current_actor
-from fray.runtime.life import Life
+from fray.runtime.actors.lifecycle import Life
+from fray.runtime.current_call import current_actor
 
 
 class Hop:

@@ -26,15 +26,36 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
-from fray.net import codec, session
-from fray.net.channel import MESSAGE_LIMIT_BYTES, Acceptor, Channel, HandlerFactory, RedialPolicy, run_dialled
+from fray.net import codec
+from fray.net.channel import session
+from fray.net.channel.connection import STREAM_BYTES
+from fray.net.channel.dialer import Failure, verdict
+from fray.net.channel.public import (
+    MESSAGE_LIMIT_BYTES,
+    Acceptor,
+    Channel,
+    HandlerFactory,
+    RedialPolicy,
+    run_dialled,
+)
+from fray.net.channel.session import (
+    HEARTBEAT_S,
+    PROTOCOL,
+    SILENT_PERIODS,
+    Goodbye,
+    Hello,
+    Refuse,
+    Welcome,
+)
 from fray.net.codec import ACK, MORE, Bytes, Kind, encode_frame
-from fray.net.dialler import Failure, verdict
-from fray.net.link import STREAM_BYTES
-from fray.net.memory import PIPE_LIMIT_BYTES, Fate, Hop, MemoryNetwork
-from fray.net.session import HEARTBEAT_S, PROTOCOL, SILENT_PERIODS, Goodbye, Hello, Refuse, Welcome
 from fray.net.transport import Claim, Credential, Transport
-from fray.net.websocket import WebSocketNetwork
+from fray.net.transports.memory import (
+    PIPE_LIMIT_BYTES,
+    Fate,
+    Hop,
+    MemoryNetwork,
+)
+from fray.net.transports.websocket import WebSocketNetwork
 
 CREDENTIAL = Credential("cluster", "key")
 PATIENT = RedialPolicy(refused_ends=False, give_up_s=None)
@@ -839,8 +860,8 @@ async def test_a_peer_that_does_not_read_fills_a_bounded_outbox(autojump_clock: 
 
 
 async def test_small_frames_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
-    monkeypatch.setattr("fray.net.conversation.BUFFER_LIMIT_FRAMES", 1000)
-    monkeypatch.setattr("fray.net.session.BUFFER_LIMIT_FRAMES", 1000)
+    monkeypatch.setattr("fray.net.channel.channel.BUFFER_LIMIT_FRAMES", 1000)
+    monkeypatch.setattr("fray.net.channel.session.BUFFER_LIMIT_FRAMES", 1000)
     async with a_house() as house:
         near = await house.dial()
         house.network.drop("driver")
@@ -907,11 +928,11 @@ async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
         assert isinstance(refuse, Refuse)
         assert refuse.error["error"] == "ProtocolMismatch"
         assert "version 2.0" in caplog.text
-        monkeypatch.setattr("fray.net.dialler.PROTOCOL", (2, 0))
+        monkeypatch.setattr("fray.net.channel.dialer.PROTOCOL", (2, 0))
         with pytest.raises(ProtocolMismatch, match=r"version 2.0"):
             await house.dial()
-        monkeypatch.setattr("fray.net.dialler.PROTOCOL", PROTOCOL)
-        monkeypatch.setattr("fray.net.acceptor.PROTOCOL", (3, 1))
+        monkeypatch.setattr("fray.net.channel.dialer.PROTOCOL", PROTOCOL)
+        monkeypatch.setattr("fray.net.channel.acceptor.PROTOCOL", (3, 1))
         with pytest.raises(ProtocolMismatch, match=r"version 3.1"):
             await house.dial()
 
@@ -990,7 +1011,7 @@ async def test_garbage_in_a_conversation_ends_only_that_connection(message: byte
 
 
 async def test_fragments_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
-    monkeypatch.setattr("fray.net.conversation.MESSAGE_LIMIT_BYTES", 1_000_000)
+    monkeypatch.setattr("fray.net.channel.channel.MESSAGE_LIMIT_BYTES", 1_000_000)
     async with a_house() as house:
         transport = await introduce(house, hello())
         for _ in range(5):

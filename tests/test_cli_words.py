@@ -12,8 +12,8 @@ from fray.cli.nodes import described as node_described
 from fray.cli.nodes import node_table, state_of
 from fray.cli.run import span_of
 from fray.errors import InvalidRequest
-from fray.model.health import Progress
 from fray.model.messages.client import NodeInfo
+from fray.model.monitoring.health import Progress
 from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fray.runtime import payload
-from fray.runtime.closures import Closures
+from fray.runtime.serialization import pickling
+from fray.runtime.serialization.function_cache import Closures
 from tests import bodies
 
 
@@ -18,13 +18,13 @@ from tests import bodies
 def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was really pickled."""
     seen: list[object] = []
-    dumps = payload.dumps
+    dumps = pickling.dumps
 
     def watched(obj: Any, what: str = "") -> bytes:
         seen.append(obj)
         return dumps(obj, what)
 
-    monkeypatch.setattr(payload, "dumps", watched)
+    monkeypatch.setattr(pickling, "dumps", watched)
     return seen
 
 
@@ -37,7 +37,7 @@ def test_an_unchanged_function_is_pickled_once(made: list[object]) -> None:
     assert closures.dumps(fn, "it") == closures.dumps(fn, "it")
     assert len(made) == 1
     assert pickle.loads(closures.dumps(fn, "it"))(4) == (4, 3, "4")
-    assert closures.dumps(bodies.double, "it") == closures.dumps(bodies.double, "it") == payload.dumps(bodies.double)
+    assert closures.dumps(bodies.double, "it") == closures.dumps(bodies.double, "it") == pickling.dumps(bodies.double)
 
 
 def test_a_variable_that_is_assigned_anew_is_seen(made: list[object]) -> None:

@@ -13,7 +13,12 @@ from fray.controller.policy_file import read_policy_file
 from fray.controller.providers.base import Join, MachineRequest, ProviderError
 from fray.controller.providers.command import CommandProvider, read_options
 from fray.errors import InvalidRequest
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
 
 LAB = """
 case $1 in

@@ -13,7 +13,7 @@ from calling import Stage, Way, open_stage
 
 import fray
 from fray.errors import InvalidRequest
-from fray.runtime.methods import check_concurrency
+from fray.runtime.actors.methods import check_concurrency
 
 trace: ContextVar[str] = ContextVar("trace", default="none")
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 import fray
-from fray.connect import Spec, parse_spec
+from fray.deploy.connect import Spec, parse_spec
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,15 @@ from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import Cause, EntryKind, JobSpec, Outcome, Ticket
-from fray.node.containers import Contained, container_name, find_engine, limit_flags, run_command
-from fray.node.preparing import Prepared
-from fray.scheduler.match import admits
+from fray.node.attempts.containers import (
+    Contained,
+    container_name,
+    find_engine,
+    limit_flags,
+    run_command,
+)
+from fray.node.prepare import Prepared
+from fray.scheduler.pool.pool import admits
 
 
 def ticket(entry: EntryKind = EntryKind.BINARY) -> Ticket:

@@ -10,10 +10,10 @@ import pytest
 import trio
 from controlling import spec, stage
 
-from fray.controller.bundles import Bundles
-from fray.controller.house import House
+from fray.controller.context import House
 from fray.controller.loop import BATCH_LIMIT_EVENTS, Loop, anchored_clock
 from fray.controller.store import Store
+from fray.controller.workspaces.bundles import Bundles
 from fray.errors import ChannelFull, StoreError
 from fray.model.messages.client import (
     ActorEndpoint,
@@ -41,8 +41,8 @@ from fray.scheduler.effects import (
     SessionOpened,
     TerminateAsked,
 )
-from fray.scheduler.rows import Rules
-from fray.scheduler.state import State
+from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.state import State
 
 
 class Clock:

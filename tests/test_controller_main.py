@@ -9,7 +9,7 @@ import pytest
 from fray.controller.options import DEFAULT_LISTEN, check_address, find_token, parse
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
-from fray.scheduler.rows import Rules
+from fray.scheduler.state.rows import Rules
 
 
 @pytest.mark.parametrize(

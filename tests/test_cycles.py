@@ -16,9 +16,16 @@ import fray
 from fray import blocking
 from fray.errors import CallCycle
 from fray.model.messages.calls import CallMeta
-from fray.runtime.calls import pack_meta, split_meta
-from fray.runtime.current import current_actor
-from fray.runtime.cycles import actor_of, comes_back, is_stuck, link, marks_of, story
+from fray.runtime.calls.wire import pack_meta, split_meta
+from fray.runtime.current_call import current_actor
+from fray.runtime.deadlock import (
+    actor_of,
+    comes_back,
+    is_stuck,
+    link,
+    marks_of,
+    story,
+)
 
 # The law -------------------------------------------------------------------------------------------------------------
 

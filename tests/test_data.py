@@ -13,11 +13,11 @@ import trio
 from calling import cut_at, open_stage
 
 from fray.errors import ChannelFull, MessageTooLarge, OutcomeUnknown
-from fray.net.bulk import TRANSFER_LIMIT_BYTES
-from fray.net.memory import Fate
-from fray.runtime import caller as caller_module
-from fray.runtime import payload
-from fray.runtime.parcel import BUFFERS_LIMIT, Parcel
+from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
+from fray.net.transports.memory import Fate
+from fray.runtime.calls import caller as caller_module
+from fray.runtime.serialization import pickling
+from fray.runtime.serialization.buffers import BUFFERS_LIMIT, Parcel
 
 MB = 1 << 20
 
@@ -323,7 +323,7 @@ class Picky:
 
 
 async def test_reducers_that_give_buffers_keep_them_out_of_the_pickle(autojump_clock: Any) -> None:
-    packed = payload.pack(Picky(bytearray(MB)))
+    packed = pickling.pack(Picky(bytearray(MB)))
     assert isinstance(packed, Parcel)
     assert len(packed.pickle) < 1000
     async with open_stage() as stage:

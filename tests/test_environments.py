@@ -13,7 +13,7 @@ from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec, check_spec
-from fray.node.entry import own_code
+from fray.node.attempts.bootstrap import own_code
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, Kept, too_many
 from fray.node.environments.preparer import _project

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law import GB, Cluster, demand, ended, job, placed
 
-from fray.model.bands import Band
-from fray.model.policy import Amounts, Policy, Terms
+from fray.model.policy.policy import Amounts, Policy, Terms
+from fray.model.policy.priority import Band
 from fray.model.specs import Cause
 from fray.scheduler.effects import PolicyChanged
-from fray.scheduler.explain import explain
-from fray.scheduler.fairness import RANK_S
-from fray.scheduler.invariants import check
-from fray.scheduler.rows import Rules
-from fray.scheduler.turns import in_order
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.invariants.check import check
+from fray.scheduler.queue.fair_share import RANK_S
+from fray.scheduler.queue.order import in_order
+from fray.scheduler.state.rows import Rules
 
 HOUR = 3600.0
 

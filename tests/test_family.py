@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fray.model.specs import Cause
-from fray.runtime.family import Child, Family, Kind, Supervision, owes_error
+from fray.runtime.scope.children import (
+    Child,
+    Family,
+    Kind,
+    Supervision,
+    owes_error,
+)
 
 ALL = set(Cause)
 

@@ -15,12 +15,23 @@ from attrs import evolve
 from law import GB, demand
 from test_invariants import Machine, World, walk_through
 
-from fray.model.bands import Band
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
 from fray.model.messages.node import NodeHello
-from fray.model.policy import Amounts, Policy, Preemption, Terms
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
+from fray.model.policy.policy import (
+    Amounts,
+    Policy,
+    Preemption,
+    Terms,
+)
+from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
+from fray.scheduler.autoscaler.view import list_fleet
 from fray.scheduler.effects import (
     GroupScaled,
     MachineAnswered,
@@ -28,13 +39,12 @@ from fray.scheduler.effects import (
     PolicyChanged,
     WishesMoved,
 )
-from fray.scheduler.explain import explain
-from fray.scheduler.fleet_words import list_fleet
-from fray.scheduler.rows import TABLES
-from fray.scheduler.shares_view import queue_info, usage_info
-from fray.scheduler.state import State
-from fray.scheduler.units import UnitPhase
-from fray.scheduler.what_if import what_if
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.explain.queue_view import queue_info, usage_info
+from fray.scheduler.explain.what_if import what_if
+from fray.scheduler.state.rows import TABLES
+from fray.scheduler.state.state import State
+from fray.scheduler.state.unit_rows import UnitPhase
 
 WALKS, CHUNKS = 16, 4
 SMALL = GroupConfig(

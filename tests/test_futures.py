@@ -10,8 +10,8 @@ import trio.testing
 
 import fray
 from fray import Entrypoint, FrayError, JobRequest
-from fray.futures import Future, as_completed, wait_any
-from fray.runtime.services import open_services
+from fray.api.futures import Future, as_completed, wait_any
+from fray.runtime.background import open_services
 
 
 async def test_a_future_is_settled_once_and_awaited_any_number_of_times() -> None:

@@ -16,8 +16,8 @@ from fray import Entrypoint, JobRequest, ResourceConfig
 from fray.model.gangs import port_names
 from fray.model.resources import Demand
 from fray.model.specs import EntryKind, JobSpec, Peer, Roster, Ticket
-from fray.node.variables import PEERS_LIMIT_CHARS, framework_variables, own_variables
-from fray.runtime import jax_gang
+from fray.node.gang_variables import PEERS_LIMIT_CHARS, framework_variables, own_variables
+from fray.runtime.process import jax_distributed
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
 
@@ -168,8 +168,8 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_jax_asks_the_gang_first_and_is_told_once(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    jax_gang.install()
-    jax_gang.install()
+    jax_distributed.install()
+    jax_distributed.install()
     ours, slurm = clusters.ClusterEnv._cluster_types
     assert (ours.name, slurm.name) == ("fray", "slurm")
     assert ours.is_env_present()

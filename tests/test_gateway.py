@@ -12,7 +12,7 @@ import trio
 from attrs import evolve
 from controlling import TOKEN, Client, spec, stage
 
-from fray.controller.mortality import Witness, boot_id
+from fray.controller.process_watch import Witness, boot_id
 from fray.controller.store import BLOB_LIMIT_BYTES
 from fray.errors import (
     FrayError,
@@ -24,7 +24,7 @@ from fray.errors import (
     Unauthorized,
 )
 from fray.model.environment import EnvironmentSpec
-from fray.model.lines import unpack
+from fray.model.log_records import unpack
 from fray.model.messages.client import (
     ActorEndpoint,
     ClientHello,
@@ -53,7 +53,7 @@ from fray.model.messages.node import Report, Wanted
 from fray.model.resources import Demand
 from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Outcome
 from fray.net.codec import Kind, blob_id
-from fray.net.lives import start_ticks
+from fray.net.process_identity import start_ticks
 from fray.net.transport import Credential
 
 

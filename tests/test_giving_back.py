@@ -8,12 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law import Cluster, demand, ended, job
 
-from fray.model.bands import Band
+from fray.model.policy.priority import Band
 from fray.model.specs import Cause, Phase
-from fray.scheduler.asks import Ask, Part
-from fray.scheduler.explain import explain
-from fray.scheduler.lending import Lent, _leaving, _spare, _useful, choose
-from fray.scheduler.queue import Applicant, Shape
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.pool.requests import Ask, Part
+from fray.scheduler.queue.queue import Applicant, Shape
+from fray.scheduler.reservations.reclaim_surplus import (
+    Lent,
+    _leaving,
+    _spare,
+    _useful,
+    choose,
+)
 
 ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run")
 

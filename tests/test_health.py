@@ -12,21 +12,28 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock
 
-from fray.controller.answers import LIST_LIMIT_BYTES, RECORD_BYTES, bounded_list
-from fray.controller.vitals import LISTED_LIMIT_BYTES, VitalsBook
+from fray.controller.connections.client_requests import LIST_LIMIT_BYTES, RECORD_BYTES, bounded_list
+from fray.controller.metrics.attempt_metrics import LISTED_LIMIT_BYTES, VitalsBook
 from fray.errors import InvalidRequest
-from fray.model.health import HealthCheck, OnStall, Progress
 from fray.model.messages.node import Measured
+from fray.model.monitoring.attempt_metrics import Vital, complete, cut
+from fray.model.monitoring.health import HealthCheck, OnStall, Progress
+from fray.model.monitoring.progress_protocol import (
+    Pulse,
+    Used,
+    check_progress,
+    line_of,
+    parse,
+    sentence,
+)
 from fray.model.requests import Entrypoint, JobRequest
-from fray.model.said import Pulse, Used, check_progress, line_of, parse, sentence
 from fray.model.specs import AttemptInfo, Cause, EntryKind, JobInfo, JobSpec, JobState
-from fray.model.vitals import Vital, complete, cut
-from fray.node.health.asking import BadAnswer, ask_path, status_of
-from fray.node.health.counting import Beats, Pulses, Standing
-from fray.node.health.vitals import Vitals
-from fray.node.health.wards import CAPTURE_WITHIN_S, Wards
-from fray.node.keeper.ear import Ear, Remarks, said_of
-from fray.node.keeper.meter import is_news
+from fray.node.health.counters import Beats, Pulses, Standing
+from fray.node.health.http_check import BadAnswer, ask_path, status_of
+from fray.node.health.metrics_report import Vitals
+from fray.node.health.monitor import CAPTURE_WITHIN_S, Wards
+from fray.node.shim.progress_pipe import Ear, Remarks, said_of
+from fray.node.shim.usage_report import is_news
 
 # Counting ------------------------------------------------------------------------------------------------------------
 

@@ -17,13 +17,18 @@ from attrs import Factory, define, evolve
 from law import Cluster, capacity, demand, job
 
 from fray.errors import FrayError
-from fray.model.bands import Band
+from fray.model.exit_rules import ExitRule
 from fray.model.ids import split_attempt
 from fray.model.job_groups import JobRole
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello, Report
-from fray.model.policy import Amounts, Policy, Preemption, Terms
-from fray.model.retries import ExitRule
+from fray.model.policy.policy import (
+    Amounts,
+    Policy,
+    Preemption,
+    Terms,
+)
+from fray.model.policy.priority import Band
 from fray.model.specs import (
     ActorConfig,
     Cause,
@@ -48,7 +53,7 @@ from fray.scheduler.effects import (
     TerminateAsked,
     WishesMoved,
 )
-from fray.scheduler.rows import JobPhase, Rules
+from fray.scheduler.state.rows import JobPhase, Rules
 
 WALKS, EVENTS, CHUNKS = 144, 200, 12
 POLICY = Policy(

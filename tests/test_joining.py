@@ -17,11 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_node import FakeLauncher
 
-from fray.controller.joining import Joins, check_place
+from fray.controller.connections.join_tokens import Joins, check_place
 from fray.controller.store import Store
 from fray.errors import ChannelFull, FrayError, InvalidRequest, ProtocolMismatch, StoreError, Unauthorized
-from fray.model.joining import HOSTS_LIMIT, JOIN_LIFE_LIMIT_S, JoinKey, MachineKey, read_join_key, read_machine_key
-from fray.model.joining import read_token as read
+from fray.model.join_tokens import (
+    HOSTS_LIMIT,
+    JOIN_LIFE_LIMIT_S,
+    JoinKey,
+    MachineKey,
+    read_join_key,
+    read_machine_key,
+)
+from fray.model.join_tokens import read_token as read
 from fray.model.messages.client import MintJoin, Role
 from fray.model.messages.node import JoinAsked, NodeHello
 from fray.model.resources import Capacity
@@ -29,8 +36,8 @@ from fray.net.transport import Credential
 from fray.node.config import NodeConfig
 from fray.node.joining import FILE, Kept
 from fray.node.main import JOIN_VARIABLE, main, make_config, parse
-from fray.node.serve import run_node
-from fray.scheduler.units import Unit
+from fray.node.run import run_node
+from fray.scheduler.state.unit_rows import Unit
 
 NOW = 1_000_000.0
 
@@ -188,7 +195,7 @@ def test_a_unit_that_was_given_up_is_forgotten_when_its_last_token_has_expired()
 
 
 def test_no_more_units_are_remembered_than_the_limit(monkeypatch: Any) -> None:
-    monkeypatch.setattr("fray.controller.joining.UNITS_LIMIT", 2)
+    monkeypatch.setattr("fray.controller.connections.join_tokens.UNITS_LIMIT", 2)
     joins = book()
     for unit in ("a", "b"):
         joins.spend(key_id(joins.mint(unit, 1, NOW)), asked(unit), "", NOW)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fray.net import journal
+from fray.net import daemon_logging
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 
 def said(stream: io.StringIO, json_lines: bool | None = None) -> list[str]:
-    journal.configure(json_lines, stream=stream)
+    daemon_logging.configure(json_lines, stream=stream)
     log = logging.getLogger("fray.controller")
     log.info("node joined", extra={"node": "n1", "_mark_of_a_library": 1})
     log.warning("half \udcff of %s", "it")
@@ -58,6 +58,6 @@ def test_anything_else_gets_one_json_object_a_line() -> None:
 
 
 def test_the_style_can_be_chosen_and_configuring_again_does_not_say_things_twice() -> None:
-    journal.configure(stream=io.StringIO())
+    daemon_logging.configure(stream=io.StringIO())
     assert said(Terminal(), json_lines=True)[0].startswith("{")
     assert len(said(Terminal(), json_lines=False)) == len(said(Terminal()))

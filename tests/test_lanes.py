@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law import demand
 
-from fray.scheduler import lanes
-from fray.scheduler.asks import Ask, Part
-from fray.scheduler.lanes import Blocks, Needs
-from fray.scheduler.queue import Shape, make_want
+from fray.scheduler.pool.requests import Ask, Part
+from fray.scheduler.queue import indexes
+from fray.scheduler.queue.indexes import Blocks, Needs
+from fray.scheduler.queue.queue import Shape, make_want
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=300)
 
@@ -17,7 +17,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=300)
 @settings(max_examples=100, deadline=None)
 @given(STEPS, st.integers(0, 200))
 def test_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> None:
-    before, lanes.BLOCK = lanes.BLOCK, 4
+    before, indexes.BLOCK = indexes.BLOCK, 4
     try:
         blocks: Blocks[int] = Blocks()
         twin: list[int] = []
@@ -33,7 +33,7 @@ def test_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> 
             if twin:
                 assert blocks.first == twin[0]
     finally:
-        lanes.BLOCK = before
+        indexes.BLOCK = before
 
 
 @settings(max_examples=100, deadline=None)
@@ -41,7 +41,7 @@ def test_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> 
 def test_the_index_of_needs_finds_all_that_could_fit_and_nothing_else(
     steps: list[tuple[bool, int]], cpu: int, memory: int
 ) -> None:
-    before, lanes.NEEDS_BLOCK = lanes.NEEDS_BLOCK, 4
+    before, indexes.NEEDS_BLOCK = indexes.NEEDS_BLOCK, 4
     try:
         index, there = Needs(), {}
         for adds, number in steps:
@@ -54,4 +54,4 @@ def test_the_index_of_needs_finds_all_that_could_fit_and_nothing_else(
         fitting = [n for n, want in there.items() if want.cpu_milli <= cpu * 1000 and want.memory_bytes <= memory]
         assert sorted(found) == sorted(fitting)
     finally:
-        lanes.NEEDS_BLOCK = before
+        indexes.NEEDS_BLOCK = before

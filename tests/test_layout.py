@@ -10,35 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "fray"
 
-API = (
-    *(
-        "cluster",
-        "directory",
-        "fleet",
-        "shares",
-        "scopes",
-        "supervision",
-        "jobs",
-        "reservations",
-        "actors",
-        "actor_self",
-        "groups",
-        "monitors",
-    ),
-    *(
-        "job_groups",
-        "hosts",
-        "resolver",
-        "actor_pool",
-        "pools",
-        "futures",
-        "interrupts",
-        "task_pool",
-        "task_stream",
-        "distant_pool",
-    ),
-    *("templates", "forwards"),
-)
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -48,42 +19,42 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"net"} | WORDS,
     "node": {"net"} | WORDS,
     "controller": {"scheduler", "net"} | WORDS,
-    **{name: {"runtime", *API} | WORDS for name in API},
-    "blocking": {*API} | WORDS,
-    "job": {"blocking", *API} | WORDS,
-    "v2": {"blocking", *API} | WORDS,
+    "api": {"runtime"} | WORDS,
+    "blocking": {"api"} | WORDS,
+    "job": {"blocking", "api"} | WORDS,
+    "v2": {"blocking", "api"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
-INSIDE_FUNCTIONS = {("cluster", "local"), ("cluster", "connect")}
+INSIDE_FUNCTIONS = {("api", "deploy")}
 """`open_cluster` chooses among the kinds of clusters when it is called."""
 
 BRIDGE = {
-    *("blocking/portal.py", "blocking/loop.py", "blocking/line.py", "blocking/away.py"),
-    *("blocking/objects.py", "blocking/items.py"),
+    *("blocking/bridge/portal.py", "blocking/bridge/background_loop.py", "blocking/bridge/call_sender.py"),
+    *("blocking/bridge/pickling.py", "blocking/bridge/objects.py", "blocking/bridge/remote_generators.py"),
 }
 """Of the blocking face, these alone know the loop: they import trio and the runtime."""
 
 ALONE_OPENS = {
     "cattrs": "net/codec.py",
-    "trio_websocket": "net/trio_handshake.py",
-    "cloudpickle": "runtime/payload.py",
-    "pickle": "runtime/payload.py",
+    "trio_websocket": "net/transports/trio_handshake.py",
+    "cloudpickle": "runtime/serialization/pickling.py",
+    "pickle": "runtime/serialization/pickling.py",
     "sqlite3": "controller/store.py",
     "fsspec": "net/storage.py",
     "uv": "node/environments/builder.py",
-    "google": "controller/providers/tpu_calls.py",
-    "grpc": "controller/providers/tpu_calls.py",
+    "google": "controller/providers/tpu_api.py",
+    "grpc": "controller/providers/tpu_api.py",
     "ray": "v2/ray_backend/",
-    "iris": "v2/iris_",
+    "iris": "v2/iris",
 }
-PUT_TOGETHER = ("testing", "local", "cli")
+PUT_TOGETHER = ("testing", "deploy", "cli")
 
 PURE = (
-    *("errors.py", "net/codec.py", "net/session.py", "net/auth.py", "net/upgrade.py", "node/reconcile.py"),
-    *("node/reports.py", "node/environments/recipe.py"),
-    *("net/bulk.py", "net/shelf.py", "runtime/ticket.py", "runtime/family.py", "runtime/calls.py", "runtime/tasks.py"),
-    "runtime/object_books.py",
+    *("errors.py", "net/codec.py", "net/channel/session.py", "net/auth.py", "net/transports/http_upgrade.py", "node/reconcile.py"),
+    *("node/state_reports.py", "node/environments/recipe.py"),
+    *("net/buffers/chunks.py", "net/buffers/segment_allocator.py", "runtime/scope/children.py"),
+    *("runtime/calls/wire.py", "runtime/tasks/policy.py", "runtime/objects/refcount.py"),
     *("model/**/*.py", "scheduler/**/*.py"),
 )
 IMPURE = {
@@ -166,16 +137,16 @@ def test_nothing_is_called_utils() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "sentence"),
     [
-        ("node/main.py", "from fray.runtime import host", "node must not import fray.runtime.host"),
+        ("node/main.py", "from fray.runtime.actors import server", "node must not import fray.runtime.actors.server"),
         ("scheduler/step.py", "import trio", "is pure, but imports trio"),
         ("model/ids.py", "import random\nx = random.choice('ab')", "draws from random.choice"),
-        ("net/session.py", "def f():\n    from time import monotonic", "is pure, but imports time.monotonic"),
-        ("runtime/caller.py", "import cloudpickle", "opened by fray/runtime/payload.py alone"),
-        ("cluster.py", "from fray import local", "cluster must not import fray.local"),
+        ("net/channel/session.py", "def f():\n    from time import monotonic", "is pure, but imports time.monotonic"),
+        ("runtime/calls/caller.py", "import cloudpickle", "opened by fray/runtime/serialization/pickling.py alone"),
+        ("api/cluster.py", "from fray.deploy import local", "api must not import fray.deploy.local"),
         ("node/main.py", "import fray", "node must not import fray"),
         ("model/messages/calls.py", "open('/etc/passwd')", "opens a file"),
-        ("net/session.py", "import random\nrng = random.Random(0)", "makes a generator of its own"),
-        ("blocking/actors.py", "from fray.runtime import caller", "blocking must not import fray.runtime.caller"),
+        ("net/channel/session.py", "import random\nrng = random.Random(0)", "makes a generator of its own"),
+        ("blocking/actors.py", "from fray.runtime.calls import caller", "blocking must not import fray.runtime.calls.caller"),
         ("blocking/futures.py", "import trio", "only the bridge"),
     ],
 )
@@ -186,8 +157,8 @@ def test_a_wall_that_is_climbed_is_told_as_a_sentence(path: str, source: str, se
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("cluster.py", "def f():\n    from fray import local"),
-        ("net/session.py", "import random\ndef f(rng: random.Random): ..."),
+        ("api/cluster.py", "def f():\n    from fray.deploy import local"),
+        ("net/channel/session.py", "import random\ndef f(rng: random.Random): ..."),
         ("testing/sim.py", "import trio, sqlite3\nfrom fray.controller import loop"),
         ("model/messages/calls.py", "from fray.errors import FrayError"),
     ],

@@ -13,11 +13,11 @@ import trio
 
 import fray
 from fray import ActorConfig, ActorStatus
-from fray.hosts import BATCHES_KEPT
-from fray.model.restarts import Restarts
+from fray.api.actors.host import BATCHES_KEPT
+from fray.model.restart_policy import Restarts
+from fray.runtime.actors.light import LightHost
+from fray.runtime.calls.range_set import ENDS_KEPT, Numbers
 from fray.runtime.context import current
-from fray.runtime.ends import ENDS_KEPT, Numbers
-from fray.runtime.light import LightHost
 from tests import lives
 
 ONE_NODE = "machine?nodes=1&cpu=4"

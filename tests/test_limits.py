@@ -13,13 +13,25 @@ from hypothesis import strategies as st
 from fray import Cause, InvalidRequest, ResourceConfig
 from fray.model.resources import show_bytes
 from fray.model.specs import Outcome
-from fray.node.grants import devices
-from fray.node.grants.cgroups import Group, find
-from fray.node.grants.cpus import CpuTable, thread_variables
-from fray.node.grants.devices import device_variables
-from fray.node.grants.freeing import TPU_LOCK, device_files, holders, remove_stale_lock, told
-from fray.node.keeper.accounting import FARTHEST_LOOK_S, MOST_SHARE, NEAREST_LOOK_S, next_look_s, too_much
-from fray.node.keeper.limits import Fence
+from fray.node.linux.cgroups import Group, find
+from fray.node.resources import device_variables as devices
+from fray.node.resources.cpu_pinning import CpuTable, thread_variables
+from fray.node.resources.device_holders import (
+    TPU_LOCK,
+    device_files,
+    holders,
+    remove_stale_lock,
+    told,
+)
+from fray.node.resources.device_variables import device_variables
+from fray.node.shim.cgroup_guard import Fence
+from fray.node.shim.resource_usage import (
+    FARTHEST_LOOK_S,
+    MOST_SHARE,
+    NEAREST_LOOK_S,
+    next_look_s,
+    too_much,
+)
 
 MB, GIB = 1024**2, 1024**3
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from fray.cluster import Cluster, cluster_of
+from fray.api.cluster import Cluster, cluster_of
 from fray.controller.store import Store
 from fray.errors import InvalidRequest, NoSuchJob
-from fray.model.lines import LineKind, LogLine
+from fray.model.log_records import LineKind, LogLine
 from fray.model.messages.client import Role
 from fray.model.specs import Cause, Outcome
 from fray.net.transport import Credential
@@ -22,8 +22,8 @@ from fray.node.config import LogRules
 from fray.node.logs.archive import Archiver
 from fray.node.logs.store import LogStore, open_spool
 from fray.runtime.context import Place, open_runtime
-from fray.runtime.log_reader import LogQuery
-from fray.scheduler.rows import Rules
+from fray.runtime.logs.reader import LogQuery
+from fray.scheduler.state.rows import Rules
 from tests.controlling import ADDRESS, TOKEN, Client, Node, Stage, spec, stage
 from tests.test_gateway import child_key
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.controller.logs import Follower, LogBook, Ring
-from fray.model.lines import Chunk, record, unpack
+from fray.controller.logs.cache import Follower, LogBook, Ring
+from fray.model.log_records import Chunk, record, unpack
 
 COST = 300
 

@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 from law import GB, capacity, demand
 
 from fray.model.resources import Capacity, Demand, Device
-from fray.scheduler.asks import Ask, Grant, Part
-from fray.scheduler.match import Machine, Pool, ever, fit, members_held, preference
-from fray.scheduler.orders import BEHIND
+from fray.scheduler.pool.machine_index import BEHIND
+from fray.scheduler.pool.pool import (
+    Machine,
+    Pool,
+    ever,
+    fit,
+    members_held,
+    preference,
+)
+from fray.scheduler.pool.requests import Ask, Grant, Part
 
 
 def place_members(pool: Pool, need: Demand, members: int, closed: Collection[str] = ()) -> list[Grant] | None:

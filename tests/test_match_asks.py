@@ -12,9 +12,20 @@ from law import capacity
 
 from fray.model.constraints import Constraint
 from fray.model.resources import Capacity, Demand, Device
-from fray.scheduler.asks import Ask, Grant, Part, Placed, weightless
-from fray.scheduler.fitting import MANY, Machine, fit, preference
-from fray.scheduler.match import Pool
+from fray.scheduler.pool.machine import (
+    MANY,
+    Machine,
+    fit,
+    preference,
+)
+from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.requests import (
+    Ask,
+    Grant,
+    Part,
+    Placed,
+    weightless,
+)
 
 # The twin ------------------------------------------------------------------------------------------------------------
 

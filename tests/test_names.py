@@ -48,9 +48,14 @@ async def two_drivers(namespaces: tuple[str | None, str | None] = ("ns", "ns")) 
     """Two drivers of one controller."""
     import random
 
-    from fray.cluster import cluster_of
-    from fray.embedded import CONTROLLER, embedded_network, open_driver, serve_controller
-    from fray.local import _node, local_capacity
+    from fray.api.cluster import cluster_of
+    from fray.deploy.embedded_controller import (
+        CONTROLLER,
+        embedded_network,
+        open_driver,
+        serve_controller,
+    )
+    from fray.deploy.local import _node, local_capacity
     from fray.node.config import NodeConfig
 
     rng, token = random.Random(3), "t"

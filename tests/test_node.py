@@ -13,20 +13,20 @@ import trio
 from attrs import define, field
 
 from fray.errors import FrayError, LaunchFailed, NodeNameTaken, Unauthorized
-from fray.model.lines import Chunk
+from fray.model.log_records import Chunk
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, NodeLeaves, Probe, Probed, Report, Wanted
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Ticket, Wish
-from fray.net.channel import Acceptor, Channel
+from fray.net.channel.public import Acceptor, Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
-from fray.net.memory import MemoryNetwork
 from fray.net.transport import Bytes, Claim
+from fray.net.transports.memory import MemoryNetwork
 from fray.node.config import NodeConfig
-from fray.node.ends import wait_process_end
+from fray.node.linux.process_wait import wait_process_end
 from fray.node.logs.store import MemoryLogs
-from fray.node.reports import REPORT_CHUNK_BYTES
-from fray.node.serve import is_final, run_node
+from fray.node.run import is_final, run_node
+from fray.node.state_reports import REPORT_CHUNK_BYTES
 
 PAYLOAD = b"pickle"
 SPEC = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.CALLABLE, payload=blob_id(PAYLOAD))
@@ -410,7 +410,7 @@ async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
         house.controller.want(wish("a"))
         await house.controller.until_phases(a="running")
         with monkeypatch.context() as patch:
-            patch.setattr("fray.node.logs.pushed.LIVE_LIMIT_BYTES", -1)
+            patch.setattr("fray.node.logs.push.LIVE_LIMIT_BYTES", -1)
             house.launcher.on_log("a", Chunk(0, 7, b"too much"))
         house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
         await house.controller.until_phases(a="ended")

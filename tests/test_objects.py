@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fray.errors import MessageTooLarge, NotPicklable, ObjectLost
 from fray.job import FrayContext, ObjectRef, get_default_job_ctx
-from fray.net import bulk
-from fray.runtime.object_books import EARLY_LIMIT, TRANSIT_S, ObjectBooks
-from fray.runtime.objects import store_of
+from fray.net.buffers import chunks
+from fray.runtime.objects.refcount import EARLY_LIMIT, TRANSIT_S, ObjectBooks
+from fray.runtime.objects.store import store_of
 
 # The books -----------------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ def test_a_storage_of_the_users_has_nothing_left_when_objects_are_gone(tmp_path:
 def test_what_cannot_be_put_is_refused_with_a_reason(ctx: FrayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotPicklable, match="the object"):
         ctx.put(iter(int, 1).__next__ for _ in ())
-    monkeypatch.setattr(bulk, "TRANSFER_LIMIT_BYTES", 800_000)
+    monkeypatch.setattr(chunks, "TRANSFER_LIMIT_BYTES", 800_000)
     assert ctx.get(ctx.put(numpy.ones(100_000))).size == 100_000
     with pytest.raises(MessageTooLarge):
         ctx.put(numpy.ones(100_001))

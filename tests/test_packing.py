@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 from law import capacity, demand
 
 from fray.model.resources import Demand
-from fray.scheduler.asks import Ask, Part
-from fray.scheduler.match import admits
-from fray.scheduler.packing import Offer, Packing, Room, held, taken
+from fray.scheduler.autoscaler.bin_packing import (
+    Offer,
+    Packing,
+    Room,
+    held,
+    taken,
+)
+from fray.scheduler.pool.pool import admits
+from fray.scheduler.pool.requests import Ask, Part
 
 CPUS = st.sampled_from([0.5, 1, 2, 3, 5])
 DEMANDS = st.builds(demand, CPUS, gpu=st.integers(0, 2))

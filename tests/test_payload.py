@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray.errors import ActorDied, NotPicklable, RemoteError, RemoteTraceback
-from fray.runtime import payload, remote_errors
-from fray.runtime.parcel import Parcel
+from fray.runtime.serialization import errors, pickling
+from fray.runtime.serialization.buffers import Parcel
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -27,24 +27,24 @@ plain = st.recursive(
 
 @given(plain)
 def test_plain_data_comes_back_as_it_was(value: Any) -> None:
-    assert payload.loads(payload.dumps(value)) == value
+    assert pickling.loads(pickling.dumps(value)) == value
 
 
 @given(st.lists(plain, max_size=3), st.dictionaries(st.text(min_size=1), plain, max_size=3))
 def test_arguments_come_back_as_they_were(args: list[Any], kwargs: dict[str, Any]) -> None:
-    data = payload.pack_call("m", tuple(args), kwargs)
+    data = pickling.pack_call("m", tuple(args), kwargs)
     assert isinstance(data, bytes)
-    back, keywords = payload.loads_call(data, bool(kwargs))
+    back, keywords = pickling.loads_call(data, bool(kwargs))
     assert (list(back), dict(keywords)) == (args, kwargs)
 
 
 def test_closures_travel() -> None:
     secret = 42
-    assert payload.loads(payload.dumps(lambda: secret))() == 42
+    assert pickling.loads(pickling.dumps(lambda: secret))() == 42
 
 
 def test_the_word_main_in_data_does_no_harm() -> None:
-    assert payload.loads(payload.dumps({"__main__": "__main__"})) == {"__main__": "__main__"}
+    assert pickling.loads(pickling.dumps({"__main__": "__main__"})) == {"__main__": "__main__"}
 
 
 def test_what_lives_in_a_script_travels_by_value() -> None:
@@ -58,7 +58,7 @@ def double(x): return 2 * x
 sys.stdout.buffer.write(payload.dumps((Greeter("you"), double, Greeter)))
 """
     data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
-    greeter, double, cls = payload.loads(data)
+    greeter, double, cls = pickling.loads(data)
     assert greeter.greet() == "hello you"
     assert double(4) == 8
     assert isinstance(greeter, cls)
@@ -69,7 +69,7 @@ def test_an_instance_of_a_scripts_class_comes_home_as_the_same_class() -> None:
 import subprocess, sys
 from fray.runtime import payload
 class Greeter: pass
-echo = "import sys; from fray.runtime.payload import *"
+echo = "import sys; from fray.runtime.serialization.pickling import *"
 echo += "; sys.stdout.buffer.write(dumps(loads(sys.stdin.buffer.read())))"
 echoed = subprocess.run([sys.executable, "-c", echo], input=payload.dumps(Greeter()), capture_output=True, check=True)
 assert type(payload.loads(echoed.stdout)) is Greeter
@@ -111,21 +111,21 @@ class Slotted:
 )
 def test_the_message_names_the_part_that_cannot_be_pickled(value: Any, path: str) -> None:
     with pytest.raises(NotPicklable, match=r"cannot pickle '_thread\.lock' object") as caught:
-        payload.dumps(value, "the result of a.m()")
+        pickling.dumps(value, "the result of a.m()")
     assert str(caught.value).startswith(f"the result of a.m() cannot be sent: {path}: ")
 
 
 def test_a_closure_over_a_lock_names_the_variable() -> None:
     lock = threading.Lock()
     with pytest.raises(NotPicklable, match="variable 'lock' of <lambda>"):
-        payload.dumps(lambda: lock)
+        pickling.dumps(lambda: lock)
 
 
 def test_the_argument_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(NotPicklable, match=r"argument 2 of add\(\) cannot be sent: attribute 'lock' of Foo"):
-        payload.pack_call("add", (1, Foo()), {})
+        pickling.pack_call("add", (1, Foo()), {})
     with pytest.raises(NotPicklable, match=r"argument 'how' of add\(\) cannot be sent"):
-        payload.pack_call("add", (1,), {"how": Foo()})
+        pickling.pack_call("add", (1,), {"how": Foo()})
 
 
 def test_a_reducer_that_raises_is_not_picklable() -> None:
@@ -134,7 +134,7 @@ def test_a_reducer_that_raises_is_not_picklable() -> None:
             raise ZeroDivisionError("no")
 
     with pytest.raises(NotPicklable, match="no"):
-        payload.dumps(Odd())
+        pickling.dumps(Odd())
 
 
 def test_a_cycle_does_not_keep_the_search_running() -> None:
@@ -142,7 +142,7 @@ def test_a_cycle_does_not_keep_the_search_running() -> None:
     ring.append(ring)
     ring.append(threading.Lock())
     with pytest.raises(NotPicklable, match="item 1"):
-        payload.dumps(ring)
+        pickling.dumps(ring)
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 def travelled(error: BaseException) -> BaseException:
-    return remote_errors.load_error(remote_errors.dump_error(error))
+    return errors.load_error(errors.dump_error(error))
 
 
 def test_an_error_keeps_type_arguments_and_notes() -> None:
@@ -255,7 +255,7 @@ try: raise module.Far("unknown here")
 except Exception as error: sys.stdout.buffer.write(remote_errors.dump_error(error))
 """
     data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
-    back = remote_errors.load_error(data)
+    back = errors.load_error(data)
     assert isinstance(back, RemoteError)
     assert "elsewhere.Far: unknown here" in str(back)
     assert back.details["type"] == "elsewhere.Far"
@@ -304,12 +304,12 @@ def test_tensors_leave_the_pickle_where_torch_is_there() -> None:
     tensor = torch.arange(100_000, dtype=torch.float32).reshape(100, 1000)
     half = tensor.to(torch.bfloat16).requires_grad_()
     values = {"a": tensor, "half": half, "gaps": tensor[:, ::2], "fn": lambda: 1}
-    packed = payload.pack(values)
+    packed = pickling.pack(values)
     assert isinstance(packed, Parcel)
     assert len(packed.pickle) + sum(map(len, packed.sources)) < 1_200_000
     first, *buffers = [bytearray(source) for source in packed.sources]  # the gaps stay in the pickle, and make it large
     assert packed.pickled_first
-    back = payload.loads(first, buffers)
+    back = pickling.loads(first, buffers)
     assert torch.equal(back["a"], tensor)
     assert torch.equal(back["half"], half)
     assert back["half"].requires_grad

@@ -13,12 +13,17 @@ import trio
 from law import Cluster, job
 
 import fray
-from fray.connect import parse_spec
 from fray.controller.policy_file import read_again_on_hangup, read_policy_file
+from fray.deploy.connect import parse_spec
 from fray.errors import InvalidRequest
-from fray.model.bands import Band
-from fray.model.policy import Amounts, Policy, Terms
-from fray.model.policy_words import NAMESPACE, TABLES, USER, read_policy
+from fray.model.policy.parser import (
+    NAMESPACE,
+    TABLES,
+    USER,
+    read_policy,
+)
+from fray.model.policy.policy import Amounts, Policy, Terms
+from fray.model.policy.priority import Band
 from fray.scheduler.effects import PolicyChanged
 
 FILE = """

@@ -12,9 +12,9 @@ import trio
 
 import fray
 import fray.runtime.context
-from fray.runtime.executor import InlineExecutor
-from fray.runtime.future import CallCancelled
-from fray.runtime.host import Host
+from fray.runtime.actors.server import Host
+from fray.runtime.calls.call_future import CallCancelled
+from fray.runtime.threads.executor import InlineExecutor
 from tests import bodies
 
 SMALL = fray.ResourceConfig.with_cpu(cpu=0.5, memory="100MB")

@@ -12,7 +12,7 @@ from law import Cluster, demand, job
 
 import fray
 from fray import blocking
-from fray.controller.relay import open_way_to_port
+from fray.controller.connections.relay import open_way_to_port
 from fray.errors import FrayError, InvalidRequest
 from fray.model.gangs import port_names
 from fray.model.ids import SessionId, attempt_id
@@ -20,9 +20,9 @@ from fray.model.messages.tunnels import OpenTunnel
 from fray.model.resources import Demand, PortRange
 from fray.model.specs import Cause, JobSpec, JobState, Outcome
 from fray.node.ports import claim_ports, find_ports, parse_ports, strangers
-from fray.scheduler.explain import explain
-from fray.scheduler.ports import AVOID_S
-from fray.scheduler.restarts import PORT_TRIES
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.jobs.retries import PORT_TRIES
+from fray.scheduler.pool.ports import AVOID_S
 
 SMALL = fray.ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
 TAKEN = Outcome(cause=Cause.PORT_TAKEN, message="a stranger listens there")

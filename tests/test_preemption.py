@@ -6,12 +6,17 @@ import pytest
 from attrs import evolve
 from law import Cluster, demand, ended, job, member, placed
 
-from fray.model.bands import Band
-from fray.model.fleet import GroupConfig
-from fray.model.policy import Amounts, Policy, Preemption, Terms
+from fray.model.policy.machine_groups import GroupConfig
+from fray.model.policy.policy import (
+    Amounts,
+    Policy,
+    Preemption,
+    Terms,
+)
+from fray.model.policy.priority import Band
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Siblings, Strategy
 from fray.scheduler.effects import MachinesListed, PolicyChanged
-from fray.scheduler.invariants import check
+from fray.scheduler.invariants.check import check
 
 BATCH, PRODUCTION = {"band": Band.BATCH, "max_retries_preemption": 9}, {"band": Band.PRODUCTION}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fray.model.specs import EntryKind, JobSpec, Ticket
-from fray.node.entry import Body, job_variables, working_directory
-from fray.node.preparing import Prepared
+from fray.node.attempts.bootstrap import Body, job_variables, working_directory
+from fray.node.prepare import Prepared
 
 
 def ticket(cwd: str | None = None, **variables: str) -> Ticket:

@@ -13,14 +13,14 @@ from law import Cluster, demand, ended, job
 from fray.model.messages.maintenance import Verdict
 from fray.model.specs import Cause, EntryKind, JobSpec, JobState
 from fray.net.codec import to_json
-from fray.scheduler.asks import ask_of
-from fray.scheduler.explain import explain
-from fray.scheduler.invariants import check
-from fray.scheduler.prospects import Outlook, outlook
-from fray.scheduler.queue import Shape
-from fray.scheduler.rows import TABLES
-from fray.scheduler.state import State
-from fray.scheduler.what_if import what_if
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.explain.forecast import Outlook, outlook
+from fray.scheduler.explain.what_if import what_if
+from fray.scheduler.invariants.check import check
+from fray.scheduler.pool.requests import ask_of
+from fray.scheduler.queue.queue import Shape
+from fray.scheduler.state.rows import TABLES
+from fray.scheduler.state.state import State
 
 
 @pytest.fixture

@@ -10,9 +10,15 @@ from law import Cluster, demand, ended, job
 
 from fray.model.specs import Cause, Outcome, Phase
 from fray.scheduler.effects import ProbeWanted
-from fray.scheduler.invariants import check
-from fray.scheduler.quarantine import KEPT_S, RELAPSE_S, most, score, wait_s
-from fray.scheduler.rows import Quarantine, Rules
+from fray.scheduler.invariants.check import check
+from fray.scheduler.nodes.quarantine import (
+    KEPT_S,
+    RELAPSE_S,
+    most,
+    score,
+    wait_s,
+)
+from fray.scheduler.state.rows import Quarantine, Rules
 
 KILLED = ended(Cause.KILLED, "killed by signal 7")
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import trio
 
-from fray.runtime import context, rehearsal
+from fray.runtime import context
+from fray.runtime.process import warmup
 
 
 def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> None:
     descriptors, threads = os.listdir("/proc/self/fd"), threading.active_count()
-    answers = trio.run(rehearsal.play, str(tmp_path))
-    assert answers == list(range(rehearsal.CALLS))
+    answers = trio.run(warmup.play, str(tmp_path))
+    assert answers == list(range(warmup.CALLS))
     assert os.listdir("/proc/self/fd") == descriptors
     assert threading.active_count() == threads
     assert list(tmp_path.iterdir()) == []
@@ -24,4 +25,4 @@ def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> No
 def test_without_a_stage_the_show_goes_on(tmp_path: Path) -> None:
     blocked = tmp_path / "no directory"
     blocked.touch()
-    rehearsal.rehearse(str(blocked))
+    warmup.rehearse(str(blocked))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fray.model.workspace import Manifest
-from fray.node.removal import remove
-from fray.node.workspaces.spares import Spares
+from fray.node.attempts.cleanup import remove
+from fray.node.workspaces.reusable_copies import Spares
 
 
 @pytest.fixture

@@ -23,12 +23,18 @@ from fray.errors import (
 )
 from fray.model.messages.client import Explain, Text
 from fray.net import codec
-from fray.net.channel import MESSAGE_LIMIT_BYTES, Acceptor, Channel, RedialPolicy, run_dialled
+from fray.net.channel.channel import QuietHandler
+from fray.net.channel.public import (
+    MESSAGE_LIMIT_BYTES,
+    Acceptor,
+    Channel,
+    RedialPolicy,
+    run_dialled,
+)
+from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, Kind
-from fray.net.conversation import QuietHandler
-from fray.net.memory import MemoryNetwork
-from fray.net.requests import Requests
 from fray.net.transport import Credential
+from fray.net.transports.memory import MemoryNetwork
 
 
 @define(eq=False)

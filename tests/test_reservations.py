@@ -20,9 +20,9 @@ from fray import (
     ReservationState,
     ResourceConfig,
 )
+from fray.api.reservation import Changes
 from fray.model.resources import Demand
-from fray.reservations import Changes
-from fray.runtime.reservation_records import ReservationRecord
+from fray.runtime.controller_client.reservations import ReservationRecord
 
 ONE = ResourceConfig(cpu=1, memory="1MB")
 

@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 import pytest
 
+from fray.api.jobs.job import build_spec
 from fray.errors import InvalidRequest
-from fray.jobs import build_spec
 from fray.model.constraints import Constraint
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig

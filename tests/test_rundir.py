@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fray.rundir import PREFIX, open_run_directory, remove_abandoned
+from fray.deploy.run_directory import PREFIX, open_run_directory, remove_abandoned
 
 
 @pytest.fixture(autouse=True)

@@ -13,16 +13,21 @@ import trio.testing
 from attrs import define, field
 from controlling import ADDRESS, TOKEN
 
+from fray.controller.provider_driver import CALL_S, CALLS_LIMIT, node_address
 from fray.controller.providers.base import MachineRequest, ProviderError
-from fray.controller.scaler import CALL_S, CALLS_LIMIT, node_address
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
-from fray.model.joining import read_token
-from fray.model.policy import Policy
-from fray.net.memory import MemoryNetwork
+from fray.model.join_tokens import read_token
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
+from fray.model.policy.policy import Policy
+from fray.net.transports.memory import MemoryNetwork
 from fray.scheduler.effects import GroupScaled, PolicyChanged, SessionOpened
-from fray.scheduler.units import UnitPhase
+from fray.scheduler.state.unit_rows import UnitPhase
 
 
 @define(eq=False)

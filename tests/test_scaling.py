@@ -11,16 +11,26 @@ from law import GB, Cluster, demand, ended, job, member
 
 from fray.cli.machines import described
 from fray.errors import InvalidRequest, NeverSchedulable
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
-from fray.model.policy import Amounts, Policy, Terms
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
+from fray.model.policy.policy import Amounts, Policy, Terms
 from fray.model.resources import Demand
 from fray.model.specs import JobState
 from fray.model.topology import tpu_topology
+from fray.scheduler.autoscaler.provider_events import (
+    GHOST_S,
+    REMEMBERED_S,
+    UNSEEN_S,
+    VANISHED_S,
+)
+from fray.scheduler.autoscaler.view import list_fleet
 from fray.scheduler.effects import FleetMoved, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
-from fray.scheduler.fleet_words import list_fleet
-from fray.scheduler.invariants import check
-from fray.scheduler.machines import GHOST_S, REMEMBERED_S, UNSEEN_S, VANISHED_S
-from fray.scheduler.units import Unit, UnitPhase, next_backoff
+from fray.scheduler.invariants.check import check
+from fray.scheduler.state.unit_rows import Unit, UnitPhase, next_backoff
 
 
 def group(name: str = "g", **more: Any) -> GroupConfig:

@@ -9,16 +9,21 @@ from attrs import evolve
 from law import Cluster, demand, ended, job, member
 
 from fray.errors import InvalidRequest, NameTaken, NeverSchedulable
-from fray.model.bands import Band
 from fray.model.job_groups import JobGroupConfig, JobRole
 from fray.model.messages.client import Jobs
 from fray.model.messages.node import NodeHello
+from fray.model.policy.priority import Band
 from fray.model.specs import Cause, JobState, Phase
 from fray.scheduler.effects import LaunchAsked, Reply, TerminateAsked
-from fray.scheduler.explain import explain
-from fray.scheduler.invariants import check
-from fray.scheduler.job_groups import verdict
-from fray.scheduler.rows import AttemptPhase, JobGroup, JobPhase, Rules
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.invariants.check import check
+from fray.scheduler.jobs.groups import verdict
+from fray.scheduler.state.rows import (
+    AttemptPhase,
+    JobGroup,
+    JobPhase,
+    Rules,
+)
 
 
 def a_law(**node: object) -> Cluster:

@@ -8,7 +8,8 @@ from law import Cluster, demand, ended, job
 from fray.errors import InvalidRequest
 from fray.model.specs import RESULT_GONE, Cause, EntryKind, JobState, Outcome, Phase
 from fray.scheduler.effects import Effect, Forget, Happened, JobMoved, NamesMoved, WishesMoved
-from fray.scheduler.explain import explain
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.jobs.retention import bounded
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     BUDGETS,
@@ -21,8 +22,12 @@ from fray.scheduler.lifecycle import (
     Sight,
     moved,
 )
-from fray.scheduler.records import bounded
-from fray.scheduler.rows import AttemptPhase, JobPhase, NodePhase, Rules
+from fray.scheduler.state.rows import (
+    AttemptPhase,
+    JobPhase,
+    NodePhase,
+    Rules,
+)
 
 
 @pytest.fixture

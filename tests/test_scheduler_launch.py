@@ -10,7 +10,7 @@ from fray.model.messages.node import NodeHello
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, JobState
 from fray.scheduler.effects import Forget, JobMoved, Refusal
-from fray.scheduler.rows import Rules
+from fray.scheduler.state.rows import Rules
 
 
 @pytest.fixture

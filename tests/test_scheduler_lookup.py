@@ -9,7 +9,7 @@ from fray.errors import InvalidRequest, NameTaken
 from fray.model.messages.client import Ended, Role
 from fray.model.specs import Cause, JobState, Phase
 from fray.scheduler.effects import Effect, Reply, SessionOpened, TerminateAsked
-from fray.scheduler.lookup import find
+from fray.scheduler.jobs.queries import find
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from law import Cluster, demand, ended, job
 
 from fray.model.specs import Cause, JobState, Phase
 from fray.scheduler.effects import AttemptRemarked, Happened, JobMoved, WishesMoved
-from fray.scheduler.nodes import REMARK_LIMIT_CHARS
-from fray.scheduler.rows import NodePhase, Rules
+from fray.scheduler.nodes.nodes import REMARK_LIMIT_CHARS
+from fray.scheduler.state.rows import NodePhase, Rules
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from law import GB, Cluster, demand, ended, job, placed
 from fray.errors import NoSuchJob
 from fray.model.resources import Demand
 from fray.model.specs import Cause, JobState
-from fray.scheduler.explain import explain
+from fray.scheduler.explain.explain import explain
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from law import Cluster, ended, job
 
 from fray.errors import ActorDied, InvalidRequest, NameTaken
 from fray.model.specs import Cause, EntryKind, Outcome
-from fray.scheduler.actors import list_actors
 from fray.scheduler.effects import NamesMoved
-from fray.scheduler.rows import Rules
+from fray.scheduler.jobs.actor_queries import list_actors
+from fray.scheduler.state.rows import Rules
 
 
 @pytest.fixture

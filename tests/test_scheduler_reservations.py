@@ -8,13 +8,13 @@ import pytest
 from law import Cluster, demand, ended, job
 
 from fray.errors import InvalidRequest, NeverSchedulable, NoSuchReservation
-from fray.model.bands import Band
 from fray.model.messages.client import Role
+from fray.model.policy.priority import Band
 from fray.model.reservations import ChangeKind, ReservationState
 from fray.model.specs import Cause, JobSpec, JobState, Phase
 from fray.scheduler.effects import CordonAsked, Happened, SessionOpened
-from fray.scheduler.invariants import check
-from fray.scheduler.reserved_rows import Host
+from fray.scheduler.invariants.check import check
+from fray.scheduler.state.reservation_rows import Host
 
 NODES = 3
 
@@ -493,7 +493,7 @@ def test_what_no_machine_could_hold_is_refused_where_all_are_known() -> None:
 
 
 def test_ended_ones_are_forgotten_in_the_end() -> None:
-    from fray.scheduler.rows import Rules
+    from fray.scheduler.state.rows import Rules
 
     law = Cluster(rules=Rules(finished_limit=2))
     law.driver()

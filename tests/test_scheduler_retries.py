@@ -9,14 +9,21 @@ import pytest
 from law import Cluster, ended, job
 
 from fray.errors import InvalidRequest
+from fray.model.exit_rules import ExitRule
 from fray.model.requests import JobRequest
 from fray.model.resources import Demand
-from fray.model.restarts import CRASH_WAIT_S, CRASHES, JITTER, back_off_s, crash_wait_s, jittered
-from fray.model.retries import ExitRule
+from fray.model.restart_policy import (
+    CRASH_WAIT_S,
+    CRASHES,
+    JITTER,
+    back_off_s,
+    crash_wait_s,
+    jittered,
+)
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Outcome, Phase
-from fray.scheduler.exits import chosen_code
+from fray.scheduler.jobs.exit_codes import chosen_code
+from fray.scheduler.jobs.retries import FREE
 from fray.scheduler.lifecycle import BUDGETS, FINAL, PAID_BY, Budget
-from fray.scheduler.restarts import FREE
 
 PAGE = Path(__file__).parent.parent / "docs" / "retries.md"
 

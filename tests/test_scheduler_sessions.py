@@ -9,7 +9,7 @@ from fray.errors import ChannelClosed, InvalidRequest
 from fray.model.messages.client import Done, Role
 from fray.model.specs import Cause, JobState
 from fray.scheduler.effects import Effect, Reply, SessionClosed, SessionLost, SessionOpened, SessionOver
-from fray.scheduler.rows import Rules
+from fray.scheduler.state.rows import Rules
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from fray.model.specs import Cause
 from fray.net.codec import from_json, to_json
 from fray.scheduler import effects
 from fray.scheduler.effects import Happened, JobMoved, NamesMoved, Reply, SessionOver, WishesMoved
-from fray.scheduler.invariants import check
-from fray.scheduler.rows import TABLES, JobPhase, NodePhase
-from fray.scheduler.state import State
+from fray.scheduler.invariants.check import check
+from fray.scheduler.state.rows import TABLES, JobPhase, NodePhase
+from fray.scheduler.state.state import State
 from fray.scheduler.step import HANDLERS
 
 

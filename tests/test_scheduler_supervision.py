@@ -10,9 +10,9 @@ from law import Cluster, capacity, demand, ended, job
 
 from fray.errors import InvalidRequest
 from fray.model.messages.node import NodeHello
-from fray.model.restarts import back_off_s
+from fray.model.restart_policy import back_off_s
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Phase, Siblings, Strategy
-from fray.scheduler.invariants import check
+from fray.scheduler.invariants.check import check
 
 
 @pytest.fixture

@@ -9,17 +9,22 @@ from attrs import evolve
 from law import Cluster, capacity, demand, ended, job, member
 
 from fray.errors import InvalidRequest
-from fray.model.bands import Band
-from fray.model.fleet import GroupConfig
 from fray.model.messages.node import NodeHello
-from fray.model.policy import Amounts, Policy, Preemption, Terms
+from fray.model.policy.machine_groups import GroupConfig
+from fray.model.policy.policy import (
+    Amounts,
+    Policy,
+    Preemption,
+    Terms,
+)
+from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import Cause, JobSpec, JobState
-from fray.scheduler.asks import Ask, ask_of
 from fray.scheduler.effects import NodeJoined, PolicyChanged
-from fray.scheduler.match import Pool
-from fray.scheduler.queue import Queue
-from fray.scheduler.rows import Quarantine, Rules
+from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.requests import Ask, ask_of
+from fray.scheduler.queue.queue import Queue
+from fray.scheduler.state.rows import Quarantine, Rules
 
 EAGER = Policy(preemption=Preemption(shield_s=0.0, patience_s=0.0))
 GROUP = GroupConfig("g", "process", cpu=4, max=2)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fray.errors import ActorDied, ChannelFull, FrayError, MessageTooLarge, NoSuchActor, ProtocolMismatch, Unauthorized
-from fray.net import session
-from fray.net.session import (
+from fray.net.channel import session
+from fray.net.channel.session import (
     PROTOCOL,
     STALE_S,
     Beat,

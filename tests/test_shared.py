@@ -12,8 +12,8 @@ import pytest
 import trio
 
 import fray
-from fray.runtime import shelf
 from fray.runtime.context import current
+from fray.runtime.objects import exports
 from tests import bodies
 
 SMALL = fray.ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
@@ -122,7 +122,7 @@ async def test_a_future_ends_with_its_author(cluster: fray.Cluster) -> None:
         assert await ping == "pong", "its author's shelf is registered"
         pid = await maker.pid()
         if pid == os.getpid():
-            await cluster.terminate(fray.actors.actor_id_of(maker))
+            await cluster.terminate(fray.api.actors.handle.actor_id_of(maker))
         else:
             os.kill(pid, signal.SIGKILL)
         for gone in (future, untouched):
@@ -164,13 +164,13 @@ async def test_a_worker_pool_is_used_from_afar(cluster: fray.Cluster) -> None:
 
 
 async def test_settled_futures_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "SETTLED_LIMIT", 2)
+    monkeypatch.setattr(exports, "SETTLED_LIMIT", 2)
     async with fray.open_cluster("local", logs=False) as cluster, cluster.open_scope("run") as scope:
         counter = await scope.create_actor(bodies.Counter)
         futures = [counter.add.start(1) for _ in range(3)]
         sent = [pickle.dumps(future) for future in futures]
         assert [await future for future in futures] == [1, 2, 3]
-        shared = shelf.shelf_of(current())
+        shared = exports.shelf_of(current())
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(sent) == 3
         number = shared.put(futures[2])

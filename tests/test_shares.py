@@ -15,13 +15,13 @@ from test_fairness import of
 
 import fray
 from fray.cli.plot import check_plot, plot
-from fray.cli.shares import described, queue_table
-from fray.controller.samples import Samples
+from fray.cli.queue import described, queue_table
+from fray.controller.metrics.usage_history import Samples
 from fray.errors import InvalidRequest
-from fray.model.bands import Band
-from fray.model.policy import Amounts, Policy, Terms
-from fray.scheduler.shares_view import queue_info, usage_info
-from fray.scheduler.turns import in_order
+from fray.model.policy.policy import Amounts, Policy, Terms
+from fray.model.policy.priority import Band
+from fray.scheduler.explain.queue_view import queue_info, usage_info
+from fray.scheduler.queue.order import in_order
 
 HOUR = 3600.0
 PAGE = Path(__file__).parent.parent / "docs" / "fairness.md"
@@ -155,7 +155,7 @@ def test_the_numbers_of_the_page_are_those_of_the_law() -> None:
 
 
 def test_the_words_of_the_reply_are_plain_json(law: Cluster) -> None:
-    from fray.cli.out import plain
+    from fray.cli.output import plain
 
     told = json.loads(json.dumps(plain(usage_info(law.state, law.now))))
     assert told["capacity"]["cpu"] == 4.0

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fray.net.shelf import SMALLEST_BYTES, STEPS, Shelf, capacity_for
+from fray.net.buffers.segment_allocator import (
+    SMALLEST_BYTES,
+    STEPS,
+    Shelf,
+    capacity_for,
+)
 
 LIMIT = 40 * SMALLEST_BYTES
 IDLE_S = 5.0

@@ -13,9 +13,9 @@ import trio.testing
 from calling import Stage, Way, inline, open_stage
 
 from fray.errors import DeadlineExceeded, InvalidRequest, NotPicklable, OutcomeUnknown
-from fray.net.memory import Fate
-from fray.runtime.call_stream import WINDOW, CallStream
-from fray.runtime.caller import CallOptions
+from fray.net.transports.memory import Fate
+from fray.runtime.calls.caller import CallOptions
+from fray.runtime.calls.item_stream import WINDOW, CallStream
 
 
 class Sync:

@@ -11,15 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.model.lines import Chunk, head, unpack
-from fray.model.lines import texts as lines_of
+from fray.model.log_records import Chunk, head, unpack
+from fray.model.log_records import texts as lines_of
 from fray.model.messages.node import LogPage, ReadLog
 from fray.node.config import LogRules
-from fray.node.logs import capture
 from fray.node.logs import store as logs
-from fray.node.logs.capture import LINE_LIMIT_BYTES, LineCutter, Spool, segment
+from fray.node.logs import writer
 from fray.node.logs.store import LogStore, finish, open_spool, unfinished
-from fray.node.logs.tails import BATCH_LIMIT_BYTES, Tail
+from fray.node.logs.tail import BATCH_LIMIT_BYTES, Tail
+from fray.node.logs.writer import (
+    LINE_LIMIT_BYTES,
+    LineCutter,
+    Spool,
+    segment,
+)
 
 
 def cut(*pieces: bytes) -> list[str]:
@@ -117,7 +122,7 @@ def test_batches_are_bounded_and_lose_nothing(tmp_path: Path) -> None:
 def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "SEGMENT_LIMIT_BYTES", 600)
+    monkeypatch.setattr(writer, "SEGMENT_LIMIT_BYTES", 600)
     spool, tail = Spool(tmp_path, limit_bytes=2000), Tail(tmp_path)
     heard = []
     for number in range(50):
@@ -223,7 +228,7 @@ def test_a_page_says_what_is_lost_and_what_never_was(store: LogStore, tmp_path: 
 def test_old_logs_go_first_by_age_then_by_size_and_living_ones_are_only_shortened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "SEGMENT_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(writer, "SEGMENT_LIMIT_BYTES", 1000)
     store = LogStore(tmp_path, LogRules(total_bytes=10_000, age_s=100.0))
 
     def printed(attempt: str, ago_s: float, ended: bool) -> Path:

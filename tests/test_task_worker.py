@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from fray.errors import FrayError
 from fray.job import FrayContext, get_default_job_ctx
-from fray.runtime import payload, task_worker
-from fray.runtime.task_run import CANCELLED, VALUE
-from fray.runtime.task_worker import TaskWorker
+from fray.runtime.serialization import pickling
+from fray.runtime.tasks import worker
+from fray.runtime.tasks.task_run import CANCELLED, VALUE
+from fray.runtime.tasks.worker import TaskWorker
 
 ANSWER_AT_ONCE = 0
 """A number nobody has: an exchange that asks for something back is answered without waiting."""
-FUNCTION = (1, payload.dumps(abs, "abs"), "abs")
+FUNCTION = (1, pickling.dumps(abs, "abs"), "abs")
 
 
 class HandTurned:
@@ -54,13 +55,13 @@ class Desk:
 
     def exchange(self, give: tuple[int, ...] = (), back: tuple[int, ...] = (), cancel: tuple[int, ...] = ()) -> None:
         self.held.update(give)
-        tasks = [(number, 1, payload.dumps_call("abs", (-number,), {}), False, False, None) for number in give]
+        tasks = [(number, 1, pickling.dumps_call("abs", (-number,), {}), False, False, None) for number in give]
         parcel = (tasks, [FUNCTION] if give else [], (), (*back, ANSWER_AT_ONCE), cancel)
         outcomes, returned, _, _ = trio.run(self.worker.exchange, *parcel)
         for number in [*(outcome[0] for outcome in outcomes), *returned]:
             self.held.discard(number)
         for number, kind, data in outcomes:
-            assert kind == CANCELLED or (kind == VALUE and payload.loads(data) == number)
+            assert kind == CANCELLED or (kind == VALUE and pickling.loads(data) == number)
 
 
 def test_a_task_that_was_given_back_and_cancelled_may_come_again_before_the_thread_is_there() -> None:
@@ -98,7 +99,7 @@ def test_whatever_is_asked_in_whatever_order_nothing_stays_held(turns: list[tupl
 
 
 def test_so_many_tasks_of_one_worker_may_wait_and_one_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_worker, "ASIDE_LIMIT", 3)
+    monkeypatch.setattr(worker, "ASIDE_LIMIT", 3)
     with FrayContext("local", num_workers=1) as ctx:
         assert ctx.get(ctx.run(deep, 3), timeout=30) == 3
         with pytest.raises(FrayError, match="3 tasks of this worker wait"):

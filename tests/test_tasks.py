@@ -6,7 +6,14 @@ from attrs import define
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.runtime.tasks import AHEAD_BYTES, DEPTH_LIMIT, FIRST_DEPTH, Board, Give, TakeBack
+from fray.runtime.tasks.policy import (
+    AHEAD_BYTES,
+    DEPTH_LIMIT,
+    FIRST_DEPTH,
+    Board,
+    Give,
+    TakeBack,
+)
 
 WORKERS = ("a", "b", "c")
 

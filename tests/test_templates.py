@@ -11,7 +11,7 @@ import fray
 import fray.blocking
 from fray import Entrypoint, InvalidRequest, JobRequest, NameTaken, NoSuchJob, ResourceConfig
 from fray.model.ids import mint_name, stem_of
-from fray.model.naming import common_part, expand
+from fray.model.policy.name_templates import common_part, expand
 
 TINY = ResourceConfig(cpu=0.001, memory="1MB")
 

@@ -23,7 +23,13 @@ from fray.controller.providers.tpu import TpuProvider
 from fray.controller.providers.tpu_options import TpuOptions, node_file, read_options, startup_script
 from fray.controller.providers.tpu_states import NODE_STATES, QUEUE_STATES, SeenNode, SeenQueued, kind_of, seen_unit
 from fray.errors import InvalidRequest
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine, read_group
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+    read_group,
+)
 from fray.testing.tpu_cloud import TpuCloud, Zone
 from fray.testing.tpu_server import serve_tpus
 

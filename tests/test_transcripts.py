@@ -19,19 +19,24 @@ from attrs import evolve
 from law import Cluster, capacity, demand, ended, job
 
 from fray.model.actors import ActorInfo
-from fray.model.bands import Band
 from fray.model.constraints import parse_constraints
-from fray.model.fleet import ErrorKind, MachineState, SeenMachine, read_group
+from fray.model.exit_rules import ExitRule
 from fray.model.job_groups import JobGroupInfo, JobRole
 from fray.model.messages.client import Jobs, Names, Reservations
-from fray.model.messages.fleet import GroupInfo
+from fray.model.messages.machine_groups import GroupInfo
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.messages.node import NodeHello
-from fray.model.policy import Policy
-from fray.model.policy_words import read_policy
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    MachineState,
+    SeenMachine,
+    read_group,
+)
+from fray.model.policy.parser import read_policy
+from fray.model.policy.policy import Policy
+from fray.model.policy.priority import Band
 from fray.model.reservations import ReservationInfo
 from fray.model.resources import Demand
-from fray.model.retries import ExitRule
 from fray.model.specs import (
     ActorConfig,
     Cause,
@@ -44,7 +49,7 @@ from fray.model.specs import (
     Strategy,
 )
 from fray.model.topology import tpu_topology
-from fray.scheduler.actors import list_actors
+from fray.scheduler.autoscaler.view import list_groups, list_machines
 from fray.scheduler.effects import (
     Effect,
     FleetMoved,
@@ -63,14 +68,14 @@ from fray.scheduler.effects import (
     TerminateAsked,
     WishesMoved,
 )
-from fray.scheduler.explain import explain
-from fray.scheduler.fleet import in_zone
-from fray.scheduler.fleet_words import list_groups, list_machines
-from fray.scheduler.reserved_view import explain_reservation
-from fray.scheduler.rows import Kept
-from fray.scheduler.shares_view import queue_info, usage_info
-from fray.scheduler.units import UnitPhase
-from fray.scheduler.what_if import what_if
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.explain.queue_view import queue_info, usage_info
+from fray.scheduler.explain.what_if import what_if
+from fray.scheduler.jobs.actor_queries import list_actors
+from fray.scheduler.reservations.view import explain_reservation
+from fray.scheduler.state.machine_groups import in_zone
+from fray.scheduler.state.rows import Kept
+from fray.scheduler.state.unit_rows import UnitPhase
 
 STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 

@@ -24,12 +24,13 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
-from fray.net import auth, rfc6455, sockets
-from fray.net.memory import TRANSPORT_LIMIT_BYTES, Fate, MemoryNetwork
-from fray.net.rfc6455 import Control, Reader
+from fray.net import auth
 from fray.net.transport import Credential, Network, Transport
-from fray.net.trio_handshake import PlainWebSocketNetwork
-from fray.net.websocket import WebSocketNetwork
+from fray.net.transports import sockets, websocket_frames
+from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, Fate, MemoryNetwork
+from fray.net.transports.trio_handshake import PlainWebSocketNetwork
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.net.transports.websocket_frames import Control, Reader
 from fray.testing.conformance import CASES, CREDENTIAL, Bench, Case, authorize, connected, listener, receive_all
 
 KINDS = ["memory", "tcp", "unix", "plain tcp", "plain unix"]
@@ -195,7 +196,7 @@ UPGRADE = (
 async def test_an_unauthenticated_peer_gets_401_before_a_frame_is_read() -> None:
     async with listener(Bench(WebSocketNetwork(), "tcp:127.0.0.1:0")) as (address, accepted):
         port = int(address.rsplit(":", 1)[1])
-        frame = rfc6455.head(rfc6455.BINARY, 5, True) + b"hello"
+        frame = websocket_frames.head(websocket_frames.BINARY, 5, True) + b"hello"
         answer = await say(port, UPGRADE + b"\r\n" + frame)
         assert answer.startswith(b"HTTP/1.1 401 ")
         assert accepted.statistics().current_buffer_used == 0
@@ -204,7 +205,7 @@ async def test_an_unauthenticated_peer_gets_401_before_a_frame_is_read() -> None
 async def test_a_recorded_request_opens_nothing_a_second_time() -> None:
     request = auth.ask(CREDENTIAL.key_id, CREDENTIAL.key, random.Random(1))
     head = UPGRADE + b"Authorization: " + auth.write_ask(request).encode() + b"\r\n\r\n"
-    close = rfc6455.close_frame(1000, "", True)
+    close = websocket_frames.close_frame(1000, "", True)
     async with trio.open_nursery() as nursery:
         network = WebSocketNetwork()
         address = await nursery.start(network.listen, "tcp:127.0.0.1:0", authorize, ends_quietly(Transport.receive))
@@ -338,7 +339,7 @@ MASK = b"\x01\x02\x03\x04"
 
 def client_frame(first: int, payload: bytes, *, masked: bool = True) -> bytes:
     head = bytes([first, (0x80 if masked else 0) | len(payload)])
-    return head + MASK + rfc6455.unmask(payload, MASK) if masked else head + payload
+    return head + MASK + websocket_frames.unmask(payload, MASK) if masked else head + payload
 
 
 @pytest.mark.parametrize(
@@ -384,15 +385,15 @@ def test_the_reader_takes_a_stream_in_any_pieces(step: int) -> None:
         if rng.random() < 0.2:
             payload = payload[:125]
             stream += client_frame(0x89, payload)
-            sent.append(Control(rfc6455.PING, payload))
+            sent.append(Control(websocket_frames.PING, payload))
         elif rng.random() < 0.3:
             third = len(payload) // 3
             for first, piece in ((2, payload[:third]), (0, payload[third : 2 * third]), (0x80, payload[2 * third :])):
-                stream += bytes([first]) + rfc6455.head(2, len(piece), True)[1:] + piece
+                stream += bytes([first]) + websocket_frames.head(2, len(piece), True)[1:] + piece
             sent.append(payload)
         else:
-            head = rfc6455.head(rfc6455.BINARY, len(payload), True)
-            stream += head[:-4] + MASK + rfc6455.unmask(payload, MASK)
+            head = websocket_frames.head(websocket_frames.BINARY, len(payload), True)
+            stream += head[:-4] + MASK + websocket_frames.unmask(payload, MASK)
             sent.append(payload)
     assert read_in_pieces(bytes(stream), step) == sent
 

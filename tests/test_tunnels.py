@@ -25,10 +25,10 @@ from fray.errors import (
     Unreachable,
 )
 from fray.model.messages.client import ListNodes
-from fray.net import carrier
-from fray.net.carrier import WINDOW_BYTES
-from fray.net.dialler import RELAY_AFTER_S
+from fray.net.channel.dialer import RELAY_AFTER_S
 from fray.net.transport import Claim, Credential, Transport
+from fray.net.tunnels import multiplexer
+from fray.net.tunnels.multiplexer import WINDOW_BYTES
 from fray.testing.conformance import CASES, CREDENTIAL, Bench, Case, authorize, connected
 
 
@@ -214,7 +214,7 @@ async def test_nobody_of_that_name_nobody_serving_and_nobody_there_are_told_apar
 async def test_one_tunnel_past_the_limit_is_refused_with_what_to_do(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrier, "TUNNELS_LIMIT", 3)
+    monkeypatch.setattr(multiplexer, "TUNNELS_LIMIT", 3)
     async with bench() as (_, tunnels), connected(tunnels):
         open_ = [await tunnels.network.dial(tunnels.address, CREDENTIAL, timeout_s=5) for _ in range(2)]
         with pytest.raises(ChannelFull, match="let go of some actors"):
@@ -229,7 +229,7 @@ async def test_the_limit_of_the_host_holds_for_all_who_dial_it(
 ) -> None:
     async with bench() as (split, tunnels):
         await split.enter("third")
-        monkeypatch.setattr(carrier, "TUNNELS_LIMIT", 2)
+        monkeypatch.setattr(multiplexer, "TUNNELS_LIMIT", 2)
         async with connected(tunnels):
             await split.tunnels("third").dial(tunnels.address, CREDENTIAL, timeout_s=5)
             with pytest.raises(ChannelFull):
@@ -281,7 +281,7 @@ async def test_a_busy_tunnel_holds_up_neither_a_quiet_one_nor_the_conversation(a
             near = split.tunnels("near")
             assert near._carrier is not None
             outbox = near._carrier.channel.outbox
-            assert outbox.unsent_bytes <= carrier.BATCH_BYTES + carrier.PIECE_BYTES + 100
+            assert outbox.unsent_bytes <= multiplexer.BATCH_BYTES + multiplexer.PIECE_BYTES + 100
             await quiet.send([b"quiet"])
             nursery.cancel_scope.cancel()
 
@@ -291,7 +291,7 @@ async def test_who_sends_more_than_its_credit_loses_the_tunnel_and_not_the_conve
         lane = pair.near._lane  # type: ignore[attr-defined]
         lane.credit = 1 << 40
         for _ in range(80):
-            lane.put(b"x" * carrier.PIECE_BYTES)
+            lane.put(b"x" * multiplexer.PIECE_BYTES)
         with pytest.raises((ConnectionFailed, ProtocolMismatch), match="more than its credit"):
             await pair.near.receive()
         with pytest.raises(ConnectionFailed):
@@ -317,11 +317,11 @@ async def test_frames_of_a_tunnel_that_make_no_sense_end_the_conversation_of_the
         third = await split.enter("third")
         channel = third.link._channel
         assert channel is not None
-        channel.send_nowait(carrier.DATA, 4711, b"of a tunnel that never was")
-        channel.send_nowait(carrier.CREDIT, 4711, b"", target=5)
-        channel.send_nowait(carrier.CLOSE, 4711)
+        channel.send_nowait(multiplexer.DATA, 4711, b"of a tunnel that never was")
+        channel.send_nowait(multiplexer.CREDIT, 4711, b"", target=5)
+        channel.send_nowait(multiplexer.CLOSE, 4711)
         assert await third.link.request(ListNodes()) is not None
-        channel.send_nowait(carrier.OPEN, 2, b"an even number, and no message")
+        channel.send_nowait(multiplexer.OPEN, 2, b"an even number, and no message")
         with pytest.raises(ProtocolMismatch):
             raise await channel.wait_over()
         assert split.places["near"].link.ended is None

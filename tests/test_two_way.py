@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 from fray import BlockingStream, Stream
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchMethod, NotPicklable, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
-from fray.net.memory import Fate
-from fray.runtime.caller import CallOptions
-from fray.runtime.two_way import Conversation
-from fray.runtime.window import WINDOW, WINDOW_BYTES, Ahead, Taken
+from fray.net.transports.memory import Fate
+from fray.runtime.calls.caller import CallOptions
+from fray.runtime.calls.duplex_stream import Conversation
+from fray.runtime.calls.flow_control import (
+    WINDOW,
+    WINDOW_BYTES,
+    Ahead,
+    Taken,
+)
 
 
 class InLoop:

@@ -8,16 +8,22 @@ import pytest
 
 import fray
 from fray import EnvironmentConfig, InvalidRequest, Secret
+from fray.controller.connections.secrets import SECRET_LIMIT_CHARS, SecretBook, check_secrets
 from fray.controller.options import parse
-from fray.controller.secrets import SECRET_LIMIT_CHARS, SecretBook, check_secrets
 from fray.model.specs import EntryKind, JobSpec, Ticket
 from fray.net.codec import to_json
 from fray.node import secrets
-from fray.node.entry import job_variables
-from fray.node.logs.capture import LINE_LIMIT_BYTES, READ_BYTES, LineCutter, Spool
+from fray.node.attempts.bootstrap import job_variables
 from fray.node.logs.redact import Redactor
-from fray.node.preparing import Prepared
-from fray.runtime import attempt, own_job, remote_errors
+from fray.node.logs.writer import (
+    LINE_LIMIT_BYTES,
+    READ_BYTES,
+    LineCutter,
+    Spool,
+)
+from fray.node.prepare import Prepared
+from fray.runtime.process import attempt, current_job
+from fray.runtime.serialization import errors
 
 VALUE = "hunter2-and-more"
 
@@ -147,16 +153,16 @@ def test_lines_show_the_name_of_a_secret_and_not_its_value() -> None:
 
 
 def test_an_error_that_holds_a_secret_arrives_as_text_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_job, "_of_process", ticket(spec(), secrets={"T": VALUE}))
+    monkeypatch.setattr(current_job, "_of_process", ticket(spec(), secrets={"T": VALUE}))
     ended = attempt.failed(ValueError(f"bad token {VALUE}"))
     assert ended.outcome.message == "ValueError: bad token [secret T]"
     assert ended.value is not None
     assert VALUE.encode() not in ended.value
-    error = remote_errors.load_error(ended.value)
+    error = errors.load_error(ended.value)
     assert isinstance(error, fray.RemoteError)
     assert "bad token [secret T]" in str(error)
     kept = attempt.failed(ValueError("harmless"))
-    assert isinstance(remote_errors.load_error(kept.value or b""), ValueError)
+    assert isinstance(errors.load_error(kept.value or b""), ValueError)
 
 
 def test_a_line_that_is_not_whole_yet_is_not_written_where_it_may_hold_a_secret(tmp_path: Path) -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from fray.errors import InvalidRequest
 from fray.model.specs import Cause, EntryKind, Ladder, Outcome
-from fray.node.keeper.verdict import Descent, Ending, Rung, judge
+from fray.node.shim.exit_status import (
+    Descent,
+    Ending,
+    Rung,
+    judge,
+)
 
 DONE = Outcome(cause=Cause.SUCCEEDED, value="hash")
 FAILED = Outcome(cause=Cause.FAILURE, message="ValueError: no")

@@ -11,17 +11,27 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from law import Cluster, demand, ended, job
 
-from fray.model.bands import Band
-from fray.model.policy import Policy, Preemption
+from fray.model.policy.policy import Policy, Preemption
+from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import ActorConfig, EntryKind, JobSpec
-from fray.scheduler import victims
-from fray.scheduler.asks import Ask, Part
-from fray.scheduler.preemption import as_decided, bands_below, eligible, would_preempt
-from fray.scheduler.queue import Applicant, Shape
-from fray.scheduler.trial import Trial
-from fray.scheduler.victims import Choice
-from fray.scheduler.worth import Cost, Unit, total, unit_of
+from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.pool.requests import Ask, Part
+from fray.scheduler.preemption import victims
+from fray.scheduler.preemption.cost import (
+    Cost,
+    Unit,
+    total,
+    unit_of,
+)
+from fray.scheduler.preemption.preemption import (
+    as_decided,
+    bands_below,
+    eligible,
+    would_preempt,
+)
+from fray.scheduler.preemption.victims import Choice
+from fray.scheduler.queue.queue import Applicant, Shape
 
 OFF = Policy(preemption=Preemption(enabled=False))
 ON = Policy(preemption=Preemption(shield_s=0.0))

@@ -7,14 +7,14 @@ import trio
 from law import Cluster, job
 from trio.testing import MockClock
 
-from fray.controller import vitals as book
-from fray.controller.captures import ANSWER_WITHIN_S, Captures
-from fray.controller.vitals import VitalsBook
+from fray.controller.metrics import attempt_metrics as book
+from fray.controller.metrics.attempt_metrics import VitalsBook
+from fray.controller.metrics.stack_captures import ANSWER_WITHIN_S, Captures
 from fray.errors import NoSuchJob
-from fray.model.health import Progress
 from fray.model.messages.node import CaptureAsked, Captured
-from fray.model.vitals import Vital
-from fray.scheduler.state import State
+from fray.model.monitoring.attempt_metrics import Vital
+from fray.model.monitoring.health import Progress
+from fray.scheduler.state.state import State
 
 
 def said(attempt: str, done: float, age_s: float = 0.0, captured: str = "") -> Vital:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.model.word import frozen
+from fray.model.frozen import frozen
 
 
 def build(frozen: Any) -> Any:

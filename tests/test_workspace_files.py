@@ -30,9 +30,16 @@ from fray.model.workspace import (
     spans,
     write_manifest,
 )
-from fray.runtime import workspace as module
-from fray.runtime.listing import Limits, list_files
-from fray.runtime.workspace import Book, Changed, load_book, read_piece, save_book, scan
+from fray.runtime.workspaces import bundle as module
+from fray.runtime.workspaces.bundle import (
+    Book,
+    Changed,
+    load_book,
+    read_piece,
+    save_book,
+    scan,
+)
+from fray.runtime.workspaces.files import Limits, list_files
 
 
 def git(root: Path, *words: str) -> None:

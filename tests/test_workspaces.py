@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import trio
 
-from fray.controller.bundles import Keeping
-from fray.controller.pieces import PieceDirectory
 from fray.controller.store import Store
+from fray.controller.workspaces.bundles import Keeping
+from fray.controller.workspaces.chunks import PieceDirectory
 from fray.errors import InvalidRequest, StoreError
 from fray.model.environment import INSIDE, EnvironmentSpec
 from fray.model.ids import mint
@@ -27,17 +27,17 @@ from fray.model.messages.bundles import BundleState, FetchBundle, FetchPiece, Of
 from fray.model.messages.client import ClientHello, Role
 from fray.model.specs import EntryKind, JobSpec
 from fray.model.workspace import Entry, Manifest, Piece, manifest_parts
-from fray.net.channel import RedialPolicy
+from fray.net.channel.public import RedialPolicy
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
 from fray.node.launcher import Ask
-from fray.node.workspaces import trees
+from fray.node.workspaces import store as trees
 from fray.node.workspaces.preparer import WorkspaceFailed, Workspaces, paths_in
-from fray.node.workspaces.trees import Kept, Trees
-from fray.runtime import bundling
-from fray.runtime.bundling import in_workspace, send
-from fray.runtime.links import ControllerLink
-from fray.scheduler.rows import Rules
+from fray.node.workspaces.store import Kept, Trees
+from fray.runtime.controller_client.client import ControllerLink
+from fray.runtime.workspaces import upload
+from fray.runtime.workspaces.upload import in_workspace, send
+from fray.scheduler.state.rows import Rules
 from tests.controlling import ADDRESS, TOKEN, Stage, spec
 from tests.test_workspace_files import write
 
@@ -113,7 +113,7 @@ async def test_a_workspace_arrives_as_it_is_and_an_edit_costs_one_piece(project:
     seen: list[object] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, counted(node.ask_blobs, seen))
         await machine_.furnish(bundle, tmp_path / "first")
         assert same(tmp_path / "first", project)
@@ -121,7 +121,7 @@ async def test_a_workspace_arrives_as_it_is_and_an_edit_costs_one_piece(project:
         write(project, "pkg1/m60.py", "edited")
         write(project, "pkg1/new.py", "new")
         (project / "pkg0/m0.py").unlink()
-        edited = await send(link, str(project), bundling.find_directory)
+        edited = await send(link, str(project), upload.find_directory)
         assert edited != bundle
         seen.clear()
         await machine_.furnish(edited, tmp_path / "second")
@@ -135,7 +135,7 @@ async def test_the_same_again_is_one_question(project: Path, tmp_path: Path) -> 
     seen: list[object] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, counted(node.ask_blobs, seen))
         really = link.request_blobs
         asked: list[object] = []
@@ -145,7 +145,7 @@ async def test_the_same_again_is_one_question(project: Path, tmp_path: Path) -> 
             return await really(message, *args, **options)
 
         link.request_blobs = request_blobs  # type: ignore[method-assign]
-        assert await send(link, str(project), bundling.find_directory) == bundle
+        assert await send(link, str(project), upload.find_directory) == bundle
         assert [type(message) for message in asked] == [OfferBundle]
         async with trio.open_nursery() as nursery:
             for number in range(20):
@@ -159,7 +159,7 @@ async def test_two_nodes_of_one_machine_fetch_once(project: Path, tmp_path: Path
     seen: list[object] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, one, two = await link_to(st), await st.node("n1"), await st.node("n2")
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         async with trio.open_nursery() as nursery:
             for number, node in enumerate((one, two)):
                 there = machine(tmp_path, counted(node.ask_blobs, seen))
@@ -172,7 +172,7 @@ async def test_two_nodes_of_one_machine_fetch_once(project: Path, tmp_path: Path
 async def test_an_attempt_that_writes_changes_nobody_elses_workspace(project: Path, tmp_path: Path) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, node.ask_blobs)
         await machine_.furnish(bundle, tmp_path / "one")
         (tmp_path / "one/pkg0/m1.py").write_text("vandal")
@@ -186,7 +186,7 @@ async def test_a_tree_that_was_written_to_is_made_anew(project: Path, tmp_path: 
     lines: list[str] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, node.ask_blobs)
         tree = await machine_.ready(bundle)
         victim = tree / "pkg0/m1.py"
@@ -200,7 +200,7 @@ async def test_a_tree_that_was_written_to_is_made_anew(project: Path, tmp_path: 
 async def test_a_copy_that_an_attempt_left_is_made_whole_for_the_next(project: Path, tmp_path: Path) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, node.ask_blobs)
         one, two = tmp_path / "one", tmp_path / "two"
         await machine_.furnish(bundle, one)
@@ -221,14 +221,14 @@ async def test_a_copy_of_an_earlier_version_does_for_the_next_one(project: Path,
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
         machine_ = machine(tmp_path, node.ask_blobs)
-        first = await send(link, str(project), bundling.find_directory)
+        first = await send(link, str(project), upload.find_directory)
         await machine_.furnish(first, tmp_path / "one")
         kept = (tmp_path / "one/pkg1/m50.py").stat().st_ino
         assert machine_.give_back(first, tmp_path / "one")
         write(project, "pkg0/m1.py", "edited")
         write(project, "new/file.py", "new")
         shutil.rmtree(project / "pkg3")
-        second = await send(link, str(project), bundling.find_directory)
+        second = await send(link, str(project), upload.find_directory)
         await machine_.furnish(second, tmp_path / "two")
         assert same(tmp_path / "two", project)
         assert (tmp_path / "two/pkg1/m50.py").stat().st_ino == kept
@@ -257,11 +257,11 @@ def spoil(copy: Path, outside: Path) -> None:
 
 def test_large_files_are_shared_where_they_cannot_be_written_through(project: Path, tmp_path: Path) -> None:
     """For root read-only is no obstacle, so it gets copies (`Workspaces.furnish` says so)."""
-    store, book = Trees(tmp_path / "store"), bundling.Book(str(project))
+    store, book = Trees(tmp_path / "store"), upload.Book(str(project))
     store.open()
-    bundle = bundling.scan(book, bundling.Limits())
+    bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.pieces:
-        store.put_piece(piece.blob, bundling.read_piece(book, bundle, piece.blob))
+        store.put_piece(piece.blob, upload.read_piece(book, bundle, piece.blob))
     tree = store.build(bundle.bundle, bundle.manifest, ())
     store.copy(bundle.bundle, tmp_path / "shared", share=True)
     store.copy(bundle.bundle, tmp_path / "own", share=False)
@@ -280,11 +280,11 @@ def test_large_files_are_shared_where_they_cannot_be_written_through(project: Pa
 async def test_cuts_and_a_controller_that_begins_anew_cost_only_what_was_under_way(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundling, "PIECES_AT_ONCE", 1)
+    monkeypatch.setattr(upload, "PIECES_AT_ONCE", 1)
     put: list[str] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        source = await bundling.find_directory(str(project))
+        source = await upload.find_directory(str(project))
         really = link.request_blobs
 
         async def request_blobs(message: Any, blobs: Any = (), **options: Any) -> Any:
@@ -298,7 +298,7 @@ async def test_cuts_and_a_controller_that_begins_anew_cost_only_what_was_under_w
             return await really(message, blobs, **options)
 
         link.request_blobs = request_blobs  # type: ignore[method-assign]
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         assert bundle == source.bundle
         assert len(put) == len(set(put))
         await machine(tmp_path, node.ask_blobs).furnish(bundle, tmp_path / "view")
@@ -309,7 +309,7 @@ async def test_a_node_that_is_killed_while_it_fetches_leaves_what_has_come(proje
     seen: list[object] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         with trio.CancelScope() as life:
 
             async def ask(message: object) -> Any:
@@ -333,7 +333,7 @@ async def test_a_node_that_is_killed_while_it_fetches_leaves_what_has_come(proje
 async def test_who_waits_goes_on_when_the_one_who_fetched_is_cancelled(project: Path, tmp_path: Path) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         begun = trio.Event()
 
         async def ask(message: object) -> Any:
@@ -430,10 +430,10 @@ async def test_a_full_disk_of_the_controller_is_said_and_nothing_half_done_stays
     async with stage(store) as st:
         link = await link_to(st)
         with pytest.raises(StoreError, match="No space left on device; make room on its disk"):
-            await send(link, str(project), bundling.find_directory)
+            await send(link, str(project), upload.find_directory)
         assert store.pieces.ages() == {}
         monkeypatch.setattr(PieceDirectory, "put", really)
-        await send(link, str(project), bundling.find_directory)
+        await send(link, str(project), upload.find_directory)
 
 
 async def test_a_workspace_that_would_fill_the_controllers_disk_is_refused_at_once(
@@ -443,7 +443,7 @@ async def test_a_workspace_that_would_fill_the_controllers_disk_is_refused_at_on
     async with stage(store, keeping=Keeping(reserve_bytes=1 << 60)) as st:
         link = await link_to(st)
         with pytest.raises(StoreError, match=r"MB free: this workspace of \d+\.\d MB would leave"):
-            await send(link, str(project), bundling.find_directory)
+            await send(link, str(project), upload.find_directory)
         assert store.pieces.ages() == {}
 
 
@@ -452,7 +452,7 @@ async def test_a_full_disk_of_the_machine_is_said(
 ) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
 
         def full(*args: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -470,13 +470,13 @@ async def test_a_full_disk_of_the_machine_is_said(
 async def test_a_piece_that_rots_on_the_controller_is_noticed_and_sent_again(project: Path, tmp_path: Path) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
-        bundle = await send(link, str(project), bundling.find_directory)
+        bundle = await send(link, str(project), upload.find_directory)
         largest = max((tmp_path / "store/workspaces/pieces").iterdir(), key=lambda file: file.stat().st_size)
         largest.write_bytes(b"rotten")
         machine_ = machine(tmp_path, node.ask_blobs)
         with pytest.raises(WorkspaceFailed, match="damaged or gone on the controller: launch again"):
             await machine_.furnish(bundle, tmp_path / "view")
-        assert await send(link, str(project), bundling.find_directory) == bundle
+        assert await send(link, str(project), upload.find_directory) == bundle
         await machine_.furnish(bundle, tmp_path / "view")
         assert same(tmp_path / "view", project)
 
@@ -520,7 +520,7 @@ async def test_the_controller_keeps_what_living_jobs_need_and_drops_what_was_use
         bundles = []
         for number in range(3):
             write(project, "a.py", f"version = {number}")
-            bundles.append(await send(link, str(project), bundling.find_directory))
+            bundles.append(await send(link, str(project), upload.find_directory))
         await client.launch(spec(environment=EnvironmentSpec(bundle=bundles[0])))
         keeper = st.controller.gateway._house.bundles
         assert await keeper.sweep() == 2
@@ -558,10 +558,10 @@ async def test_what_is_left_of_an_upload_goes_after_a_while(project: Path, tmp_p
 
 def built(trees_: Trees, content: bytes, root: Path) -> str:
     write(root, "f", content)
-    book = bundling.Book(str(root))
-    bundle = bundling.scan(book, bundling.Limits())
+    book = upload.Book(str(root))
+    bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.pieces:
-        trees_.put_piece(piece.blob, bundling.read_piece(book, bundle, piece.blob))
+        trees_.put_piece(piece.blob, upload.read_piece(book, bundle, piece.blob))
     lock = trees_.try_lock(bundle.bundle, trees.fcntl.LOCK_EX)
     assert lock is not None
     trees_.build(bundle.bundle, bundle.manifest, ())

@@ -29,7 +29,7 @@ from attrs import evolve
 from bench.schedule.fleet import RULES, Fleet
 from bench.schedule.loads import GB, Work, backlog, day, odd, small
 from bench.schedule.rivals import first_fit, fluid
-from fray.controller import heap
+from fray.controller import gc_tuning
 from fray.controller.serve import restored
 from fray.controller.store import Store
 from fray.model.resources import Demand
@@ -189,7 +189,7 @@ def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
         del fleet
         _settle()
         began = time.perf_counter()
-        with heap.filling():
+        with gc_tuning.filling():
             again = Store(Path(directory) / "store", "NORMAL")
             state = restored(again, again.load(), 0.0, RULES)
             step(state, Restarted(epoch=2), 1.0)
@@ -202,7 +202,7 @@ def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
 def _settle() -> None:
     """What is there stays, as in a controller that has loaded its store."""
     gc.collect()
-    with heap.filling():
+    with gc_tuning.filling():
         pass
 
 

@@ -26,8 +26,8 @@ from fray.scheduler.effects import (
     Tick,
     WishesMoved,
 )
-from fray.scheduler.rows import Rules
-from fray.scheduler.state import State
+from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
 TERM_S = 2.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from fray.model.bands import Band
+from fray.model.policy.priority import Band
 from fray.model.resources import Capacity, Demand, Device
 from fray.model.specs import EntryKind, JobSpec
 

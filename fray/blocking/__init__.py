@@ -1,5 +1,6 @@
 """Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
 
+from fray.api.jobs.job import CurrentJob, current_job
 from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Conversation, Stream, metrics_of
 from fray.blocking.cluster import Cluster, Scope
 from fray.blocking.futures import ActorFuture, BroadcastFuture, as_completed, wait_any
@@ -9,11 +10,15 @@ from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job
 from fray.blocking.local_server import LocalActorServer
 from fray.blocking.metadata import Metadata
-from fray.blocking.opening import FrayCluster, LocalCluster, current_cluster, open_cluster
+from fray.blocking.open import (
+    FrayCluster,
+    LocalCluster,
+    current_cluster,
+    open_cluster,
+)
 from fray.blocking.pools import WorkerPool
 from fray.blocking.reservations import Reservation
 from fray.blocking.resolver import ActorPool, BroadcastHandle, ClusterResolver, FixedResolver, Resolver
-from fray.jobs import CurrentJob, current_job
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, Namespace

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from fray import actors as native
+from fray.api.actors import handle as native
+from fray.blocking.bridge.background_loop import portal_of
+from fray.blocking.bridge.call_sender import Line, line_of
+from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
-from fray.blocking.line import Line, line_of
-from fray.blocking.loop import portal_of
-from fray.blocking.portal import Portal, refuse_in_loop
 from fray.model.ids import ActorId, JobId, Namespace
 from fray.model.messages.calls import ActorMetrics
 
@@ -188,14 +188,14 @@ class ActorContext:
         Raises:
             FrayError: neither in a job nor in a driver that has a cluster open.
         """
-        from fray.blocking.opening import current_cluster
+        from fray.blocking.open import current_cluster
 
         return context_of(current_cluster()._runtime)
 
 
 def context_of(runtime: Any) -> ActorContext:
     """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
-    from fray.blocking.opening import cluster_of
+    from fray.blocking.open import cluster_of
     from fray.blocking.resolver import ClusterResolver
 
     context = runtime.extras.get("blocking context")

@@ -6,30 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, overload
 
-import fray.cluster as native
-from fray.blocking import loop
+import fray.api.cluster as native
+from fray.api.actors.supervision import Child
+from fray.api.scope import OnFailure
+from fray.api.scope import Scope as NativeScope
 from fray.blocking.actors import ActorHandle
+from fray.blocking.bridge import background_loop
+from fray.blocking.bridge.portal import Held, Portal
 from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job, plain, plain_all, wait_stopped
+from fray.blocking.launching import Maker
 from fray.blocking.logs import LogLines
-from fray.blocking.makers import Maker
 from fray.blocking.metadata import Metadata
-from fray.blocking.portal import Held, Portal
 from fray.blocking.reservations import Reserving
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo
-from fray.model.lines import LogLine
+from fray.model.log_records import LogLine
 from fray.model.messages.client import Event, NodeInfo
-from fray.model.messages.fleet import Machines
+from fray.model.messages.machine_groups import Machines
 from fray.model.messages.maintenance import Forecast, NodesMarked
-from fray.model.messages.shares import QueueInfo, UsageInfo
+from fray.model.messages.usage import QueueInfo, UsageInfo
 from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
-from fray.scopes import OnFailure
-from fray.scopes import Scope as NativeScope
-from fray.supervision import Child
 
 
 class Scope(Maker):
@@ -133,7 +133,7 @@ class Cluster(Maker, Reserving):
 
     def _close(self, error: BaseException | None) -> None:
         if self._held is not None:
-            loop.forget(self._runtime)
+            background_loop.forget(self._runtime)
             self._held.leave(error)
 
     # Jobs ------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
-from fray.blocking import away
-from fray.blocking.portal import Portal, awaiting, refuse_in_loop
-from fray.futures import Future
+from fray.api.futures import Future
+from fray.blocking.bridge import pickling
+from fray.blocking.bridge.portal import Portal, awaiting, refuse_in_loop
 from fray.model.ids import ActorId
 
 log = logging.getLogger("fray.blocking")
@@ -160,11 +160,11 @@ class ActorFuture(Generic[T]):
             if self._done:
                 with self._turn:
                     self._share()
-        return *away.keep(self._portal, self._shared), what
+        return *pickling.keep(self._portal, self._shared), what
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives it is one of this face, and comes to the same."""
-        return _arrived, (*away.in_loop(self._portal, self._address), type(self))
+        return _arrived, (*pickling.in_loop(self._portal, self._address), type(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._answer!r}>"
@@ -185,7 +185,7 @@ class BroadcastFuture(ActorFuture[Any]):
 
 
 def _arrived(owner: ActorId, number: int, what: str, kind: type[ActorFuture[Any]] = ActorFuture) -> ActorFuture[Any]:
-    return away.arrive(lambda portal: kind(away.future_of(owner, number, what), portal))
+    return pickling.arrive(lambda portal: kind(pickling.future_of(owner, number, what), portal))
 
 
 F = TypeVar("F", bound=ActorFuture[Any])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fray import groups as native
+from fray.api.actors import group as native
 from fray.blocking.actors import ActorHandle
-from fray.blocking.loop import here, portal_of
-from fray.blocking.portal import Portal
+from fray.blocking.bridge.background_loop import here, portal_of
+from fray.blocking.bridge.portal import Portal
 from fray.model.actors import ActorStatus
 
 

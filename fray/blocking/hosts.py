@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fray import hosts as native
+from fray.api.actors import host as native
 from fray.blocking.actors import ActorHandle
+from fray.blocking.bridge.portal import Portal
 from fray.blocking.groups import ActorGroup
-from fray.blocking.portal import Portal
 
 
 class ActorHost:

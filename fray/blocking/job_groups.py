@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fray.api.jobs.job_group import JobGroup as NativeGroup
+from fray.blocking.bridge.portal import Portal
 from fray.blocking.jobs import Job, wait_stopped
-from fray.blocking.portal import Portal
-from fray.job_groups import JobGroup as NativeGroup
 from fray.model.job_groups import JobGroupInfo
 
 

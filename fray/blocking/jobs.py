@@ -8,11 +8,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from fray.api.jobs.job import Job as NativeJob
+from fray.blocking.bridge.background_loop import here, is_in_process, portal_of
+from fray.blocking.bridge.portal import Held, Portal
 from fray.blocking.logs import LogLines
-from fray.blocking.loop import here, is_in_process, portal_of
-from fray.blocking.portal import Held, Portal
 from fray.errors import NoSuchJob
-from fray.jobs import Job as NativeJob
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo
 
@@ -99,7 +99,7 @@ class Job(str):
     def open_forward(self, port: str, local_port: int = 0, *, member: int = 0) -> Forward:
         """``with job.open_forward("http") as address``: a port of the job as a port of this machine. As
         `fray.open_forward`."""
-        from fray.forwards import open_forward  # not every program needs it
+        from fray.api.port_forward import open_forward  # not every program needs it
 
         return Forward(self._portal, open_forward(self._native, port, local_port, member=member))
 

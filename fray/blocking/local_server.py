@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fray import actors as native
+from fray.api.actors import handle as native
 from fray.blocking.actors import ActorServer
+from fray.blocking.bridge.background_loop import is_in_process
 from fray.blocking.cluster import Cluster
-from fray.blocking.loop import is_in_process
 from fray.errors import InvalidRequest
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from fray.blocking.portal import Portal
-from fray.model.lines import LogLine
+from fray.blocking.bridge.portal import Portal
+from fray.model.log_records import LogLine
 
 
 class LogLines:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fray.actor_pool import ActorPool, InRegistry
-from fray.blocking.portal import Portal
+from fray.api.pools.actor_pool import ActorPool, InRegistry
+from fray.blocking.bridge.portal import Portal
 from fray.model.ids import check_name
 from fray.model.messages.client import ActorEndpoint
 

@@ -8,18 +8,18 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-from fray import pools as native
-from fray.blocking import away
+from fray.api.futures import Future
+from fray.api.pools import worker_pool as native
+from fray.api.pools.remote_pool import arrive
+from fray.api.pools.task_pool import IN_FLIGHT_PER_WORKER, TaskOptions, close_arguments
+from fray.blocking.bridge import pickling
+from fray.blocking.bridge.portal import Held, Portal
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
-from fray.blocking.portal import Held, Portal
-from fray.distant_pool import arrive
 from fray.errors import ChannelClosed, InvalidRequest
-from fray.futures import Future
 from fray.model.environment import EnvironmentConfig
 from fray.model.ids import ActorId
 from fray.model.resources import ResourceConfig
-from fray.task_pool import IN_FLIGHT_PER_WORKER, TaskOptions, close_arguments
 
 OnProgress = Callable[[int, int | None], object]
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class TaskPool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives, tasks are handed in to the pool here."""
-        _, place = away.in_loop(self._portal, self._native.__reduce__)
+        _, place = pickling.in_loop(self._portal, self._native.__reduce__)
         return _arrived, (*place[:-1], self._options)
 
     def options(self, **options: Any) -> TaskPool:
@@ -226,7 +226,7 @@ def _as_done(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFutu
 
 
 def _arrived(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
-    return away.arrive(lambda portal: TaskPool(portal, arrive(owner, number, name, num_workers, options), options))
+    return pickling.arrive(lambda portal: TaskPool(portal, arrive(owner, number, name, num_workers, options), options))
 
 
 def arrived_pool(place: tuple[Any, ...]) -> TaskPool:

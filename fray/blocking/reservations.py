@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
+from fray.api.reservation import Changes
+from fray.api.reservation import Reservation as NativeReservation
+from fray.blocking.bridge.portal import Held, Portal
 from fray.blocking.jobs import Job
-from fray.blocking.portal import Held, Portal
 from fray.model.ids import Namespace
 from fray.model.requests import JobRequest
 from fray.model.reservations import Change, ReservationConfig, ReservationId, ReservationInfo
-from fray.reservations import Changes
-from fray.reservations import Reservation as NativeReservation
 
 
 class Reservation:

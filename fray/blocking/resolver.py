@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fray import resolver as native
-from fray.actor_pool import ActorPool as NativePool
-from fray.actor_pool import Policy
-from fray.blocking import away
+from fray.api import resolver as native
+from fray.api.pools.actor_pool import ActorPool as NativePool
+from fray.api.pools.actor_pool import Policy
+from fray.blocking.bridge import pickling
+from fray.blocking.bridge.portal import Portal
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture, BroadcastFuture
-from fray.blocking.opening import current_cluster
-from fray.blocking.portal import Portal
+from fray.blocking.open import current_cluster
 from fray.model.messages.client import ActorEndpoint
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def _arrived(pool: NativePool) -> ActorPool[Any]:
         pool._follow()
         return ActorPool(portal, pool)
 
-    return away.arrive(follow)
+    return pickling.arrive(follow)
 
 
 class Turn:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fray.cli.out import note, say, say_json
-from fray.cli.place import find
-from fray.cluster import Cluster
+from fray.api.cluster import Cluster
+from fray.api.port_forward import open_forward
+from fray.cli.output import note, say, say_json
+from fray.cli.target import find
 from fray.errors import InvalidRequest
-from fray.forwards import open_forward
-from fray.model import account
+from fray.model import job_text
 
 
 async def forward(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -27,5 +27,5 @@ async def forward(cluster: Cluster, options: argparse.Namespace) -> int:
             say([address])
         sys.stdout.flush()
         ended = await cluster.wait(info.job_id)
-    note(f"{ended.job_id} {account.state(ended)}")
+    note(f"{ended.job_id} {job_text.state(ended)}")
     return 1

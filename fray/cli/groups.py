@@ -6,10 +6,15 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from fray.cli.out import note, say, say_json, width
-from fray.cli.place import namespace_of
-from fray.cli.tables import span, table
-from fray.cluster import Cluster
+from fray.api.cluster import Cluster
+from fray.cli.formatting import span, table
+from fray.cli.output import (
+    note,
+    say,
+    say_json,
+    width,
+)
+from fray.cli.target import namespace_of
 from fray.model.job_groups import JobGroupInfo
 
 

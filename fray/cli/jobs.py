@@ -10,12 +10,23 @@ from collections.abc import Sequence
 
 import trio
 
-from fray.cli.out import clock, note, say, say_json, width
-from fray.cli.place import find, find_all, namespace_of
-from fray.cli.tables import fields, size, span, table
-from fray.cluster import Cluster
+from fray.api.cluster import Cluster
+from fray.cli.formatting import (
+    fields,
+    size,
+    span,
+    table,
+)
+from fray.cli.output import (
+    clock,
+    note,
+    say,
+    say_json,
+    width,
+)
+from fray.cli.target import find, find_all, namespace_of
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
-from fray.model import account
+from fray.model import job_text
 from fray.model.ids import JobId, split_attempt
 from fray.model.reservations import ReservationInfo
 from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
@@ -82,7 +93,7 @@ def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: fl
                 name,
                 info.state.value,
                 lasted(info, now),
-                ",".join(account.machines(info)),
+                ",".join(job_text.machines(info)),
                 *([membership(info)] if grouped else []),
                 *namespace,
                 info.job_id,
@@ -122,7 +133,7 @@ def why(info: JobInfo) -> str:
     if info.state is JobState.PENDING:
         return info.reason
     if info.state is JobState.RUNNING:
-        return ", ".join(part for part in (*unwell(info), account.progress(info.progress)) if part)
+        return ", ".join(part for part in (*unwell(info), job_text.progress(info.progress)) if part)
     return info.error_message or ""
 
 
@@ -159,7 +170,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("started", clock(info.start_time)),
             ("ended", clock(info.end_time)),
             ("ran for", "" if info.state is JobState.PENDING else lasted(info, now)),
-            ("progress", account.progress(info.progress)),
+            ("progress", job_text.progress(info.progress)),
             ("ports", ", ".join(f"{name} {address}" for name, address in info.ports.items())),
             ("next", advice(info)),
         ]
@@ -174,7 +185,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
 
 def state_now(info: JobInfo, now: float) -> str:
     """``pending for 35s``, ``running for 2m05s, stalled``, ``failed (environment) 20s ago``."""
-    word = account.state(info)
+    word = job_text.state(info)
     if info.state.finished:
         return word if info.end_time is None else f"{word} {span(now - info.end_time)} ago"
     lasting = lasted(info, now)
@@ -220,7 +231,7 @@ def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
         size(one.peak_memory_bytes) if one.peak_memory_bytes else "",
         span(one.cpu_s) if one.cpu_s else "",
         str(one.swept or ""),
-        account.progress(one.progress),
+        job_text.progress(one.progress),
         one.message,
     ]
 
@@ -236,7 +247,7 @@ def ended_as(one: AttemptInfo) -> str:
     if one.cause is None:
         return ""
     if one.signal is not None:
-        return f"{one.cause.value} ({account.signal_name(one.signal)})"
+        return f"{one.cause.value} ({job_text.signal_name(one.signal)})"
     return f"{one.cause.value} {one.exit_code}" if one.exit_code else one.cause.value
 
 
@@ -313,7 +324,7 @@ async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(infos)
     else:
-        say(f"{info.job_id}: {account.state(info)}{_because(info)}" for info in infos)
+        say(f"{info.job_id}: {job_text.state(info)}{_because(info)}" for info in infos)
     return next((code for info in infos if (code := exit_code(info))), 0)
 
 
@@ -369,7 +380,7 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(infos)
     else:
-        say(f"{info.job_id}: {account.state(info)}" for info in infos)
+        say(f"{info.job_id}: {job_text.state(info)}" for info in infos)
     return 0
 
 

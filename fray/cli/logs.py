@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fray.cli.out import clock, note, plain
-from fray.cli.place import find
-from fray.cli.tables import parse_span
-from fray.cluster import Cluster
+from fray.api.cluster import Cluster
+from fray.cli.formatting import parse_span
+from fray.cli.output import clock, note, plain
+from fray.cli.target import find
 from fray.errors import InvalidRequest
 from fray.model.ids import split_attempt
-from fray.model.lines import LineKind, LogLine
+from fray.model.log_records import LineKind, LogLine
 from fray.model.specs import JobInfo
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from fray.cli.out import say, say_json, width
-from fray.cli.tables import span, table
-from fray.cluster import Cluster
-from fray.model.messages.fleet import GroupInfo, MachineInfo, Machines
+from fray.api.cluster import Cluster
+from fray.cli.formatting import span, table
+from fray.cli.output import say, say_json, width
+from fray.model.messages.machine_groups import GroupInfo, MachineInfo, Machines
 
 
 async def machines(cluster: Cluster, options: argparse.Namespace) -> int:

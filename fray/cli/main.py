@@ -58,8 +58,8 @@ def _obeyed(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     import trio
 
-    from fray.cli.place import open_place
-    from fray.runtime.interrupts import deferred_in_our_code
+    from fray.cli.target import open_place
+    from fray.runtime.scope.interrupts import deferred_in_our_code
 
     module, _, verb = options.verb.partition(":")
     obey = getattr(import_module(f"fray.cli.{module}"), verb)

@@ -6,12 +6,23 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from fray.cli.out import clock, say, say_json, width
-from fray.cli.place import namespace_of
-from fray.cli.tables import amount, fields, size, span, table
-from fray.cluster import Cluster
+from fray.api.cluster import Cluster
+from fray.cli.formatting import (
+    amount,
+    fields,
+    size,
+    span,
+    table,
+)
+from fray.cli.output import (
+    clock,
+    say,
+    say_json,
+    width,
+)
+from fray.cli.target import namespace_of
 from fray.errors import InvalidRequest
-from fray.model import account
+from fray.model import job_text
 from fray.model.actors import ActorInfo
 from fray.model.messages.client import NodeInfo
 from fray.model.specs import AttemptInfo, JobInfo, JobState
@@ -142,7 +153,7 @@ def run_row(info: JobInfo, one: AttemptInfo, now: float) -> list[str]:
         str(one.pid or ""),
         span(None if one.start_time is None else now - one.start_time),
         size(one.memory_bytes) if one.memory_bytes else "",
-        account.progress(one.progress),
+        job_text.progress(one.progress),
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fray.errors import InvalidRequest
-from fray.model.messages.shares import Sample, UsageInfo
+from fray.model.messages.usage import Sample, UsageInfo
 
 KINDS = (".svg", ".png", ".pdf")
 

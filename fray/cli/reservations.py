@@ -6,10 +6,21 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from fray.cli.out import clock, note, say, say_json, width
-from fray.cli.place import namespace_of
-from fray.cli.tables import fields, parse_span, span, table
-from fray.cluster import Cluster
+from fray.api.cluster import Cluster
+from fray.cli.formatting import (
+    fields,
+    parse_span,
+    span,
+    table,
+)
+from fray.cli.output import (
+    clock,
+    note,
+    say,
+    say_json,
+    width,
+)
+from fray.cli.target import namespace_of
 from fray.errors import InvalidRequest
 from fray.model.reservations import ReservationInfo
 

@@ -16,24 +16,24 @@ from pathlib import Path
 
 import trio
 
+from fray.api.cluster import Cluster
+from fray.api.jobs.job import Job
+from fray.cli.formatting import parse_span
 from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
-from fray.cli.out import note, say, say_json
-from fray.cli.place import open_place
+from fray.cli.output import note, say, say_json
 from fray.cli.reservations import find_reservation
-from fray.cli.tables import parse_span
-from fray.cluster import Cluster
+from fray.cli.target import open_place
 from fray.errors import InvalidRequest
-from fray.jobs import Job
-from fray.model import account
+from fray.model import job_text
 from fray.model.environment import EnvironmentConfig, Secret
-from fray.model.health import HealthCheck, OnStall
+from fray.model.exit_rules import ExitRule
 from fray.model.ids import check_name, mint_name
-from fray.model.lines import LogLine
+from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
+from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.retries import ExitRule
 from fray.model.specs import JobInfo, JobState, Ladder
 
 WAITS_S = 3.0
@@ -61,7 +61,7 @@ async def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json(info)
     if info.state is not JobState.SUCCEEDED:
-        note(f"{job.id} {account.state(info)}: {_in_short(info)}")
+        note(f"{job.id} {job_text.state(info)}: {_in_short(info)}")
     return exit_code(info)
 
 

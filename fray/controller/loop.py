@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import trio
 
-from fray.controller.house import House
+from fray.controller.context import House
 from fray.errors import ChannelFull
 from fray.scheduler.effects import Effect, Event, Happened, Restarted, Tick
 from fray.scheduler.step import step

@@ -10,14 +10,14 @@ from functools import partial
 
 import trio
 
-from fray.controller import heap
+from fray.controller import gc_tuning
 from fray.controller.options import Options, find_token, parse
 from fray.controller.policy_file import read_again_on_hangup, read_policy_file
 from fray.controller.serve import one_error, run_controller
 from fray.controller.store import Store
 from fray.errors import FrayError, InvalidRequest
-from fray.model.policy import Policy
-from fray.net import descriptors, journal
+from fray.model.policy.policy import Policy
+from fray.net import daemon_logging, file_limits
 from fray.scheduler.effects import PolicyChanged
 
 _log = logging.getLogger("fray.controller")
@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         policy = read_policy_file(options.policy_file) if options.policy_file is not None else Policy()
     except InvalidRequest as error:
         return _complain(error, 2)
-    journal.configure(options.json_lines)
-    descriptors.raise_limit()
+    daemon_logging.configure(options.json_lines)
+    file_limits.raise_limit()
     try:
         trio.run(_serve, options, policy)
     except (FrayError, OSError) as error:
@@ -47,7 +47,7 @@ def _complain(error: Exception, status: int) -> int:
 
 async def _serve(options: Options, policy: Policy) -> None:
     """Serve until a signal says to leave. Peers see a lost connection and wait for the next controller."""
-    from fray.net.websocket import WebSocketNetwork
+    from fray.net.transports.websocket import WebSocketNetwork
 
     store = Store(options.store)
     try:
@@ -62,7 +62,7 @@ async def _serve(options: Options, policy: Policy) -> None:
                     keeping=options.keeping,
                     env_vars=options.env_vars,
                 )
-                with heap.filling():
+                with gc_tuning.filling():
                     running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
                 if options.policy_file is not None:
                     tell = lambda policy: running.loop.tell(PolicyChanged(policy=policy))  # noqa: E731

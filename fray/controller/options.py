@@ -12,13 +12,13 @@ from pathlib import Path
 
 from attrs import define, evolve, field
 
-from fray.controller.admission import GRACE_LIMIT_S
-from fray.controller.bundles import Keeping
+from fray.controller.connections.validation import GRACE_LIMIT_S
+from fray.controller.workspaces.bundles import Keeping
 from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
 from fray.model.ids import mint
 from fray.model.resources import parse_bytes
-from fray.scheduler.rows import Rules
+from fray.scheduler.state.rows import Rules
 
 DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
 

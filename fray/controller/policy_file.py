@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from fray.errors import InvalidRequest
-from fray.model.policy import Policy
+from fray.model.policy.policy import Policy
 
 _log = logging.getLogger("fray.controller")
 
@@ -31,7 +31,7 @@ def read_policy_file(file: str | Path) -> Policy:
             table and the key, and says what to write.
     """
     from fray.controller.providers.options import check_options
-    from fray.model.policy_words import read_policy
+    from fray.model.policy.parser import read_policy
 
     try:
         policy = read_policy(_tables(Path(file).expanduser()))

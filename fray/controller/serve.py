@@ -12,23 +12,23 @@ from pathlib import Path
 import trio
 from attrs import field, frozen
 
-from fray.controller.bundles import Bundles, Keeping
-from fray.controller.gateway import Gateway
-from fray.controller.house import House
-from fray.controller.joining import Joins
+from fray.controller.connections.gateway import Gateway
+from fray.controller.connections.join_tokens import Joins
+from fray.controller.context import House
 from fray.controller.loop import Loop, anchored_clock
-from fray.controller.mortality import world
-from fray.controller.scaler import Maker, Scaler, node_address
+from fray.controller.process_watch import world
+from fray.controller.provider_driver import Maker, Scaler, node_address
 from fray.controller.store import Loaded, Store
+from fray.controller.workspaces.bundles import Bundles, Keeping
 from fray.errors import ProtocolMismatch, StoreError
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
-from fray.model.policy import Policy
+from fray.model.policy.policy import Policy
 from fray.net.codec import from_json
 from fray.net.transport import Network
 from fray.scheduler.effects import Effect, Event, Restarted
-from fray.scheduler.rows import TABLES, Rules
-from fray.scheduler.state import State
+from fray.scheduler.state.rows import TABLES, Rules
+from fray.scheduler.state.state import State
 
 _log = logging.getLogger("fray.controller")
 

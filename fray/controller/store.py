@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
-from fray.controller.pieces import PieceDict, PieceDirectory, Pieces
+from fray.controller.workspaces.chunks import PieceDict, PieceDirectory, Pieces
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent

@@ -3,8 +3,8 @@
 See docs/job-contexts.md.
 """
 
-from fray.blocking.items import Generated
-from fray.blocking.objects import ObjectRef
+from fray.blocking.bridge.objects import ObjectRef
+from fray.blocking.bridge.remote_generators import Generated
 from fray.errors import ObjectLost
 from fray.job.context import JobContext
 from fray.job.default import create_job_ctx, get_default_job_ctx, set_default_job_ctx

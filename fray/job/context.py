@@ -10,10 +10,10 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+from fray.blocking.bridge.objects import ObjectRef
 from fray.blocking.futures import ActorFuture
-from fray.blocking.objects import ObjectRef
 from fray.errors import InvalidRequest
-from fray.job.waiting import Watch, no_end
+from fray.job.wait_set import Watch, no_end
 from fray.model.actors import ActorStatus
 
 Lifetime = Literal["non_detached", "detached"]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fray.blocking.loop import runtime_here
+from fray.blocking.bridge.background_loop import runtime_here
 from fray.errors import InvalidRequest
-from fray.job.current import default_context
+from fray.job.default_context import default_context
 
 if TYPE_CHECKING:
     from fray.job.context import JobContext
@@ -79,7 +79,7 @@ def _shared(make: Callable[[], JobContext]) -> JobContext:
 
 def own_context() -> FrayContext:
     """The `FrayContext` of the cluster of the running code, one for all its code. Raises as `FrayContext`."""
-    from fray.blocking.opening import current_cluster
+    from fray.blocking.open import current_cluster
     from fray.job.fray_context import FrayContext, Shared, context_of
 
     runtime = runtime_here() or current_cluster()._runtime

@@ -17,18 +17,23 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from fray.blocking import items, objects
 from fray.blocking.actors import ActorHandle, metrics_of
+from fray.blocking.bridge import objects, remote_generators
+from fray.blocking.bridge.objects import (
+    ObjectRef,
+    Objects,
+    sending,
+    step_aside,
+)
+from fray.blocking.bridge.portal import refuse_in_loop
 from fray.blocking.cluster import Cluster
-from fray.blocking.objects import ObjectRef, Objects, sending, step_aside
-from fray.blocking.opening import current_cluster, open_cluster
+from fray.blocking.open import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
-from fray.blocking.portal import refuse_in_loop
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.job.context import JobContext, Lifetime, generates
 from fray.job.default import EXTRA
 from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done, value_of
-from fray.job.work import Function, ItemMaker
+from fray.job.remote_function import Function, ItemMaker
 from fray.model.actors import ActorStatus
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
@@ -145,7 +150,7 @@ class FrayContext(JobContext):
         pool, label = self._tasks(), name or getattr(fn, "__name__", None) or type(fn).__name__
         pending = [arg._answer for arg in (*args, *kwargs.values()) if isinstance(arg, RunFuture) and not arg.done()]
         values, named = tuple(map(arriving, args)), {key: arriving(value) for key, value in kwargs.items()}
-        stream = items.FarItems(self.cluster._runtime) if generates(fn) else None
+        stream = remote_generators.FarItems(self.cluster._runtime) if generates(fn) else None
         with sending() as refs:
             if stream is not None:
                 answer = pool.submit_after(pending, ItemMaker.of(fn), stream.sink, *values, **named)
@@ -155,7 +160,7 @@ class FrayContext(JobContext):
         if stream is None:
             return RunFuture(answer, label)
         stream.follow(answer)
-        return items.Generated(stream, label)
+        return remote_generators.Generated(stream, label)
 
     def _tasks(self) -> TaskPool:
         with self._making:

@@ -7,8 +7,14 @@ from time import monotonic
 from typing import Any
 
 from fray.blocking.actors import ActorHandle
+from fray.blocking.bridge.objects import (
+    Carried,
+    ObjectRef,
+    argument,
+    sending,
+    step_aside,
+)
 from fray.blocking.futures import ActorFuture
-from fray.blocking.objects import Carried, ObjectRef, argument, sending, step_aside
 from fray.job.context import Ref, is_ref
 
 

@@ -12,11 +12,11 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from fray.blocking.items import WINDOW, Generated, Items
+from fray.blocking.bridge.remote_generators import WINDOW, Generated, Items
 from fray.errors import ActorDied, InvalidRequest, NameTaken, NoSuchActor
 from fray.job.context import JobContext, Lifetime, Ref, generates, is_ref
-from fray.job.current import default_context
-from fray.job.threads import Turns
+from fray.job.default_context import default_context
+from fray.job.thread_pool import Turns
 from fray.model.actors import ActorStatus
 
 # Values --------------------------------------------------------------------------------------------------------------

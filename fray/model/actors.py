@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from fray.model.frozen import frozen
 from fray.model.ids import ActorId, Namespace
-from fray.model.word import frozen
 
 
 class ActorStatus(StrEnum):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from attrs import field
 
 from fray.errors import InvalidRequest
-from fray.model.word import frozen
+from fray.model.frozen import frozen
 
 OPERATORS = ("==", "!=", "in", "exists")
 _DEFAULTS = {"preemptible": "false"}

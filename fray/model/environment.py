@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from attrs import field
 
 from fray.errors import InvalidRequest
+from fray.model.frozen import frozen
 from fray.model.ids import BlobId
-from fray.model.word import frozen
 
 INSIDE = "workspace://"
 """In a spec's ``cwd`` and ``sys_path``: the workspace, wherever it is on the machine; what follows is a path in it."""

@@ -12,8 +12,8 @@ from typing import TypeVar
 from attrs import Factory, field
 
 from fray.errors import InvalidRequest
+from fray.model.frozen import frozen
 from fray.model.ids import JobId, Namespace, check_name
-from fray.model.word import frozen
 
 STAGE_LIMIT = 100
 """The highest stage: each one more waits for all before it."""

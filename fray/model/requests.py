@@ -9,15 +9,15 @@ from typing import Any
 from attrs import Factory, field
 
 from fray.errors import InvalidRequest
-from fray.model.bands import Band, parse_band
 from fray.model.environment import EnvironmentConfig
-from fray.model.health import HealthCheck, OnStall
+from fray.model.exit_rules import ExitRule
+from fray.model.frozen import frozen
 from fray.model.ids import check_name
 from fray.model.job_groups import JobRole, as_role
+from fray.model.monitoring.health import HealthCheck, OnStall
+from fray.model.policy.priority import Band, parse_band
 from fray.model.resources import ResourceConfig
-from fray.model.retries import ExitRule
 from fray.model.specs import Ladder
-from fray.model.word import frozen
 
 _PORT = re.compile(r"[A-Za-z0-9_-]{1,40}\Z")
 

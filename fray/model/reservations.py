@@ -8,10 +8,10 @@ from typing import TypeAlias
 from attrs import Factory, evolve
 
 from fray.errors import InvalidRequest
-from fray.model.bands import Band, parse_band
+from fray.model.frozen import frozen
 from fray.model.ids import JobId, Namespace, NodeName
+from fray.model.policy.priority import Band, parse_band
 from fray.model.resources import CpuConfig, Demand, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.word import frozen
 
 ReservationId: TypeAlias = str
 """``{name}-{token}``, as job ids."""

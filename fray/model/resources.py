@@ -15,8 +15,8 @@ from attrs import Factory
 
 from fray.errors import InvalidRequest
 from fray.model.constraints import Constraint, parse_constraints
+from fray.model.frozen import frozen
 from fray.model.topology import tpu_topology
-from fray.model.word import frozen
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
 MEMORY, GPU_MEMORY = "2GB", "16GB"

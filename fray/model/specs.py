@@ -8,14 +8,14 @@ from enum import StrEnum
 from attrs import Factory, field
 
 from fray.errors import InvalidRequest
-from fray.model.bands import Band
 from fray.model.environment import EnvironmentSpec
-from fray.model.health import HealthCheck, OnStall, Progress
+from fray.model.exit_rules import ExitRule
+from fray.model.frozen import frozen
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace
 from fray.model.job_groups import JobRole
+from fray.model.monitoring.health import HealthCheck, OnStall, Progress
+from fray.model.policy.priority import Band
 from fray.model.resources import Demand
-from fray.model.retries import ExitRule
-from fray.model.word import frozen
 
 
 class Strategy(StrEnum):

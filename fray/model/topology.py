@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from fray.errors import InvalidRequest
-from fray.model.word import frozen
+from fray.model.frozen import frozen
 
 
 @frozen

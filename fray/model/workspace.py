@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from posixpath import normpath
 
 from fray.errors import InvalidRequest
+from fray.model.frozen import frozen
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import PIECE_LIMIT_BYTES
-from fray.model.word import frozen
 
 FILE, PROGRAM, LINK = "f", "x", "l"
 """Modes: a file, one that may be executed, a symbolic link (whose content is where it leads)."""

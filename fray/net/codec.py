@@ -25,8 +25,17 @@ from cattrs.gen import make_dict_unstructure_fn, override
 from cattrs.preconf.json import make_converter
 
 from fray.errors import FrayError, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
-from fray.model.messages import bundles, calls, client, fleet, maintenance, node, shares, tunnels
-from fray.net import session
+from fray.model.messages import (
+    bundles,
+    calls,
+    client,
+    machine_groups,
+    maintenance,
+    node,
+    tunnels,
+    usage,
+)
+from fray.net.channel import session
 
 HEADER = struct.Struct("<IBBHIQ")
 HEADER_BYTES = HEADER.size
@@ -182,7 +191,7 @@ def _classes(module: ModuleType) -> dict[str, type]:
 
 MESSAGES: dict[str, type] = {
     name: cls
-    for module in (client, node, calls, tunnels, bundles, fleet, maintenance, shares, session)
+    for module in (client, node, calls, tunnels, bundles, machine_groups, maintenance, usage, session)
     for name, cls in sorted(_classes(module).items())
 }
 """Classes that may be the body of a control frame, by name."""

@@ -1,6 +1,7 @@
 """The seam under a channel: whole binary messages in order, and a way to dial and listen.
 
-Addresses are strings: ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``. `fray.net.websocket` and `fray.net.memory`
+Addresses are strings: ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``. `fray.net.transports.websocket` and
+`fray.net.transports.memory`
 implement both protocols and pass `fray.testing.conformance`.
 """
 
@@ -12,7 +13,7 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import field, frozen
 
-from fray.net.lives import Life
+from fray.net.process_identity import Life
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 

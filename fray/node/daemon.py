@@ -15,19 +15,19 @@ from attrs import evolve
 
 from fray.errors import FrayError
 from fray.model.specs import Ticket
-from fray.net import descriptors
-from fray.net.websocket import WebSocketNetwork
+from fray.net import file_limits
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.node.attempts.bootstrap import WARM, WARM_AMONG_MACHINES, node_environ
+from fray.node.attempts.containers import node_label
+from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.config import Limiter, NodeConfig
-from fray.node.containers import node_label
-from fray.node.entry import WARM, WARM_AMONG_MACHINES, node_environ
 from fray.node.environments.preparer import Environments
-from fray.node.grants.cgroups import find
-from fray.node.grants.holdings import Holdings
 from fray.node.inventory import process_mark
 from fray.node.launcher import Ask
-from fray.node.preparing import Prepared, Preparer, Say
-from fray.node.processes import ProcessLauncher
-from fray.node.serve import run_node
+from fray.node.linux.cgroups import find
+from fray.node.prepare import Prepared, Preparer, Say
+from fray.node.resources.allocator import Holdings
+from fray.node.run import run_node
 from fray.node.zygotes.zygote import Hatched
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
     Raises:
         FrayError, OSError: the cluster does not take it, or it cannot work here.
     """
-    inherited = descriptors.raise_limit()
+    inherited = file_limits.raise_limit()
     mark = process_mark()
     config = evolve(config, boot_id=mark.boot_id, process=mark)
     offered = Counter(device.kind for device in config.capacity.devices)

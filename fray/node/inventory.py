@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity, Device
-from fray.node.containers import find_engine
-from fray.node.proctree import start_ticks
+from fray.node.attempts.containers import find_engine
+from fray.node.linux.process_tree import start_ticks
 
 ROOT = Path("/")
 SMI_S = 10.0

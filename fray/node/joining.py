@@ -19,9 +19,14 @@ from attrs import evolve, field, frozen
 
 from fray.errors import FrayError, InvalidRequest, ProtocolMismatch
 from fray.model.ids import mint
-from fray.model.joining import MACHINE_ATTRIBUTE, WORKER_ATTRIBUTE, JoinKey, read_token
+from fray.model.join_tokens import (
+    MACHINE_ATTRIBUTE,
+    WORKER_ATTRIBUTE,
+    JoinKey,
+    read_token,
+)
 from fray.model.messages.node import JoinAsked, JoinGiven
-from fray.net.channel import RedialPolicy, run_dialled
+from fray.net.channel.public import RedialPolicy, run_dialled
 from fray.net.codec import decode_message, encode_message
 from fray.net.transport import Bytes, Credential, Network
 from fray.node.config import NodeConfig

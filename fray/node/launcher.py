@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import trio
 
-from fray.model.lines import Chunk
-from fray.model.said import Said
+from fray.model.log_records import Chunk
+from fray.model.monitoring.progress_protocol import Said
 from fray.model.specs import Cause, Observed, Outcome, Ticket
 from fray.net.transport import Bytes
 from fray.node.logs.store import Logs

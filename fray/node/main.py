@@ -21,15 +21,15 @@ from attrs import evolve
 from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
-from fray.net import journal
+from fray.net import daemon_logging
 from fray.node.config import LEASE_LEAST_S, EnvironmentLimits, Limiter, Mode, NodeConfig
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
 from fray.node.joining import as_machine
 from fray.node.logs.options import FILE_KEYS, add_log_options, log_rules
 from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
+from fray.node.run import run_node
 from fray.node.secrets import check_directory
-from fray.node.serve import run_node
 
 __all__ = ["NodeConfig", "main", "run_node"]
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(argv)
         config = make_config(options, _take_environ())
-        journal.configure(options.json_lines)
+        daemon_logging.configure(options.json_lines)
         with _claim(config.capacity.ports) as claim:
             trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)))
     except (FrayError, OSError) as error:

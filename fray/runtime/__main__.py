@@ -1,4 +1,4 @@
-"""The process of one attempt, from the moment `fray.node.entry` has furnished it.
+"""The process of one attempt, from the moment `fray.node.attempts.bootstrap` has furnished it.
 
 The law: user code that is sync runs on the main thread, with the loop in a thread beside it, started when first
 needed; user code that is async runs under `trio.run` on the main thread. A request to end reaches async code as
@@ -21,12 +21,15 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.model.specs import EntryKind, Ticket
 from fray.net.codec import to_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime import attempt, context, life, own_job, payload, stacks
-from fray.runtime.attempt import Ended
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime import context
+from fray.runtime.actors import lifecycle
+from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.context import Runtime
-from fray.runtime.executor import Executor
-from fray.runtime.methods import has_async_methods
+from fray.runtime.process import attempt, current_job, stack_dump
+from fray.runtime.process.attempt import Ended
+from fray.runtime.serialization import pickling
+from fray.runtime.threads.executor import Executor
 
 INTERRUPTED_WITHIN_S = 0.2
 """How long the main thread may take to hear that it shall end; one that is deep in foreign code hears it later."""
@@ -38,13 +41,13 @@ CLOSE_WITHIN_S = 2.0
 
 def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
-    life.count_lives_of_process()
-    stacks.arm(ticket.directory)
-    own_job.enter_process(ticket)
+    lifecycle.count_lives_of_process()
+    stack_dump.arm(ticket.directory)
+    current_job.enter_process(ticket)
     if ticket.peers:
-        from fray.runtime import jax_gang  # only gangs need it
+        from fray.runtime.process import jax_distributed  # only gangs need it
 
-        jax_gang.install()
+        jax_distributed.install()
     ended = attempt.settled(ticket, _run(ticket, control_fd, outcome_fd))
     _flush()
     _write_record(outcome_fd, ended)
@@ -72,7 +75,7 @@ def _read_payload(ticket: Ticket) -> bytes:
 
 def _write_record(outcome_fd: int, ended: Ended) -> None:
     """The outcome names its value, so that a value cut off by a kill never counts."""
-    value = None if ended.value is None else payload.name_of(ended.value)
+    value = None if ended.value is None else pickling.name_of(ended.value)
     with open(outcome_fd, "wb") as file:
         file.write(to_json(evolve(ended.outcome, value=value)).encode() + b"\n" + (ended.value or b""))
 
@@ -109,9 +112,9 @@ async def _obey(control_fd: int, cancel: trio.CancelScope) -> None:
         if word == b"c":
             cancel.cancel()
         elif word == b"t":
-            stacks.write_tasks(stacks.tasks_text())
+            stack_dump.write_tasks(stack_dump.tasks_text())
         elif word == b"p":
-            own_job.announce()
+            current_job.announce()
         else:
             await trio.sleep_forever()  # closed: the keeper has its own ways from here on
 
@@ -158,12 +161,12 @@ class LoopThread:
     def show_tasks(self) -> None:
         """Write what the loop is doing; from any thread."""
         if self._token is None:
-            stacks.write_tasks("")
+            stack_dump.write_tasks("")
             return
         try:
-            self._token.run_sync_soon(lambda: stacks.write_tasks(stacks.tasks_text()))
+            self._token.run_sync_soon(lambda: stack_dump.write_tasks(stack_dump.tasks_text()))
         except trio.RunFinishedError:
-            stacks.write_tasks("")
+            stack_dump.write_tasks("")
 
     def end_calls(self) -> None:
         """Have the calls under way answered: what their thread says from now on is not the user's doing."""
@@ -229,7 +232,7 @@ class _Interrupter:
             if word == b"t":
                 self._show_tasks()
             elif word == b"p":
-                own_job.announce()
+                current_job.announce()
             elif word == b"c" and not self.asked:
                 self._end()
 

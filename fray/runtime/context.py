@@ -24,16 +24,16 @@ from fray.errors import FrayError, Refused, Unreachable
 from fray.model.environment import EnvironmentSpec
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
-from fray.net.channel import RedialPolicy
-from fray.net.mixed import MixedNetwork
+from fray.net.channel.public import RedialPolicy
 from fray.net.transport import Credential, Network
-from fray.net.tunnel import Tunnels, is_relayed
-from fray.runtime.caller import Caller
-from fray.runtime.host import Host
-from fray.runtime.links import ControllerLink
-from fray.runtime.log_watches import OnLog
-from fray.runtime.services import open_services
-from fray.runtime.thread_actor import ThreadActor
+from fray.net.transports.routed_network import MixedNetwork
+from fray.net.tunnels.transport import Tunnels, is_relayed
+from fray.runtime.actors.server import Host
+from fray.runtime.actors.threaded_actor import ThreadActor
+from fray.runtime.background import open_services
+from fray.runtime.calls.caller import Caller
+from fray.runtime.controller_client.client import ControllerLink
+from fray.runtime.controller_client.logs import OnLog
 
 CONNECT_WITHIN_S = 5.0
 """How long the first answer of the controller may take."""
@@ -75,13 +75,13 @@ class Runtime:
     environment: EnvironmentSpec = field(factory=EnvironmentSpec)
     """This job's own; its children have its packages unless they name others."""
     find_workspace: Callable[[str], Awaitable[Any]] | None = None
-    """How a directory becomes a bundle; None: by reading it (`fray.runtime.bundling`)."""
+    """How a directory becomes a bundle; None: by reading it (`fray.runtime.workspaces.upload`)."""
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     """Of the loop it lives in: how other threads reach it."""
     extras: dict[str, object] = field(factory=dict)
     """Objects of the public API that belong to this runtime (its `Cluster`)."""
     voice: Any = None
-    """`fray.runtime.voice.Voice` of a job that shares this process with others; else the process has one."""
+    """`fray.runtime.process.progress.Voice` of a job that shares this process with others; else the process has one."""
 
 
 def user_here() -> str:

@@ -11,12 +11,12 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from fray.errors import FrayError
-from fray.model.fleet import ErrorKind, SeenMachine
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Launch, ProcessMark, Register, Role
 from fray.model.messages.node import NodeHello, Report
-from fray.model.policy import Policy
+from fray.model.policy.machine_groups import ErrorKind, SeenMachine
+from fray.model.policy.policy import Policy
 from fray.model.reservations import ReservationId, ReservationSpec
 
 # Events --------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,13 @@ from enum import StrEnum
 from typing import TypeVar
 
 from fray.model.specs import Cause, JobState, Outcome, Phase
-from fray.scheduler.rows import Attempt, AttemptPhase, Job, JobPhase, NodePhase
+from fray.scheduler.state.rows import (
+    Attempt,
+    AttemptPhase,
+    Job,
+    JobPhase,
+    NodePhase,
+)
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
 

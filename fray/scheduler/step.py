@@ -11,23 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fray.scheduler import (
-    checkpoints,
-    drain,
-    due,
-    holding,
-    job_groups,
-    launching,
-    limits,
-    machines,
-    nodes,
-    quarantine,
-    registry,
-    reservations,
-    scaling,
-    sessions,
-    supervision,
-)
+from fray.scheduler import timer_dispatch
+from fray.scheduler.autoscaler import plan, provider_events
+from fray.scheduler.effect_buffer import Outbox
 from fray.scheduler.effects import (
     AttemptRemarked,
     CheckpointTaken,
@@ -58,11 +44,22 @@ from fray.scheduler.effects import (
     Tick,
     UncordonAsked,
 )
-from fray.scheduler.lending import make_room
-from fray.scheduler.outbox import Outbox
-from fray.scheduler.placement import place_waiting
-from fray.scheduler.records import forget_finished
-from fray.scheduler.state import State
+from fray.scheduler.jobs import (
+    checkpoints,
+    groups,
+    holds,
+    registry,
+    sessions,
+    submit,
+    supervision,
+    time_limits,
+)
+from fray.scheduler.jobs.retention import forget_finished
+from fray.scheduler.nodes import drain, nodes, quarantine
+from fray.scheduler.placement.placement import place_waiting
+from fray.scheduler.reservations import reservations
+from fray.scheduler.reservations.reclaim_surplus import make_room
+from fray.scheduler.state.state import State
 
 
 def _restarted(state: State, event: Restarted, out: Outbox) -> None:
@@ -71,23 +68,23 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
     state.declared = event.declared
     state.set_policy(event.policy, anew=True)
     state.touch("law", "law")
-    scaling.restarted(state, event.cluster, event.policy, out)
+    plan.restarted(state, event.cluster, event.policy, out)
     nodes.restarted(state, out)
     sessions.restarted(state)
     reservations.restarted(state)
-    launching.end_the_impossible(state, out)
+    submit.end_the_impossible(state, out)
 
 
 def _policy_changed(state: State, event: PolicyChanged, out: Outbox) -> None:
     state.set_policy(event.policy)
     state.possible.clear()
-    scaling.told_policy(state, event.policy)
+    plan.told_policy(state, event.policy)
 
 
 def _tick(state: State, event: Tick, out: Outbox) -> None:
     nodes.ticked(state, out)
     sessions.ticked(state, out)
-    due.ticked(state, out)
+    timer_dispatch.ticked(state, out)
 
 
 HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
@@ -96,8 +93,8 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     SessionOpened: sessions.opened,
     SessionLost: sessions.lost,
     SessionClosed: sessions.closed,
-    LaunchAsked: launching.launch,
-    TerminateAsked: launching.terminate,
+    LaunchAsked: submit.launch,
+    TerminateAsked: submit.terminate,
     NodeJoined: nodes.joined,
     NodeReported: nodes.reported,
     NodeSilent: nodes.silent,
@@ -110,9 +107,9 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
     NameRegistered: registry.register,
     NameUnregistered: registry.unregister,
     CheckpointTaken: checkpoints.take,
-    MachineAnswered: machines.answered,
-    MachinesListed: machines.listed,
-    GroupScaled: machines.scaled,
+    MachineAnswered: provider_events.answered,
+    MachinesListed: provider_events.listed,
+    GroupScaled: provider_events.scaled,
     ReservationAsked: reservations.create,
     ReservationRenewed: reservations.renew,
     ReservationReleased: reservations.released,
@@ -122,10 +119,10 @@ HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
 
 def _settle_and_place(state: State, out: Outbox) -> None:
     """Again as long as room is made by that, or members of job groups have ended by it."""
-    job_groups.settle(state, out)
+    groups.settle(state, out)
     drain.settle(state, out)
-    holding.release(state, out)
-    scaling.settle(state, out)
+    holds.release(state, out)
+    plan.settle(state, out)
     reservations.settle(state, out)
     place_waiting(state, out)
     if make_room(state, out) or out.members:
@@ -144,7 +141,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     state.law.now = max(state.law.now, now)
     out = Outbox(state)
     HANDLERS[type(event)](state, event, out)
-    limits.end_overdue(state, out)
+    time_limits.end_overdue(state, out)
     supervision.settle(state, out)
     quarantine.settle(state, out)
     _settle_and_place(state, out)

@@ -19,8 +19,8 @@ import trio.testing
 from attrs import frozen
 
 from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Refused, Unauthorized
-from fray.net.memory import TRANSPORT_LIMIT_BYTES
 from fray.net.transport import Bytes, Credential, Network, Transport
+from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES
 
 CREDENTIAL = Credential("cluster", "the right key")
 TIMEOUT_S = 10.0

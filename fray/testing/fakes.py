@@ -14,29 +14,29 @@ import trio
 from attrs import define, evolve, field
 
 from fray.errors import FrayError, Unreachable
-from fray.model.health import Progress
 from fray.model.ids import AttemptId
-from fray.model.said import Said
+from fray.model.monitoring.health import Progress
+from fray.model.monitoring.progress_protocol import Said
 from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
 from fray.net.codec import blob_id
-from fray.net.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.net.transport import Authorize, Credential, Transport
-from fray.node.health.asking import BadAnswer
-from fray.node.keeper.accounting import too_much
+from fray.net.transports.memory import MemoryHost, MemoryNetwork, MemoryTransport
+from fray.node.health.http_check import BadAnswer
 from fray.node.launcher import STOPPED_MEANWHILE, Ask, OnLog, OnObserved, OnSaid
 from fray.node.logs.store import MemoryLogs
 from fray.node.ports import ports_taken
-from fray.node.probing import PROBE
+from fray.node.self_test import PROBE
+from fray.node.shim.resource_usage import too_much
 from fray.node.workspaces.preparer import fetch
-from fray.runtime import own_job
-from fray.runtime.attempt import Ended, run_attempt
 from fray.runtime.context import Runtime
-from fray.runtime.executor import InlineExecutor
-from fray.testing.environments import SimEnvironments
-from fray.testing.grips import SimGrips
+from fray.runtime.process import current_job
+from fray.runtime.process.attempt import Ended, run_attempt
+from fray.runtime.threads.executor import InlineExecutor
+from fray.testing.ground_truth import Truth
 from fray.testing.seed import Trace
-from fray.testing.truth import Truth
-from fray.testing.workspaces import SimShelf
+from fray.testing.sim_devices import SimGrips
+from fray.testing.sim_environments import SimEnvironments
+from fray.testing.sim_workspaces import SimShelf
 
 NEAR_S = (0.00002, 0.0001)
 """One trip between two processes of one machine."""
@@ -262,7 +262,7 @@ class SimLauncher:
         self._tell(process, Phase.STOPPING)
         process.starting.cancel()
         if notice_s is not None:
-            own_job.announce(attempt_id)
+            current_job.announce(attempt_id)
         self._nursery.start_soon(self._ladder, process, notice_s or 0.0)
 
     def kill(self, attempt_id: AttemptId) -> None:
@@ -276,7 +276,7 @@ class SimLauncher:
             self._nursery.start_soon(self._forget, process)
 
     async def capture(self, attempt_id: AttemptId) -> str:
-        """See `fray.node.health.wards.Attentive`; looking takes a while."""
+        """See `fray.node.health.monitor.Attentive`; looking takes a while."""
         await trio.sleep(CAPTURE_S)
         return f"the stacks of {attempt_id}"
 
@@ -422,7 +422,7 @@ class SimLauncher:
     def _end(self, process: _Process, outcome: Outcome, value: bytes | None, how: str) -> None:
         if process.gone:
             return
-        own_job.over(process.attempt_id)
+        current_job.over(process.attempt_id)
         self._leave(process, how)
         held_s = self._grips.take_hold(process.ticket) if process.ran and not self._dead else 0.0
         if held_s and self._nursery is not None:

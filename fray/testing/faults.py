@@ -12,9 +12,14 @@ from typing import Protocol
 
 import trio
 
-from fray.model.fleet import ErrorKind
+from fray.model.policy.machine_groups import ErrorKind
 from fray.scheduler.effects import CordonAsked, UncordonAsked
-from fray.testing.house import CONTROLLER, DriverProcess, Machine, SimHouse
+from fray.testing.sim_cluster import (
+    CONTROLLER,
+    DriverProcess,
+    Machine,
+    SimHouse,
+)
 
 Rest = Callable[[float], Awaitable[None]]
 """Wait for so many seconds, or until everything shall be mended."""

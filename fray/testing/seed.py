@@ -20,7 +20,7 @@ from unittest import mock
 
 import trio
 
-import fray.jobs
+import fray.api.jobs.job
 
 USER = "sim"
 DIRECTORY = "/sim"
@@ -87,8 +87,8 @@ def _author() -> Iterator[None]:
         SimpleNamespace(getcwd=lambda: DIRECTORY, path=os.path),
     )
     with (
-        mock.patch.object(fray.jobs, "sys", words[0]),
-        mock.patch.object(fray.jobs, "os", words[1]),
+        mock.patch.object(fray.api.jobs.job, "sys", words[0]),
+        mock.patch.object(fray.api.jobs.job, "os", words[1]),
         mock.patch.dict(os.environ, {"USER": USER}),
     ):
         yield

@@ -18,10 +18,10 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from fray.testing.ground_truth import Breach
+from fray.testing.scenario import GONE_WITHIN_S, Told, tell
+from fray.testing.scenario_plans import Plan, draw_plan
 from fray.testing.seed import Seed, Trace, steady
-from fray.testing.story import GONE_WITHIN_S, Told, tell
-from fray.testing.strategies import Plan, draw_plan
-from fray.testing.truth import Breach
 
 PASSES_LIMIT = 200_000
 """Turns of Trio's loop without any time passing: more are no story but a circle."""

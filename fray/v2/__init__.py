@@ -2,7 +2,7 @@
 
 from fray.v2.actor import ActorContext, ActorFuture, ActorGroup, ActorHandle, ActorMethod, HostedActor, current_actor
 from fray.v2.client import Client, current_client, set_current_client
-from fray.v2.fray_backend import FrayClient
+from fray.v2.fray.client import FrayClient
 from fray.v2.job import JobAlreadyExists, JobFailed, JobHandle, wait_all
 from fray.v2.local_backend import LocalActorHandle, LocalActorMethod, LocalClient, LocalJobHandle
 from fray.v2.types import (

@@ -165,7 +165,7 @@ def current_actor() -> ActorContext:
     Raises:
         RuntimeError: no actor's code is running.
     """
-    from fray.v2.fray_backend import running_actor
+    from fray.v2.fray.client import running_actor
 
     found = _current_actor_var.get() or _process_actor or running_actor()
     if found is None:

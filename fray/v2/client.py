@@ -113,7 +113,7 @@ def client_of(spec: str) -> Any:
 
         return shared_iris_client(spec)
     if spec.partition("?")[0] == "machine" or spec.startswith("fray://"):
-        from fray.v2.fray_backend import shared_fray_client
+        from fray.v2.fray.client import shared_fray_client
 
         return shared_fray_client(spec)
     raise ValueError(f"FRAY_CLIENT_SPEC={spec!r} is none of local, machine, fray://host:port, ray, iris://host:port")
@@ -129,13 +129,13 @@ def detected_client() -> Any:
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return client_of("ray")
-    from fray.v2.fray_backend import client_of_fray_job
+    from fray.v2.fray.client import client_of_fray_job
 
     return client_of_fray_job()
 
 
 if TYPE_CHECKING:  # callers annotate with the protocols: each client must be one, for mypy too
-    from fray.v2.fray_backend import FrayClient
+    from fray.v2.fray.client import FrayClient
     from fray.v2.iris_backend import FrayIrisClient
     from fray.v2.local_backend import LocalClient
     from fray.v2.ray_backend.backend import RayClient

@@ -14,9 +14,15 @@ import threading
 from typing import Any
 
 from fray.v2.actor import HostedActor
-from fray.v2.iris_actors import PORT, IrisActorGroup, IrisActorHandle, host_actor_job, methods_of, serve
-from fray.v2.iris_jobs import HostingJob, IrisJobHandle
-from fray.v2.iris_words import (
+from fray.v2.iris.actors import (
+    PORT,
+    IrisActorGroup,
+    IrisActorHandle,
+    host_actor_job,
+    methods_of,
+    serve,
+)
+from fray.v2.iris.convert import (
     constraints_of,
     entrypoint_of,
     environment_of,
@@ -24,6 +30,7 @@ from fray.v2.iris_words import (
     iris_context,
     resources_of,
 )
+from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobAlreadyExists, JobStatus
 from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
 

@@ -15,7 +15,6 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from fray.v2 import programs
 from fray.v2.actor import (
     ActorContext,
     ActorHandle,
@@ -25,7 +24,8 @@ from fray.v2.actor import (
     _set_current_actor,
 )
 from fray.v2.job import JobHandle, JobStatus, refuse_async
-from fray.v2.threads import JobThreads, begin, no_end
+from fray.v2.local import subprocesses
+from fray.v2.local.threads import JobThreads, begin, no_end
 from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class LocalClient:
         job_id = f"local-{request.name}-{next(_numbers)}"
         entrypoint: Entrypoint = request.entrypoint
         if entrypoint is not None and (binary := entrypoint.binary_entrypoint) is not None:
-            program = programs.Program(job_id, [binary.command, *binary.args])
+            program = subprocesses.Program(job_id, [binary.command, *binary.args])
             future = self._threads.submit(_context_of_job(), program.run, job_id)
             return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
         if entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:

@@ -1,7 +1,7 @@
 """What callers of `fray.v2` write and read: resources, entrypoints, environments, requests, states.
 
 They are plain dataclasses, frozen and equal by value, as callers use `dataclasses.replace` on them; bad values are
-`ValueError`. What they come to on a cluster of Fray is said by `fray.v2.convert`.
+`ValueError`. What they come to on a cluster of Fray is said by `fray.v2.fray.convert`.
 """
 
 from __future__ import annotations

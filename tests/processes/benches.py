@@ -10,9 +10,9 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from fray.model.lines import Chunk, unpack
+from fray.model.log_records import Chunk, unpack
 from fray.model.specs import EntryKind, JobSpec, Observed, Outcome, Phase, Ticket
-from fray.node.processes import ProcessLauncher
+from fray.node.attempts.process_launcher import ProcessLauncher
 
 HERE = str(Path(__file__).parent)
 LIMIT_S = 90.0

@@ -12,9 +12,9 @@ import trio
 
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import to_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.current import current_actor
-from fray.runtime.host import Executor, Host
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.actors.server import Executor, Host
+from fray.runtime.current_call import current_actor
 
 
 class InLoop:

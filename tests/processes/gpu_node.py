@@ -6,15 +6,15 @@ import os
 import sys
 from pathlib import Path
 
-from fray.node.grants import freeing, holdings
 from fray.node.main import main
+from fray.node.resources import allocator, device_holders
 
 
-def pretend(root: Path = freeing.ROOT) -> dict[str, str]:
+def pretend(root: Path = device_holders.ROOT) -> dict[str, str]:
     return {f"gpu-{number}": f"{os.environ['FRAY_TEST_DEVICES']}/nvidia{number}" for number in range(2)}
 
 
 if __name__ == "__main__":
-    freeing.device_files = pretend
-    holdings.FREE_S = 0.1
+    device_holders.device_files = pretend
+    allocator.FREE_S = 0.1
     sys.exit(main())

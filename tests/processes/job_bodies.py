@@ -203,9 +203,9 @@ def _freeze(pid: int, group: str) -> None:
 
 def sweep_shortly() -> None:
     """Run in the zygote: keepers are impatient."""
-    from fray.node.keeper import watch
+    from fray.node.shim import event_loop
 
-    watch.SWEEP_S = 0.3
+    event_loop.SWEEP_S = 0.3
 
 
 def _child(body: object) -> int:

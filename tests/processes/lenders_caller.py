@@ -9,10 +9,10 @@ import numpy
 import trio
 
 from fray.model.messages.client import ActorEndpoint
-from fray.net import segments
+from fray.net.buffers import shared_memory
 from fray.net.codec import from_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.caller import Caller
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.calls.caller import Caller
 
 
 async def call(endpoint: ActorEndpoint) -> None:
@@ -22,7 +22,7 @@ async def call(endpoint: ActorEndpoint) -> None:
         route = caller.route_to(endpoint)
         await caller.call(route, "keep", (numpy.ones(4_000_000),))
         mine = await caller.call(route, "get")
-        pool = segments.known_pool()
+        pool = shared_memory.known_pool()
         print(pool.directory if pool is not None else "", len(mine), flush=True)
         await trio.sleep_forever()
 

@@ -8,7 +8,7 @@ import numpy
 import trio
 
 import fray
-from fray.net import segments
+from fray.net.buffers import shared_memory
 
 
 class Keeper:
@@ -24,7 +24,7 @@ class Keeper:
         return self.kept
 
     def directory(self) -> str:
-        pool = segments.known_pool()
+        pool = shared_memory.known_pool()
         return "" if pool is None else pool.directory
 
 
@@ -33,7 +33,7 @@ async def main() -> None:
         keeper = await scope.create_actor(Keeper)
         await keeper.keep(numpy.ones(1_000_000))
         mine = await keeper.get()
-        pool = segments.known_pool()
+        pool = shared_memory.known_pool()
         assert pool is not None
         assert mine[-1] == 1
         print(pool.directory, await keeper.directory(), flush=True)

@@ -11,10 +11,10 @@ import numpy
 import trio
 
 from fray.model.messages.client import ActorEndpoint
-from fray.net import segments
+from fray.net.buffers import shared_memory
 from fray.net.codec import to_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.host import Host
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.actors.server import Host
 
 
 class Lender:
@@ -43,7 +43,7 @@ class Lender:
 
     def pool(self) -> tuple[str, int, int]:
         """Directory, bytes held, segments in use."""
-        pool = segments.known_pool()
+        pool = shared_memory.known_pool()
         return ("", 0, 0) if pool is None else (pool.directory, pool.held_bytes, pool.used)
 
     async def pid(self) -> int:

@@ -20,8 +20,8 @@ from attrs import evolve, frozen
 from fray.errors import ActorDied, NotPicklable, OutcomeUnknown, RemoteTraceback, Unauthorized
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.caller import Caller, CallFuture
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.calls.caller import Caller, CallFuture
 
 HOST = Path(__file__).with_name("calls_host.py")
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from fray import Entrypoint, JobGroupConfig, JobRequest, JobRole, ResourceConfig
 from fray.cli.main import main
 from fray.cli.options import parser_of
 from fray.cli.run import request_of
-from fray.model.health import HealthCheck
+from fray.model.monitoring.health import HealthCheck
 from tests import bodies
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -558,7 +558,7 @@ def test_the_command_is_installed_and_every_verb_has_help_with_examples(capsys: 
 def test_help_imports_nothing_that_takes_time() -> None:
     code = (
         "import sys; from fray.cli.main import main; main(['run', '--help']); "
-        "sys.exit(' '.join({'trio', 'attrs', 'fray.cluster', 'asyncio'} & set(sys.modules)))"
+        "sys.exit(' '.join({'trio', 'attrs', 'fray.api.cluster', 'asyncio'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "\n"), "sys.exit('') says nothing, with code 1"

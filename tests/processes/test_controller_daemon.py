@@ -22,11 +22,11 @@ from fray.model.messages.client import ActorEndpoint, ClientHello, Launch, ListJ
 from fray.model.messages.node import NodeHello, Report, Wanted
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import EntryKind, JobSpec, JobState, Observed, Phase
-from fray.net.channel import Channel, RedialPolicy, run_dialled
+from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, blob_id, decode_message, encode_message
-from fray.net.requests import Requests
 from fray.net.transport import Credential
-from fray.net.websocket import WebSocketNetwork
+from fray.net.transports.websocket import WebSocketNetwork
 
 TOKEN = "a-token-nobody-guesses"
 

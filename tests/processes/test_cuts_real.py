@@ -11,8 +11,8 @@ import pytest
 import trio
 from attrs import evolve
 
-from fray.net import conversation
-from fray.net.session import SILENT_PERIODS
+from fray.net.channel import channel
+from fray.net.channel.session import SILENT_PERIODS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cutting import open_saboteur
@@ -49,7 +49,7 @@ async def test_a_host_stopped_for_longer_than_any_heartbeat_answers_once_when_it
 ) -> None:
     """This side gives the connection up and dials in vain, again and again; the host is alive, so nothing ends."""
     period_s = 0.5  # lateness of half of it counts as our own standstill, and a busy machine is late by 50 ms
-    monkeypatch.setattr(conversation, "HEARTBEAT_S", period_s)
+    monkeypatch.setattr(channel, "HEARTBEAT_S", period_s)
     async with other_process("unix", tmp_path) as other:
         assert await other.call("add", 1) == 1
         made = [other.start("add", 1) for _ in range(500)]

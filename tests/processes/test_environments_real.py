@@ -24,8 +24,8 @@ from fray.model.specs import Cause, EntryKind, JobSpec, Ticket
 from fray.node.config import EnvironmentLimits
 from fray.node.environments.cache import Cache
 from fray.node.environments.preparer import Environments
-from fray.node.preparing import NotPrepared, Prepared
-from fray.node.proctree import children
+from fray.node.linux.process_tree import children
+from fray.node.prepare import NotPrepared, Prepared
 from fray.testing.wheels import make_wheel, offline
 from tests.processes.environment_bodies import Uses, editions, which_alpha
 

@@ -30,8 +30,8 @@ from fray import (
     Ladder,
     blocking,
 )
-from fray.model.said import STACKS_SIGNAL
-from fray.node.keeper.stacks import Whom, capture, find_py_spy
+from fray.model.monitoring.progress_protocol import STACKS_SIGNAL
+from fray.node.shim.stack_capture import Whom, capture, find_py_spy
 from tests import watched
 
 LIMIT_S = 60

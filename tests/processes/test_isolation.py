@@ -17,7 +17,7 @@ import fray
 from fray.errors import LaunchFailed
 from fray.model.specs import Cause, EntryKind, Ladder, Phase
 from fray.node.config import Mode
-from fray.node.keeper.namespace import applies, isolation, refusal
+from fray.node.shim.pid_namespace import applies, isolation, refusal
 from tests.processes.benches import Bench, open_bench
 from tests.processes.trees import lives, open_tree, seconds_until_gone
 

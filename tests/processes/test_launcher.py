@@ -19,10 +19,10 @@ import trio
 from fray.errors import LaunchFailed
 from fray.model.specs import Cause, EntryKind, Ladder, Phase
 from fray.net.codec import blob_id
-from fray.node.entry import SWITCH_INTERVAL_S
-from fray.node.grants.room import Room
-from fray.node.processes import ProcessLauncher
-from fray.node.proctree import descendants
+from fray.node.attempts.bootstrap import SWITCH_INTERVAL_S
+from fray.node.attempts.process_launcher import ProcessLauncher
+from fray.node.linux.process_tree import descendants
+from fray.node.resources.attempt_limit import Room
 from tests.processes.benches import HERE, LIMIT_S, Bench, open_bench
 
 FOR_ONE = "this node has descriptors for 1 attempts at a time (see ulimit -Hn)"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import trio
 
-from fray.model.lines import unpack
+from fray.model.log_records import unpack
 from fray.model.messages.node import ReadLog
 from fray.model.specs import Phase
 from fray.node.config import LogRules
-from fray.node.logs.capture import Spool
 from fray.node.logs.store import LogStore
+from fray.node.logs.writer import Spool
 from tests.processes.benches import LIMIT_S, Bench, open_bench
 
 

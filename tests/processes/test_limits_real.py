@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import trio
 
-import fray.node.grants.holdings
+import fray.node.resources.allocator
 from fray.model.resources import Demand
 from fray.model.specs import Cause, Phase
-from fray.node.grants.cgroups import Groups, find
-from fray.node.grants.holdings import Holdings
-from fray.node.processes import ProcessLauncher
+from fray.node.attempts.process_launcher import ProcessLauncher
+from fray.node.linux.cgroups import Groups, find
+from fray.node.resources.allocator import Holdings
 from tests.processes.benches import open_bench
 from tests.processes.trees import lives
 
@@ -166,7 +166,7 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_to
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stranger came while the attempt ran; whoever held the device before it is none of its doing."""
-    monkeypatch.setattr(fray.node.grants.holdings, "FREE_S", 0.1)
+    monkeypatch.setattr(fray.node.resourcesces.allocator, "FREE_S", 0.1)
     device = tmp_path / "nvidia0"
     device.touch()
     held, told = heard(Holdings(None))

@@ -17,7 +17,7 @@ import trio
 from labs import TOKEN, Lab, connected
 
 import fray
-from fray.model.messages.fleet import Machines
+from fray.model.messages.machine_groups import Machines
 
 DAEMON = """
 [[group]]

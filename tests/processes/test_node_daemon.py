@@ -19,12 +19,12 @@ from attrs import define, field
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.resources import Capacity
-from fray.net import descriptors
+from fray.net import file_limits
 from fray.net.codec import to_json
-from fray.net.websocket import WebSocketNetwork
+from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
-from fray.node.ends import wait_process_end
-from fray.node.proctree import children
+from fray.node.linux.process_tree import children
+from fray.node.linux.process_wait import wait_process_end
 
 LIMIT_S = 90.0
 """For a machine that has much else to do."""
@@ -58,7 +58,7 @@ class Site:
         )
         read, write = os.pipe()
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "fray.node.nest", str(read)], pass_fds=[read], stderr=subprocess.PIPE
+            [sys.executable, "-m", "fray.node.embedded_main", str(read)], pass_fds=[read], stderr=subprocess.PIPE
         )
         os.close(read)
         os.write(write, to_json(config).encode())
@@ -124,7 +124,7 @@ async def test_a_node_joins_and_leaves_in_order_on_sigterm(tmp_path: Path) -> No
             node = await site.start("a")
         await said(node, "joined the cluster")
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        assert resource.prlimit(node.pid, resource.RLIMIT_NOFILE) == (min(hard, descriptors.MOST), hard)
+        assert resource.prlimit(node.pid, resource.RLIMIT_NOFILE) == (min(hard, file_limits.MOST), hard)
         (zygote,) = children(node.pid)
         assert resource.prlimit(zygote, resource.RLIMIT_NOFILE) == (FEW, hard)
         node.send_signal(signal.SIGTERM)
@@ -171,7 +171,9 @@ async def test_an_embedded_node_ends_at_once_with_its_parent(tmp_path: Path) -> 
 
 async def test_an_embedded_node_has_forked_its_zygote_before_it_is_told_the_token(tmp_path: Path) -> None:
     read, write = os.pipe()
-    node = await trio.lowlevel.open_process([sys.executable, "-m", "fray.node.nest", str(read)], pass_fds=[read])
+    node = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "fray.node.embedded_main", str(read)], pass_fds=[read]
+    )
     os.close(read)
     try:
         with trio.fail_after(LIMIT_S):

@@ -16,7 +16,7 @@ import pytest
 from fray.blocking import Entrypoint, JobRequest
 from fray.errors import ObjectLost
 from fray.job import FrayContext, ObjectRef, get_default_job_ctx
-from fray.net import segments
+from fray.net.buffers import shared_memory
 
 MB = 1_000_000
 
@@ -40,7 +40,7 @@ def kept(ctx: FrayContext) -> tuple[int, int]:
 
 
 def in_use() -> int:
-    pool = segments.known_pool()
+    pool = shared_memory.known_pool()
     return 0 if pool is None else pool.used
 
 
@@ -87,7 +87,7 @@ def test_100_mb_are_read_in_the_owners_own_memory_and_go_with_the_last_reference
     ref = ctx.put(numpy.ones(100 * MB // 8))
     ctx.get(ctx.run(where, [ref]))
     file, writeable, seconds = ctx.get(ctx.run(where, [ref]))
-    pool = segments.known_pool()
+    pool = shared_memory.known_pool()
     assert pool is not None
     assert (file.startswith(pool.directory), writeable) == (True, False)
     print(f"100 MB in {seconds * 1e3:.2f} ms")

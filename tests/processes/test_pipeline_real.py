@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from fray.node.entry import STATE_MARK
-from fray.node.proctree import environ_of
+from fray.node.attempts.bootstrap import STATE_MARK
+from fray.node.linux.process_tree import environ_of
 from fray.v2 import LocalClient, ResourceConfig
-from fray.v2.fray_backend import FrayClient
+from fray.v2.fray.client import FrayClient
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
 

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from fray.model.resources import Capacity
-from fray.node import inventory, probing
+from fray.node import inventory, self_test
 from fray.node.config import NodeConfig
-from fray.node.probing import Probes
+from fray.node.self_test import Probes
 from tests.processes.benches import LIMIT_S, Bench, open_bench
 
 
@@ -53,7 +53,7 @@ async def test_a_machine_that_is_well_starts_a_process_and_leaves_nothing_behind
 async def test_a_program_that_cannot_be_started_is_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probing, "PROGRAM", ("no-such-program",))
+    monkeypatch.setattr(self_test, "PROGRAM", ("no-such-program",))
     async with open_bench(tmp_path) as bench:
         assert "no-such-program" in await probes_of(bench, tmp_path).probe()
 

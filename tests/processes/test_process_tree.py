@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fray.node.processes import ProcessLauncher
+from fray.node.attempts.process_launcher import ProcessLauncher
 from tests.processes.trees import LIMIT_S, READY_S, Tree, comm, kill_if, lives, open_tree, seconds_until_gone, wait_end
 
 SUBSETS = [

@@ -16,11 +16,11 @@ from pathlib import Path
 import trio
 
 import fray
-from fray.cluster import Cluster, cluster_of
+from fray.api.cluster import Cluster, cluster_of
 from fray.errors import Unreachable
 from fray.model.messages.client import Role
 from fray.net.transport import Authorize, Credential, Transport
-from fray.net.websocket import WebSocketNetwork
+from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.context import Place, open_runtime
 from tests import bodies
 

@@ -19,12 +19,12 @@ from attrs import define, evolve
 
 from fray.errors import ActorDied
 from fray.model.messages.client import ActorEndpoint
-from fray.net import segments
-from fray.net.borrowed import Borrowed, Offer
+from fray.net.buffers import shared_memory
+from fray.net.buffers.mapped_segments import Borrowed, Offer
+from fray.net.buffers.shared_memory import Pool
 from fray.net.codec import from_json, to_json
-from fray.net.segments import Pool
-from fray.net.websocket import WebSocketNetwork
-from fray.runtime.caller import Caller
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.calls.caller import Caller
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -96,7 +96,7 @@ def exists(path: str | bytes) -> bool:
 
 
 def mine() -> Pool:
-    pool = segments.pool()
+    pool = shared_memory.pool()
     assert pool is not None
     return pool
 
@@ -163,7 +163,7 @@ async def test_what_was_lent_comes_back_when_the_last_array_is_gone(tmp_path: Pa
 
 async def test_idle_segments_go_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine().trim(all_free=True)
-    monkeypatch.setattr(segments, "IDLE_S", 0.1)
+    monkeypatch.setattr(shared_memory, "IDLE_S", 0.1)
     monkeypatch.setattr(mine()._shelf, "idle_s", 0.1)
     async with open_lender(tmp_path) as lender:
         await lender.call("echo", numpy.ones(MB))
@@ -229,7 +229,7 @@ def test_a_segment_that_is_a_link_or_too_short_is_refused() -> None:
         assert borrowed is not None
         os.symlink("/etc/passwd", f"{pool.directory}/77")
         for number, size in ((77, 10), (78, 10), (kept.number, 4 * MB)):
-            with pytest.raises(segments.ProtocolMismatch):
+            with pytest.raises(shared_memory.ProtocolMismatch):
                 borrowed.lease(1, number, size)
         assert bytes(borrowed.lease(2, kept.number, 10)) == bytes(10)
     finally:
@@ -282,7 +282,7 @@ async def test_what_a_killed_caller_leaves_is_removed_and_what_the_actor_keeps_o
             victim.wait()
         finally:
             stop(victim)
-        segments.sweep()
+        shared_memory.sweep()
         assert not exists(directory)
         assert await lender.call("ends") == (1, 1)
 
@@ -295,11 +295,11 @@ def test_a_living_owners_directory_is_not_swept_and_a_dead_ones_is() -> None:
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
     directory = process.stdout.readline().decode().strip()
-    segments.sweep()
+    shared_memory.sweep()
     assert os.path.exists(directory)
     process.kill()
     process.wait()
-    segments.sweep()
+    shared_memory.sweep()
     assert not os.path.exists(directory)
     stop(process)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import trio
 
-from fray.model.lines import Chunk
+from fray.model.log_records import Chunk
 from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
+from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.config import Mode
-from fray.node.ends import wait_process_end
-from fray.node.processes import ProcessLauncher
+from fray.node.linux.process_wait import wait_process_end
 
 HERE = str(Path(__file__).parent)
 STORMS = ("storm-a", "storm-b")

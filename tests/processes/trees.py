@@ -16,8 +16,8 @@ from typing import Any
 
 from attrs import define, field
 
-from fray.node.entry import STATE_MARK
-from fray.node.proctree import end_all, environ_of
+from fray.node.attempts.bootstrap import STATE_MARK
+from fray.node.linux.process_tree import end_all, environ_of
 
 TREE = Path(__file__).with_name("tree.py")
 ROLES = ("driver", "unrelated", "node", "zygote", "keeper")

@@ -11,9 +11,9 @@ from calling import Stage, Way, open_stage
 
 from fray import Stream
 from fray.errors import ActorDied, CallCycle, FrayError
-from fray.net.memory import Fate
-from fray.runtime.current import current_actor
-from fray.runtime.two_way import Conversation
+from fray.net.transports.memory import Fate
+from fray.runtime.calls.duplex_stream import Conversation
+from fray.runtime.current_call import current_actor
 
 LIVES = 3
 WITHIN_S = 600.0

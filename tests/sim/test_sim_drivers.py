@@ -21,16 +21,22 @@ from fray import (
     Unreachable,
     current_cluster,
 )
-from fray.actors import actor_id_of
+from fray.api.actors.handle import actor_id_of
 from fray.model.resources import Capacity
-from fray.runtime.job_records import JobRecords
-from fray.scheduler.rows import Rules
-from fray.testing import errands
-from fray.testing.errands import SMALL, Counter, request
+from fray.runtime.controller_client.jobs import JobRecords
+from fray.scheduler.state.rows import Rules
+from fray.testing import workloads
 from fray.testing.fakes import SimNetwork
-from fray.testing.house import CONTROLLER, DriverProcess, MachineSpec, SimHouse, open_house
+from fray.testing.ground_truth import Truth
 from fray.testing.seed import Seed, Trace, steady
-from fray.testing.truth import Truth
+from fray.testing.sim_cluster import (
+    CONTROLLER,
+    DriverProcess,
+    MachineSpec,
+    SimHouse,
+    open_house,
+)
+from fray.testing.workloads import SMALL, Counter, request
 
 GB = 2**30
 HOUR_S = 3600.0
@@ -45,7 +51,7 @@ def played(story: Callable[[SimHouse], Awaitable[None]], *, machines: int = 2) -
         network, truth = SimNetwork(seed.stream("network"), trace), Truth(trio.current_time)
         capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
         specs = [MachineSpec(f"m{number}", capacity) for number in range(machines)]
-        with errands.book(truth):
+        with workloads.book(truth):
             async with open_house(seed, network, truth, specs, rules=Rules()) as house:
                 await story(house)
         breaches.extend(breach.text for breach in truth.breaches)
@@ -57,7 +63,7 @@ def played(story: Callable[[SimHouse], Awaitable[None]], *, machines: int = 2) -
 
 def lingering(name: str, **more: Any) -> JobRequest:
     return JobRequest(
-        name=name, entrypoint=Entrypoint.from_callable(errands.linger, (name, 0.0)), resources=SMALL, **more
+        name=name, entrypoint=Entrypoint.from_callable(workloads.linger, (name, 0.0)), resources=SMALL, **more
     )
 
 
@@ -217,7 +223,7 @@ async def adopted(house: SimHouse, job_id: str) -> None:
         await kept.terminate("not needed any more")
         assert (await kept.wait_ended()).state is JobState.STOPPED
         assert [info.state for info in await cluster.list_jobs("*", states=["running"])] == []
-        fresh = await cluster.launch(request("fresh", errands.give, "fresh", 7, 0.1))
+        fresh = await cluster.launch(request("fresh", workloads.give, "fresh", 7, 0.1))
         assert await fresh.wait() == 7
 
     assert await drive(house, "laptop-again", body) is None
@@ -232,7 +238,7 @@ def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_
 
         async def body(cluster: Cluster) -> None:
             actor = await cluster.create_actor(Teller, name="counter")
-            job = await cluster.launch(request("long", errands.give, "long", 5, nap_s + 100))
+            job = await cluster.launch(request("long", workloads.give, "long", 5, nap_s + 100))
             nap = actor.slow_add.start("nap", nap_s + 50)
             ready.set()
             done.append(await job.wait())
@@ -296,14 +302,14 @@ def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
     async def story(house: SimHouse) -> None:
         async def body(cluster: Cluster) -> None:
             actor = await cluster.create_actor(Teller, name="counter")
-            job = await cluster.launch(request("across", errands.give, "across", 5, 200.0))
+            job = await cluster.launch(request("across", workloads.give, "across", 5, 200.0))
             assert await actor.add("before") == 1
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(asleep, house, CONTROLLER, 500.0)
                 await trio.sleep(100)
                 assert await actor.add("meanwhile") == 2, "calls never pass through it"
                 assert await job.wait() == 5
-            after = await cluster.launch(request("after", errands.give, "after", 6, 0.1))
+            after = await cluster.launch(request("after", workloads.give, "after", 6, 0.1))
             assert await after.wait() == 6
             assert len((await cluster.poll(job)).attempts) == 1
 
@@ -348,7 +354,7 @@ def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_s
 def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_its_job_runs_elsewhere() -> None:
     async def story(house: SimHouse) -> None:
         async def body(cluster: Cluster) -> None:
-            job = await cluster.launch(request("moved", errands.give, "moved", 5, 1000.0))
+            job = await cluster.launch(request("moved", workloads.give, "moved", 5, 1000.0))
             first = (await job.wait_running()).attempts[0].node
             await asleep(house, first, HOUR_S)
             assert await job.wait() == 5
@@ -411,7 +417,7 @@ def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_wa
     async def story(house: SimHouse) -> None:
         async def body(cluster: Cluster) -> None:
             jobs = [
-                await cluster.launch(errands.request(f"j{number}", errands.give, f"j{number}", number, 30.0))
+                await cluster.launch(workloads.request(f"j{number}", workloads.give, f"j{number}", number, 30.0))
                 for number in range(12)
             ]
             begun.append(trio.Event())

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 
 from fray.model.environment import EnvironmentSpec
-from fray.testing.environments import BROKEN, SimEnvironments
+from fray.testing.scenario_plans import direct_plan
 from fray.testing.sim import run_story
-from fray.testing.strategies import direct_plan
+from fray.testing.sim_environments import BROKEN, SimEnvironments
 
 
 @pytest.mark.parametrize("seed", range(3))

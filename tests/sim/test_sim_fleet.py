@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fray.controller.scaler import Scaler
-from fray.scheduler import machines
-from fray.testing.clouds import SimCloud
+from fray.controller.provider_driver import Scaler
+from fray.scheduler.autoscaler import provider_events
+from fray.testing.scenario_plans import direct_plan
 from fray.testing.sim import run_story
-from fray.testing.strategies import direct_plan
+from fray.testing.sim_cloud import SimCloud
 
 WORK = ["background job", "value job", "gang", "background job"] * 10
 TROUBLE = [
@@ -54,5 +54,5 @@ def test_a_machine_that_is_never_deleted_is_seen(monkeypatch: pytest.MonkeyPatch
 
 def test_a_death_that_the_provider_told_and_nobody_heard_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [(8.0, "machine taken away", 5.0), (12.0, "machine taken away", 5.0), (16.0, "machine taken away", 5.0)]
-    monkeypatch.setattr(machines, "bury_nodes", lambda state, out, unit, why: None)
+    monkeypatch.setattr(provider_events, "bury_nodes", lambda state, out, unit, why: None)
     assert broken(taken)

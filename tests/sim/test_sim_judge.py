@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-import fray.runtime.links
+import fray.api.scope
+import fray.runtime.controller_client.client
 import fray.scheduler.lifecycle
-import fray.scopes
 from fray.controller.store import Store
 from fray.model.specs import Cause, Ticket
 from fray.node.config import NodeConfig
-from fray.node.health.vitals import Vitals
-from fray.node.member import Member
-from fray.runtime.calls import Fate
-from fray.scheduler import jobs
-from fray.testing.errands import Boom
+from fray.node.health.metrics_report import Vitals
+from fray.node.membership import Member
+from fray.runtime.calls.wire import Fate
+from fray.scheduler.jobs import transitions
+from fray.testing.scenario import Told
+from fray.testing.scenario_plans import Plan, direct_plan
 from fray.testing.sim import run_story
-from fray.testing.story import Told
-from fray.testing.strategies import Plan, direct_plan
+from fray.testing.workloads import Boom
 
 CALM_S = 12.0
 Patch = pytest.MonkeyPatch
@@ -53,7 +53,7 @@ def test_a_node_that_does_not_end_what_it_should_breaks_p1(monkeypatch: Patch) -
 
 
 def test_a_law_that_forgets_the_children_of_the_dead_breaks_p1(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(jobs, "stop_owned", lambda *arguments: None)
+    monkeypatch.setattr(transitions, "stop_owned", lambda *arguments: None)
     plan = direct_plan(["family"] * 12, [(4.0, "kill process", 1.0), (6.0, "kill process", 1.0)], every_s=0.7)
     told = run_story(1, plan=plan, gone_within_s=CALM_S)
     assert breaches(told, "law") or breaches(told, "P1")
@@ -83,19 +83,19 @@ def test_a_node_that_loses_the_stacks_breaks_p10(monkeypatch: Patch) -> None:
 
 
 def test_a_scope_that_raises_something_else_breaks_p2(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(fray.scopes, "error_of", lambda record: Boom("somebody else"))
+    monkeypatch.setattr(fray.api.scope, "error_of", lambda record: Boom("somebody else"))
     told = run_story(1, plan=calm("failing scope"))
     assert any("somebody else" in text for text in breaches(told, "P2"))
 
 
 def test_a_lost_notice_breaks_p3(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(fray.runtime.links.ControllerLink, "_notice", lambda *arguments: None)
+    monkeypatch.setattr(fray.runtime.controller_client.client.ControllerLink, "_notice", lambda *arguments: None)
     told = run_story(1, plan=calm("value job"))
     assert any("value job" in text for text in breaches(told, "P3"))
 
 
 def test_a_call_that_is_repeated_on_its_own_breaks_p4(monkeypatch: Patch) -> None:
-    import fray.runtime.route as route
+    import fray.runtime.calls.route as route
 
     monkeypatch.setattr(route, "fate", lambda **facts: Fate.REPEAT)
     seen = _until("P4", lambda seed: direct_plan(

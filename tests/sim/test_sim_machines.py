@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fray.scheduler import drain, machine_tables
-from fray.scheduler.rows import Node, NodePhase
+from fray.scheduler.nodes import drain
+from fray.scheduler.state import nodes
+from fray.scheduler.state.rows import Node, NodePhase
+from fray.testing.scenario import Told
+from fray.testing.scenario_plans import Plan, direct_plan
 from fray.testing.seed import Trace
 from fray.testing.sim import run_story
-from fray.testing.story import Told
-from fray.testing.strategies import Plan, direct_plan
 
 JOBS = ("value job", "program", "sync job", "background job")
 BAD: Plan = direct_plan(JOBS * 20, [(5.0, "bad machine", 60.0)], every_s=0.7)
@@ -51,6 +52,6 @@ def test_work_on_a_closed_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     def takes_work(node: Node) -> bool:
         return node.phase is NodePhase.ALIVE and node.settled and not node.strays
 
-    monkeypatch.setattr(machine_tables, "takes_work", takes_work)
+    monkeypatch.setattr(nodes, "takes_work", takes_work)
     assert any("which is cordoned since" in text for text in broken(run_story(3, plan=DRAINED)))
     assert any("in quarantine since" in text for text in broken(run_story(1, plan=BAD)))

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from fray.scheduler import limits, preemption
+from fray.scheduler.jobs import time_limits
+from fray.scheduler.preemption import preemption
+from fray.testing.scenario_plans import direct_plan
 from fray.testing.sim import run_story
-from fray.testing.strategies import direct_plan
 
 Patch = pytest.MonkeyPatch
 WAITS = ["who goes first"] * 16
@@ -45,5 +46,5 @@ def forget_limits(state: Any, out: Any) -> None:
 
 
 def test_a_job_that_is_not_ended_at_its_limit_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(limits, "end_overdue", forget_limits)
+    monkeypatch.setattr(time_limits, "end_overdue", forget_limits)
     assert "was over at" in broken("limited job", "gap filler")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fray.scheduler import jobs, launching, restarts
+from fray.scheduler.jobs import retries, submit, transitions
+from fray.testing.scenario import Told
+from fray.testing.scenario_plans import Plan, direct_plan
 from fray.testing.sim import run_story
-from fray.testing.story import Told
-from fray.testing.strategies import Plan, direct_plan
 
 Patch = pytest.MonkeyPatch
 KINDS = ("stumbling job", "ruled program", "template", "adopted job", "job of an id", "gang that breaks")
@@ -38,26 +38,26 @@ def test_nothing_is_broken_while_machines_and_the_controller_are_killed() -> Non
 
 
 def test_more_retries_than_a_budget_has_are_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(restarts, "allows", lambda *arguments: True)
+    monkeypatch.setattr(retries, "allows", lambda *arguments: True)
     assert any("failure retries" in text for text in breaches(run_story(1, plan=calm(*["stumbling job"] * 8)), "law"))
 
 
 def test_a_rule_that_is_not_obeyed_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(jobs, "as_ruled", lambda spec, outcome: outcome)
+    monkeypatch.setattr(transitions, "as_ruled", lambda spec, outcome: outcome)
     assert any("ignore" in text for text in breaches(run_story(1, plan=calm(*["ruled program"] * 6)), "P2"))
 
 
 def test_a_crash_loop_that_is_not_told_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(jobs, "crash_loop", lambda job: "")
+    monkeypatch.setattr(transitions, "crash_loop", lambda job: "")
     assert any("its story is" in text for text in breaches(run_story(1, plan=calm(*["stumbling job"] * 8)), "P2"))
 
 
 def test_a_prefix_that_ends_nobody_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(launching, "named", lambda state, event: iter(()))
+    monkeypatch.setattr(submit, "named", lambda state, event: iter(()))
     told = run_story(1, plan=calm(*["template"] * 4))
     assert breaches(told, "P1") or breaches(told, "P3")
 
 
 def test_a_job_that_is_launched_beside_the_one_to_adopt_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(launching, "_staying", lambda state, spec: None)
+    monkeypatch.setattr(submit, "_staying", lambda state, spec: None)
     assert any("live together" in text for text in breaches(run_story(1, plan=calm(*["adopted job"] * 8)), "P4"))

@@ -7,20 +7,23 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from fray.controller.joining import Joins
+from fray.controller.connections.join_tokens import Joins
 from fray.errors import SessionEnded
 from fray.model.messages.node import JoinAsked, JoinGiven
 from fray.model.resources import Capacity
 from fray.model.specs import Cause, Ticket, Wish
-from fray.node.forwards import Forwards
 from fray.node.logs.store import MemoryLogs
-from fray.node.member import Member
-from fray.scheduler import fitting, job_groups, launching, lifecycle, nodes, restarts
-from fray.scheduler import jobs as law_of_jobs
+from fray.node.membership import Member
+from fray.node.port_tunnels import Forwards
+from fray.scheduler import lifecycle
+from fray.scheduler.jobs import groups, retries, submit
+from fray.scheduler.jobs import transitions as law_of_jobs
 from fray.scheduler.lifecycle import Budget
-from fray.testing.house import DriverProcess
+from fray.scheduler.nodes import nodes
+from fray.scheduler.pool import machine as fitting
+from fray.testing.scenario_plans import direct_plan
 from fray.testing.sim import run_story
-from fray.testing.strategies import direct_plan
+from fray.testing.sim_cluster import DriverProcess
 
 Patch = pytest.MonkeyPatch
 KINDS = (
@@ -77,7 +80,7 @@ def test_a_stage_of_a_group_that_begins_too_early_is_seen(monkeypatch: Patch) ->
 
 
 def test_a_group_that_never_ends_its_helpers_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(job_groups, "verdict", lambda *arguments: None)
+    monkeypatch.setattr(groups, "verdict", lambda *arguments: None)
     assert "by its rules, and its outcome is" in broken("job group")
 
 
@@ -111,12 +114,12 @@ def test_packages_that_are_tried_again_are_seen(monkeypatch: Patch) -> None:
 
 
 def test_a_back_off_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(restarts, "back_off_s", lambda *arguments: 0.0)
+    monkeypatch.setattr(retries, "back_off_s", lambda *arguments: 0.0)
     assert "its back-off is" in broken(*["stumbling job"] * 12)
 
 
 def test_a_tree_of_which_only_the_root_is_ended_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(launching, "tree", lambda *arguments: iter(()))
+    monkeypatch.setattr(submit, "tree", lambda *arguments: iter(()))
     assert "came too late" in broken(*["whole tree"] * 4)
 
 

@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
-from fray.model.policy import Amounts, Terms
-from fray.node.member import Member
+from fray.model.policy.policy import Amounts, Terms
+from fray.node.membership import Member
 from fray.node.reconcile import Stop
-from fray.scheduler import due, match, preemption, quotas, scaling
-from fray.scheduler.packing import Packing
-from fray.scheduler.reserved import RESERVATION
-from fray.scheduler.tables import Tables
+from fray.scheduler import timer_dispatch
+from fray.scheduler.autoscaler import plan as scaling
+from fray.scheduler.autoscaler.bin_packing import Packing
+from fray.scheduler.pool import pool
+from fray.scheduler.preemption import preemption
+from fray.scheduler.queue import quotas
+from fray.scheduler.state.reservations import RESERVATION
+from fray.scheduler.state.tables import Tables
+from fray.testing.scenario import Told
+from fray.testing.scenario_plans import Plan, direct_plan
 from fray.testing.sim import run_story
-from fray.testing.story import Told
-from fray.testing.strategies import Plan, direct_plan
 
 Patch = pytest.MonkeyPatch
 ANYTHING = Terms()
@@ -97,12 +101,12 @@ def test_reservations_come_and_go_and_no_promise_is_broken() -> None:
 
 
 def test_a_reservation_that_never_ends_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(due.DUE, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
+    monkeypatch.setitem(timer_dispatch.DUE, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
     assert "P3" in broken(RESERVED)
 
 
 def test_a_machine_that_is_given_away_more_than_once_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(match.Machine, "shift", lambda *arguments: None)
+    monkeypatch.setattr(pool.Machine, "shift", lambda *arguments: None)
     text = broken(direct_plan(["crowd"] * 3, [], machines=1))
     assert "P6" in text
     assert "is one too many" in text

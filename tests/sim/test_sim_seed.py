@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from fray.testing.scenario_plans import draw_plan
 from fray.testing.seed import Seed, Trace
 from fray.testing.sim import run_story
-from fray.testing.strategies import draw_plan
 
 ON_DISK = 2
 

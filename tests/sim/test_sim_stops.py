@@ -14,14 +14,20 @@ import trio.testing
 import fray
 from fray import Cluster
 from fray.model.resources import Capacity
-from fray.net.dialler import AFTER_STOP_S
-from fray.scheduler.rows import Rules
-from fray.testing import errands
-from fray.testing.errands import Counter, request
+from fray.net.channel.dialer import AFTER_STOP_S
+from fray.scheduler.state.rows import Rules
+from fray.testing import workloads
 from fray.testing.fakes import SimNetwork
-from fray.testing.house import CONTROLLER, DriverProcess, MachineSpec, SimHouse, open_house
+from fray.testing.ground_truth import Truth
 from fray.testing.seed import Seed, Trace, steady
-from fray.testing.truth import Truth
+from fray.testing.sim_cluster import (
+    CONTROLLER,
+    DriverProcess,
+    MachineSpec,
+    SimHouse,
+    open_house,
+)
+from fray.testing.workloads import Counter, request
 
 GB = 2**30
 STOP_S = 700.0
@@ -37,7 +43,7 @@ def played(body: Callable[[SimHouse, Cluster], Awaitable[None]]) -> list[str]:
         network, truth = SimNetwork(seed.stream("network"), trace), Truth(trio.current_time)
         capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
         specs = [MachineSpec(f"m{number}", capacity) for number in range(2)]
-        with errands.book(truth):
+        with workloads.book(truth):
             async with open_house(seed, network, truth, specs, rules=Rules()) as house:
                 driver = DriverProcess(house, "driver")
                 await driver.run(lambda cluster: body(house, cluster), namespace=None, grace_s=30.0)
@@ -75,7 +81,7 @@ def test_a_call_that_lay_before_a_stopped_actor_is_not_run_when_it_wakes() -> No
 
 
 def test_a_host_that_reads_old_calls_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("fray.runtime.guest.STALE_S", float("inf"))
+    monkeypatch.setattr("fray.runtime.actors.caller_session.STALE_S", float("inf"))
     assert any("buffered was executed" in text for text in played(call_while_it_is_stopped))
 
 
@@ -94,7 +100,7 @@ def test_callers_that_come_back_are_let_in_once_the_host_knows_that_it_still_may
 
 def test_what_was_about_to_begin_on_a_stopped_machine_does_not_begin_when_it_wakes() -> None:
     async def body(house: SimHouse, cluster: Cluster) -> None:
-        job = await cluster.launch(request("late", errands.give, "late", 7, 1.0))
+        job = await cluster.launch(request("late", workloads.give, "late", 7, 1.0))
         machine = await holder_of(house)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stopped, house, machine)
@@ -117,7 +123,7 @@ async def holder_of(house: SimHouse) -> str:
 
 def test_a_machine_that_wakes_where_no_controller_can_be_reached_ends_what_it_holds() -> None:
     async def body(house: SimHouse, cluster: Cluster) -> None:
-        await cluster.launch(request("stays", errands.linger, "stays", 0.0, detached=True, max_retries_failure=0))
+        await cluster.launch(request("stays", workloads.linger, "stays", 0.0, detached=True, max_retries_failure=0))
         await trio.sleep(1)
         (life,) = house.truth.living.values()
         house.freezer.freeze(life.machine)

@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 from attrs import evolve
 
+from fray.testing.scenario_plans import ACTS, FAULTS, draw_plan
 from fray.testing.seed import Seed
 from fray.testing.sim import run_story, summary
-from fray.testing.strategies import ACTS, FAULTS, draw_plan
 
 SEEDS = 64
 CAMPAIGN = 300

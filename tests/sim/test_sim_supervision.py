@@ -10,17 +10,31 @@ import trio.testing
 
 import fray
 from fray import ActorStatus
-from fray.scheduler import checkpoints, holding, launching, restarts, supervision
-from fray.scheduler.rows import Rules
-from fray.testing import acts, errands, strategies
-from fray.testing.errands import Counter
+from fray.scheduler.jobs import (
+    checkpoints,
+    retries,
+    submit,
+    supervision,
+)
+from fray.scheduler.jobs import (
+    holds as holding,
+)
+from fray.scheduler.state.rows import Rules
+from fray.testing import operations as acts
+from fray.testing import scenario_plans, workloads
 from fray.testing.fakes import SimNetwork
-from fray.testing.house import DriverProcess, MachineSpec, SimHouse, open_house
+from fray.testing.ground_truth import Truth
+from fray.testing.scenario import Told
+from fray.testing.scenario_plans import Plan, direct_plan, draw_plan
 from fray.testing.seed import Seed, Trace, steady
 from fray.testing.sim import run_story
-from fray.testing.story import Told
-from fray.testing.strategies import Plan, direct_plan, draw_plan
-from fray.testing.truth import Truth
+from fray.testing.sim_cluster import (
+    DriverProcess,
+    MachineSpec,
+    SimHouse,
+    open_house,
+)
+from fray.testing.workloads import Counter
 
 Patch = pytest.MonkeyPatch
 
@@ -54,19 +68,19 @@ def test_siblings_that_are_left_alone_are_seen(monkeypatch: Patch) -> None:
 
 def test_a_group_that_outlives_its_failure_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(supervision, "_end_group", lambda *arguments: None)
-    monkeypatch.setattr(restarts, "affordable", lambda *arguments: None)
+    monkeypatch.setattr(retries, "affordable", lambda *arguments: None)
     assert any(
         "a member of it goes on" in text for text in breaches(run_story(1, plan=calm("supervised group")), "law")
     )
 
 
 def test_a_back_off_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(restarts, "back_off_s", lambda *arguments: 0.0)
+    monkeypatch.setattr(retries, "back_off_s", lambda *arguments: 0.0)
     assert any("begins 0." in text for text in breaches(run_story(1, plan=calm(*["crash loop"] * 5)), "P2"))
 
 
 def test_more_restarts_than_are_allowed_are_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(restarts, "recent", lambda *arguments: [])
+    monkeypatch.setattr(retries, "recent", lambda *arguments: [])
     assert any("was restarted" in text for text in breaches(run_story(1, plan=calm("crash loop")), "law"))
 
 
@@ -88,12 +102,12 @@ def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> 
 
 
 def test_a_second_creator_that_is_refused_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(launching, "living_actor", lambda *arguments: None)
+    monkeypatch.setattr(submit, "living_actor", lambda *arguments: None)
     assert any("NameTaken" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "house"))
 
 
 def test_every_act_is_drawn_and_every_drawn_act_is_there() -> None:
-    assert set(acts.ACTS) == set(strategies.ACTS)
+    assert set(acts.ACTS) == set(scenario_plans.ACTS)
 
 
 def test_the_new_acts_are_part_of_the_random_stories() -> None:
@@ -113,7 +127,7 @@ def back_after_s(rules: Rules, config: fray.ActorConfig) -> tuple[float, float]:
         truth = Truth(trio.current_time)
         capacity = draw_plan(seed.stream("plan")).machines[0]
         machines = [MachineSpec("m0", capacity), MachineSpec("m1", capacity)]
-        with errands.book(truth):
+        with workloads.book(truth):
             async with open_house(seed, network, truth, machines, rules=rules) as house:
                 driver = DriverProcess(house, "driver")
                 await driver.run(lambda cluster: lose_it(cluster, house), namespace="lab", grace_s=10.0)

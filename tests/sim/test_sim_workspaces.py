@@ -7,9 +7,9 @@ import trio
 from attrs import evolve
 
 from fray.model.workspace import read_manifest, write_manifest
+from fray.testing.scenario_plans import direct_plan
 from fray.testing.sim import run_story
-from fray.testing.strategies import direct_plan
-from fray.testing.workspaces import SimShelf, version
+from fray.testing.sim_workspaces import SimShelf, version
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -29,12 +29,12 @@ from fray.v2 import (
     ResourceConfig,
     create_environment,
     current_client,
-    fray_backend,
     iris_backend,
     set_current_client,
     wait_all,
 )
 from fray.v2.client import _current_client_var
+from fray.v2.fray import client as fray_backend
 from fray.v2.ray_backend import backend as ray_backend
 
 # Which client --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,12 @@ from fray.v2 import (
     ResourceConfig,
     TpuConfig,
 )
-from fray.v2.convert import actor_config, actor_request, job_request, job_resources
+from fray.v2.fray.convert import (
+    actor_config,
+    actor_request,
+    job_request,
+    job_resources,
+)
 
 NOTHING = Entrypoint.from_callable(print)
 

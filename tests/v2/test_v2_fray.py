@@ -29,7 +29,7 @@ from fray.v2 import (
     set_current_client,
     wait_all,
 )
-from fray.v2.fray_actors import FrayActorHandle
+from fray.v2.fray.actors import FrayActorHandle
 
 
 @pytest.fixture(scope="module")
@@ -350,9 +350,9 @@ def test_handles_of_a_closed_client_say_so() -> None:
 
 
 def test_what_came_by_pickle_where_there_is_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fray.blocking import loop
+    from fray.blocking.bridge import background_loop
 
-    monkeypatch.setattr(loop, "opened", [])
+    monkeypatch.setattr(background_loop, "opened", [])
     with pytest.raises(RuntimeError, match="set_current_client"):
         FrayActorHandle("counter").add(1)
 

@@ -22,12 +22,12 @@ from fray.v2 import (
     ResourceConfig,
     create_environment,
     current_client,
-    iris_actors,
 )
 from fray.v2.client import client_of
-from fray.v2.iris_actors import IrisActorHandle
+from fray.v2.iris import actors
+from fray.v2.iris.actors import IrisActorHandle
+from fray.v2.iris.jobs import IrisJobHandle
 from fray.v2.iris_backend import FrayIrisClient
-from fray.v2.iris_jobs import IrisJobHandle
 
 STANDIN = Path(__file__).parent / "standin"
 
@@ -36,8 +36,8 @@ STANDIN = Path(__file__).parent / "standin"
 def controller() -> Iterator[Any]:
     """A controller here; this process passes for one of its jobs, since names are of one root job."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iris_actors, "UNSEEN_S", 1.0)
-        patch.setattr(iris_actors, "GONE_S", 0.5)
+        patch.setattr(actors, "UNSEEN_S", 1.0)
+        patch.setattr(actors, "GONE_S", 0.5)
         patch.syspath_prepend(str(STANDIN))
         from iris.client import as_job
         from iris.controller import Controller

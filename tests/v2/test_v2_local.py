@@ -42,10 +42,10 @@ from fray.v2 import (
     current_actor,
     current_client,
     set_current_client,
-    threads,
     wait_all,
 )
 from fray.v2.actor import _reset_current_actor, _set_current_actor
+from fray.v2.local import threads
 
 
 @pytest.fixture

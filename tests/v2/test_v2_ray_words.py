@@ -21,7 +21,7 @@ from fray.v2 import (
 )
 from fray.v2.ray_backend import auth
 from fray.v2.ray_backend.environments import runtime_env
-from fray.v2.ray_backend.failures import packed
+from fray.v2.ray_backend.errors import packed
 from fray.v2.ray_backend.resources import actor_options, bundle, job_options, slice_wish, tries
 from fray.v2.ray_backend.tpu import head_bundles, variables, vm_bundles
 

@@ -1,7 +1,8 @@
 """The seam between the controller and whoever has machines.
 
 A provider obeys: it decides nothing, tries nothing again, and remembers nothing that its cloud does not. One instance
-serves all groups of its kind. Each call runs in a task of its own under a bound (`fray.controller.scaler`), so it may
+serves all groups of its kind. Each call runs in a task of its own under a bound (`fray.controller.provider_driver`),
+so it may
 take its time; it may be cancelled at any checkpoint, and the law learns from `list` what has become of it.
 """
 
@@ -13,7 +14,12 @@ from typing import Protocol
 from attrs import field, frozen
 
 from fray.errors import FrayError
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
 
 __all__ = [
     "ErrorKind",

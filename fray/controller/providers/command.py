@@ -25,10 +25,16 @@ from attrs import define, evolve, field, frozen
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
-from fray.model.fleet import ZONE_LIMIT_CHARS, ErrorKind, GroupConfig, MachineState, SeenMachine
-from fray.model.joining import HOSTS_LIMIT
+from fray.model.join_tokens import HOSTS_LIMIT
+from fray.model.policy.machine_groups import (
+    ZONE_LIMIT_CHARS,
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
 from fray.model.resources import cut
-from fray.scheduler.units import group_in, mark_of
+from fray.scheduler.state.unit_rows import group_in, mark_of
 
 KINDS: Mapping[int, ErrorKind] = {
     64: ErrorKind.INVALID,  # EX_USAGE
@@ -42,7 +48,7 @@ KINDS: Mapping[int, ErrorKind] = {
 }
 """Exit codes as in sysexits.h; every other one is TRANSIENT."""
 TIMEOUT_S = 120.0
-"""Longest life of a command, too: no call of a provider has more (`fray.controller.scaler`)."""
+"""Longest life of a command, too: no call of a provider has more (`fray.controller.provider_driver`)."""
 LATE_OUTPUT_S = 1.0
 """How long after its end a command's output is read on: what it started may hold the pipes for ever."""
 REAP_S = 1.0

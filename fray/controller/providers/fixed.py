@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from attrs import define
 
 from fray.controller.providers.base import MachineRequest, ProviderError
-from fray.model.fleet import ErrorKind, GroupConfig, SeenMachine
+from fray.model.policy.machine_groups import ErrorKind, GroupConfig, SeenMachine
 
 
 @define(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fray.errors import InvalidRequest
-from fray.model.fleet import GroupConfig
+from fray.model.policy.machine_groups import GroupConfig
 
 
 def check_options(groups: Iterable[GroupConfig]) -> None:

@@ -22,12 +22,17 @@ from typing import Any
 import trio
 from attrs import asdict, define, field
 
-from fray.controller.mortality import Witness, boot_id, wait_gone
+from fray.controller.process_watch import Witness, boot_id, wait_gone
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.errors import InvalidRequest
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
 from fray.model.messages.client import ProcessMark
-from fray.net.lives import start_ticks
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
+from fray.net.process_identity import start_ticks
 
 END_S = 5.0
 """How long nodes may take to leave after SIGTERM; nothing runs on them any more."""

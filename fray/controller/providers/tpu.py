@@ -18,7 +18,7 @@ import trio
 from attrs import define, field, frozen
 
 from fray.controller.providers.base import MachineRequest, ProviderError
-from fray.controller.providers.tpu_calls import (
+from fray.controller.providers.tpu_api import (
     Client,
     Place,
     delete,
@@ -34,7 +34,12 @@ from fray.controller.providers.tpu_calls import (
 from fray.controller.providers.tpu_options import TpuOptions, check_unit, read_options
 from fray.controller.providers.tpu_states import failed, seen_unit
 from fray.errors import InvalidRequest
-from fray.model.fleet import ErrorKind, GroupConfig, MachineState, SeenMachine
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from attrs import Factory, fields, frozen
 
 from fray.controller.providers.base import MachineRequest
 from fray.errors import InvalidRequest
-from fray.model.fleet import GroupConfig
+from fray.model.policy.machine_groups import GroupConfig
 
 LABEL_CLUSTER, LABEL_GROUP, LABEL_MACHINE = "fray-cluster", "fray-group", "fray-machine"
 KEY_SCRIPT, KEY_TOKEN, KEY_NODE = "startup-script", "fray-join-token", "fray-node"

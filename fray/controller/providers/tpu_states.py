@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from fray.controller.providers.base import ProviderError
-from fray.model.fleet import ErrorKind, MachineState, SeenMachine
+from fray.model.policy.machine_groups import ErrorKind, MachineState, SeenMachine
 
 _S = MachineState
 NODE_STATES: Mapping[str, MachineState] = {

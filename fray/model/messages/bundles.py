@@ -7,8 +7,8 @@ pieces that were under way, and repeating anything takes effect once.
 
 from __future__ import annotations
 
+from fray.model.frozen import frozen
 from fray.model.ids import BlobId
-from fray.model.word import frozen
 
 PIECE_LIMIT_BYTES = 2 * 1024 * 1024
 """No piece is larger, packed or unpacked."""

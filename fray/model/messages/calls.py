@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fray.model.frozen import frozen
 from fray.model.ids import ActorId, SessionId
-from fray.model.word import frozen
 
 
 @frozen(kw_only=True)
@@ -94,4 +94,4 @@ class CallMeta:
     deadline_s: float | None = None
     """Seconds from now (durations cross wires, times do not)."""
     chain: tuple[str, ...] = ()
-    """Links (`fray.runtime.cycles`) of the calls this one is part of, outermost first."""
+    """Links (`fray.runtime.deadlock`) of the calls this one is part of, outermost first."""

@@ -12,12 +12,12 @@ from enum import StrEnum
 from attrs import Factory, field
 
 from fray.model.actors import ActorInfo
+from fray.model.frozen import frozen
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
 from fray.model.job_groups import JobGroupInfo, JobGroupSpec
+from fray.model.monitoring.attempt_metrics import Vital
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationSpec
 from fray.model.specs import JobInfo, JobSpec, JobState, Outcome
-from fray.model.vitals import Vital
-from fray.model.word import frozen
 
 
 class Role(StrEnum):
@@ -271,7 +271,7 @@ class FollowLogs:
 
 @frozen(kw_only=True)
 class LogLines:
-    """Notice: lines that an attempt wrote, in order. Attached: records (`fray.model.lines`) from ``first`` on."""
+    """Notice: lines that an attempt wrote, in order. Attached: records (`fray.model.log_records`) from ``first`` on."""
 
     job_id: JobId
     name: str
@@ -507,7 +507,7 @@ class Checkpoint:
 
 @frozen(kw_only=True)
 class MintJoin:
-    """A token for a machine that is yet to come (`fray.model.joining`); not for jobs. Reply: `JoinMinted`."""
+    """A token for a machine that is yet to come (`fray.model.join_tokens`); not for jobs. Reply: `JoinMinted`."""
 
     machine: str
     hosts: int = 1

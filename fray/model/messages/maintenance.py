@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from fray.model.frozen import frozen
 from fray.model.ids import JobId, NodeName
 from fray.model.messages.client import NodeInfo
 from fray.model.specs import JobSpec
-from fray.model.word import frozen
 
 
 @frozen(kw_only=True)

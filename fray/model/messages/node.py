@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from attrs import Factory, field
 
+from fray.model.frozen import frozen
 from fray.model.ids import AttemptId, NodeName
 from fray.model.messages.client import ProcessMark
+from fray.model.monitoring.attempt_metrics import Vital
 from fray.model.resources import Capacity
 from fray.model.specs import Observed, Wish
-from fray.model.vitals import Vital
-from fray.model.word import frozen
 
 
 @frozen(kw_only=True)
@@ -41,7 +41,8 @@ class NodeHello:
 
 @frozen(kw_only=True)
 class JoinAsked:
-    """Greeting of a machine that has a join token (`fray.model.joining`), proven by the handshake. Answer: `JoinGiven`.
+    """Greeting of a machine that has a join token (`fray.model.join_tokens`), proven by the handshake. Answer:
+    `JoinGiven`.
     Errors: Unauthorized (expired, or spent by another machine), InvalidRequest."""
 
     node: NodeName
@@ -92,7 +93,7 @@ class Report:
 @frozen(kw_only=True)
 class AttemptLog:
     """Notice up: lines of an attempt as they come, in order; sent before the report of its end. Attached: the records
-    (`fray.model.lines`) of lines ``first`` to before ``end``.
+    (`fray.model.log_records`) of lines ``first`` to before ``end``.
 
     A node that is behind skips some, or says only ``end``: all of them are on its disk (`ReadLog`).
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fray.model.word import frozen
+from fray.model.frozen import frozen
 
 
 @frozen(kw_only=True)
@@ -10,7 +10,7 @@ class OpenTunnel:
     """Open a tunnel. The greeting (opaque to whoever relays it) is attached.
 
     Without ``port`` it leads to the host of actors in a process, and carries messages. With one it leads through the
-    node of a job to that port of the job, and carries bytes (`fray.net.splice`).
+    node of a job to that port of the job, and carries bytes (`fray.net.tunnels.byte_stream`).
 
     Errors: ActorDied (``to`` has ended, by the controller's word), Refused (nobody of this name is known, or listens),
     Unreachable (it has no connection now), Unauthorized (the host's word, or a job's that asks beyond its namespace),

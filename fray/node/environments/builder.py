@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from attrs import frozen
 
-from fray.node.entry import WARM
+from fray.node.attempts.bootstrap import WARM
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, Lock, free_bytes
 from fray.node.environments.recipe import (
@@ -40,7 +40,12 @@ from fray.node.environments.recipe import (
     uv_environ,
     without_credentials,
 )
-from fray.node.proctree import become_subreaper, die_with, end_descendants, set_title
+from fray.node.linux.process_tree import (
+    become_subreaper,
+    die_with,
+    end_descendants,
+    set_title,
+)
 
 AGAIN_S = 0.02
 

@@ -19,13 +19,13 @@ from attrs import define, evolve, field
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.specs import EntryKind, Ticket
 from fray.node.config import EnvironmentLimits
-from fray.node.preparing import NotPrepared, Prepared, Say
+from fray.node.prepare import NotPrepared, Prepared, Say
 
 if TYPE_CHECKING:
-    from fray.node.environments.builds import Builds
+    from fray.node.attempts.images import Images
+    from fray.node.environments.build_manager import Builds
     from fray.node.environments.cache import Environment, Lock
     from fray.node.environments.recipe import Project, Recipe
-    from fray.node.images import Images
 
 EVICT_EVERY_S = 600.0
 FILE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -42,7 +42,7 @@ class _Held:
 
 
 class Environments:
-    """The `fray.node.preparing.Provider` of real nodes.
+    """The `fray.node.prepare.Provider` of real nodes.
 
     Args:
         directory: where they are kept; all nodes of a machine and user share it.
@@ -110,7 +110,7 @@ class Environments:
         return evolve(self._of(found, ticket.spec.entry), sys_path=paths)
 
     async def _contain(self, image: str, say: Say) -> Prepared:
-        from fray.node.containers import find_engine
+        from fray.node.attempts.containers import find_engine
         from fray.node.environments import overlay
 
         engine = find_engine(self.environ)
@@ -120,7 +120,7 @@ class Environments:
         return Prepared(image=image, engine=engine.program, label=self.label, library=overlay.links())
 
     def _own_images(self) -> Images:
-        from fray.node.images import Images
+        from fray.node.attempts.images import Images
 
         if self._images is None:
             self._images = Images(self.environ, self.limits.build_s)
@@ -128,7 +128,7 @@ class Environments:
 
     async def _sweep_containers(self) -> None:
         """Of an earlier life of this node; none of this life's are there yet."""
-        from fray.node import containers
+        from fray.node.attempts import containers
 
         engine = containers.find_engine(self.environ)
         if engine is not None:
@@ -162,7 +162,7 @@ class Environments:
         return held.environment
 
     def _own_builds(self) -> Builds:
-        from fray.node.environments.builds import Builds
+        from fray.node.environments.build_manager import Builds
         from fray.node.environments.cache import Cache
 
         if self._builds is None:
@@ -172,9 +172,9 @@ class Environments:
 
     async def told(self) -> str:
         """See `Household.told`."""
-        from fray.node import particulars
+        from fray.node import node_details
 
-        return await particulars.environments(self.directory, self.limits, len(self._held))
+        return await node_details.environments(self.directory, self.limits, len(self._held))
 
     def release(self, attempt_id: str) -> None:
         """See `Household.release`."""

@@ -17,10 +17,10 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from fray.model.lines import INDEX, archived_at
+from fray.model.log_records import INDEX, archived_at
 from fray.net import storage
 from fray.node.logs.store import LogStore
-from fray.node.logs.tails import end_of, segments
+from fray.node.logs.tail import end_of, segments
 
 LOOK_EVERY_S = 30.0
 """For segments of long logs; the end of an attempt is seen at once."""

@@ -9,7 +9,7 @@ from typing import Any
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
 from fray.node.config import LogRules
-from fray.node.logs.capture import SEGMENT_LIMIT_BYTES
+from fray.node.logs.writer import SEGMENT_LIMIT_BYTES
 
 FILE_KEYS: dict[str, Any] = {
     "logs_attempt": (int, str),

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from fray.model.lines import HEAD_BYTES, Bytes, Head, head, records
+from fray.model.log_records import (
+    HEAD_BYTES,
+    Bytes,
+    Head,
+    head,
+    records,
+)
 from fray.model.messages.node import LogPage, ReadLog
 
 Segment: TypeAlias = tuple[int, Callable[[], bytes]]

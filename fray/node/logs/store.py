@@ -21,13 +21,24 @@ from typing import Any, Protocol
 from attrs import define, field, frozen
 
 from fray.model.ids import AttemptId
-from fray.model.lines import HEAD_BYTES, Bytes, Chunk, record, records
+from fray.model.log_records import (
+    HEAD_BYTES,
+    Bytes,
+    Chunk,
+    record,
+    records,
+)
 from fray.model.messages.node import LogPage, ReadLog
 from fray.node.config import LogRules
-from fray.node.logs.capture import READ_BYTES, LineCutter, Spool, said
 from fray.node.logs.pages import Segment, read_page
 from fray.node.logs.redact import Hide
-from fray.node.logs.tails import Tail, end_of, segments
+from fray.node.logs.tail import Tail, end_of, segments
+from fray.node.logs.writer import (
+    READ_BYTES,
+    LineCutter,
+    Spool,
+    said,
+)
 
 ATTEMPTS_LIMIT = 20_000
 """Of which logs are kept, however little they have printed."""

@@ -28,8 +28,18 @@ from fray.model.specs import JobSpec, Ticket
 from fray.model.workspace import Manifest, Piece, join_parts
 from fray.net.codec import blob_id
 from fray.node.launcher import Ask
-from fray.node.preparing import NotPrepared, Prepared, Preparer, Say
-from fray.node.workspaces.trees import Damaged, Kept, Trees, remove
+from fray.node.prepare import (
+    NotPrepared,
+    Prepared,
+    Preparer,
+    Say,
+)
+from fray.node.workspaces.store import (
+    Damaged,
+    Kept,
+    Trees,
+    remove,
+)
 
 PIECES_AT_ONCE = 4
 TRIES = 3
@@ -274,7 +284,7 @@ def workspace_of(ticket: Ticket) -> Path | None:
 
 
 class WorkspacePreparer:
-    """A `fray.node.preparing.Preparer`: the workspace first, then whatever else is to be prepared."""
+    """A `fray.node.prepare.Preparer`: the workspace first, then whatever else is to be prepared."""
 
     def __init__(self, workspaces: Workspaces, then: Preparer) -> None:
         self.workspaces, self.then = workspaces, then

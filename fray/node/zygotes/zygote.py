@@ -31,13 +31,13 @@ from attrs import frozen
 
 from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Outcome, Ticket
 from fray.net.codec import from_json, to_json
-from fray.net.descriptors import lower_limit
-from fray.node.entry import enter
-from fray.node.keeper.main import keep
-from fray.node.keeper.namespace import fork_init, refusal
-from fray.node.keeper.spawn import close_all_but
-from fray.node.proctree import become_subreaper, end_descendants, set_title
-from fray.node.zygotes.heap import settle
+from fray.net.file_limits import lower_limit
+from fray.node.attempts.bootstrap import enter
+from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
+from fray.node.shim.main import keep
+from fray.node.shim.pid_namespace import fork_init, refusal
+from fray.node.shim.spawn import close_all_but
+from fray.node.zygotes.copy_on_write import settle
 
 PACKET_LIMIT_BYTES = 4096
 KEEPERS_S = 0.5

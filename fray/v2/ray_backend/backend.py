@@ -19,13 +19,13 @@ try:
     import ray
     from ray.exceptions import AuthenticationError, RayActorError
 
-    from fray.v2.ray_backend import auth, place
+    from fray.v2.ray_backend import auth, process_context
     from fray.v2.ray_backend.environments import runtime_env
     from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle, asked
-    from fray.v2.ray_backend.hosted import serve
+    from fray.v2.ray_backend.hosted_actor import serve
     from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, failures, job_options, slice_wish, tries
+    from fray.v2.ray_backend.specs import ActorSpec, JobSpec
     from fray.v2.ray_backend.uploads import with_uploaded_workspace
-    from fray.v2.ray_backend.words import ActorSpec, JobSpec
 except ModuleNotFoundError as missing:
     if missing.name != "ray":
         raise
@@ -74,7 +74,7 @@ class RayClient:
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.Lock()
-        self._owner = f"{place.owner() or 'driver'}/{uuid.uuid4().hex[:8]}-{next(_numbers)}"
+        self._owner = f"{process_context.owner() or 'driver'}/{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._handles: WeakSet[RayJobHandle] = WeakSet()
         _living.add(self)
 
@@ -170,7 +170,7 @@ class RayClient:
         them. What its constructor raises comes out; ValueError: a living actor has this name."""
         board = self._board()
         answering = serve(name, actor_class, args, kwargs, actor_config.max_concurrency)
-        options = {"num_cpus": 0, "max_concurrency": place.CALLS_AT_ONCE}
+        options = {"num_cpus": 0, "max_concurrency": process_context.CALLS_AT_ONCE}
         [job_id] = self._create(name, [name], answering.instance, options, [], hosted=True)
         asked_host = asked(board.find.remote(name, 0.0)).host
         answering.begin(asked_host)
@@ -199,7 +199,7 @@ class RayClient:
         if closed or self._pid != os.getpid() or not ray.is_initialized():
             return
         try:
-            asked(place.board().end_all_of.remote(self._owner, wait))
+            asked(process_context.board().end_all_of.remote(self._owner, wait))
             for handle in list(self._handles) if self._began_ray else ():
                 handle.settle()
         except (RuntimeError, RayActorError):
@@ -212,7 +212,7 @@ class RayClient:
             raise RuntimeError("this RayClient was shut down: make another")
         if self._pid != os.getpid():
             raise RuntimeError("this RayClient was made before a fork, which Ray does not survive: make one after it")
-        return place.board()
+        return process_context.board()
 
     def __enter__(self) -> RayClient:
         return self
@@ -251,8 +251,8 @@ def _connect(address: str | None, init: dict[str, Any]) -> None:
 
 def _one_machine() -> bool:
     """Whether all of Ray runs on this machine."""
-    machines = {node["NodeManagerAddress"] for node in place.untyped.nodes() if node["Alive"]}
-    return machines == {place.untyped.util.get_node_ip_address()}
+    machines = {node["NodeManagerAddress"] for node in process_context.untyped.nodes() if node["Alive"]}
+    return machines == {process_context.untyped.util.get_node_ip_address()}
 
 
 def _id(name: str) -> str:
@@ -290,7 +290,7 @@ def shared_ray_client(spec: str) -> RayClient:
     Raises:
         RuntimeError: Ray is not installed.
     """
-    key = f"{os.getpid()} {place.owner() if _HAVE_RAY else ''}"
+    key = f"{os.getpid()} {process_context.owner() if _HAVE_RAY else ''}"
     found = _shared.get(key)
     if found is None or found._closed or not ray.is_initialized():
         _shared.clear()

@@ -16,11 +16,11 @@ from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fray.v2.ray_backend import tpu
-from fray.v2.ray_backend.body import run_job, verdict
-from fray.v2.ray_backend.failures import Again, carried, of_user_code
-from fray.v2.ray_backend.place import untyped
+from fray.v2.ray_backend.errors import Again, carried, of_user_code
+from fray.v2.ray_backend.job_runner import run_job, verdict
+from fray.v2.ray_backend.process_context import untyped
 from fray.v2.ray_backend.resources import bundle
-from fray.v2.ray_backend.words import JobSpec, Member
+from fray.v2.ray_backend.specs import JobSpec, Member
 
 
 def lead_job(spec: JobSpec, board: Any, work: list[Any]) -> None:

@@ -12,9 +12,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from fray.v2.actor import ActorHandle
 from fray.v2.job import JobHandle, JobStatus
-from fray.v2.ray_backend import place
-from fray.v2.ray_backend.failures import own_error
-from fray.v2.ray_backend.words import Found, Outcome
+from fray.v2.ray_backend import process_context
+from fray.v2.ray_backend.errors import own_error
+from fray.v2.ray_backend.specs import Found, Outcome
 
 NAMED_WITHIN_S = 60.0
 """How long the first use of a handle waits for somebody to have its name."""
@@ -31,7 +31,7 @@ def asked(ref: Any) -> Any:
     try:
         return ray.get(ref)
     except RayActorError:
-        place.forget_board()
+        process_context.forget_board()
         raise RuntimeError("the RayClient that this came from has ended, and all that it made") from None
     except RayError as error:
         raise own_error(error, "the board") from None
@@ -72,11 +72,11 @@ class RayJobHandle:
     def terminate(self) -> None:
         """End its process; it is STOPPED at once."""
         self._last = Outcome(JobStatus.STOPPED)
-        asked(place.board().stop.remote(self._job_id))
+        asked(process_context.board().stop.remote(self._job_id))
 
     def logs(self) -> str:
         """What it has printed by Python or, as a program, at all: the last million characters."""
-        return str(asked(place.board().logs.remote(self._job_id)))
+        return str(asked(process_context.board().logs.remote(self._job_id)))
 
     def settle(self) -> None:
         """Know for good how it stands, now: Ray will not be there any more."""
@@ -86,7 +86,7 @@ class RayJobHandle:
     def _heard(self, ask: Callable[[Any], Any]) -> Outcome:
         if self._last is not None:
             return self._last
-        said: Outcome | None = asked(ask(place.board()))
+        said: Outcome | None = asked(ask(process_context.board()))
         if self._last is not None:  # stopped meanwhile, by another thread
             return self._last
         if said is None:
@@ -179,7 +179,7 @@ class RayActorHandle:
 
     def _resolved(self) -> Found:
         if self._found is None:
-            found: Found | None = asked(place.board().find.remote(self._name, NAMED_WITHIN_S))
+            found: Found | None = asked(process_context.board().find.remote(self._name, NAMED_WITHIN_S))
             if found is None or found.host is None:
                 raise RuntimeError(f"actor {self._name!r} is dead: it has ended, or was never made")
             self._found = found
@@ -234,7 +234,7 @@ class RayActorGroup:
 
     def _ready(self, count: int, within_s: float) -> list[int]:
         ids = [job.job_id for job in self._jobs]
-        ready, failure = asked(place.board().ready.remote(ids, count, within_s))
+        ready, failure = asked(process_context.board().ready.remote(ids, count, within_s))
         if failure is not None:
             raise RuntimeError(f"group {self._name!r} cannot have {count} members: {failure}") from failure.unpacked()
         return list(ready)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fray.model.resources import parse_bytes
-from fray.v2.ray_backend.words import SliceWish
+from fray.v2.ray_backend.specs import SliceWish
 from fray.v2.types import ActorConfig, GpuConfig, JobRequest, ResourceConfig, TpuConfig, get_tpu_topology
 
 HEAD_NODE = "head_node"

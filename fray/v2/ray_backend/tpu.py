@@ -11,8 +11,8 @@ from typing import Any
 
 from ray.util import placement_group_table
 
-from fray.v2.ray_backend.place import untyped
-from fray.v2.ray_backend.words import SliceWish
+from fray.v2.ray_backend.process_context import untyped
+from fray.v2.ray_backend.specs import SliceWish
 
 SLICE_LABEL = "ray.io/tpu-slice-name"
 MEGASCALE_PORT = "8081"

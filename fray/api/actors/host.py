@@ -1,0 +1,233 @@
+"""Hosts of light actors: one process, many actors. See docs/light-actors.md."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import trio
+
+from fray.api.actors.group import GROUP_LIMIT, ActorGroup, check_count
+from fray.api.actors.handle import (
+    ActorHandle,
+    actor_id_of,
+    label_of,
+    methods_of,
+)
+from fray.api.actors.supervision import OnFailure
+from fray.api.actors.supervision import label_of as name_of
+from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
+from fray.model.ids import check_name, light_id, mint_name
+from fray.model.specs import ActorConfig
+from fray.runtime.actors.light import (
+    Batch,
+    Event,
+    Gone,
+    Past,
+)
+from fray.runtime.actors.methods import check_concurrency
+from fray.runtime.actors.pending_calls import FIRST_LIGHT
+from fray.runtime.calls.range_set import LONG_AGO, Numbers
+from fray.runtime.context import Runtime
+from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.process.attempt import check_blob
+from fray.runtime.serialization import errors, pickling
+
+BATCHES_KEPT = 64
+"""Batches of which all have ended wait for so many before they are looked for."""
+
+
+class ActorHost:
+    """A process for light actors; made by `Scope.create_host`. It ends with its scope, and its actors with it.
+
+    Light actors are called, named, restarted, ended and cleaned up like others. They share a process: its memory, its
+    loop (classes with an async method), and a pool of threads (all-sync classes; each keeps the order of its calls).
+    """
+
+    def __init__(self, runtime: Runtime, record: JobRecord, handle: ActorHandle, on_failure: OnFailure) -> None:
+        self._runtime = runtime
+        self._record = record
+        self._handle = handle
+        self._on_failure = on_failure
+        self._numbers = count(FIRST_LIGHT)
+        self._batches: list[Batch] = []
+        self._handles: dict[int, ActorHandle] = {}
+        """Of those that live, or may yet come."""
+        self._over = Numbers()
+
+    @property
+    def name(self) -> str:
+        return label_of(self._handle)
+
+    async def create_actor(
+        self,
+        cls: type,
+        *args: Any,
+        name: str | None = None,
+        actor_config: ActorConfig | None = None,
+        **kwargs: Any,
+    ) -> ActorHandle:
+        """Create ``cls(*args, **kwargs)`` in this host's process; returns a handle that can be used at once.
+
+        Args:
+            name: unique among the living of the namespace; with one, this waits until the host has bound it. Default:
+                made up, and nobody can find it.
+            actor_config: as for `Scope.create_actor`. Restarts happen in place; ``cleanup_s`` over 5 counts for 5 when
+                the process ends.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge: nothing was created.
+            NameTaken: a living actor has the name.
+            ActorDied: the host has ended.
+        """
+        names = (name or mint_name(name_of(cls), self._runtime.rng),)
+        return (await self._create(cls, args, kwargs, names, "", actor_config, registered=name is not None))[0]
+
+    async def create_actors(
+        self,
+        cls: type,
+        *args: Any,
+        count: int,
+        name: str | None = None,
+        actor_config: ActorConfig | None = None,
+        **kwargs: Any,
+    ) -> ActorGroup:
+        """Create the same light actor ``count`` times, in one message; returns at once.
+
+        They are called ``{name}-{index}``, for people: these names are not registered. Args and errors as for
+        `create_actor`.
+        """
+        label = name or mint_name(name_of(cls), self._runtime.rng)
+        check_count(label, count)
+        names = tuple(f"{label}-{index}" for index in range(count))
+        handles = await self._create(cls, args, kwargs, names, label, actor_config, registered=False)
+        return ActorGroup(label, handles, self._runtime)
+
+    async def _create(
+        self,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: tuple[str, ...],
+        group: str,
+        config: ActorConfig | None,
+        *,
+        registered: bool,
+    ) -> list[ActorHandle]:
+        batch = self._batch(cls, args, kwargs, names, group, config or ActorConfig(), registered)
+        home, methods = actor_id_of(self._handle), methods_of(cls)
+        handles = [
+            ActorHandle(light_id(home, number), label, methods, self._runtime)
+            for number, label in zip(batch.numbers, names, strict=True)
+        ]
+        self._handles.update(zip(batch.numbers, handles, strict=True))
+        self._batches.append(batch)
+        made = self._handle.create.start(batch)
+        if registered:
+            try:
+                await made
+            except OutcomeUnknown:
+                pass  # its host is restarting, and will be told again
+            except BaseException:
+                self._batches.remove(batch)
+                for number in batch.numbers:
+                    self._handles.pop(number, None)
+                    self._over.add(number)
+                raise
+        return handles
+
+    def _batch(
+        self,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: tuple[str, ...],
+        group: str,
+        config: ActorConfig,
+        registered: bool,
+    ) -> Batch:
+        if not isinstance(cls, type):
+            raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
+        if self._record.ended.is_set():
+            raise ActorDied(f"host {self.name} has ended: no actor can be created in it")
+        if len(self._handles) + len(names) > GROUP_LIMIT:
+            raise InvalidRequest(f"host {self.name} has {len(self._handles)} actors; {GROUP_LIMIT:,} fit: make another")
+        for name in names[:1] + names[-1:]:
+            check_name(name, "an actor")
+        if config.health is not None:
+            raise InvalidRequest(
+                "a light actor shares its process, which nobody ends for its sake: health= is for actors of their own"
+            )
+        check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
+        arguments = pickling.dumps((args, kwargs), f"the arguments of actor {names[0]!r}")
+        check_blob(
+            len(arguments), f"the arguments of actor {names[0]!r}", "write the data to storage and pass its path"
+        )
+        return Batch(
+            cls=pickling.dumps(cls, f"class {cls.__name__}"),
+            arguments=arguments,
+            numbers=tuple(next(self._numbers) for _ in names),
+            names=names,
+            indices=tuple(range(len(names))),
+            config=config,
+            group=group,
+            registered=registered,
+        )
+
+    # Owning them -----------------------------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """As long as the host lives: make all anew on each new incarnation of it, and hear of every end."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_ended, nursery.cancel_scope)
+            while True:
+                try:
+                    async with self._handle.tend.stream(self._living(), self._over.ranges) as news:
+                        async for events in news:
+                            for event in events:
+                                for gone in self._ends_in(event):
+                                    self._learn(gone)
+                except ActorDied:
+                    await trio.lowlevel.checkpoint()  # the next stream waits for the next incarnation, or for the end
+                    if self._record.ended.is_set():
+                        return
+
+    async def _until_ended(self, scope: trio.CancelScope) -> None:
+        await self._record.ended.wait()
+        scope.cancel()
+
+    def _ends_in(self, event: Event) -> list[Gone]:
+        """``Past``: this owner was away for so long that only numbers are left."""
+        if isinstance(event, Past):
+            ended = [number for first, last in event.numbers for number in self._handles if first <= number <= last]
+            return [Gone(number, LONG_AGO, None) for number in ended]
+        return [event] if isinstance(event, Gone) else []
+
+    def _living(self) -> list[Batch]:
+        living = []
+        for batch in self._batches:
+            places = [place for place, number in enumerate(batch.numbers) if number not in self._over]
+            if len(places) == len(batch.numbers):
+                living.append(batch)
+            elif places:
+                living.append(batch.only(places))
+        self._batches = living
+        return living
+
+    def _learn(self, gone: Gone) -> None:
+        if gone.number in self._over:
+            return
+        self._over.add(gone.number)
+        handle = self._handles.pop(gone.number, None)
+        if len(self._batches) > 2 * len(self._handles) + BATCHES_KEPT:
+            self._living()
+        if gone.error is None or handle is None:
+            return
+        error = errors.load_error(gone.error)
+        error.add_note(f"raised in light actor {label_of(handle)} of host {self.name}")
+        verdict = self._on_failure(handle, error) if callable(self._on_failure) else self._on_failure
+        if verdict == "escalate":
+            raise error
+
+    def __repr__(self) -> str:
+        return f"<ActorHost {self.name}: {len(self._handles)} actors>"

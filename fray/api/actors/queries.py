@@ -1,0 +1,86 @@
+"""The actors of a cluster by their names, as the controller knows them."""
+
+from __future__ import annotations
+
+from fray.api.actors.handle import ActorHandle, actor_id_of
+from fray.errors import NoSuchActor
+from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.ids import Namespace, check_name
+from fray.model.messages.client import Actors, FindActor, ListActors
+from fray.runtime.context import Runtime
+
+
+class Directory:
+    """The part of a `Cluster` that finds actors."""
+
+    _runtime: Runtime
+
+    @property
+    def namespace(self) -> Namespace:
+        """Names of jobs and actors are unique among the living of a namespace; child jobs inherit it."""
+        return self._runtime.namespace
+
+    async def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
+        """A handle of the living actor of this name, also while it is being created or made anew.
+
+        Args:
+            namespace: default the own one, then that of a detached actor called so by a driver without namespace.
+
+        Raises:
+            NoSuchActor: none of this name lives; it says how the last one ended.
+        """
+        info = await self._living_actor(name, namespace)
+        return ActorHandle(info.actor_id, info.name, None, self._runtime)
+
+    async def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
+        """Living actors of the own namespace (``"*"``: of all) whose names start with ``prefix``, oldest first."""
+        reply = await self._runtime.link.request(ListActors(prefix=prefix, namespace=namespace))
+        assert isinstance(reply, Actors)
+        return list(reply.actors)
+
+    async def actor_info(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorInfo:
+        """What the controller knows of an actor, given its handle or its name; of ended ones too, for a while.
+
+        Raises:
+            NoSuchActor: there is none, and there was none lately.
+        """
+        if isinstance(actor, ActorHandle):
+            found = await self._find(FindActor(actor_id=actor_id_of(actor)))
+        else:
+            found = await self._find_name(check_name(actor, "an actor"), namespace)
+        if not found:
+            raise NoSuchActor(f"the cluster knows no actor {told(actor, namespace or self.namespace)}")
+        return found[0]
+
+    async def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
+        """The `ActorStatus` of an actor, given its handle or its name. Raises as `actor_info`."""
+        return (await self.actor_info(actor, namespace)).status
+
+    async def _living_actor(self, name: str, namespace: Namespace | None) -> ActorInfo:
+        found = await self._find_name(check_name(name, "an actor"), namespace)
+        living = [info for info in found if info.status not in (ActorStatus.FAILED, ActorStatus.ENDED)]
+        if living:
+            return living[0]
+        raise nobody(name, namespace or self.namespace, found[0] if found else None)
+
+    async def _find_name(self, name: str, namespace: Namespace | None) -> tuple[ActorInfo, ...]:
+        """Those of this name; where no namespace is given, also the detached one that is its own namespace."""
+        found = await self._find(FindActor(name=name, namespace=namespace))
+        if namespace is not None or any(info.ended is None for info in found):
+            return found
+        roots = await self._find(FindActor(name=name, namespace=name))
+        return (*roots, *found) if any(info.ended is None for info in roots) else (*found, *roots)
+
+    async def _find(self, asked: FindActor) -> tuple[ActorInfo, ...]:
+        reply = await self._runtime.link.request(asked)
+        assert isinstance(reply, Actors)
+        return reply.actors
+
+
+def told(actor: ActorHandle | str, namespace: Namespace) -> str:
+    return f"{actor!r} in namespace {namespace!r}" if isinstance(actor, str) else repr(actor)
+
+
+def nobody(name: str, namespace: Namespace, last: ActorInfo | None) -> NoSuchActor:
+    end = f" (the last one {last.status.value}: {last.why or 'in order'})" if last else ""
+    return NoSuchActor(f"no actor {told(name, namespace)} lives{end}; create_actor(..., name={name!r}) makes one")

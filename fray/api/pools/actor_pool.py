@@ -1,0 +1,429 @@
+"""ActorPool: all the actors behind one name, as one thing to call.
+
+Each member is one incarnation, with a route of its own. A member that dies is left out as soon as anybody knows; the
+registry brings the next. A call that was surely not delivered to a dying member goes to another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from fray.api.actors.handle import ActorHandle, ActorMethod
+from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, NoSuchActor
+from fray.model.ids import Namespace
+from fray.model.messages.client import ActorEndpoint, Names
+from fray.runtime.calls.call_future import CallFuture
+from fray.runtime.calls.caller import DEFAULT_OPTIONS, Caller, CallOptions
+from fray.runtime.calls.item_stream import CallStream
+from fray.runtime.calls.route import Route
+from fray.runtime.context import Runtime, current
+
+log = logging.getLogger("fray.api.resolver")
+
+Policy: TypeAlias = Literal["round_robin", "least_loaded", "power_of_two"]
+Tell: TypeAlias = Callable[[Sequence[ActorEndpoint]], None]
+EMPTY_WAIT_S = 5.0
+"""How long an awaited call waits for a member when there is none: one may just be starting, or starting again; and how
+long who asks who is there waits for the registry to answer."""
+BIND_WITHIN_S = 30.0
+BIND_AGAIN_S = (0.1, 5.0)
+"""Waits between attempts to find an actor at a fixed address: the first, and the longest."""
+
+
+@define(eq=False)
+class Member:
+    """One actor of the pool, of one incarnation."""
+
+    endpoint: ActorEndpoint
+    route: Route
+    in_flight: dict[CallFuture, None] = field(factory=dict)
+    """Calls of this pool that it has not answered."""
+
+
+class Source(Protocol):
+    """Where a pool learns of its members; picklable."""
+
+    def follow(self, runtime: Runtime, name: str, tell: Tell) -> Callable[[], None]:
+        """Tell of all members now and at each change; returns what ends it."""
+
+
+@frozen
+class InRegistry:
+    """The cluster's registry."""
+
+    namespace: Namespace
+
+    def follow(self, runtime: Runtime, name: str, tell: Tell) -> Callable[[], None]:
+        def on_names(names: Names, blobs: Sequence[Any]) -> None:
+            tell(names.endpoints)
+
+        return runtime.link.names.watch(f"name:{self.namespace}/{name}", on_names)
+
+
+@frozen
+class AtAddresses:
+    """Known addresses, asked again and again."""
+
+    addresses: tuple[str, ...]
+    token: str
+
+    def follow(self, runtime: Runtime, name: str, tell: Tell) -> Callable[[], None]:
+        found: dict[str, ActorEndpoint] = {}
+        scope = trio.CancelScope()
+
+        async def hold_all() -> None:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    for address in self.addresses:
+                        nursery.start_soon(self._hold, runtime.caller, name, address, found, tell)
+
+        runtime.nursery.start_soon(hold_all)
+        return scope.cancel
+
+    async def _hold(
+        self,
+        caller: Caller,
+        name: str,
+        address: str,
+        found: dict[str, ActorEndpoint],
+        tell: Tell,
+    ) -> None:
+        """Ask the host there for the actor; when it is gone, or not there, ask again later."""
+        wait_s, longest_s = BIND_AGAIN_S
+        while True:
+            try:
+                endpoint = await caller.bind([f"tcp:{address}"], name, key=self.token, timeout_s=BIND_WITHIN_S)
+            except FrayError as error:
+                log.warning("%s at %s: %s", name, address, error)
+            else:
+                found[address] = endpoint
+                tell(list(found.values()))
+                await _wait_gone(caller, endpoint)
+                del found[address]
+                tell(list(found.values()))
+                wait_s = BIND_AGAIN_S[0]
+            await trio.sleep(wait_s)
+            wait_s = min(2 * wait_s, longest_s)
+
+
+async def _wait_gone(caller: Caller, endpoint: ActorEndpoint) -> None:
+    """Until its process is gone, or out of reach, or says that it does not serve the actor any more."""
+    route, gone = caller.route_to(endpoint), trio.Event()
+    route.on_end.append(gone.set)
+
+    async def wait_peer() -> None:
+        await caller.peer(endpoint, keyed=False).over.wait()
+        gone.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_peer)
+        await gone.wait()
+        nursery.cancel_scope.cancel()
+
+
+class ActorPool:
+    """All actors registered under one name, now and later.
+
+    It follows the registry until the cluster connection ends; `close` stops it earlier. It may be pickled: where it
+    arrives it follows the same names (of the namespace it was made in) from there.
+    """
+
+    def __init__(self, name: str, source: Source, runtime: Runtime | None = None) -> None:
+        self.name = name
+        self._source = source
+        self._runtime = runtime
+        self._members: dict[tuple[str, int], Member] = {}
+        self._known = trio.Event()
+        self._changed = trio.Event()
+        self._listeners: list[Callable[[int], object]] = []
+        self._turn = 0
+        self._unfollow: Callable[[], None] | None = None
+        if runtime is not None:
+            self._follow()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ActorPool, (self.name, self._source))
+
+    def _follow(self) -> Runtime:
+        """Begun when first used: a pool that came by pickle belongs to the cluster of the code that uses it."""
+        if self._runtime is None:
+            self._runtime = current()
+        if self._unfollow is None:
+            self._unfollow = lambda: None
+            self._unfollow = self._source.follow(self._runtime, self.name, self._set)
+        return self._runtime
+
+    # Members ---------------------------------------------------------------------------------------------------------
+
+    def _set(self, endpoints: Sequence[ActorEndpoint]) -> None:
+        assert self._runtime is not None
+        caller, before = self._runtime.caller, self._members
+        self._members = {}
+        for endpoint in endpoints:
+            key = (endpoint.incarnation, endpoint.number)
+            member = before.pop(key, None)
+            if member is None:
+                member = Member(endpoint, caller.route_to(endpoint))
+                member.route.on_end.append(self._tell)
+            self._members[key] = member
+        for member in before.values():
+            if self._tell in member.route.on_end:
+                member.route.on_end.remove(self._tell)
+            if not member.in_flight:
+                caller.forget(member.route)
+        self._known.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+        for listener in list(self._listeners):
+            listener(self.size)
+
+    def _living(self) -> list[Member]:
+        self._follow()
+        return [member for member in self._members.values() if member.route.end is None]
+
+    @property
+    def size(self) -> int:
+        """How many actors are there now, as far as is known here."""
+        return len(self._living())
+
+    @property
+    def endpoints(self) -> list[ActorEndpoint]:
+        """A snapshot of the actors, oldest first."""
+        return [member.endpoint for member in self._living()]
+
+    async def wait_for_size(self, min_size: int, timeout: float = 60.0) -> None:
+        """Wait until at least ``min_size`` actors are there.
+
+        Raises:
+            DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
+        """
+        with trio.move_on_after(timeout):
+            while self.size < min_size:
+                await self._changed.wait()
+            return
+        raise DeadlineExceeded(
+            f"pool {self.name!r} has {self.size} of {min_size} actors after {timeout:g} s", size=self.size
+        )
+
+    async def wait_known(self) -> None:
+        """Wait until the registry has said who is there, if only that nobody is; 5 s at most."""
+        with trio.move_on_after(EMPTY_WAIT_S):
+            await self._known.wait()
+
+    async def sizes(self) -> AsyncIterator[int]:
+        """The size now, then each time it has changed; sizes that nobody looked at in time are left out."""
+        seen = -1
+        while True:
+            while self.size == seen:
+                await self._changed.wait()
+            seen = self.size
+            yield seen
+
+    def on_size(self, callback: Callable[[int], object]) -> Callable[[], None]:
+        """Call ``callback(size)`` in the loop whenever a member has come or gone; returns what ends that."""
+        self._follow()
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback) if callback in self._listeners else None
+
+    def close(self) -> None:
+        """Stop following the registry."""
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = lambda: None
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    def call(self, policy: Policy = "round_robin") -> ActorHandle:
+        """A proxy whose methods are an actor's: ``await pool.call().method(...)``; also ``.start``, ``.stream`` and
+        ``.options``. Each call goes to one member.
+
+        Args:
+            policy: ``round_robin``: to the next in turn. ``least_loaded``: to the one with the fewest calls of this
+                pool in flight. ``power_of_two``: to the less loaded of two that are drawn.
+
+        An awaited call waits up to 5 s for a member when there is none. A call that has surely not been delivered when
+        its member dies goes to another one; with ``options(retry=1)`` or ``idempotent=True`` any call does.
+
+        Raises:
+            InvalidRequest: no such policy.
+            NoSuchActor: (when calling) no member is there.
+        """
+        if policy not in get_args(Policy):
+            raise InvalidRequest(f"policy={policy!r} must be one of {', '.join(get_args(Policy))}")
+        return cast(ActorHandle, _Turn(self, policy))
+
+    def broadcast(self) -> _Broadcast:
+        """A proxy: ``proxy.method(...)`` calls every actor and returns one future each, in the order of `endpoints`;
+        ``await proxy.method.gather(...)`` returns each one's result or exception."""
+        return _Broadcast(self, DEFAULT_OPTIONS)
+
+    async def _wait_member(self, timeout_s: float | None) -> None:
+        with trio.move_on_after(EMPTY_WAIT_S if timeout_s is None else min(timeout_s, EMPTY_WAIT_S)):
+            while not self._living():
+                await self._changed.wait()
+
+    def _choose(self, policy: Policy, members: Sequence[Member]) -> Member:
+        if not members:
+            raise NoSuchActor(f"no actor named {self.name!r} is there; use wait_for_size to wait for one")
+        self._turn += 1
+        begin = (self._turn - 1) % len(members)
+        if policy == "round_robin":
+            return members[begin]
+        if policy == "power_of_two" and len(members) > 2:
+            members, begin = self._follow().rng.sample(members, 2), 0
+        return min([*members[begin:], *members[:begin]], key=lambda member: len(member.in_flight))
+
+    def _track(self, member: Member, call: CallFuture, policy: Policy | None) -> None:
+        """Count the call, and say where else it may go if it cannot be delivered."""
+        at = member
+
+        def left(_: CallFuture) -> None:
+            at.in_flight.pop(call, None)
+
+        def elsewhere(_: CallFuture) -> Route | None:
+            nonlocal at
+            left(call)
+            others = [other for other in self._living() if other is not at]
+            if not others or policy is None:
+                return None
+            at = self._choose(policy, others)
+            at.in_flight[call] = None
+            return at.route
+
+        member.in_flight[call] = None
+        call.elsewhere = elsewhere
+        call.add_done_callback(left)
+
+    def __repr__(self) -> str:
+        return f"<ActorPool {self.name!r} of {self.size}>"
+
+
+class _Dispatcher:
+    """Stands where `ActorMethod` expects the caller of one actor; each call chooses its member."""
+
+    def __init__(self, pool: ActorPool, policy: Policy) -> None:
+        self._pool, self._policy = pool, policy
+
+    async def call(
+        self, route: None, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions
+    ) -> Any:
+        until = math.inf if options.timeout_s is None else trio.current_time() + options.timeout_s
+        while True:
+            await self._pool._wait_member(options.timeout_s)
+            future = self.start(route, method, args, kwargs, options)
+            try:
+                return await future.wait()
+            except ActorDied:
+                if not future.undelivered or trio.current_time() >= until:
+                    raise
+            if options.timeout_s is not None:
+                options = evolve(options, timeout_s=max(0.0, until - trio.current_time()))
+
+    def start(
+        self, route: None, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions
+    ) -> CallFuture:
+        member = self._pool._choose(self._policy, self._pool._living())
+        future = self._pool._follow().caller.start(member.route, method, args, kwargs, options)
+        self._pool._track(member, future, self._policy)
+        return future
+
+    def stream(
+        self, route: None, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions
+    ) -> CallStream:
+        member = self._pool._choose(self._policy, self._pool._living())
+        stream = self._pool._follow().caller.stream(member.route, method, args, kwargs, options)
+        self._pool._track(member, stream, self._policy)
+        return stream
+
+    def __getattr__(self, kind: str) -> Callable[..., Any]:
+        """Other kinds of calls: they count, and stay with the member they began with."""
+        member = self._pool._choose(self._policy, self._pool._living())
+        make = getattr(self._pool._follow().caller, kind)
+
+        def begin(route: None, *args: Any) -> Any:
+            call = make(member.route, *args)
+            self._pool._track(member, call, None)
+            return call
+
+        return begin
+
+
+class _Turn:
+    """What `ActorPool.call` returns."""
+
+    def __init__(self, pool: ActorPool, policy: Policy) -> None:
+        self._pool, self._policy = pool, policy
+
+    def _way(self) -> tuple[_Dispatcher, None]:
+        return _Dispatcher(self._pool, self._policy), None
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} begins with an underscore: only public methods of an actor can be called")
+        return ActorMethod(cast(ActorHandle, self), name, DEFAULT_OPTIONS)
+
+    def __repr__(self) -> str:
+        return f"<one of {self._pool!r}>"
+
+
+class _Broadcast:
+    """What `ActorPool.broadcast` returns."""
+
+    def __init__(self, pool: ActorPool, options: CallOptions) -> None:
+        self._pool, self._options = pool, options
+
+    def options(self, *, timeout_s: float | None = None) -> _Broadcast:
+        """The same with a deadline for every call."""
+        return _Broadcast(self._pool, CallOptions(timeout_s=timeout_s))
+
+    def __getattr__(self, method: str) -> BroadcastMethod:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return BroadcastMethod(self._pool, method, self._options)
+
+
+class BroadcastMethod:
+    """One method of every member of a pool."""
+
+    def __init__(self, pool: ActorPool, name: str, options: CallOptions) -> None:
+        self._pool, self._name, self._options = pool, name, options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[CallFuture]:
+        """One future each, in the order of `ActorPool.endpoints`. Raises NotPicklable, MessageTooLarge."""
+        caller, futures = self._pool._follow().caller, []
+        for member in self._pool._living():
+            future = caller.start(member.route, self._name, args, kwargs, self._options)
+            self._pool._track(member, future, None)
+            futures.append(future)
+        return futures
+
+    async def gather(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Each one's result, or the exception it raised, in the order of `ActorPool.endpoints`.
+
+        Cancelling it cancels all calls. Raises NotPicklable, MessageTooLarge.
+        """
+        if not self._pool._living():
+            await self._pool.wait_known()
+        futures = self(*args, **kwargs)
+        try:
+            return [await _outcome(future) for future in futures]
+        except trio.Cancelled:
+            for future in futures:
+                future.cancel()
+            raise
+
+
+async def _outcome(future: CallFuture) -> Any:
+    try:
+        return await future.wait()
+    except Exception as error:  # noqa: BLE001 - it is this member's answer
+        return error

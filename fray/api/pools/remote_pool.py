@@ -1,0 +1,118 @@
+"""A WorkerPool of another process: tasks are queued there, and run by its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from fray.api.futures import Future
+from fray.api.pools.task_pool import TaskOptions, TaskPool, close_function
+from fray.errors import ActorDied
+from fray.model.ids import ActorId
+from fray.runtime.calls.call_future import CallFuture
+from fray.runtime.context import Runtime, current, current_or_none
+from fray.runtime.objects.exports import ask, shelf_of
+from fray.runtime.serialization import pickling
+from fray.runtime.tasks.dispatcher import Function
+
+if TYPE_CHECKING:
+    from fray.api.pools.worker_pool import PoolStats, WorkerPool
+
+
+class Window:
+    """What a pool's own process does for those who have it from afar."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self.pool = pool
+
+    async def task(
+        self, name: str, data: bytes, runs_async: bool, args: bytes, has_kwargs: bool, options: TaskOptions
+    ) -> tuple[bool, bytes]:
+        """Queue a task and return what it came to, unopened; cancelled with the call."""
+        pool, settled = self.pool, trio.Event()
+        future = pool.queue(pool.known_function(name, data, runs_async), args, has_kwargs, options)
+        future.add_done_callback(lambda _: settled.set())
+        try:
+            await settled.wait()
+        finally:
+            future.cancel()
+        return future.closed()
+
+    async def stats(self) -> PoolStats:
+        return self.pool.stats()
+
+
+def arrive(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
+    """The pool: itself, back where it was made; elsewhere one that hands its tasks in there."""
+    runtime = current_or_none()
+    if runtime is not None and shelf_of(runtime).actor_id == owner:
+        window = shelf_of(runtime).tool(number)
+        assert isinstance(window, Window)
+        return window.pool
+    return DistantPool(owner, number, name, num_workers, options)
+
+
+class DistantPool(TaskPool):
+    """A `WorkerPool` that came from another process: `submit`, `map`, `imap` and `options` as there.
+
+    Each task is one call of that process; when it is gone, futures raise `ActorDied`. At most 16,384 are unanswered
+    (`ChannelFull` beyond).
+    """
+
+    def __init__(self, owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> None:
+        super().__init__(self, options)
+        self.num_workers = num_workers
+        self._owner, self._number, self._name = owner, number, name
+        self._here = current_or_none()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return arrive, (self._owner, self._number, self._name, self.num_workers, self._options)
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._here or current()
+
+    async def stats(self) -> PoolStats:
+        """What the pool has done so far, for whomever. Raises ActorDied."""
+        stats: PoolStats = await ask(self._runtime, self._owner, "use", self._number, "stats")
+        return stats
+
+    def pickled(self, fn: Callable[..., Any]) -> Function:
+        """The function as it is now."""
+        name, data, runs_async = close_function(fn)
+        return Function(0, data, name, runs_async)
+
+    def add(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future:
+        """Hand in one task."""
+        return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
+
+    def queue(self, function: Function, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+        """Hand in one task whose arguments are pickled already."""
+        about = (function.name, function.data, function.is_async, content, has_kwargs, options)
+        call = ask(self._runtime, self._owner, "use", self._number, "task", *about)
+        future = Future(function.what, call.cancel)
+        call.add_done_callback(lambda call: self._heard(future, call))
+        return future
+
+    def _heard(self, future: Future, call: CallFuture) -> None:
+        error = call.exception()
+        if error is None:
+            is_result, data = call.result()
+            (future.returned if is_result else future.raised)(data)
+        elif call.cancelled:
+            future.cancelled()
+        elif isinstance(error, ActorDied):
+            gone = ActorDied(f"the process of worker pool {self._name!r} is gone", pool=self._name)
+            gone.__cause__ = error
+            future.fail(gone)
+        else:
+            future.fail(error)
+
+    def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
+        """Run a task as long as this process is in the cluster."""
+        self._runtime.nursery.start_soon(task, *args)
+
+    def __repr__(self) -> str:
+        return f"<DistantPool {self._name!r} of {self.num_workers} workers>"

@@ -1,0 +1,52 @@
+"""`open_forward`: a port of a job, as a port of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from fray.api.jobs.job import Job, job_id_of
+from fray.errors import InvalidRequest
+from fray.model.ids import JobId
+from fray.model.messages.tunnels import OpenTunnel
+from fray.model.specs import address_of
+from fray.runtime.background import open_services
+from fray.runtime.calls.port_forward import serve_forward
+from fray.runtime.context import current
+
+
+@asynccontextmanager
+async def open_forward(
+    job: Job | JobId, port: str, local_port: int = 0, *, member: int = 0, local_host: str = "127.0.0.1"
+) -> AsyncIterator[str]:
+    """Listen on this machine, and carry each connection to a port of the job, wherever it runs.
+
+    ``async with open_forward(job, "http") as address``: a browser here finds what the job serves at that address.
+    Connections go by way of the controller, so nothing but the controller has to be reachable. While no process
+    listens at the job's port (it is starting, or is made anew) connections are reset; when the job has ended, all
+    are, and nobody listens here any more.
+
+    Args:
+        port: one of the job's `JobRequest.ports`.
+        local_port: where to listen; 0 (the default) takes a free one.
+        member: whose port, of a gang.
+        local_host: who listens beyond loopback lets others in, without asking them anything.
+
+    Raises:
+        NoSuchJob: the cluster does not know it.
+        InvalidRequest: it has no such port, or the local one is taken.
+        JobFailed: it has ended.
+    """
+    runtime = current()
+    (record,) = await runtime.link.jobs.watch([job_id_of(job)])
+    await Job(runtime, record).wait_port(port, member)
+    try:
+        listeners = await trio.open_tcp_listeners(local_port, host=local_host)
+    except OSError as error:
+        raise InvalidRequest(f"nobody can listen at {local_host}:{local_port} here: {error.strerror}") from None
+    message = OpenTunnel(to=record.info.job_id, port=port, member=member)
+    async with open_services() as nursery:
+        nursery.start_soon(serve_forward, runtime, record, message, listeners)
+        yield address_of(local_host, listeners[0].socket.getsockname()[1])

@@ -1,0 +1,373 @@
+"""Reservations: machines held for jobs to come, and what happens to them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from attrs import evolve
+
+from fray.api.jobs.job import Job
+from fray.errors import ConnectionFailed, DeadlineExceeded, FrayError, InvalidRequest, NoSuchReservation
+from fray.model.ids import Namespace, check_name, mint_job_id
+from fray.model.messages.client import (
+    ListReservations,
+    ReleaseReservation,
+    RenewReservation,
+    Reservations,
+    WatchReservation,
+)
+from fray.model.requests import JobRequest
+from fray.model.reservations import (
+    Change,
+    ChangeKind,
+    ReservationConfig,
+    ReservationId,
+    ReservationInfo,
+    ReservationSpec,
+    ReservationState,
+    check_reservation,
+)
+from fray.model.specs import JobSpec
+from fray.runtime.context import Runtime
+from fray.runtime.controller_client.reservations import ReservationRecord
+
+RELEASE_WITHIN_S = 30.0
+"""How long the end of an `open_reservation` waits until all that was in it has ended."""
+RENEWALS = 3
+"""So many times within each time to live."""
+
+
+class Reservation:
+    """One reservation, followed from here. Made by `Cluster.open_reservation` and `Cluster.follow_reservation`."""
+
+    def __init__(self, runtime: Runtime, record: ReservationRecord) -> None:
+        self._runtime, self._record = runtime, record
+
+    @property
+    def id(self) -> ReservationId:
+        """What ``reservation_id=`` takes, here and in every other process."""
+        return self._record.info.reservation_id
+
+    @property
+    def info(self) -> ReservationInfo:
+        """The latest state known here."""
+        return self._record.info
+
+    @property
+    def expires_at(self) -> float:
+        """Seconds since the epoch."""
+        return self.info.expires_at
+
+    async def wait_held(self, timeout: float | None = None) -> ReservationInfo:
+        """Wait until it holds its minimum.
+
+        Args:
+            timeout: seconds. Default: no end.
+
+        Raises:
+            DeadlineExceeded: not within ``timeout``; it waits on.
+            NoSuchReservation: it has ended meanwhile; the message says why.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        return await self._wait(timeout, f"its minimum of {self.info.min_units} units", _is_held)
+
+    async def wait_units(self, count: int, timeout: float | None = None) -> ReservationInfo:
+        """Wait until it holds ``count`` units or more. Raises as `wait_held`."""
+        if count > self.info.max_units:
+            raise InvalidRequest(f"reservation {self.id} has at most {self.info.max_units} units, never {count}")
+        return await self._wait(timeout, f"{count} units", lambda info: info.held_units >= count)
+
+    async def wait_ended(self) -> ReservationInfo:
+        """Wait until nothing of it is left. Raises ConnectionFailed."""
+        while self.info.state is not ReservationState.ENDED:
+            self._check()
+            await self._record.changed.wait()
+        return self.info
+
+    async def _wait(self, timeout: float | None, what: str, is_so: Any) -> ReservationInfo:
+        with trio.move_on_after(float("inf") if timeout is None else timeout):
+            while not is_so(self.info):
+                self._check()
+                if self.info.state.over:
+                    raise NoSuchReservation(
+                        f"reservation {self.id} has ended before it had {what}: {self.info.reason}",
+                        reservation_id=self.id,
+                    )
+                await self._record.changed.wait()
+            return self.info
+        raise DeadlineExceeded(f"reservation {self.id} has not had {what} within {timeout:g} s: {self.info.reason}")
+
+    def _check(self) -> None:
+        if self._record.lost is not None:
+            raise self._record.lost
+
+    def changes(self, since: int | None = None) -> Changes:
+        """What happens to it, each change once and in order, until it has ended: ``async for change in ...``.
+
+        See `ChangeKind`: ``held``, ``grown``, ``shrinking`` (a unit leaves in ``notice_s`` seconds, and ``jobs`` are
+        ended for it), ``shrunk``, ``lost``, ``preempted``, ``expiring``, ``renewed``, ``closing``, ``ended``. Who was
+        away for so long that some are not kept any more gets one ``missed`` in their place: ``info`` has what is there.
+
+        Args:
+            since: go on behind the change of this number; 0: with the first that is kept. Default: what comes from now.
+        """
+        return Changes(self._record, last_change(self.info) if since is None else since)
+
+    async def launch(self, request: JobRequest, **how: Any) -> Job:
+        """Launch a job in it that belongs to this connection. As `Cluster.launch`."""
+        from fray.api.cluster import cluster_of
+
+        job: Job = await cluster_of(self._runtime).launch(request, reservation_id=self.id, **how)
+        return job
+
+    async def keep(self, request: JobRequest, **how: Any) -> list[Job]:
+        """One job a unit, whatever units there are: as many jobs of this request as the reservation may have units.
+
+        Each begins when there is a unit for it, ends with notice when its unit is given back, and waits for the next
+        one then: their preemptions are not counted. So members join and leave as the reservation grows and shrinks, and
+        a restart of this process or of the controller changes nothing. Each finds its number in ``FRAY_JOB_INDEX``.
+
+        Args:
+            request: takes what one unit has, or so much of it that no two fit into one unit.
+            how: as for `Cluster.launch`: ``name``, ``on_failure``.
+
+        Raises: as `Cluster.launch`.
+        """
+        from fray.api.cluster import cluster_of
+
+        endless = evolve(request, max_retries_preemption=-1)
+        count = self.info.max_units
+        jobs: list[Job] = await cluster_of(self._runtime).launch(endless, count=count, reservation_id=self.id, **how)
+        return jobs
+
+    async def renew(self, ttl_seconds: float | None = None) -> ReservationInfo:
+        """Its time to live begins anew. As `Cluster.renew_reservation`."""
+        return await renew(self._runtime, self.id, ttl_seconds)
+
+    async def release(self, reason: str = "released") -> None:
+        """Give it back: what runs in it is ended. Returns when the controller has noted it."""
+        await self._runtime.link.request(ReleaseReservation(reservation_id=self.id, reason=reason))
+
+    def __repr__(self) -> str:
+        return f"<Reservation {self.id} {self.info.state.value}: {self.info.reason}>"
+
+
+class Changes:
+    """What happens to one reservation: see `Reservation.changes`. Any number of tasks may have one each."""
+
+    def __init__(self, record: ReservationRecord, seen: int) -> None:
+        self._record, self._seen = record, seen
+
+    def __aiter__(self) -> Changes:
+        return self
+
+    async def __anext__(self) -> Change:
+        """Raises ConnectionFailed: the conversation with the controller has ended."""
+        while True:
+            changed, lost = self._record.changed, self._record.lost
+            news = self._next()
+            if news is not None:
+                await trio.lowlevel.checkpoint()
+                return news
+            if self._record.info.state is ReservationState.ENDED:
+                raise StopAsyncIteration
+            if lost is not None:
+                raise lost
+            await changed.wait()
+
+    def _next(self) -> Change | None:
+        change = next((one for one in self._record.info.changes if one.number > self._seen), None)
+        if change is not None and change.number > self._seen + 1:
+            change = Change(number=change.number - 1, kind=ChangeKind.MISSED, time=change.time)
+        if change is not None:
+            self._seen = change.number
+        return change
+
+
+def last_change(info: ReservationInfo) -> int:
+    """The number of the last change there has been."""
+    return max((change.number for change in info.changes), default=0)
+
+
+def _is_held(info: ReservationInfo) -> bool:
+    return info.state is ReservationState.HELD
+
+
+class Reserving:
+    """The part of `fray.Cluster` that is about reservations."""
+
+    _runtime: Runtime
+
+    async def create_reservation(
+        self, config: ReservationConfig, *, reservation_id: ReservationId | None = None
+    ) -> ReservationId:
+        """Have machines held for jobs to come; returns at once, `get_reservation` says what there is so far.
+
+        It belongs to this driver or job and ends with it, unless ``config.detached``; and after its ``ttl_seconds``,
+        unless it is renewed.
+
+        Args:
+            reservation_id: chosen here: the name, a dash, and letters or digits. To create the same again under it
+                gives the same reservation, from anywhere, also when it has ended, as long as the cluster remembers it.
+
+        Raises:
+            InvalidRequest: minimum above maximum, two that are not of one kind, an impossible amount or id.
+            NeverSchedulable: the machines of this cluster could not hold the minimum even if they were empty.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        spec = self._reserved(config, reservation_id)
+        await self._runtime.link.reservations.create(spec)
+        return spec.reservation_id
+
+    def _reserved(self, config: ReservationConfig, reservation_id: ReservationId | None) -> ReservationSpec:
+        if not isinstance(config, ReservationConfig):
+            raise InvalidRequest(f"a reservation needs a ReservationConfig, not {config!r}")
+        name = check_name(config.name, "a reservation")
+        unit, least, most = config.unit()
+        spec = ReservationSpec(
+            reservation_id=mint_job_id(name, self._runtime.rng) if reservation_id is None else reservation_id,
+            name=name,
+            demand=unit.demand(),
+            alternatives=unit.alternatives(),
+            hosts=unit.hosts_per_replica(),
+            min_units=least,
+            max_units=most,
+            priority=config.priority,
+            ttl_s=config.ttl_seconds,
+            preemptible=config.preemptible,
+            band=config.checked_band(),
+            notice_s=config.notice_s,
+            detached=config.detached,
+            namespace=self._runtime.namespace,
+            user=self._runtime.user,
+        )
+        check_reservation(spec)
+        return spec
+
+    async def get_reservation(self, reservation_id: ReservationId | Reservation) -> ReservationInfo:
+        """What it holds, what it waits for, who is in it. Raises NoSuchReservation."""
+        message = WatchReservation(reservation_id=reservation_id_of(reservation_id), follow=False)
+        return _only(await self._runtime.link.request(message))
+
+    async def follow_reservation(self, reservation_id: ReservationId) -> Reservation:
+        """A handle of a reservation that somebody has created: to wait for it, or to hear of its changes.
+
+        Raises:
+            NoSuchReservation: the cluster does not know it, or no more.
+        """
+        return Reservation(self._runtime, await self._runtime.link.reservations.watch(reservation_id))
+
+    async def release_reservation(self, reservation_id: ReservationId | Reservation, reason: str = "released") -> None:
+        """Give it back: what runs in it ends by its ladder. One that is over is left alone.
+
+        Raises:
+            NoSuchReservation: the cluster does not know it, or no more.
+        """
+        message = ReleaseReservation(reservation_id=reservation_id_of(reservation_id), reason=reason)
+        await self._runtime.link.request(message)
+
+    async def renew_reservation(
+        self, reservation_id: ReservationId | Reservation, ttl_seconds: float | None = None
+    ) -> ReservationInfo:
+        """Its time to live begins anew.
+
+        Args:
+            ttl_seconds: from now on. Default: as before.
+
+        Raises:
+            NoSuchReservation: it is unknown, or over.
+            InvalidRequest: an impossible time.
+        """
+        return await renew(self._runtime, reservation_id_of(reservation_id), ttl_seconds)
+
+    async def list_reservations(
+        self, namespace: Namespace | None = None, *, ended: bool = False
+    ) -> list[ReservationInfo]:
+        """Reservations of the own namespace, oldest first.
+
+        Args:
+            namespace: of another one; ``"*"``: of all.
+            ended: also those that have ended.
+        """
+        reply = await self._runtime.link.request(ListReservations(namespace=namespace, ended=ended))
+        assert isinstance(reply, Reservations)
+        return list(reply.reservations)
+
+    @asynccontextmanager
+    async def open_reservation(
+        self, config: ReservationConfig, *, wait_limit_s: float | None = None
+    ) -> AsyncIterator[Reservation]:
+        """``async with cluster.open_reservation(config) as reservation``: begins when the minimum is held, renews
+        itself as long as the block lasts, and is released at its end, with all that still runs in it.
+
+        Args:
+            wait_limit_s: how long to wait for the minimum. Default: no end.
+
+        Raises:
+            InvalidRequest, NeverSchedulable: as `create_reservation`.
+            DeadlineExceeded: the minimum was not to be had within ``wait_limit_s``; nothing is held.
+            NoSuchReservation: somebody has released it while it waited.
+        """
+        runtime = self._runtime
+        record = await runtime.link.reservations.create(self._reserved(config, None))
+        reservation = Reservation(runtime, record)
+        renewing = trio.CancelScope()
+        runtime.nursery.start_soon(_keep_renewed, reservation, renewing)
+        try:
+            await reservation.wait_held(wait_limit_s)
+            yield reservation
+        finally:
+            renewing.cancel()
+            with trio.move_on_after(RELEASE_WITHIN_S, shield=True):
+                await _given_back(reservation)
+
+
+async def _keep_renewed(reservation: Reservation, until: trio.CancelScope) -> None:
+    """A failure to renew is no news: whoever waits for the reservation hears what has become of it."""
+    with until:
+        while not reservation.info.state.over:
+            await trio.sleep(reservation.info.ttl_s / RENEWALS)
+            try:
+                await reservation.renew()
+            except (NoSuchReservation, ConnectionFailed):
+                return
+            except FrayError:
+                pass  # the controller is full or away: there are more turns to come
+
+
+async def _given_back(reservation: Reservation) -> None:
+    try:
+        await reservation.release()
+        await reservation.wait_ended()
+    except FrayError:
+        pass  # it is over, or the conversation is, and so is the reservation then
+
+
+async def renew(runtime: Runtime, reservation_id: ReservationId, ttl_seconds: float | None) -> ReservationInfo:
+    """See `Cluster.renew_reservation`."""
+    return _only(await runtime.link.request(RenewReservation(reservation_id=reservation_id, ttl_s=ttl_seconds)))
+
+
+def _only(reply: object) -> ReservationInfo:
+    assert isinstance(reply, Reservations)
+    return reply.reservations[0]
+
+
+def within(spec: JobSpec, reservation_id: ReservationId | Reservation | None) -> JobSpec:
+    """The job in a reservation, if there is one. Raises InvalidRequest: it is none."""
+    return spec if reservation_id is None else evolve(spec, reservation_id=reservation_id_of(reservation_id))
+
+
+def reservation_id_of(reservation: ReservationId | Reservation) -> ReservationId:
+    """The id of a `Reservation`, or the id itself.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    found = reservation if isinstance(reservation, str) else getattr(reservation, "id", None)  # also of sync code
+    if not isinstance(found, str) or not found:
+        raise InvalidRequest(f"reservation_id={reservation!r} is neither a reservation nor the id of one")
+    return found

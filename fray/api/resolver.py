@@ -1,0 +1,71 @@
+"""From a name to the actors behind it: `ClusterResolver` asks the cluster, `FixedResolver` is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from fray.api.pools.actor_pool import ActorPool, AtAddresses, InRegistry
+from fray.model.ids import check_name
+from fray.runtime.context import current
+
+if TYPE_CHECKING:
+    from fray.api.cluster import Cluster
+
+__all__ = ["ActorPool", "ClusterResolver", "FixedResolver", "Resolver"]
+
+
+class Resolver(Protocol):
+    """Maps actor names to pools."""
+
+    def lookup(self, name: str) -> ActorPool:
+        """The actors of this name: a pool that follows them as they come and go. It may be empty."""
+        ...
+
+
+class ClusterResolver:
+    """Looks names up in the cluster's registry, in the namespace of the cluster connection."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._runtime = cluster._runtime
+        self._pools: dict[str, ActorPool] = {}
+
+    def lookup(self, name: str) -> ActorPool:
+        """The actors of this name; at once, and empty until the registry has answered.
+
+        Raises:
+            InvalidRequest: this can be no actor's name.
+        """
+        check_name(name, "an actor")
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = ActorPool(name, InRegistry(self._runtime.namespace), self._runtime)
+        return pool
+
+
+class FixedResolver:
+    """Known addresses instead of a registry: for tests and for endpoints outside the cluster.
+
+    An actor that is not there, or not any more, is looked for again and again.
+
+    Args:
+        addresses: actor name to ``"host:port"``, or a list of them.
+        token: the `ActorServer.token` of the servers; not needed for servers of this same process.
+    """
+
+    def __init__(self, addresses: Mapping[str, str | Sequence[str]], *, token: str | None = None) -> None:
+        self._addresses = {
+            name: [value] if isinstance(value, str) else list(value) for name, value in addresses.items()
+        }
+        self._token = token
+        self._pools: dict[str, ActorPool] = {}
+
+    def lookup(self, name: str) -> ActorPool:
+        """The pool of fixed addresses for ``name``; empty for a name it was not told."""
+        pool = self._pools.get(name)
+        if pool is None:
+            runtime = current()
+            key = self._token if self._token is not None else runtime.host.key
+            source = AtAddresses(tuple(self._addresses.get(name, ())), key)
+            pool = self._pools[name] = ActorPool(name, source, runtime)
+        return pool

@@ -1,0 +1,443 @@
+"""Scopes: a nursery whose children live anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+
+from attrs import evolve
+
+from fray.api.actors.group import ActorGroup, build_members, check_count
+from fray.api.actors.handle import ActorHandle, methods_of
+from fray.api.actors.host import ActorHost
+from fray.api.actors.supervision import (
+    ACTOR_RESOURCES,
+    Child,
+    OnFailure,
+    actor_request,
+    build_group,
+    label_of,
+    supervision_of,
+)
+from fray.api.jobs.job import (
+    Job,
+    build_actor_spec,
+    build_spec,
+    error_of,
+)
+from fray.api.jobs.job_spec import instances
+from fray.api.reservation import Reservation, within
+from fray.errors import InvalidRequest, NameTaken
+from fray.model.environment import EnvironmentConfig, Secret
+from fray.model.ids import ActorId, JobId, mint_name
+from fray.model.requests import Entrypoint, JobRequest
+from fray.model.reservations import ReservationId
+from fray.model.resources import ResourceConfig
+from fray.model.specs import ActorConfig, JobSpec
+from fray.runtime.actors.light import LightHost
+from fray.runtime.context import Runtime
+from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.scope.children import Kind
+from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_scope
+
+if TYPE_CHECKING:
+    from fray.api.jobs.job_group import JobGroup
+    from fray.model.job_groups import JobGroupConfig, JobGroupSpec
+
+Lifetime = Literal["non_detached", "detached"]
+
+__all__ = ["ACTOR_RESOURCES", "Child", "Lifetime", "OnFailure", "Scope", "open_scope"]
+
+
+class Scope:
+    """Owner of jobs and actors. Leaving it waits for its jobs, then ends its actors; an error ends both.
+
+    A child that fails by itself cancels the scope, and its error comes out of the ``async with`` in an
+    ExceptionGroup, unless it was launched with ``on_failure="absorb"``.
+    """
+
+    def __init__(self, children: ChildScope) -> None:
+        self._children = children
+
+    @property
+    def name(self) -> str:
+        return self._children.name
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._children.runtime
+
+    @overload
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
+        on_failure: OnFailure = "escalate",
+    ) -> Job: ...
+    @overload
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: int,
+        name: str | None = None,
+        adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
+        on_failure: OnFailure = "escalate",
+    ) -> list[Job]: ...
+
+    async def launch(
+        self,
+        request: JobRequest,
+        *,
+        count: int | None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
+        on_failure: OnFailure = "escalate",
+    ) -> Job | list[Job]:
+        """Launch a job owned by this scope, or ``count`` of them; returns once the controller has accepted all.
+
+        Args:
+            count: 1 to 10,000 jobs of this one request, all or none; a list of them is returned, in order. Each finds
+                its number in ``FRAY_JOB_INDEX``. Default None: one job, not a list.
+            name: in place of the request's; ``{user}`` stands for who runs the driver, and with ``count`` ``{index}``
+                (``{index:03d}``: with zeros) for each one's number from 0. Default with ``count``: the request's name
+                and ``/{index}``.
+            job_id: the id, chosen here: the name, a dash, and letters or digits. To launch the same request under it
+                again, from anywhere, gives the same job, also when it has ended, as long as the cluster remembers it.
+            adopt_existing: a living job of the name is what is wanted, if its request is the same: it is returned, and
+                stays whose it is. Of any number of launches at the same time, one launches.
+            reservation_id: the reservation (or its id) whose machines it takes, and no others; it waits for room there,
+                and ends with it. Default: the machines that nobody has reserved.
+            on_failure: what its failure, after all retries, does: ``"escalate"`` (default): it fails the scope;
+                ``"absorb"``: only those who wait for it hear of it; or a function ``hook(child, error)`` that is told
+                the `Job` (or `ActorHandle`) and returns one of the two. It runs in the scope's task and must not wait;
+                what it raises comes out of the scope.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was launched. InvalidRequest also
+                when ``job_id`` belongs to a different request.
+            NoSuchReservation: nor was it: the reservation is unknown, or over.
+            NameTaken: nor was it; for ``adopt_existing`` it says in what the living job's request differs.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        built, content = build_spec(request, self._runtime)
+        specs = instances(within(built, reservation_id), self._runtime, count, name, job_id, adopt_existing)
+        payloads = [content] if content is not None else []
+        jobs = await self._launch(specs, payloads, on_failure, attaches=adopt_existing or job_id is not None)
+        return jobs if count is not None else jobs[0]
+
+    async def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
+        """Launch several jobs, all or none. Raises as `launch`."""
+        built = [build_spec(request, self._runtime) for request in requests]
+        specs, payloads = [spec for spec, _ in built], [content for _, content in built if content is not None]
+        return await self._launch(specs, payloads, on_failure)
+
+    async def launch_group(
+        self,
+        requests: Sequence[JobRequest],
+        group: JobGroupConfig | None = None,
+        reservation_id: str | None = None,
+        *,
+        on_failure: OnFailure = "escalate",
+    ) -> JobGroup:
+        """Launch jobs that are placed together, all or none, in one decision, and near each other; returns once the
+        controller has accepted all of them.
+
+        Args:
+            requests: one a job; each may say its `JobRequest.role`.
+            group: name, locality, and what the end of one means to the others. Default: as ``JobGroupConfig()``.
+            reservation_id: place all of them on the machines of this reservation.
+            on_failure: as for `launch`, asked once, about the member that failed the group.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NameTaken, NeverSchedulable: nothing was launched.
+            ConnectionFailed: the conversation with the controller has ended.
+        """
+        from fray.api.jobs.job_group import JobGroup, build_job_group  # not every program has groups
+
+        spec, specs, payloads = build_job_group(requests, group, self._runtime, reservation_id)
+        return JobGroup(self._runtime, spec, await self._launch(specs, payloads, on_failure, group=spec))
+
+    async def _launch(
+        self,
+        specs: list[JobSpec],
+        payloads: list[bytes],
+        on_failure: OnFailure,
+        attaches: bool = False,
+        group: JobGroupSpec | None = None,
+    ) -> list[Job]:
+        decide = supervision_of(on_failure, self._job)
+        records = await self._children.launch(specs, payloads, Kind.JOB, decide, error_of, attaches, group)
+        return [self._job(record) for record in records]
+
+    def _job(self, record: JobRecord) -> Job:
+        return Job(self._runtime, record)
+
+    async def wait_jobs_then_end_actors(self) -> None:
+        """The orderly exit: what leaving the ``async with`` does when nothing failed."""
+        await self._children.wait_jobs_then_end_actors()
+
+    async def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        resources: ResourceConfig | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """One remote call: run ``fn(*args, **kwargs)`` as a job of its own and return its value.
+
+        Its failure is raised here, not by the scope. Cancelling the await ends the job.
+
+        Args:
+            resources: default 1 CPU, 2 GB.
+            name: of the job; default the function's name and a token.
+        """
+        label = name or mint_name(label_of(fn), self._runtime.rng)
+        request = JobRequest(
+            name=label,
+            resources=resources or ResourceConfig(),
+            entrypoint=Entrypoint.from_callable(fn, args, kwargs),
+        )
+        async with open_service_scope(self._runtime, label) as inner:
+            inner.variables = self._children.variables
+            job = await Scope(inner).launch(request, on_failure="absorb")
+            await job.wait_ended()
+        return await job.wait()
+
+    async def create_actor(
+        self,
+        cls: type,
+        *args: Any,
+        name: str | None = None,
+        resources: ResourceConfig | None = None,
+        environment: EnvironmentConfig | None = None,
+        max_restarts: int | None = None,
+        actor_config: ActorConfig | None = None,
+        on_failure: OnFailure = "escalate",
+        get_if_exists: bool = False,
+        lifetime: Lifetime = "non_detached",
+        reservation_id: ReservationId | Reservation | None = None,
+        **kwargs: Any,
+    ) -> ActorHandle:
+        """Create ``cls(*args, **kwargs)`` in a process of its own; returns a handle that can be used at once.
+
+        Args:
+            name: unique among the living of the namespace; default one is made up. While an earlier holder of the name
+                is being ended, the actor waits for that end.
+            resources: default none reserved.
+            environment: packages, files, image and variables of its process.
+            max_restarts: how often a failed actor is made anew from its arguments; -1: always. Default: as
+                ``actor_config`` says, else 0.
+            actor_config: concurrency, restarts, idle time and the like.
+            on_failure: as for `launch`.
+            get_if_exists: if an actor of this ``name`` lives, return a handle of that one: then nothing is created, the
+                class and its arguments are not looked at, and the actor stays whose it is. Of any number of creators
+                at the same time, one creates.
+            lifetime: ``"detached"``: owned by the cluster, it outlives this scope and this driver until
+                `Cluster.delete_actor`. Made by a driver that gave no namespace, it has one of its own, called like
+                itself. Default ``"non_detached"``: it ends with this scope.
+            reservation_id: the reservation whose machines it takes, as for `launch`.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+        """
+        _check_lifetime(lifetime, name, get_if_exists)
+        config = actor_config or ActorConfig()
+        restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
+        label, detached = name or mint_name(label_of(cls), self._runtime.rng), lifetime == "detached"
+        request = actor_request(label, resources, environment, restarts, detached=detached)
+        config = evolve(config, max_restarts=restarts)
+        spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
+        spec = within(evolve(spec, get_if_exists=get_if_exists), reservation_id)
+        decide = supervision_of(on_failure, self._actor)
+        try:
+            (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
+        except NameTaken as error:
+            holder = _served_holder(error) if get_if_exists else None
+            if holder is None:
+                raise
+            return ActorHandle(holder, request.name, None, self._runtime)
+        is_new = record.info.job_id == spec.job_id  # else it may be of another class: its own process knows its methods
+        return self._actor(record, methods_of(cls) if is_new else None)
+
+    def _actor(self, record: JobRecord, methods: tuple[str, ...] | None = None) -> ActorHandle:
+        return ActorHandle(record.info.job_id, record.info.name, methods, self._runtime)
+
+    async def supervise(
+        self,
+        children: Sequence[Child],
+        *,
+        strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one",
+        max_restarts: int = 3,
+        period_s: float | None = 60.0,
+        backoff_s: float = 0.0,
+        backoff_max_s: float = 30.0,
+        on_failure: OnFailure = "escalate",
+    ) -> list[ActorHandle]:
+        """Create a group of actors that fail and begin anew together; returns their handles in order.
+
+        When one of them fails (or its machine is lost), those that the strategy names are ended too, at no cost of
+        theirs, and all begin anew from their arguments in the order of ``children``, once the last of them has ended.
+
+        Args:
+            children: each a `fray.child(Class, *args, name=...)`; all are created, or none.
+            strategy: ``"one_for_one"``: only the one that failed; ``"one_for_all"``: all; ``"rest_for_one"``: it and
+                those after it.
+            max_restarts: failures that the group survives within ``period_s``; -1: any number. One more ends the whole
+                group, with the error of that one.
+            period_s: None: the whole life of the group.
+            backoff_s: wait before the first restart; doubled with each further one up to ``backoff_max_s``.
+            on_failure: as for `launch`, asked once for the group, about the member that failed last.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+        """
+        policy = ActorConfig(
+            max_restarts=max_restarts, restart_period_s=period_s, backoff_s=backoff_s, backoff_max_s=backoff_max_s
+        )
+        built = build_group(self._runtime, children, strategy, policy)
+        specs, payloads = [spec for spec, _ in built], [content for _, content in built]
+        decide = supervision_of(on_failure, self._actor)
+        records = await self._children.launch(specs, payloads, Kind.ACTOR, decide, error_of)
+        return [self._actor(record, methods_of(one.cls)) for record, one in zip(records, children, strict=True)]
+
+    async def create_actor_group(
+        self,
+        cls: type,
+        *args: Any,
+        count: int,
+        name: str | None = None,
+        resources: ResourceConfig | None = None,
+        environment: EnvironmentConfig | None = None,
+        actor_config: ActorConfig | None = None,
+        on_failure: OnFailure = "escalate",
+        light: bool = False,
+        reservation_id: ReservationId | Reservation | None = None,
+        **kwargs: Any,
+    ) -> ActorGroup:
+        """Create the same actor ``count`` times; returns at once, and the members come as they can: all, or none.
+
+        Each is a job of its own named ``{name}-{index}``; in it `current_actor` gives ``group`` and ``index``.
+
+        Args:
+            count: 1 to 10,000.
+            light: all in one process, a host made for them (see `create_host`, also for the process's restarts:
+                ``max_restarts`` of ``actor_config`` counts for it, too); ``resources`` are then the process's.
+            name: of the group, in front of those of its members; default one is made up.
+            resources: of each member; default none reserved.
+            environment: packages, files, image and variables of their processes.
+            actor_config: concurrency, restarts, idle time and the like, of each for itself.
+            on_failure: as for `launch`, of each member.
+            reservation_id: the reservation whose machines they take, as for `launch`; not for light ones.
+
+        Raises:
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+        """
+        config = actor_config or ActorConfig()
+        config = evolve(config, max_restarts=config.max_restarts or 0)
+        if light:
+            check_count(name or cls.__name__, count)
+            host = await self.create_host(
+                None if name is None else f"{name}-host",
+                resources=resources,
+                environment=environment,
+                max_restarts=config.max_restarts or 0,
+                on_failure=on_failure,
+            )
+            return await host.create_actors(cls, *args, count=count, name=name, actor_config=config, **kwargs)
+        label = name or mint_name(label_of(cls), self._runtime.rng)
+        request = actor_request(label, resources, environment, config.max_restarts or 0)
+        return await self.launch_actors(
+            request, count, cls, args, kwargs, config, on_failure=on_failure, reservation_id=reservation_id
+        )
+
+    async def launch_actors(
+        self,
+        request: JobRequest,
+        count: int | None,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        config: ActorConfig,
+        *,
+        on_failure: OnFailure = "escalate",
+        reservation_id: ReservationId | Reservation | None = None,
+    ) -> ActorGroup:
+        """`create_actor_group` for who knows more of the members' jobs: ``request`` has their resources, environment,
+        priority and, where ``config`` counts no restarts, their retries; its entrypoint is not looked at.
+
+        ``count``: None: one actor, called as the request, and the only one of the group that is returned. Raises as
+        `create_actor_group`.
+        """
+        specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
+        specs = [within(spec, reservation_id) for spec in specs]
+        await self._children.launch(specs, [content], Kind.ACTOR, supervision_of(on_failure, self._actor), error_of)
+        methods = methods_of(cls)
+        handles = [ActorHandle(spec.job_id, spec.name, methods, self._runtime) for spec in specs]
+        return ActorGroup(request.name, handles, self._runtime)
+
+    async def create_host(
+        self,
+        name: str | None = None,
+        *,
+        resources: ResourceConfig | None = None,
+        environment: EnvironmentConfig | None = None,
+        max_restarts: int = 0,
+        on_failure: OnFailure = "escalate",
+    ) -> ActorHost:
+        """Launch a process for light actors; returns at once: actors can be created in it and called right away.
+
+        Args:
+            name: of the host; default one is made up.
+            resources: of the process, for all its actors; default none reserved.
+            environment: packages, files, image and variables of it.
+            max_restarts: how often a host whose process has died is started anew, with all its living actors (their
+                state starts over); -1: always. Default 0.
+            on_failure: as for `launch`, of the host and of each actor in it that fails for good.
+
+        Raises:
+            InvalidRequest, NeverSchedulable, NameTaken: nothing was launched.
+        """
+        label = name or mint_name("host", self._runtime.rng)
+        request = actor_request(label, resources, environment, max_restarts)
+        spec, content = build_actor_spec(
+            request, self._runtime, LightHost, (), {}, ActorConfig(max_restarts=max_restarts)
+        )
+        decide = supervision_of(on_failure, self._actor)
+        (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
+        host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightHost)), on_failure)
+        self._children.start_soon(host.keep)
+        return host
+
+
+def _served_holder(error: NameTaken) -> ActorId | None:
+    """The actor that holds the name and is no job: a light one. Of jobs the controller has decided already."""
+    return error.details["holder"] if "incarnation" in error.details else None
+
+
+def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:
+    if lifetime not in get_args(Lifetime):
+        raise InvalidRequest(f"lifetime={lifetime!r} must be one of {', '.join(map(repr, get_args(Lifetime)))}")
+    if name is None and (get_if_exists or lifetime == "detached"):
+        why = "get_if_exists=True" if get_if_exists else 'lifetime="detached"'
+        raise InvalidRequest(f"create_actor with {why} needs a name=, or nobody could find the actor again")
+
+
+@asynccontextmanager
+async def open_scope(
+    runtime: Runtime, name: str, env_vars: Mapping[str, str | Secret] | None = None
+) -> AsyncIterator[Scope]:
+    variables = EnvironmentConfig.create(env_vars=env_vars).env_vars
+    async with open_child_scope(runtime, name) as children:
+        children.variables = variables
+        yield Scope(children)

@@ -1,0 +1,136 @@
+"""Which cluster: the one around the running code, one that is opened by its spec, or one of a kind that is named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import fray.api.cluster as native
+from fray.blocking.bridge import background_loop
+from fray.blocking.bridge.background_loop import job_runtime, own_portal, portal_of
+from fray.blocking.bridge.portal import Held
+from fray.blocking.cluster import Cluster
+from fray.model.ids import Namespace
+
+
+class LocalCluster(Cluster):
+    """A cluster of this process alone: its jobs are threads and tasks of it. As ``open_cluster("local")``.
+
+    Arguments and results are pickled all the same. Without ``with``, `Cluster.close` or the interpreter's exit ends it.
+
+    Args:
+        grace_s: how long leaving waits for threads of jobs and actors that were ended and have not returned; a
+            RuntimeWarning names those that are left then. Default 2.
+        namespace, logs, env_vars: as `open_cluster`.
+    """
+
+    def __init__(
+        self,
+        *,
+        namespace: Namespace | None = None,
+        logs: bool = True,
+        grace_s: float | None = None,
+        env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        _open(self, "local", namespace=namespace, logs=logs, grace_s=grace_s, env_vars=env_vars)
+
+
+class FrayCluster(Cluster):
+    """A connection to a running controller. As ``open_cluster("fray://host:port")``, with its errors.
+
+    Args:
+        address: ``host:port``, ``fray://host:port`` or ``fray+unix:///path``.
+        token, namespace, logs, grace_s: as `open_cluster`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        namespace: Namespace | None = None,
+        logs: bool = True,
+        grace_s: float | None = None,
+    ) -> None:
+        spec = address if "://" in address else f"fray://{address}"
+        _open(self, spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s)
+
+
+def open_cluster(
+    spec: str | None = None,
+    *,
+    namespace: Namespace | None = None,
+    token: str | None = None,
+    logs: bool = True,
+    grace_s: float | None = None,
+    env_vars: Mapping[str, str] | None = None,
+) -> Cluster:
+    """Connect to a cluster, or make one: ``with open_cluster() as cluster``; without ``with``, `Cluster.close` or the
+    interpreter's exit ends it. Everything of it runs in one thread of this process, shared by all clusters.
+
+    Args:
+        spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4`` or ``fray://host:port``. Default: ``FRAY_CLUSTER_SPEC``,
+            else ``local``; inside a job, the job's own cluster.
+        namespace: names are unique within it. Default: a new one of its own.
+        token: for ``fray://``; default ``FRAY_TOKEN``.
+        logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
+        grace_s: for ``fray://``: how long this driver may be lost before all it owns ends; for ``local``: how long
+            leaving waits for threads that have been ended and go on. As `fray.open_cluster`.
+        env_vars: variables of every job of a cluster that is made here.
+
+    Raises:
+        UnknownClusterSpec: the spec names nothing.
+        Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
+        FrayError: this is async code: there it is `fray.open_cluster`.
+    """
+    runtime = job_runtime()
+    if spec is None and runtime is not None and runtime.job_id is not None:
+        return cluster_of(runtime)
+    chosen = spec or os.environ.get("FRAY_CLUSTER_SPEC") or "local"
+    opened = _of_kind(chosen)
+    _open(opened, chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars)
+    return opened
+
+
+def current_cluster() -> Cluster:
+    """The cluster of the running code: in a job its own; in a driver the one it opened last; else one that is opened
+    now, by ``FRAY_CLUSTER_SPEC`` (default ``local``), and ends with the interpreter: one for all threads. Raises as
+    `open_cluster`.
+    """
+    runtime = job_runtime()
+    if runtime is not None:
+        return cluster_of(runtime)
+    with background_loop.opening:
+        for opened in reversed(background_loop.opened):
+            cluster = cluster_of(opened)
+            if cluster._held is None or not cluster._held.over:
+                return cluster
+        return open_cluster()
+
+
+def cluster_of(runtime: Any) -> Cluster:
+    """The `Cluster` of a runtime, made when first asked for."""
+    cluster = runtime.extras.get("blocking cluster")
+    if cluster is None:
+        made = _of_kind("local" if background_loop.is_in_process(runtime) else "")
+        Cluster.__init__(made, portal_of(runtime), native.cluster_of(runtime))
+        cluster = runtime.extras.setdefault("blocking cluster", made)
+    assert isinstance(cluster, Cluster)
+    return cluster
+
+
+def _of_kind(spec: str) -> Cluster:
+    """Not opened yet."""
+    if spec.partition("?")[0] == "local":
+        return LocalCluster.__new__(LocalCluster)
+    return FrayCluster.__new__(FrayCluster) if spec.startswith("fray") else Cluster.__new__(Cluster)
+
+
+def _open(cluster: Cluster, spec: str, **options: Any) -> None:
+    held = Held(own_portal(), native.open_cluster(spec, **options))
+    opened = held.enter()
+    Cluster.__init__(cluster, portal_of(opened._runtime), opened, held)
+    opened._runtime.extras["blocking cluster"] = cluster
+    with background_loop.opening:
+        background_loop.opened.append(opened._runtime)

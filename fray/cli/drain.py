@@ -1,0 +1,50 @@
+"""Verbs that take machines out of service, and back."""
+
+from __future__ import annotations
+
+import argparse
+
+import trio
+
+from fray.api.cluster import Cluster
+from fray.cli.nodes import state_of
+from fray.cli.output import note, say, say_json
+from fray.cli.run import span_of
+from fray.errors import DeadlineExceeded
+from fray.model.messages.maintenance import NodesMarked
+
+
+async def cordon(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray cordon``"""
+    return told(await cluster.cordon(*options.nodes, reason=options.reason), options)
+
+
+async def uncordon(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray uncordon``"""
+    return told(await cluster.uncordon(*options.nodes), options)
+
+
+async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray drain``"""
+    deadline_s = span_of(options.deadline, "--deadline")
+    with trio.move_on_after(options.timeout if options.timeout is not None else float("inf")):
+        marked = await cluster.drain(
+            *options.nodes,
+            reason=options.reason,
+            let_finish=options.let_finish,
+            deadline_s=deadline_s,
+            wait=options.wait,
+        )
+        return told(marked, options)
+    raise DeadlineExceeded(f"something still runs there after {options.timeout:g} s; the drain goes on")
+
+
+def told(marked: NodesMarked, options: argparse.Namespace) -> int:
+    """Say what has become of the machines."""
+    for line in marked.told:
+        note(line)
+    if options.json:
+        say_json(marked)
+    else:
+        say(f"{node.name}  {state_of(node)}" + (f"  {node.why_out}" if node.why_out else "") for node in marked.nodes)
+    return 0

@@ -1,0 +1,130 @@
+"""``fray queue`` and ``fray usage``: who waits, and who has how much."""
+
+from __future__ import annotations
+
+import argparse
+
+from fray.api.cluster import Cluster
+from fray.cli.formatting import (
+    amount,
+    fields,
+    size,
+    span,
+    table,
+)
+from fray.cli.output import (
+    note,
+    say,
+    say_json,
+    width,
+)
+from fray.model.messages.usage import (
+    QueueInfo,
+    TenantUsage,
+    UsageInfo,
+    Waiting,
+)
+
+
+async def queue(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray queue``"""
+    found = await cluster.queue(limit=options.limit, user=options.user)
+    if options.json:
+        say_json(found)
+    else:
+        say(queue_table(found, width()))
+    return 0
+
+
+def queue_table(found: QueueInfo, room: int | None) -> list[str]:
+    """One line for each that waits, the first first."""
+    if not found.total:
+        return ["nothing waits"]
+    heads = ["#", "ID", "KIND", "USER", "NAMESPACE", "BAND", "FOR", "ASKS FOR", "WHY"]
+    rows = [
+        [
+            str(one.place),
+            one.id,
+            one.kind,
+            one.user,
+            one.namespace,
+            one.band,
+            span(one.waiting_s) if one.kind != "growth" else "",
+            one.asks,
+            _why(one),
+        ]
+        for one in found.lines
+    ]
+    users = ", ".join(f"{user or '(nobody)'} {count}" for user, count in sorted(found.by_user.items()))
+    more = f"{len(found.lines)} of {found.total} shown; " if len(found.lines) < found.total else ""
+    return [*table(heads, rows, room), "", f"{more}waiting by user: {users}"]
+
+
+def _why(one: Waiting) -> str:
+    words = {"borrows": "beyond its quota", "grows": "a unit more, when nobody else has a use for it"}
+    return "; ".join(text for text in (words.get(one.standing, ""), one.why) if text)
+
+
+async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray usage``"""
+    if options.plot is not None:
+        from fray.cli.plot import check_plot, plot
+
+        check_plot(options.plot)
+        found = await cluster.usage(samples=True)
+        plot(found, options.plot)
+        note(f"{len(found.samples)} samples are drawn in {options.plot}")
+        return 0
+    found = await cluster.usage()
+    if options.json:
+        say_json(found)
+    else:
+        say(described(found, width()))
+    return 0
+
+
+def described(found: UsageInfo, room: int | None) -> list[str]:
+    """The whole cluster, then users, then their namespaces; who goes first comes first."""
+    whole = [(_named(name), _in_use(name, found)) for name in found.capacity]
+    whole.append(("half-life", span(found.half_life_s)))
+    heads = ["USER", "NAMESPACE", "WEIGHT", "SHARE", "MEAN", "SCORE", "WAITING", "USES", "QUOTA", "AT MOST", "BORROWS"]
+    rows = [_row(one) for user in found.users for one in (user, *(n for n in found.namespaces if n.user == user.user))]
+    return [*fields(whole), "", *(table(heads, rows, room) if rows else ["nobody has had anything yet"])]
+
+
+def _named(name: str) -> str:
+    """As `fray nodes` and `fray explain` call it."""
+    return {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPU chips"}.get(name, name)
+
+
+def _in_use(name: str, found: UsageInfo) -> str:
+    used, most = found.used.get(name, 0.0), found.capacity[name]
+    if name == "memory":
+        return f"{size(round(used))} of {size(round(most))} in use"
+    return f"{amount(used)} of {amount(most)} in use"
+
+
+def _row(one: TenantUsage) -> list[str]:
+    return [
+        (one.user or "(nobody)") if one.namespace is None else "",
+        "" if one.namespace is None else one.namespace,
+        amount(one.weight),
+        f"{one.share:.1%}",
+        f"{one.mean:.1%}",
+        f"{one.score:.4f}",
+        str(one.waiting),
+        _amounts(one.used),
+        "" if one.quota is None else _amounts(one.quota),
+        "" if one.most is None else _amounts(one.most),
+        _amounts(one.over),
+    ]
+
+
+def _amounts(found: dict[str, float]) -> str:
+    return ", ".join(_one(name, have) for name, have in found.items())
+
+
+def _one(name: str, have: float) -> str:
+    if name == "cpu":
+        return f"{amount(have)} CPU{'s' * (have != 1)}"
+    return f"{size(round(have))} memory" if name == "memory" else f"{amount(have)} {name}"

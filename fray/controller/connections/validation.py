@@ -1,0 +1,248 @@
+"""What the controller lets in: who may speak as whom, and which launches make sense. Plain functions, no I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Container, Sequence
+
+from attrs import evolve
+
+from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
+from fray.model.environment import check_spec
+from fray.model.gangs import hosts_of, port_names, slice_hosts
+from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
+from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
+from fray.model.reservations import ReservationSpec, check_reservation
+from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, cut
+from fray.model.specs import EntryKind, JobSpec
+from fray.net.channel.session import HEARTBEAT_S
+from fray.scheduler.state.rows import Session, SessionPhase
+
+CLUSTER_KEY = "cluster"
+"""Key id of the cluster's token."""
+ATTEMPT_KEY = "attempt:"
+"""Key ids of attempts: this and the attempt id."""
+LAUNCH_LIMIT_JOBS = 10_000
+"""Jobs of one `Launch`."""
+ID_LIMIT = NAME_LIMIT + 40
+GRACE_LIMIT_S = 7 * 86_400.0
+MEMBERS_LIMIT = 100_000
+PORTS_END = 65_536
+CHOICES_LIMIT = 16
+"""Any-of devices of one job."""
+LOCATION_LIMIT = 2_000
+"""Characters of the place of a checkpoint in a storage."""
+_ID = re.compile(r"[!-~]+\Z")
+_OURS = ("its peer began anew", "stopped", "superseded", "cancelled")
+
+
+def is_goodbye(error: FrayError) -> bool:
+    """The channel ended because the peer took its leave, not because of something on our side."""
+    reason = error.details.get("reason", "")
+    return type(error) is ChannelClosed and reason not in _OURS and not reason.startswith("the code behind")
+
+
+def check_id(text: str, what: str) -> str:
+    """Return an id that somebody else has made, if it is one.
+
+    Raises:
+        InvalidRequest: empty, too long, or with anything but visible ASCII characters.
+    """
+    if not _ID.match(text) or len(text) > ID_LIMIT:
+        raise InvalidRequest(f"{text!r} is no id of {what}: 1 to {ID_LIMIT} visible ASCII characters")
+    return text
+
+
+# Greetings -----------------------------------------------------------------------------------------------------------
+
+
+def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None:
+    """May a dialler that has proven ``key_id`` speak for this session?
+
+    Raises:
+        Unauthorized: its key belongs to somebody else.
+        InvalidRequest: the session or a namespace has an impossible name, the grace is none.
+    """
+    attempt = key_id.removeprefix(ATTEMPT_KEY) if key_id.startswith(ATTEMPT_KEY) else None
+    known_key = attempt is not None or key_id == CLUSTER_KEY
+    if not known_key or (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
+        raise Unauthorized(
+            f"key {key_id!r} does not let one speak as {hello.role.value} {hello.attempt_id or ''}".rstrip()
+        )
+    if known is not None and (known.role is not hello.role or known.attempt_id != attempt):
+        raise Unauthorized(f"session {hello.session!r} belongs to another key")
+    check_id(hello.session, "a session")
+    if hello.grace_s is not None and not 0 <= hello.grace_s <= GRACE_LIMIT_S:
+        raise InvalidRequest(f"grace_s={hello.grace_s} must be 0 to {GRACE_LIMIT_S:.0f} seconds")
+    if hello.namespace:
+        check_name(hello.namespace, "a namespace")
+
+
+def is_over(hello: ClientHello, known: Session | None) -> bool:
+    """The session has ended, or is being ended and this is not somebody who has said goodbye and waits for that."""
+    if known is None:
+        return hello.settled
+    return known.phase is SessionPhase.ENDED or (known.phase is SessionPhase.CLOSING and not hello.leaving)
+
+
+def heartbeat_s(grace_s: float) -> float:
+    """How often a driver is asked whether it is there: three times without an answer is a loss, so that one is noticed
+    within three quarters of the grace (but not within less than 1.5 s)."""
+    return min(HEARTBEAT_S, max(0.5, grace_s / 4))
+
+
+def default_namespace(session: SessionId) -> Namespace:
+    """A namespace of its own for a driver that asks for none; the same each time it asks."""
+    return f"{ANONYMOUS}{hashlib.sha256(session.encode()).hexdigest()[:12]}"
+
+
+# Launches ------------------------------------------------------------------------------------------------------------
+
+
+def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[[BlobId], bool]) -> list[BlobId]:
+    """The payloads these jobs need, each attached or there already.
+
+    Raises:
+        InvalidRequest: too many jobs or none, an impossible name or id, a payload missing or of nobody.
+    """
+    if not 1 <= len(launch.jobs) <= LAUNCH_LIMIT_JOBS:
+        raise InvalidRequest(f"one launch takes 1 to {LAUNCH_LIMIT_JOBS} jobs, not {len(launch.jobs)}")
+    for spec in launch.jobs:
+        _check_spec(spec)
+    if launch.group is not None:
+        check_name(launch.group.config.name, "a job group")
+        _check_token(launch.group.group_id, launch.group.config.name, "job group")
+    needed = [spec.payload for spec in launch.jobs if spec.payload is not None]
+    missing = [blob for blob in needed if blob not in attached and not has_blob(blob)]
+    if missing:
+        raise InvalidRequest(f"the payload {missing[0]} is not attached, or came damaged: send the launch again")
+    if extra := set(attached) - set(needed):
+        raise InvalidRequest(f"no job of this launch names the attachment {min(extra)}")
+    return needed
+
+
+def check_reserved(spec: ReservationSpec) -> None:
+    """Raises InvalidRequest: an impossible name or id, or an amount that cannot be."""
+    check_name(spec.name, "a reservation")
+    if spec.namespace:
+        check_name(spec.namespace, "a namespace")
+    token = spec.reservation_id.removeprefix(f"{spec.name}-")
+    if token == spec.reservation_id or not token.isalnum() or len(spec.reservation_id) > ID_LIMIT:
+        raise InvalidRequest(
+            f"reservation_id={spec.reservation_id!r} must be the reservation's name, a dash, and letters or digits: "
+            f"{spec.name + '-run1'!r}"
+        )
+    for demand in (spec.demand, *spec.alternatives):
+        _check_amounts(f"reservation {spec.name!r}", demand)
+    check_reservation(spec)
+
+
+def check_bundles(launch: Launch, known: Container[JobId], has_bundle: Callable[[BlobId], bool]) -> None:
+    """Raises InvalidRequest: a job that is new here names a workspace that is not."""
+    for spec in launch.jobs:
+        bundle = spec.environment.bundle
+        if bundle is not None and spec.job_id not in known and not has_bundle(bundle):
+            raise InvalidRequest(
+                f"the workspace of job {spec.name!r} ({bundle}) is not here: send it, and launch again"
+            )
+
+
+def check_checkpoint(message: SaveCheckpoint, attached: Sequence[BlobId], has_blob: Callable[[BlobId], bool]) -> None:
+    """Raises InvalidRequest: neither content nor location, both, a content that is not there, or one too many."""
+    if (message.blob is None) is not bool(message.location) or len(message.location) > LOCATION_LIMIT:
+        raise InvalidRequest("a checkpoint has either a content or a location of at most 2,000 characters")
+    if message.blob is not None and message.blob not in attached and not has_blob(message.blob):
+        raise InvalidRequest("the checkpoint is not attached, or came damaged: send it again")
+    if extra := set(attached) - {message.blob}:
+        raise InvalidRequest(f"the checkpoint does not name the attachment {min(extra)}")
+
+
+def check_capacity(node: NodeName, capacity: Capacity) -> None:
+    """Raises InvalidRequest: a machine cannot have so much."""
+    amounts, ports = (capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes), capacity.ports
+    if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
+        raise InvalidRequest(f"node {node!r}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(amounts)}")
+    if ports.first < 0 or not 0 <= ports.count <= PORTS_END - ports.first:
+        raise InvalidRequest(f"node {node!r}: {cut(ports)} are no TCP ports")
+
+
+def _check_amounts(whose: str, demand: Demand) -> None:
+    """What the law could not reckon with would end the controller, and the next one, that finds it in the store."""
+    amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
+    if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
+        raise InvalidRequest(f"{whose}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(demand, 500)}")
+
+
+def _check_alternatives(spec: JobSpec) -> None:
+    """Any of them can be taken in place of the demand, and nothing else changes by that."""
+    if len(spec.alternatives) >= CHOICES_LIMIT:
+        raise InvalidRequest(f"job {spec.name!r}: {len(spec.alternatives) + 1} any-of devices, at most {CHOICES_LIMIT}")
+    for other in spec.alternatives:
+        same = evolve(
+            other,
+            device_kind=spec.demand.device_kind,
+            device_variant=spec.demand.device_variant,
+            device_count=spec.demand.device_count,
+        )
+        hosts = max(1, hosts_of(other))
+        if same != spec.demand or not 0 <= other.device_count <= AMOUNT_LIMIT or hosts != max(1, slice_hosts(spec)):
+            raise InvalidRequest(f"job {spec.name!r}: {other} does not replace {spec.demand} by another device alone")
+
+
+def _check_token(id_: str, name: str, what: str) -> None:
+    token = id_.removeprefix(f"{name}-")
+    if token == id_ or not token.isalnum() or len(id_) > ID_LIMIT:
+        raise InvalidRequest(f"{what} id {id_!r} must be the {what}'s name, a dash, and letters or digits")
+
+
+def _check_spec(spec: JobSpec) -> None:
+    check_name(spec.name, "a job")
+    check_spec(spec.environment)
+    if spec.namespace:
+        check_name(spec.namespace, "a namespace")
+    _check_token(spec.job_id, spec.name, "job")
+    demand = spec.demand
+    waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s, spec.notice_s)
+    _check_amounts(f"job {spec.name!r}", demand)
+    if not all(0 <= wait_s < float("inf") for wait_s in waits_s):
+        raise InvalidRequest(
+            f"job {spec.name!r}: {spec.ladder}, its back-off and its notice may not be negative or endless"
+        )
+    if spec.stall_s is not None and not 0 < spec.stall_s < float("inf"):
+        raise InvalidRequest(f"job {spec.name!r}: stall_s={spec.stall_s} must be more than 0 seconds")
+    if spec.time_limit_s is not None and not 0 < spec.time_limit_s < float("inf"):
+        raise InvalidRequest(f"job {spec.name!r}: time_limit_s={spec.time_limit_s} must be more than 0 seconds")
+    if not 1 <= spec.members <= MEMBERS_LIMIT:
+        raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 to {MEMBERS_LIMIT}")
+    if demand.ports != len(port_names(spec)):
+        raise InvalidRequest(
+            f"job {spec.name!r}: its demand has {demand.ports} ports, its names are {port_names(spec)}"
+        )
+    if spec.alternatives:
+        _check_alternatives(spec)
+    if slice_hosts(spec) and spec.members % slice_hosts(spec):
+        raise InvalidRequest(
+            f"job {spec.name!r}: members={spec.members} must be whole slices of {demand.device_variant}, "
+            f"of {slice_hosts(spec)} hosts each"
+        )
+    if spec.entry is EntryKind.BINARY:
+        if not spec.argv:
+            raise InvalidRequest(f"job {spec.name!r} runs a program and names none")
+    elif spec.payload is None:
+        raise InvalidRequest(f"job {spec.name!r} runs Python code and has no payload")
+
+
+MARKED_LIMIT = 10_000
+"""Machines in one request."""
+REASON_LIMIT_CHARS = 1000
+
+
+def check_marked(nodes: Sequence[NodeName], reason: str = "", finish_s: float = 0.0) -> None:
+    """A request about machines. Raises: InvalidRequest."""
+    if not 0 < len(nodes) <= MARKED_LIMIT:
+        raise InvalidRequest(f"say which machines: 1 to {MARKED_LIMIT:,} names, not {len(nodes):,}")
+    if len(reason) > REASON_LIMIT_CHARS:
+        raise InvalidRequest(f"a reason has {REASON_LIMIT_CHARS} characters at most, not {len(reason)}")
+    if not 0 <= finish_s < float("inf"):
+        raise InvalidRequest(f"deadline_s={finish_s} must be 0 or more seconds")

@@ -1,0 +1,254 @@
+"""What one client is told of logs: pages on request, hints that there is more, and the lines of what it owns.
+
+Law. Whoever reads pulls: a page is asked for, by number, and the next one when that is read; so a slow reader costs
+nothing, misses nothing, and after any interruption asks again from where it was. Pages come from the book if all that
+is asked for is there, else from the disk of the attempt's machine, and the controller's loop does not wait for that:
+a task does, within `NODE_ANSWER_S`. A terminal is pushed to, as far as there is room, and skips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import trio
+from attrs import evolve
+
+from fray.controller.connections.node import NodeLink
+from fray.controller.context import House
+from fray.controller.logs.cache import Follower, Ring
+from fray.errors import DeadlineExceeded, FrayError, InvalidRequest, NoSuchJob
+from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
+from fray.model.log_records import Chunk
+from fray.model.messages import client as words
+from fray.model.messages.node import LogPage, ReadLog
+from fray.net.transport import Bytes
+from fray.scheduler.state.rows import Attempt, Job, NodePhase
+from fray.scheduler.state.state import State
+
+CHUNK_BYTES = 64 * 1024
+"""Lines of one notice, about."""
+NODE_ANSWER_S = 10.0
+"""A machine that is connected and says nothing for so long counts as silent."""
+RECONNECT_LOOK_S = 0.1
+READS_LIMIT = 256
+"""Pages one client may wait for at a time."""
+
+
+class Nodes(Protocol):
+    """Where machines are."""
+
+    def node_link(self, node: NodeName) -> NodeLink | None:
+        """The conversation with it, if there is one."""
+
+
+class LogDesk:
+    """Of one client."""
+
+    def __init__(self, house: House, nodes: Nodes, session: str) -> None:
+        self._house, self._nodes, self._session = house, nodes, session
+        self._follower = Follower(house.book)
+        self._hints: dict[AttemptId, None] = {}
+        self._hinted: set[AttemptId] = set()
+        self.reading = 0
+
+    # A terminal
+
+    def follow(self, message: words.FollowLogs) -> None:
+        """Begin (or stop) to push."""
+        jobs = self._house.state.owned(self._session) if message.job is None else [message.job]
+        for attempt in self._house.book.attempts_of(jobs):
+            (self._follower.poke if message.on else self._follower.leave)(attempt)
+
+    def printed(self, attempt: AttemptId) -> None:
+        """One that is followed has printed."""
+        self._follower.poke(attempt)
+
+    def behind(self, job: JobId | None = None) -> AttemptId | None:
+        """Whose lines are to be pushed next (of this job)."""
+        return next((one for one in self._follower.behind() if job in (None, split_attempt(one)[0])), None)
+
+    def take_lines(self, attempt: AttemptId) -> tuple[words.LogLines, Bytes] | None:
+        """The next lines of one that is behind."""
+        chunk, skipped = self._follower.read(attempt, CHUNK_BYTES)
+        if not chunk.data and not skipped:
+            return None
+        job_id = split_attempt(attempt)[0]
+        name = _name(self._house.state, job_id)
+        told = words.LogLines(
+            job_id=job_id, name=name, attempt_id=attempt, first=chunk.first, end=chunk.end, skipped=skipped
+        )
+        return told, chunk.data
+
+    # Readers
+
+    def watch(self, message: words.WatchLogs) -> words.LogSources:
+        """Raises NoSuchJob."""
+        state = self._house.state
+        root = state.jobs.get(message.job)
+        if root is None:
+            raise NoSuchJob(f"the cluster knows no job {message.job!r}", job_id=message.job)
+        jobs = sorted(_tree(state, root), key=lambda job: job.order) if message.tree else [root]
+        sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.records(job))
+        over = root.ended and all(source.over for source in sources)
+        return words.LogSources(sources=sources, over=over)
+
+    def hint(self, attempt: AttemptId) -> bool:
+        """One that is watched has printed; False if that was said and nobody has looked since."""
+        if attempt in self._hinted:
+            return False
+        self._hinted.add(attempt)
+        self._hints[attempt] = None
+        return True
+
+    def take_hint(self) -> words.LogMoved | None:
+        while self._hints:
+            attempt_id = next(iter(self._hints))
+            del self._hints[attempt_id]
+            attempt = self._house.state.attempts.get(attempt_id)
+            if attempt is not None:
+                return words.LogMoved(source=source_of(self._house.state, attempt))
+        return None
+
+    @property
+    def has_hints(self) -> bool:
+        return bool(self._hints)
+
+    def read_here(self, ask: ReadLog) -> tuple[LogPage, Bytes] | None:
+        """The page, if the book has it; None: the machine must be asked.
+
+        Raises:
+            NoSuchJob: nothing is known of the attempt.
+            InvalidRequest: too many pages are asked for.
+        """
+        self._hinted.discard(ask.attempt_id)
+        attempt = self._attempt(ask)
+        ring = self._house.book.ring(ask.attempt_id)
+        if ask.first is not None and ring is not None:
+            chunk = ring.read(ask.first, ask.limit_bytes)
+            if chunk is not None and self._is_sure(ring, chunk, attempt):
+                page = LogPage(
+                    attempt_id=ask.attempt_id,
+                    start=ask.first,
+                    first=ask.first,
+                    next=chunk.end,
+                    caught_up=chunk.end >= ring.end,
+                    over=not attempt.living,
+                )
+                return page, chunk.data
+        if self.reading >= READS_LIMIT:
+            raise InvalidRequest(f"one connection may wait for {READS_LIMIT} pages of logs at a time")
+        return None
+
+    def _is_sure(self, ring: Ring, chunk: Chunk, attempt: Attempt) -> bool:
+        """Whether nobody has to ask its machine what comes after the last line that is known here."""
+        if chunk.end < ring.end or ring.is_closed:
+            return True
+        link = self._nodes.node_link(attempt.node)
+        return attempt.living and link is not None and link.channel.connected
+
+    def _attempt(self, ask: ReadLog) -> Attempt:
+        attempt = self._house.state.attempts.get(ask.attempt_id)
+        if attempt is None:
+            raise NoSuchJob(f"the cluster knows no attempt {ask.attempt_id!r} (any more)")
+        return attempt
+
+    async def read_there(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
+        """The page from the attempt's machine; if that does not answer, what is here, and why there is no more."""
+        attempt = self._attempt(ask)
+        is_over = not attempt.living
+        link = await self._wait_link(attempt.node)
+        if link is None:
+            return self._without_machine(ask, attempt)
+        try:
+            page, blobs = await link.requests.request(ask, timeout_s=NODE_ANSWER_S)
+        except (DeadlineExceeded, FrayError):
+            return self._without_machine(ask, attempt)
+        assert isinstance(page, LogPage)
+        if page.missing:
+            return self._instead(ask, attempt, page.missing, retry=False)
+        return evolve(page, over=is_over), blobs[0] if blobs else b""
+
+    async def _wait_link(self, node: NodeName) -> NodeLink | None:
+        """One that was lost just now (with this controller's last life, too) is mostly back within a second or two."""
+        known = self._house.state.nodes.get(node)
+        if known is None or known.phase in (NodePhase.SUSPECT, NodePhase.LOST):
+            return None
+        silent_s = self._house.inbox.time() - known.silent_since if known.phase is NodePhase.SILENT else 0.0
+        give_up_at = trio.current_time() + NODE_ANSWER_S - silent_s
+        while True:
+            link = self._nodes.node_link(node)
+            if link is not None and link.channel.connected:
+                return link
+            if trio.current_time() >= give_up_at:
+                return None
+            await trio.sleep(RECONNECT_LOOK_S)
+
+    def _without_machine(self, ask: ReadLog, attempt: Attempt) -> tuple[LogPage, Bytes]:
+        node = self._house.state.nodes.get(attempt.node)
+        if node is None or node.phase is NodePhase.LOST:
+            return self._instead(ask, attempt, f"its machine {attempt.node} is gone", retry=False)
+        return self._instead(ask, attempt, f"its machine {attempt.node} is silent", retry=True)
+
+    def _instead(self, ask: ReadLog, attempt: Attempt, missing: str, *, retry: bool) -> tuple[LogPage, Bytes]:
+        ring, start = self._house.book.ring(ask.attempt_id), ask.first or 0
+        first = ring.next_after(start) if ring is not None else start
+        chunk = (ring.read(first, ask.limit_bytes) if ring is not None else None) or Chunk(first, first)
+        is_whole = ring is not None and ring.is_closed and first == start
+        page = LogPage(
+            attempt_id=ask.attempt_id,
+            start=start,
+            first=first,
+            next=chunk.end,
+            caught_up=ring is None or chunk.end >= ring.end,
+            over=not attempt.living,
+            missing="" if is_whole else missing,
+            retry=retry,
+            archive=self._archive(attempt.node),
+        )
+        return page, chunk.data
+
+    def _archive(self, node: NodeName) -> str:
+        known = self._house.state.nodes.get(node)
+        return known.log_archive if known is not None else ""
+
+
+def _name(state: State, job_id: JobId) -> str:
+    job = state.jobs.get(job_id)
+    return job.spec.name if job is not None else job_id
+
+
+def source_of(state: State, attempt: Attempt) -> words.LogSource:
+    return words.LogSource(
+        attempt_id=attempt.attempt_id,
+        job_id=attempt.job_id,
+        name=_name(state, attempt.job_id),
+        over=not attempt.living,
+    )
+
+
+def _tree(state: State, root: Job) -> Iterator[Job]:
+    """The job and all below it that are on record."""
+    below: dict[JobId, list[Job]] = {}
+    for job in state.jobs.values():
+        parent = _parent(job)
+        if parent is not None:
+            below.setdefault(parent, []).append(job)
+    todo = [root]
+    while todo:
+        job = todo.pop()
+        yield job
+        todo += below.get(job.job_id, ())
+
+
+def _parent(job: Job) -> JobId | None:
+    """The job whose attempt owns it; None for a driver's, and for a detached one."""
+    return split_attempt(job.owner)[0] if ":" in job.owner else None
+
+
+def above(state: State, job_id: JobId) -> Iterator[JobId]:
+    """The job, and those it is below of."""
+    found: JobId | None = job_id
+    while found is not None and (job := state.jobs.get(found)) is not None:
+        yield found
+        found = _parent(job)

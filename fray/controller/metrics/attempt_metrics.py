@@ -1,0 +1,115 @@
+"""What nodes measure of attempts, in RAM: a controller that starts again is told anew.
+
+Law: nothing is decided by it. Whoever follows a job hears of its changes at most every `TELL_EVERY_S`, whatever the
+number of its members; `complete` writes the latest into every answer about a job.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import trio
+from attrs import evolve
+
+from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
+from fray.model.messages.client import NodeInfo
+from fray.model.messages.node import short
+from fray.model.monitoring.attempt_metrics import Vital, complete, cut
+from fray.model.specs import AttemptInfo, JobInfo
+
+TELL_EVERY_S = 0.5
+KEPT_LIMIT = 50_000
+"""Attempts; those that moved longest ago are forgotten first."""
+CAPTURED_LIMIT_BYTES = 32 * 1024 * 1024
+"""Stacks of stalls, of all attempts together; the oldest go first."""
+NODES_LIMIT = 10_000
+"""Machines whose words about themselves are kept; those that spoke longest ago are forgotten first."""
+LISTED_LIMIT_BYTES = 1_000
+"""Of the message of an attempt in a list of jobs."""
+TOLD_LIMIT = 200
+"""Attempts of one job in one piece of news: of a larger gang the others are told by the next answer."""
+
+
+def _listed(attempt: AttemptInfo) -> AttemptInfo:
+    return evolve(attempt, captured="", message=cut(attempt.message, LISTED_LIMIT_BYTES))
+
+
+class VitalsBook:
+    """Of all attempts."""
+
+    def __init__(self) -> None:
+        self._vitals: OrderedDict[AttemptId, Vital] = OrderedDict()
+        self._captured: OrderedDict[AttemptId, int] = OrderedDict()
+        self._captured_bytes = 0
+        self._moved: dict[JobId, dict[AttemptId, None]] = {}
+        self._nodes: OrderedDict[NodeName, dict[str, str]] = OrderedDict()
+        self._wake = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<VitalsBook: {len(self._vitals)} attempts, {self._captured_bytes} bytes of stacks>"
+
+    def hear(self, vitals: Iterable[Vital], now: float) -> None:
+        """A node has measured; ``now`` in seconds since the epoch."""
+        for vital in vitals:
+            self._keep(vital, now)
+        self._wake.set()
+
+    def _keep(self, vital: Vital, now: float) -> None:
+        attempt_id = vital.attempt_id
+        before = self._vitals.get(attempt_id)
+        if vital.progress is not None:
+            vital = evolve(vital, progress=evolve(vital.progress, time=now - vital.age_s), age_s=0.0)
+        if vital.captured:
+            self._make_room(attempt_id, len(vital.captured))
+        elif before is not None:
+            vital = evolve(vital, captured=before.captured)
+        self._vitals[attempt_id] = vital
+        self._vitals.move_to_end(attempt_id)
+        self._moved.setdefault(split_attempt(attempt_id)[0], {})[attempt_id] = None
+        while len(self._vitals) > KEPT_LIMIT:
+            self._captured_bytes -= self._captured.pop(self._vitals.popitem(last=False)[0], 0)
+
+    def _make_room(self, attempt_id: AttemptId, size_bytes: int) -> None:
+        self._captured_bytes += size_bytes - self._captured.pop(attempt_id, 0)
+        self._captured[attempt_id] = size_bytes
+        while self._captured_bytes > CAPTURED_LIMIT_BYTES:
+            oldest, freed_bytes = self._captured.popitem(last=False)
+            self._captured_bytes -= freed_bytes
+            self._vitals[oldest] = evolve(self._vitals[oldest], captured="")
+
+    def complete(self, info: JobInfo) -> JobInfo:
+        """The job with what is known of its attempts."""
+        return complete(info, self._vitals)
+
+    def listed(self, info: JobInfo) -> JobInfo:
+        """The same for a list: without stacks and the whole of long messages, which one asks for by the job."""
+        info = self.complete(info)
+        if not any(attempt.captured or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts):
+            return info
+        return evolve(info, attempts=tuple(map(_listed, info.attempts)))
+
+    def of(self, attempts: Iterable[AttemptId]) -> tuple[Vital, ...]:
+        """What is known of these."""
+        return tuple(self._vitals[attempt_id] for attempt_id in attempts if attempt_id in self._vitals)
+
+    def hear_node(self, node: NodeName, told: dict[str, str]) -> None:
+        """What a machine tells of itself."""
+        self._nodes[node] = short(told)
+        self._nodes.move_to_end(node)
+        while len(self._nodes) > NODES_LIMIT:
+            self._nodes.popitem(last=False)
+
+    def nodes(self, known: Iterable[NodeInfo]) -> tuple[NodeInfo, ...]:
+        """The machines with what they have told of themselves."""
+        return tuple(evolve(one, told=self._nodes.get(one.name, {})) for one in known)
+
+    async def run(self, tell: Callable[[JobId, tuple[AttemptId, ...]], object]) -> None:
+        """Tell which attempts of which jobs have moved, at most every `TELL_EVERY_S`; for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            moved, self._moved = self._moved, {}
+            for job_id, attempts in moved.items():
+                tell(job_id, tuple(attempts)[:TOLD_LIMIT])
+            await trio.sleep(TELL_EVERY_S)

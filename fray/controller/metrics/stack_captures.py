@@ -1,0 +1,96 @@
+"""Looking into running jobs: a question to nodes, and its answers, within a time. The law is not involved.
+
+Law: every question is answered after `ANSWER_WITHIN_S`, whoever is silent: by a line that says who was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import trio
+from attrs import define, field
+
+from fray.errors import ChannelFull
+from fray.model.ids import AttemptId, JobId, NodeName
+from fray.model.messages.node import CaptureAsked, Captured
+from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES
+from fray.scheduler.state.state import State
+
+ANSWER_WITHIN_S = 20.0
+"""Longer than a node may take (four at a time, each up to 10 s), if not all of it is stuck."""
+QUESTIONS_LIMIT = 100
+"""At a time."""
+REPLY_LIMIT_BYTES = 4 * 1024 * 1024
+"""All stacks of one answer; each attempt has its share."""
+
+Ask = Callable[[NodeName, CaptureAsked], bool]
+"""Tells a node; False: it has no conversation."""
+
+
+@define(eq=False)
+class _Question:
+    waiting: dict[AttemptId, NodeName]
+    order: list[AttemptId]
+    texts: dict[AttemptId, str] = field(factory=dict)
+    done: trio.Event = field(factory=trio.Event)
+
+    def take(self, attempt_id: AttemptId, text: str) -> None:
+        if self.waiting.pop(attempt_id, None) is not None:
+            self.texts[attempt_id] = text
+        if not self.waiting:
+            self.done.set()
+
+
+class Captures:
+    """All questions of one life of the controller."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._questions: dict[int, _Question] = {}
+        self._last = 0
+
+    def begin(self, job_id: JobId, ask: Ask) -> int:
+        """Ask the nodes of all living attempts; `answer` has what came of it.
+
+        Raises:
+            NoSuchJob: nobody knows the job.
+            ChannelFull: too many questions are open.
+        """
+        self._state.job_info(job_id)
+        if len(self._questions) >= QUESTIONS_LIMIT:
+            raise ChannelFull(f"{QUESTIONS_LIMIT} such questions are open: ask again", limit=QUESTIONS_LIMIT)
+        living = self._state.living_members(self._state.jobs[job_id])
+        waiting = {attempt.attempt_id: attempt.node for attempt in living}
+        question = _Question(waiting, list(waiting))
+        self._last += 1
+        self._questions[self._last] = question
+        limit_bytes = min(STACKS_LIMIT_BYTES, REPLY_LIMIT_BYTES // max(1, len(question.waiting)))
+        self._ask_all(self._last, question, limit_bytes, ask)
+        return self._last
+
+    def _ask_all(self, ref: int, question: _Question, limit_bytes: int, ask: Ask) -> None:
+        of_node: dict[NodeName, list[AttemptId]] = {}
+        for attempt_id, node in question.waiting.items():
+            of_node.setdefault(node, []).append(attempt_id)
+        for node, attempts in of_node.items():
+            if not ask(node, CaptureAsked(ref=ref, attempts=tuple(attempts), limit_bytes=limit_bytes)):
+                for attempt_id in attempts:
+                    question.take(attempt_id, f"[fray] node {node} cannot be reached now")
+        if not question.waiting:
+            question.done.set()
+
+    def heard(self, node: NodeName, message: Captured) -> None:
+        """A node has answered."""
+        question = self._questions.get(message.ref)
+        if question is not None and question.waiting.get(message.attempt_id) == node:
+            question.take(message.attempt_id, message.text)
+
+    async def answer(self, ref: int) -> Mapping[AttemptId, str]:
+        """All texts, in the order of the members."""
+        question = self._questions[ref]
+        with trio.move_on_after(ANSWER_WITHIN_S):
+            await question.done.wait()
+        del self._questions[ref]
+        for attempt_id, node in list(question.waiting.items()):
+            question.take(attempt_id, f"[fray] node {node} has not answered within {ANSWER_WITHIN_S:g} s")
+        return {attempt_id: question.texts[attempt_id] for attempt_id in question.order}

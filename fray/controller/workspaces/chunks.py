@@ -1,0 +1,203 @@
+"""Pieces of workspaces on the controller's disk (or in RAM): files named by the SHA-256 of their bytes.
+
+A piece under its final name is whole, though not forced to the disk; that is done once, before the bundle that needs it
+counts as complete. Everything here blocks; `fray.controller.workspaces.bundles` calls it from threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+from fray.controller.blobs import flush
+from fray.model.ids import BlobId
+
+
+@frozen
+class Kept:
+    """A complete bundle."""
+
+    parts: tuple[BlobId, ...]
+    """Of its manifest."""
+    pieces: frozenset[BlobId]
+
+
+class Pieces(Protocol):
+    """Where pieces and the records of complete bundles are."""
+
+    blocks: bool
+    """It waits for a disk: call it from a thread."""
+
+    def has(self, piece: BlobId) -> bool: ...
+    def put(self, piece: BlobId, data: bytes) -> None:
+        """Keep it. Raises OSError; nothing of it is left then."""
+
+    def get(self, piece: BlobId) -> bytes | None:
+        """None if it is not there, or damaged (then it is deleted)."""
+
+    def drop(self, pieces: Iterable[BlobId]) -> None: ...
+    def ages(self) -> dict[BlobId, tuple[int, float]]:
+        """Of every piece: bytes, and seconds since it came."""
+
+    def free_bytes(self) -> int:
+        """Room on the disk."""
+
+    def complete(self, bundle: BlobId, kept: Kept) -> None:
+        """Record a bundle whose pieces are all there; for good when this returns."""
+
+    def bundles(self) -> dict[BlobId, float]:
+        """All that are complete, and how long ago each was used (seconds)."""
+
+    def kept(self, bundle: BlobId) -> Kept | None: ...
+    def touch(self, bundle: BlobId) -> None:
+        """It is used now."""
+
+    def forget(self, bundle: BlobId) -> None:
+        """Drop the record; its pieces stay."""
+
+
+@define
+class PieceDict:
+    """In RAM, for clusters that are simulated."""
+
+    blocks: bool = False
+    _data: dict[BlobId, bytes] = field(factory=dict)
+    _kept: dict[BlobId, Kept] = field(factory=dict)
+
+    def has(self, piece: BlobId) -> bool:
+        return piece in self._data
+
+    def put(self, piece: BlobId, data: bytes) -> None:
+        self._data[piece] = data
+
+    def get(self, piece: BlobId) -> bytes | None:
+        return self._data.get(piece)
+
+    def drop(self, pieces: Iterable[BlobId]) -> None:
+        for piece in pieces:
+            self._data.pop(piece, None)
+
+    def ages(self) -> dict[BlobId, tuple[int, float]]:
+        return {piece: (len(data), 0.0) for piece, data in self._data.items()}
+
+    def free_bytes(self) -> int:
+        return 1 << 62
+
+    def complete(self, bundle: BlobId, kept: Kept) -> None:
+        self._kept[bundle] = kept
+
+    def bundles(self) -> dict[BlobId, float]:
+        return dict.fromkeys(self._kept, 0.0)
+
+    def kept(self, bundle: BlobId) -> Kept | None:
+        return self._kept.get(bundle)
+
+    def touch(self, bundle: BlobId) -> None:
+        pass
+
+    def forget(self, bundle: BlobId) -> None:
+        self._kept.pop(bundle, None)
+
+
+class PieceDirectory:
+    """``pieces/`` and ``complete/`` below one directory, which is made when the first piece comes."""
+
+    blocks = True
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory
+        self._pieces, self._complete = directory / "pieces", directory / "complete"
+        for draft in (*self._pieces.glob("*.new"), *self._complete.glob("*.new")):
+            draft.unlink(missing_ok=True)
+
+    def has(self, piece: BlobId) -> bool:
+        return (self._pieces / piece).exists()
+
+    def put(self, piece: BlobId, data: bytes) -> None:
+        self._pieces.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(self._pieces / piece, data)
+
+    def get(self, piece: BlobId) -> bytes | None:
+        try:
+            data = (self._pieces / piece).read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(data).hexdigest() == piece:
+            return data
+        self.drop((piece,))
+        return None
+
+    def drop(self, pieces: Iterable[BlobId]) -> None:
+        for piece in pieces:
+            (self._pieces / piece).unlink(missing_ok=True)
+
+    def ages(self) -> dict[BlobId, tuple[int, float]]:
+        return {name: (size, age_s) for name, size, age_s in _entries(self._pieces)}
+
+    def free_bytes(self) -> int:
+        existing = next(path for path in (self._root, *self._root.parents) if path.exists())
+        return shutil.disk_usage(existing).free
+
+    def complete(self, bundle: BlobId, kept: Kept) -> None:
+        for piece in (*kept.parts, *kept.pieces):
+            flush(self._pieces / piece)
+        flush(self._pieces)
+        self._complete.mkdir(exist_ok=True, mode=0o700)
+        record = {"parts": kept.parts, "pieces": sorted(kept.pieces)}
+        _write(self._complete / bundle, json.dumps(record).encode())
+        flush(self._complete / bundle)
+        flush(self._complete)
+
+    def bundles(self) -> dict[BlobId, float]:
+        return {name: age_s for name, _, age_s in _entries(self._complete)}
+
+    def kept(self, bundle: BlobId) -> Kept | None:
+        try:
+            record = json.loads((self._complete / bundle).read_bytes())
+            return Kept(tuple(record["parts"]), frozenset(record["pieces"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def touch(self, bundle: BlobId) -> None:
+        with suppress(OSError):
+            os.utime(self._complete / bundle)
+
+    def forget(self, bundle: BlobId) -> None:
+        (self._complete / bundle).unlink(missing_ok=True)
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Whole under its name, or not at all."""
+    draft = file.with_name(f"{file.name}.new")
+    try:
+        with open(draft, "wb", opener=_private) as out:
+            out.write(data)
+        draft.rename(file)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _entries(directory: Path) -> list[tuple[str, int, float]]:
+    """Name, bytes and age of the files that have their final name."""
+    found, now = [], time.time()
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.name.endswith(".new"):
+                seen = entry.stat()
+                found.append((entry.name, seen.st_size, max(0.0, now - seen.st_mtime)))
+    return found

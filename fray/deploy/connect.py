@@ -1,0 +1,207 @@
+"""From a cluster spec such as ``machine?nodes=2`` or ``fray://host:port`` to the driver's place in that cluster."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
+
+from attrs import frozen
+
+from fray.errors import InvalidRequest, UnknownClusterSpec
+from fray.model.environment import EnvironmentConfig, plain
+from fray.model.ids import Namespace
+from fray.model.log_records import LogLine
+from fray.model.messages.client import Role
+from fray.net.transport import Credential
+from fray.runtime.context import Place, Runtime, open_runtime
+
+if TYPE_CHECKING:
+    from fray.model.policy.policy import Policy
+
+DEFAULT_PORT = 7421
+OWN_ADDRESS = "tcp:127.0.0.1:0"
+"""Where a driver waits for whomever it has given a future or a pool; those of other machines come by the relay."""
+
+
+@frozen
+class Spec:
+    """A parsed cluster spec."""
+
+    kind: str
+    """``local``, ``machine`` or ``fray``."""
+    address: str = ""
+    """Of a ``fray://`` controller, as `fray.net` writes it."""
+    nodes: int = 2
+    cpu: float | None = None
+    memory: str | None = None
+    pid_namespace: str = "auto"
+    policy: str | None = None
+    """File."""
+
+
+def parse_spec(spec: str) -> Spec:
+    """``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port``, ``fray+unix:///path``.
+
+    The first two may have ``policy=FILE`` among their options.
+
+    Raises:
+        UnknownClusterSpec: anything else.
+    """
+    url = urlsplit(spec)
+    if url.path == "local" and not url.scheme:
+        return _local_spec(spec, dict(parse_qsl(url.query, keep_blank_values=True)))
+    if url.path == "machine" and not url.scheme:
+        return _machine_spec(spec, dict(parse_qsl(url.query, keep_blank_values=True)))
+    if url.scheme == "fray+unix" and url.path:
+        return Spec("fray", address=f"unix:{url.path}")
+    if url.scheme == "fray" and url.hostname and not url.path.strip("/"):
+        return Spec("fray", address=f"tcp:{url.hostname}:{_port(url.netloc, spec)}")
+    raise UnknownClusterSpec(
+        f"{spec!r} is no cluster: write 'local', 'machine', 'machine?nodes=2&cpu=4' or 'fray://host:port' "
+        "(as the argument of open_cluster or in FRAY_CLUSTER_SPEC)",
+        spec=spec,
+    )
+
+
+def _port(netloc: str, spec: str) -> int:
+    _, _, port = netloc.rpartition(":") if ":" in netloc else ("", "", str(DEFAULT_PORT))
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise UnknownClusterSpec(f"{spec!r} has no usable port: write fray://host:{DEFAULT_PORT}", spec=spec)
+    return int(port)
+
+
+def _local_spec(spec: str, options: dict[str, str]) -> Spec:
+    unknown = sorted(options.keys() - {"policy"})
+    if unknown:
+        raise UnknownClusterSpec(
+            f"{spec!r}: unknown option {unknown[0]!r}; write 'local' or 'local?policy=FILE'", spec=spec
+        )
+    return Spec("local", policy=options.get("policy"))
+
+
+def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
+    unknown = sorted(options.keys() - {"nodes", "cpu", "memory", "pid_namespace", "policy"})
+    try:
+        if unknown:
+            raise ValueError(f"unknown option {unknown[0]!r}")
+        nodes, cpu = int(options.get("nodes", 2)), options.get("cpu")
+        least = 0 if "policy" in options else 1  # its groups may have them all
+        if not least <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
+            raise ValueError("nodes must be 1 to 64 (0 with a policy, whose groups make them), and cpu more than 0")
+        if options.get("pid_namespace", "auto") not in ("auto", "on", "off"):
+            raise ValueError("pid_namespace must be auto, on or off")
+    except ValueError as error:
+        raise UnknownClusterSpec(
+            f"{spec!r}: {error}; write for example 'machine?nodes=2&cpu=4&memory=8GB'", spec=spec
+        ) from None
+    return Spec(
+        "machine",
+        nodes=nodes,
+        cpu=None if cpu is None else float(cpu),
+        memory=options.get("memory"),
+        pid_namespace=options.get("pid_namespace", "auto"),
+        policy=options.get("policy"),
+    )
+
+
+def open_by_spec(
+    spec: Spec,
+    *,
+    namespace: Namespace | None,
+    token: str | None,
+    logs: bool,
+    grace_s: float | None = None,
+    env_vars: Mapping[str, str] | None = None,
+) -> AbstractAsyncContextManager[Runtime]:
+    """The driver's place in the cluster that the spec names.
+
+    Raises:
+        InvalidRequest: something in its policy cannot be.
+    """
+    on_log = LogPrinter() if logs else None
+    variables = plain(EnvironmentConfig.create(env_vars=env_vars).env_vars)
+    policy = _policy(spec.policy)
+    if spec.kind == "local":
+        from fray.deploy.local import open_local
+
+        if grace_s is not None and not 0 <= grace_s < float("inf"):
+            raise InvalidRequest(f"grace_s={grace_s!r} must be 0 or more seconds")
+        return open_local(namespace=namespace, on_log=on_log, env_vars=variables, policy=policy, grace_s=grace_s)
+    if spec.kind == "machine":
+        from fray.deploy.machine import open_machine
+
+        size = spec.nodes, spec.cpu, spec.memory, spec.pid_namespace
+        return open_machine(*size, namespace=namespace, on_log=on_log, env_vars=variables, policy=policy)
+    if variables:
+        raise InvalidRequest(
+            "env_vars= of open_cluster are for clusters made here; a running one has its own: start its controller "
+            "with fray-controller --env KEY=VALUE, or use open_scope(env_vars=...)"
+        )
+    return open_remote(spec.address, namespace=namespace, token=token, on_log=on_log, grace_s=grace_s)
+
+
+def _policy(file: str | None) -> Policy | None:
+    if file is None:
+        return None
+    from fray.controller.policy_file import read_policy_file
+
+    return read_policy_file(file)
+
+
+@asynccontextmanager
+async def open_remote(
+    address: str,
+    *,
+    namespace: Namespace | None,
+    token: str | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
+    grace_s: float | None = None,
+    role: Role = Role.DRIVER,
+) -> AsyncIterator[Runtime]:
+    """A driver's connection to a running controller, or that of a tool, which owns nothing.
+
+    Raises:
+        InvalidRequest: no token.
+        Unreachable, Unauthorized, ProtocolMismatch.
+    """
+    from fray.net.transports.websocket import (
+        WebSocketNetwork,  # an embedded cluster starts its nodes before it needs this
+    )
+    from fray.node.inventory import process_mark
+
+    secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
+    if not secret:
+        raise InvalidRequest(
+            "a running controller wants a token: set FRAY_TOKEN, or pass open_cluster(token=...); "
+            "fray-controller says at its start where its token is"
+        )
+    async with open_runtime(
+        WebSocketNetwork(),
+        [address],
+        Credential("cluster", secret.strip()),
+        Place(
+            role=role,
+            namespace=namespace,
+            grace_s=grace_s,
+            process=process_mark(),
+            host_directory=lambda: OWN_ADDRESS,
+        ),
+        rng=random.SystemRandom(),
+        on_log=on_log,
+    ) as runtime:
+        yield runtime
+
+
+class LogPrinter:
+    """Prints what jobs write: ``(name) line``, to standard output or standard error as the job did."""
+
+    def __call__(self, lines: Sequence[LogLine]) -> None:
+        for stream, run in groupby(lines, lambda line: line.stream):
+            text = "".join(f"({line.name}) {line.text}\n" for line in run)
+            print(text, end="", file=sys.stdout if stream == "out" else sys.stderr, flush=True)

@@ -1,0 +1,229 @@
+"""The ``machine`` cluster: the controller in this process, nodes as child processes, jobs as real processes.
+
+Nothing makes the driver a subreaper or a session leader: its other children are its own. The nodes watch the driver by
+its pidfd, so that a ``kill -9`` of it ends them, and with them everything below, at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import trio
+from attrs import evolve
+
+from fray.deploy.run_directory import RunDirectory, open_run_directory, remove_abandoned
+from fray.errors import LaunchFailed
+from fray.model.ids import Namespace
+from fray.model.log_records import LogLine
+from fray.model.policy.policy import Policy
+from fray.model.resources import Capacity, parse_bytes
+from fray.net.codec import to_json
+from fray.node.attempts.bootstrap import node_environ
+from fray.node.config import Mode, NodeConfig
+from fray.node.inventory import read_capacity
+from fray.node.linux.process_wait import wait_process_end
+from fray.node.ports import OFFERED_EMBEDDED, find_ports
+from fray.runtime.background import open_services
+from fray.runtime.context import Runtime
+
+log = logging.getLogger("fray.deploy.machine")
+
+END_WITHIN_S = 3.0
+"""How long a node may take to leave after SIGTERM, once nothing runs on it any more."""
+
+
+def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity:
+    """What each embedded node offers: all CPUs of the machine (they share them), and its part of the memory."""
+    whole, nodes = read_capacity(), max(1, nodes)
+    return evolve(
+        whole,
+        cpu_milli=whole.cpu_milli if cpu is None else round(cpu * 1000),
+        memory_bytes=whole.memory_bytes // nodes if memory is None else parse_bytes(memory, "memory"),
+        disk_bytes=whole.disk_bytes // nodes,
+    )
+
+
+def share_devices(capacity: Capacity, index: int, nodes: int) -> Capacity:
+    """Accelerators cannot be shared: each node gets every ``nodes``-th."""
+    return evolve(capacity, devices=capacity.devices[index::nodes])
+
+
+@asynccontextmanager
+async def open_machine(
+    nodes: int,
+    cpu: float | None,
+    memory: str | None,
+    pid_namespace: str = "auto",
+    *,
+    namespace: Namespace | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
+    env_vars: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
+) -> AsyncIterator[Runtime]:
+    """The driver's place in a cluster of real processes on this machine; all of it ends on exit.
+
+    Raises:
+        LaunchFailed: a node could not be started; its last words are in the message.
+    """
+    with open_run_directory() as directory:
+        children = [NodeProcess(f"node-{index}", directory) for index in range(nodes)]
+        try:
+            async with _open_among(
+                children, directory, cpu, memory, pid_namespace, namespace, on_log, env_vars, policy
+            ) as runtime:
+                yield runtime
+        finally:
+            for child in children:
+                child.drop()
+
+
+@asynccontextmanager
+async def _open_among(
+    children: Sequence[NodeProcess],
+    directory: RunDirectory,
+    cpu: float | None,
+    memory: str | None,
+    pid_namespace: str,
+    namespace: Namespace | None,
+    on_log: Callable[[Sequence[LogLine]], None] | None,
+    env_vars: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
+) -> AsyncIterator[Runtime]:
+    """Be the controller of nodes that are starting, and a driver beside it."""
+    from fray.deploy.embedded_controller import (  # the nodes start while this is imported
+        embedded_network,
+        open_driver,
+        serve_controller,
+    )
+
+    rng = random.SystemRandom()
+    token = f"{rng.getrandbits(256):064x}"
+    socket = f"unix:{directory.path}/controller.sock"
+    capacity = node_capacity(cpu, memory, len(children))
+    claims = [find_ports(OFFERED_EMBEDDED, rng) for _ in children]
+    configs = [
+        NodeConfig(
+            name=child.name,
+            controller=socket,
+            token=token,
+            capacity=evolve(share_devices(capacity, index, len(children)), ports=claims[index].ports),
+            state_dir=child.state_dir,
+            parent_pid=os.getpid(),
+            pid_namespace=Mode(pid_namespace),
+        )
+        for index, child in enumerate(children)
+    ]
+    network = embedded_network(rng)
+    async with open_services() as nursery:
+        try:
+            where = Path(directory.path, "workspaces")
+            await nursery.start(serve_controller, network, [socket], token, rng, configs, where, env_vars, policy)
+            for child, config in zip(children, configs, strict=True):
+                child.tell(config)
+                nursery.start_soon(child.watch)
+            remove_abandoned()
+            place = f"{directory.path}/driver"  # jobs dial it: no relay, and they may share its memory
+            os.mkdir(place, 0o700)
+            driver = open_driver(network, token, rng, namespace=namespace, on_log=on_log, directory=place)
+            async with driver as runtime:
+                yield runtime
+        finally:
+            with trio.CancelScope(shield=True):
+                await _end(children)
+            for claim in claims:
+                claim.close()
+
+
+class NodeProcess:
+    """One node of an embedded cluster. Started by the loop's own thread, never from a pool; told its config later."""
+
+    def __init__(self, name: str, directory: RunDirectory) -> None:
+        self.name = name
+        self.state_dir = f"{directory.path}/{name}"
+        self.leaving = False
+        self._log_path = f"{directory.path}/{name}.log"
+        read, self._config_fd = os.pipe()
+        try:
+            with open(self._log_path, "wb") as out:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "fray.node.embedded_main", str(read)],
+                    pass_fds=[read, directory.lock_fd],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    env=node_environ(os.environ, self.state_dir),
+                )
+        finally:
+            os.close(read)
+
+    def tell(self, config: NodeConfig) -> None:
+        """Make it a node of the cluster: until now it has only imported."""
+        with suppress(BrokenPipeError):  # it has ended already: `watch` says why
+            os.write(self._config_fd, to_json(config).encode())
+        os.close(self._config_fd)
+        self._config_fd = -1
+
+    def drop(self) -> None:
+        """Kill it, unless it has been told or ended in order."""
+        if self._config_fd >= 0:
+            os.close(self._config_fd)
+            self._config_fd = -1
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    async def watch(self) -> None:
+        """Say so when the node's process dies early. The controller has seen it for itself: it is the same machine.
+
+        Raises:
+            LaunchFailed: it ended by itself, which a node never does but when it cannot work.
+        """
+        await self.wait_gone()
+        code = self.process.poll()
+        if self.leaving:
+            return
+        if code is not None and code > 0:
+            raise LaunchFailed(f"{self.name} cannot work on this machine (exit code {code}): {self.last_words()}")
+        log.warning("%s ended (%s)", self.name, _how(code))
+
+    async def wait_gone(self) -> None:
+        if self.process.poll() is None:
+            await wait_process_end(self.process.pid)
+        self.process.poll()
+
+    def last_words(self) -> str:
+        try:
+            with open(self._log_path, errors="replace") as file:
+                return file.read()[-2000:].strip()
+        except OSError:
+            return ""
+
+    async def end(self) -> None:
+        """SIGTERM, then SIGKILL after `END_WITHIN_S`."""
+        self.leaving = True
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        with trio.move_on_after(END_WITHIN_S):
+            await self.wait_gone()
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.wait_gone()
+
+
+def _how(code: int | None) -> str:
+    return "unknown" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+async def _end(children: Sequence[NodeProcess]) -> None:
+    async with trio.open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(child.end)

@@ -1,0 +1,86 @@
+"""What a context sends to its workers: functions, and what is done with what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fray.blocking.bridge.objects import (
+    Objects,
+    closed_function,
+    is_async_function,
+    opened,
+    sending,
+)
+from fray.blocking.bridge.remote_generators import Sink
+from fray.errors import InvalidRequest
+from fray.job.default import own_context
+
+_made: dict[bytes, Any] = {}
+"""Functions of this process, by their pickles."""
+MADE_LIMIT = 256
+
+
+class Function:
+    """A function on its way to workers: pickled once as long as nothing changes that it carries, opened once there."""
+
+    def __init__(self, data: bytes, name: str, is_kept: bool = True) -> None:
+        self._data, self._is_kept = data, is_kept
+        self.__name__ = name
+
+    @classmethod
+    def of(cls, fn: Any) -> Function:
+        """Raises InvalidRequest (it is not callable), NotPicklable."""
+        if not callable(fn):
+            raise InvalidRequest(f"run() needs something callable, not {fn!r}")
+        name = getattr(fn, "__name__", None) or type(fn).__name__
+        kind = AsyncFunction if is_async_function(fn) and cls is Function else cls
+        with sending() as refs:
+            data = closed_function(fn, f"function {name!r}")
+        return kind(data, name, not refs)  # one that was kept would keep the objects it refers to
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._data, self.__name__, self._is_kept)
+
+    def _opened(self) -> Any:
+        fn = _made.get(self._data)
+        if fn is None:
+            fn = opened(self._data)
+            if self._is_kept and hasattr(fn, "__code__") and not hasattr(fn, "__self__"):
+                if len(_made) >= MADE_LIMIT:
+                    _made.clear()
+                _made[self._data] = fn
+        return fn
+
+    def _objects(self) -> Objects:
+        return own_context()._objects
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """On a worker."""
+        return self._objects().carry(self._opened()(*args, **kwargs), f"the result of {self.__name__!r}")
+
+
+class AsyncFunction(Function):
+    """The same for an async one: in the worker's loop."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """On a worker."""
+        value = await self._opened()(*args, **kwargs)
+        return await self._objects().carry_here(value, f"the result of {self.__name__!r}")
+
+
+class ItemMaker(Function):
+    """A generator function: its items are sent one by one."""
+
+    def __call__(self, sink: Sink, *args: Any, **kwargs: Any) -> None:
+        """On a worker."""
+        carry: Callable[[Any, str], Any] = self._objects().carry
+        what = f"an item of {self.__name__!r}"
+        generator = self._opened()(*args, **kwargs)
+        try:
+            for item in generator:
+                if not sink.send(carry(item, what), what):
+                    return
+        finally:
+            generator.close()
+            sink.flush()

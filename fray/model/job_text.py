@@ -1,0 +1,85 @@
+"""A job's state in words: for `repr`, for errors, for the command line."""
+
+from __future__ import annotations
+
+from fray.model.ids import split_attempt
+from fray.model.monitoring.health import Progress
+from fray.model.specs import Cause, JobInfo, JobState
+
+SHORT = 120
+"""Characters of a reason in a `repr`."""
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+_SIGNALS |= {13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``, or ``signal 40``."""
+    return _SIGNALS.get(number, f"signal {number}")
+
+
+def machines(info: JobInfo) -> list[str]:
+    """Those of its last attempts, each once."""
+    if not info.attempts:
+        return []
+    last = split_attempt(info.attempts[-1].attempt_id)[1]
+    nodes = [one.node for one in info.attempts if split_attempt(one.attempt_id)[1] == last]
+    return list(dict.fromkeys(nodes))
+
+
+def runs(info: JobInfo) -> int:
+    """How often it was begun."""
+    return 1 + sum(info.retries.values()) if info.attempts else 0
+
+
+def progress(told: Progress | None) -> str:
+    """``120 of 500 steps (24%)``; empty for none."""
+    if told is None:
+        return ""
+    unit = f" {told.unit}" if told.unit else ""
+    if not told.total:
+        return f"{told.done:g}{unit}"
+    return f"{told.done:g} of {told.total:g}{unit} ({told.done / told.total:.0%})"
+
+
+def state(info: JobInfo) -> str:
+    """``failed (out_of_memory)``; a cause that says no more than the state is left out."""
+    if info.cause is None or info.cause.value in (info.state.value, Cause.FAILURE.value):
+        return info.state.value
+    return f"{info.state.value} ({info.cause.value})"
+
+
+def in_short(info: JobInfo) -> str:
+    """``pending: waits for 2 CPUs``, ``running on node-a: 3 of 10 files (30%)``, ``failed on node-a: no luck``."""
+    where = on_machines(info) if info.state is not JobState.PENDING else ""
+    why = {JobState.PENDING: info.reason, JobState.RUNNING: progress(info.progress)}
+    return f"{state(info)}{where}{_because(why.get(info.state, info.error_message or ''))}"
+
+
+def how_it_ended(info: JobInfo) -> str:
+    """The sentence of its error: where, what happened, after how many attempts, who asked for it."""
+    text = info.error_message or (info.cause or "ended")
+    if info.signal is not None and "SIG" not in text:
+        text += f" ({signal_name(info.signal)})"
+    if info.state is not JobState.STOPPED:
+        times = f" at its {_nth(runs(info))} attempt" if runs(info) > 1 else ""
+        return f"failed{on_machines(info)}{times}: {text}"
+    by = f" by {info.ended_by}" if info.ended_by and info.ended_by not in text else ""
+    return f"was stopped{on_machines(info)}{by}: {text}"
+
+
+def on_machines(info: JobInfo) -> str:
+    """`` on node-a, node-b``, with the blank before it; empty before it was placed."""
+    nodes = machines(info)
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return f" on {', '.join(nodes[:3])}{more}" if nodes else ""
+
+
+def _because(text: str) -> str:
+    if not text:
+        return ""
+    line = text.splitlines()[0]
+    return f": {line if len(line) <= SHORT else line[: SHORT - 1] + '…'}"
+
+
+def _nth(number: int) -> str:
+    return {2: "second", 3: "third"}.get(number, f"{number}th")

@@ -1,0 +1,286 @@
+"""Machines that can be had: groups of them as the operator declares them, and what their providers say.
+
+A *unit* is what is asked for and given back at once: one machine, or one TPU slice with all its hosts. ``min``,
+``max``, ``buffer`` and prices count units. Errors are told by kind, because only the kind says whether to try again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from attrs import Factory
+
+from fray.errors import InvalidRequest
+from fray.model.frozen import frozen
+from fray.model.resources import Capacity, Device, PortRange, cut, parse_bytes
+from fray.model.topology import tpu_topology
+
+IDLE_S = 300.0
+BOOT_TIMEOUT_S = 900.0
+UNITS_LIMIT = 100_000
+"""Of one group."""
+CPUS_LIMIT, GPUS_LIMIT = 100_000, 1_000
+"""Of one host."""
+PRICE_LIMIT = 1e9
+IDLE_LIMIT_S, BOOT_LIMIT_S = 1e9, 30 * 86_400.0
+ZONE_LIMIT_CHARS = 100
+PORTS = PortRange(30_000, 512)
+"""What an empty machine is thought to offer; a node says for itself what it does."""
+TPU_HOST_CPUS = {"v4": 240, "v5litepod": 112, "v5p": 208, "v6e": 180}
+TPU_HOST_MEMORY = {"v4": "400GB", "v5litepod": "180GB", "v5p": "440GB", "v6e": "700GB"}
+"""Of one host, for groups that do not say; the smallest that hosts of several chips have."""
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]\Z")
+
+
+class ErrorKind(StrEnum):
+    """Why a provider did not do what it was asked."""
+
+    QUOTA = "quota"
+    """The account may have no more of this: another zone may be tried, this one later."""
+    STOCKOUT = "stockout"
+    """The zone has none left: another zone may be tried, this one later."""
+    INVALID = "invalid"
+    """It will never be possible as it is asked: nothing is tried again before the policy changes."""
+    PERMISSION = "permission"
+    """The controller may not ask this: nothing is tried again before the policy changes."""
+    TRANSIENT = "transient"
+    """Anything else, time-outs among it: tried again later."""
+
+
+class MachineState(StrEnum):
+    """What a provider says of a unit."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    DELETING = "deleting"
+    PREEMPTED = "preempted"
+    """Taken away: whatever ran there is dead."""
+    FAILED = "failed"
+    """Will never run, or runs no more: whatever ran there is dead."""
+
+
+@frozen
+class SeenMachine:
+    """One unit, as its provider lists it."""
+
+    name: str
+    group: str
+    zone: str = ""
+    state: MachineState = MachineState.RUNNING
+    hosts: int = 1
+    """How many of its machines exist: fewer than the group's type has, and it is half a slice."""
+    message: str = ""
+    error: ErrorKind | None = None
+    """Of one that has FAILED: as its provider would have refused it, had it known at once."""
+
+
+@frozen
+class GroupConfig:
+    """One ``[[group]]`` of the policy file: machines of one kind that can be had.
+
+    Attributes:
+        name: lower-case letters, digits and ``-``, at most 32, beginning with a letter.
+        provider: ``fixed``, ``command``, ``process`` or ``tpu``.
+        cpu, memory, disk: of one host. For a TPU type the default is what its hosts have.
+        gpu, gpus: variant and count of one host; default none.
+        tpu: slice type such as ``v5litepod-16``; its hosts and chips follow.
+        attributes: of every node, beside ``group``, ``machine``, ``zone``, ``region``, ``preemptible``.
+        zones: in order of preference; default one place without a name.
+        regions: of zones whose name does not say it (``europe-west4-b`` is in ``europe-west4``).
+        zone_order: ``stated`` tries zones as they are written, ``price`` the cheapest first.
+        spot: machines that can be taken away: only for jobs that are preemptible. Default False.
+        min, buffer, max: units kept at least, kept idle beyond those, had at most.
+        price_per_hour, prices: of one unit, and by zone where it differs. Default 0.
+        idle_s: how long a unit does nothing before it is given back.
+        boot_timeout_s: from asking for a unit to all its nodes being here; after that it has failed.
+        controller: its address as the nodes of this group reach it. Default: where it listens.
+        options: the provider's own.
+    """
+
+    name: str
+    provider: str
+    cpu: float = 1
+    memory: str | int = "1GB"
+    disk: str | int = "100GB"
+    gpu: str = "auto"
+    gpus: int = 0
+    tpu: str = ""
+    attributes: dict[str, str] = Factory(dict)
+    zones: tuple[str, ...] = ("",)
+    regions: dict[str, str] = Factory(dict)
+    zone_order: str = "stated"
+    spot: bool = False
+    min: int = 0
+    buffer: int = 0
+    max: int = 1
+    price_per_hour: float = 0.0
+    prices: dict[str, float] = Factory(dict)
+    idle_s: float = IDLE_S
+    boot_timeout_s: float = BOOT_TIMEOUT_S
+    controller: str = ""
+    options: dict[str, Any] = Factory(dict)
+
+    @property
+    def hosts(self) -> int:
+        """Machines of one unit."""
+        return tpu_topology(self.tpu).hosts if self.tpu else 1
+
+    def price(self, zone: str) -> float:
+        """Of one unit, per hour, in whatever money the operator counts."""
+        return self.prices.get(zone, self.price_per_hour)
+
+    def zones_in_order(self) -> tuple[str, ...]:
+        if self.zone_order == "price":
+            return tuple(sorted(self.zones, key=self.price))  # stable: as written among equals
+        return self.zones
+
+    def region(self, zone: str) -> str:
+        """Empty if nobody knows."""
+        return self.regions.get(zone) or (zone.rpartition("-")[0] if _ZONE.match(zone) else "")
+
+    def node_attributes(self, zone: str, machine: str = "", worker: int = 0) -> dict[str, str]:
+        """Of the node on one host of a unit: what ``fray-node`` must be started with."""
+        found = {"group": self.name, "machine": machine, "zone": zone, "region": self.region(zone)}
+        if self.tpu:
+            found |= {"slice": machine, "tpu_worker": str(worker), "tpu_type": self.tpu}
+        found["preemptible"] = "true" if self.spot else "false"
+        return {key: value for key, value in (self.attributes | found).items() if value}
+
+    def capacity(self, zone: str, machine: str = "", worker: int = 0) -> Capacity:
+        """Of one host, as it is declared."""
+        return Capacity(
+            cpu_milli=round(self.cpu * 1000),
+            memory_bytes=parse_bytes(self.memory, "memory"),
+            disk_bytes=parse_bytes(self.disk, "disk"),
+            devices=self._devices(),
+            attributes=self.node_attributes(zone, machine, worker),
+            ports=PORTS,
+        )
+
+    def _devices(self) -> tuple[Device, ...]:
+        tpus = tpu_topology(self.tpu).chips_per_host if self.tpu else 0
+        return (
+            *(Device(f"gpu-{index}", "gpu", self.gpu) for index in range(self.gpus)),
+            *(Device(f"tpu-{index}", "tpu", self.tpu) for index in range(tpus)),
+        )
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+PROVIDERS = ("fixed", "command", "process", "tpu")
+_KEYS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("name", "provider", "gpu", "tpu", "zone_order", "controller"), (str,)),
+    **dict.fromkeys(("memory", "disk"), (str, int)),
+    **dict.fromkeys(("cpu", "price_per_hour", "idle_s", "boot_timeout_s"), (int, float)),
+    **dict.fromkeys(("gpus", "min", "buffer", "max"), (int,)),
+    **dict.fromkeys(("attributes", "regions", "prices", "options"), (dict,)),
+    "zones": (list, tuple, str),
+    "spot": (bool,),
+}
+
+
+def read_group(table: Mapping[str, Any]) -> GroupConfig:
+    """A group from its table in the policy file.
+
+    Raises:
+        InvalidRequest: an unknown key or provider, a value of another type, ``min`` above ``max``, an unknown TPU type;
+            the message names the group, the key, and what to write.
+    """
+    name = table.get("name")
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise InvalidRequest(
+            f"[[group]] name={cut(name)}: write up to 32 lower-case letters, digits and '-', a letter first"
+        )
+    where = f"[[group]] {name!r}"
+    for key, value in table.items():
+        _check_key(where, key, value)
+    provider = table.get("provider")
+    if provider not in PROVIDERS:
+        raise InvalidRequest(f"{where}: provider={provider!r}; write one of {', '.join(PROVIDERS)}")
+    zones = table.get("zones", ("",))
+    found = dict(table) | {"zones": (zones,) if isinstance(zones, str) else tuple(zones)}
+    if provider == "fixed":
+        found |= _fixed(where, table)
+    try:
+        if table.get("tpu"):
+            found = _tpu_host(table["tpu"]) | found
+        group = GroupConfig(**found)
+        _check_group(where, group)
+        group.capacity("")
+    except InvalidRequest as error:
+        text = str(error)
+        raise InvalidRequest(text if text.startswith(where) else f"{where}: {text}") from error
+    return group
+
+
+def _tpu_host(variant: str) -> dict[str, Any]:
+    tpu_topology(variant)
+    kind = variant.rpartition("-")[0]
+    return {"cpu": TPU_HOST_CPUS.get(kind, 96), "memory": TPU_HOST_MEMORY.get(kind, "180GB")}
+
+
+def _fixed(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """There are as many as are named; nothing else says how many."""
+    machines = table.get("options", {}).get("machines")
+    if not isinstance(machines, list) or not machines or not all(isinstance(name, str) for name in machines):
+        raise InvalidRequest(f'{where}: a fixed group names its machines: options.machines = ["host-1", "host-2"]')
+    for key in ("min", "max", "buffer"):
+        if key in table:
+            raise InvalidRequest(
+                f"{where}: {key}={table[key]!r}: there are as many as options.machines names; leave {key} out"
+            )
+    return {"min": 0, "max": len(machines)}
+
+
+def _check_key(where: str, key: str, value: object) -> None:
+    types = _KEYS.get(key)
+    if types is None:
+        near = difflib.get_close_matches(key, _KEYS, 2)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(_KEYS)}"
+        raise InvalidRequest(f"{where}: unknown key {cut(key)}{hint}")
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise InvalidRequest(f"{where}: {key}={cut(value)} must be {' or '.join(kind.__name__ for kind in types)}")
+
+
+def _check_group(where: str, group: GroupConfig) -> None:
+    if not 0 <= group.min <= group.max <= UNITS_LIMIT:
+        raise InvalidRequest(
+            f"{where}: min={cut(group.min)} and max={cut(group.max)}: write 0 <= min <= max <= {UNITS_LIMIT}"
+        )
+    if not 0 <= group.buffer <= UNITS_LIMIT or not 0 <= group.gpus <= GPUS_LIMIT or not 0 < group.cpu <= CPUS_LIMIT:
+        raise InvalidRequest(
+            f"{where}: buffer={cut(group.buffer)} must be 0 to {UNITS_LIMIT}, gpus={cut(group.gpus)} 0 to "
+            f"{GPUS_LIMIT}, cpu={cut(group.cpu)} more than 0 and at most {CPUS_LIMIT}"
+        )
+    if not all(isinstance(zone, str) and len(zone) <= ZONE_LIMIT_CHARS for zone in group.zones):
+        raise InvalidRequest(
+            f"{where}: zones={cut(group.zones)}: each is a text of at most {ZONE_LIMIT_CHARS} characters"
+        )
+    if group.zone_order not in ("stated", "price"):
+        raise InvalidRequest(f"{where}: zone_order={group.zone_order!r}; write 'stated' or 'price'")
+    if not group.zones or len(set(group.zones)) < len(group.zones):
+        raise InvalidRequest(f"{where}: zones={list(group.zones)}: name each zone once, and at least one")
+    for key in (*group.prices, *group.regions):
+        if key not in group.zones:
+            raise InvalidRequest(
+                f"{where}: zone {key!r} has a price or a region, and is not among zones={list(group.zones)}"
+            )
+    prices = (group.price_per_hour, *group.prices.values())
+    if not all(type(price) in (int, float) and 0 <= price <= PRICE_LIMIT for price in prices):
+        raise InvalidRequest(f"{where}: prices must be numbers, 0 to {PRICE_LIMIT:g}")
+    idles = 0 <= group.idle_s <= IDLE_LIMIT_S or group.idle_s == float("inf")
+    if not idles or not 0 < group.boot_timeout_s <= BOOT_LIMIT_S:
+        raise InvalidRequest(
+            f"{where}: idle_s={cut(group.idle_s)} must be 0 or more (at most {IDLE_LIMIT_S:g}; inf: for ever), "
+            f"boot_timeout_s={cut(group.boot_timeout_s)} more (at most {BOOT_LIMIT_S:g}, 30 days)"
+        )
+    if not all(isinstance(value, str) for value in (*group.attributes.values(), *group.regions.values())):
+        raise InvalidRequest(f'{where}: attributes and regions are texts: write cpu_kind = "amd"')
+    for text in (*group.attributes, *group.attributes.values(), *group.zones, group.controller, group.gpu):
+        if not text.isprintable():
+            raise InvalidRequest(f"{where}: {cut(text)} has a character that cannot be printed")

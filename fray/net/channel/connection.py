@@ -1,0 +1,340 @@
+"""One connection of a channel: a reader (the task that runs it), a writer, and a clock.
+
+The writer drains all that is pending into one message. While it sleeps, a frame may go straight to the transport
+(`Transport.send_now`), once for each message received or burst drained: so a lone question or answer costs no task
+switch, and the second frame of a burst wakes the writer, which gathers the rest. A long burst does not wait for the
+writer's turn: until that comes, what has piled up goes straight to the transport too.
+
+An end that takes orders (`Channel.stale_s`) does not read what was written long ago: if it was stopped for minutes, it
+ends its connection first, and hears on a new one what still holds. Answers are true whenever they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+
+from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Unreachable
+from fray.net.buffers.chunks import (
+    NEAR_WINDOW_BYTES,
+    PLACE_BYTES,
+    WINDOW_BYTES,
+    BulkOut,
+)
+from fray.net.channel.session import (
+    ACK_AFTER_S,
+    Beat,
+    Heartbeat,
+    Inbox,
+    Outbox,
+)
+from fray.net.codec import ACK, Bytes, Kind, encode_frame
+from fray.net.transport import Transport
+
+logger = logging.getLogger("fray.net")
+
+FAREWELL_S = 1.0
+"""How long a cancelled dialler takes at most to say goodbye."""
+DIRECT_BYTES = 64 * 1024
+"""More than this pending is the writer's work."""
+STREAM_BYTES = 16 * 1024
+"""In a burst without a checkpoint, every so many bytes go out at once: the peer works while the burst goes on."""
+_PING = encode_frame(Kind.PING)
+_PONG = encode_frame(Kind.PONG)
+
+
+class Peer(Protocol):
+    """What a link needs of its channel."""
+
+    outbox: Outbox
+    inbox: Inbox
+    heartbeat_s: float
+    stale_s: float
+    refill: Callable[[], None] | None
+    """Puts more into the outbox when there is room for it."""
+    bulk_out: BulkOut
+
+    def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
+        """Where the rest of a large message that starts like this is to be received; None: nowhere."""
+
+    def dispatch(self, message: Bytes, link: Link) -> None:
+        """Take one message apart. May drop the link."""
+
+    def leave(self, reason: str) -> None:
+        """The goodbye is due, for this reason."""
+
+    def last_word(self) -> bytes | None:
+        """The goodbye frame, if the channel is closing."""
+
+    def owns(self, link: Link) -> bool:
+        """Whether this link still is the channel's."""
+
+
+class Link:
+    """Runs one transport until it is lost or dropped; ``why`` says which."""
+
+    def __init__(
+        self, channel: Peer, transport: Transport, *, opening: bytes | None = None, polite: bool = False
+    ) -> None:
+        self.transport = transport
+        self.why: FrayError | None = None
+        self.heard_any = False
+        """A sound message came."""
+        self.began = trio.current_time()
+        self.slept = False
+        """It ended because this process had been stopped for long."""
+        self.said_goodbye = False
+        self._channel = channel
+        self._opening = opening
+        self._polite = polite
+        self._scope = trio.CancelScope()
+        self._heart = Heartbeat(self.began, self.began, stale_s=channel.stale_s)
+        self._alarm = trio.CancelScope()
+        self._alarm_soon = False
+        self._urgent: list[bytes] = []
+        self._ack_now = False
+        self._send_now: Callable[[list[Bytes]], bool] | None = getattr(transport, "send_now", None)
+        self._unfinished: list[Bytes] | None = None
+        self._direct = False
+        self._idle: trio.lowlevel.Task | None = None
+        """The writer, while it sleeps."""
+        self._woken = False
+        """The writer has been woken, has not run since, and what it will send may go before it."""
+        self._chunk_next = False
+        """Frames went out last: a chunk is next, if any waits."""
+        self._window_bytes = NEAR_WINDOW_BYTES if getattr(transport, "is_near", False) else WINDOW_BYTES
+        place_into = getattr(transport, "place_into", None)
+        if place_into is not None:
+            place_into(PLACE_BYTES, channel.place)
+
+    @property
+    def heard_at(self) -> float:
+        """When it last brought something, on Trio's clock."""
+        return self._heart.heard
+
+    @property
+    def is_stale(self) -> bool:
+        """What can be read from it was written before this process was stopped for long."""
+        return self._heart.is_stale(trio.current_time())
+
+    async def run(self) -> None:
+        """Serve until the connection is gone. A polite link that is cancelled from outside says goodbye first."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._tick)
+                    await self._read()
+                    nursery.cancel_scope.cancel()
+        finally:
+            if self._polite and self.why is None and self._channel.owns(self):
+                self._channel.leave("cancelled")
+                with trio.move_on_after(FAREWELL_S, shield=True):
+                    await self._farewell()
+            self.transport.abort()
+
+    def drop(self, why: FrayError) -> None:
+        """End it now, for this reason (the first one counts)."""
+        if self.why is None:
+            self.why = why
+        self.transport.abort()
+        self._scope.cancel()
+
+    def poke(self) -> None:
+        """Something is pending: send it now if the writer sleeps and a direct send is due, else wake the writer."""
+        if self._idle is None:
+            if self._woken and self._channel.outbox.unsent_bytes >= STREAM_BYTES:
+                self._stream()
+            return
+        if self._direct and self._send_now is not None and self._channel.outbox.unsent_bytes <= DIRECT_BYTES:
+            self._direct = False
+            message = self._next_frames()
+            if message is None or self._send_now(message):
+                rest = self._channel.outbox.unsent  # a message gathers `BATCH_BYTES` at most
+                if not rest and self._channel.refill is None and not self._may_send_chunk():
+                    return
+            else:
+                self._unfinished = message
+        task, self._idle = self._idle, None
+        self._woken = self._send_now is not None and self._unfinished is None
+        trio.lowlevel.reschedule(task)
+
+    def _stream(self) -> None:
+        """The writer is awake and has not had its turn yet, so nothing is being sent."""
+        message = self._next_frames()
+        if message is not None and self._send_now is not None and not self._send_now(message):
+            self._unfinished = message
+            self._woken = False
+
+    def try_last_words(self, goodbye: bytes) -> None:
+        """Say goodbye if that is possible without waiting."""
+        if self._send_now is None or self.said_goodbye or self._unfinished is not None:
+            return
+        self.said_goodbye = True
+        try:
+            if self._opening is None or self._send_now([self._opening]):
+                self._send_now([ACK.pack(self._channel.inbox.tell()), goodbye])
+        except MessageTooLarge as error:
+            logger.warning("the reason for an end is too long to be told: %s", error)
+
+    def answer_ping(self) -> None:
+        """The peer asks whether we are there."""
+        self._urgent.append(_PONG)
+
+    def must_send(self) -> bool:
+        """Something that is no sequenced frame waits to be sent."""
+        return bool(self._urgent) or self._ack_now
+
+    # Reading
+
+    async def _read(self) -> None:
+        channel, receive = self._channel, self.transport.receive
+        try:
+            while True:
+                message = await receive()
+                if not channel.owns(self):
+                    return
+                now = trio.current_time()
+                if self._heart.is_stale(now):
+                    self._wake(now)
+                    return
+                self._heart.heard = now
+                self._direct = True
+                channel.dispatch(message, self)
+                self.heard_any = True
+        except (ConnectionFailed, MessageTooLarge) as error:
+            self._lost(error)
+
+    def _wake(self, now: float) -> None:
+        """This process was stopped: its peers have given it up, or were stopped with it and will be dialled anew."""
+        self.slept = True
+        slept_s = round(now - self._heart.heard, 1)
+        self.drop(Unreachable(f"this process was stopped for some {slept_s} s", slept_s=slept_s))
+
+    def note_received(self) -> None:
+        """Frames came in: see that they are acknowledged in time."""
+        if self._channel.inbox.ack_due():
+            self._ack_now = True
+        elif not self._alarm_soon:
+            self._alarm_soon = True
+            self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + ACK_AFTER_S)
+
+    # Writing
+
+    async def _write(self) -> None:
+        try:
+            if self._opening is not None:
+                opening, self._opening = self._opening, None
+                await self.transport.send([opening])
+            while True:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                message = self._unfinished or self._next_message()
+                self._unfinished = None
+                if message is None:
+                    await self._sleep()
+                else:
+                    await self.transport.send(message)
+        except (ConnectionFailed, MessageTooLarge) as error:
+            self._lost(error)
+
+    async def _sleep(self) -> None:
+        self._direct = True
+        self._idle = trio.lowlevel.current_task()
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            self._idle = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        self._woken = False
+
+    def _next_message(self) -> list[Bytes] | None:
+        """Frames first; but a chunk has its turn between two messages of frames."""
+        self._chunk_next = not self._chunk_next
+        if not self._chunk_next and self._may_send_chunk():
+            return self._next_chunk()
+        message = self._next_frames()
+        return self._next_chunk() if message is None and self._may_send_chunk() else message
+
+    def _may_send_chunk(self) -> bool:
+        channel = self._channel
+        bulk, outbox = channel.bulk_out, channel.outbox
+        if not bulk.waiting_bytes or outbox.bulk_bytes >= self._window_bytes or outbox.numbered < outbox.again_until:
+            return False
+        return bulk.is_due(outbox.numbered)
+
+    def _next_chunk(self) -> list[Bytes] | None:
+        """One chunk is a message of its own, so that the peer can receive it straight into its place."""
+        channel = self._channel
+        chunk = channel.bulk_out.take(channel.outbox.numbered)
+        if chunk is None:
+            return None
+        self._ack_now = False
+        return [ACK.pack(channel.inbox.tell()), *channel.outbox.number_chunk(chunk)]
+
+    def _next_frames(self) -> list[Bytes] | None:
+        channel = self._channel
+        if channel.refill is not None:
+            channel.refill()
+        frames = channel.outbox.take()
+        if not (frames or self._urgent or self._ack_now):
+            return self._goodbye() if not channel.bulk_out.waiting_bytes else None
+        message: list[Bytes] = [ACK.pack(channel.inbox.tell()), *self._urgent, *frames]
+        self._urgent.clear()
+        self._ack_now = False
+        return message
+
+    def _goodbye(self) -> list[Bytes] | None:
+        word = None if self.said_goodbye else self._channel.last_word()
+        if word is None:
+            return None
+        self.said_goodbye = True
+        return [ACK.pack(self._channel.inbox.tell()), word]
+
+    async def _farewell(self) -> None:
+        try:
+            if self._unfinished is not None:
+                await self.transport.send(self._unfinished)
+            while (message := self._next_frames() or self._goodbye()) is not None:
+                await self.transport.send(message)
+            await self.transport.aclose()
+        except ConnectionFailed:
+            return
+
+    # Time
+
+    async def _tick(self) -> None:
+        while True:
+            self._heart.period_s = self._channel.heartbeat_s
+            self._alarm = trio.CancelScope(deadline=self._heart.next_at())
+            self._alarm_soon = False
+            if self._channel.inbox.received != self._channel.inbox.told:
+                self.note_received()
+            with self._alarm:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            self._obey(self._heart.beat(now, now - self._alarm.deadline))
+
+    def _obey(self, beat: Beat) -> None:
+        if beat is Beat.DROP and self._heart.is_stale(trio.current_time()):
+            self._wake(trio.current_time())
+            return
+        if beat is Beat.DROP:
+            silent_s = round(trio.current_time() - self._heart.heard, 1)
+            self.drop(Unreachable(f"the peer has been silent for {silent_s} s", silent_s=silent_s))
+            return
+        if beat is Beat.PING:
+            self._urgent.append(_PING)
+        if self._channel.inbox.received != self._channel.inbox.told:
+            self._ack_now = True
+        if self.must_send() or self._channel.outbox.unsent:
+            self.poke()
+
+    def _lost(self, error: FrayError) -> None:
+        self.slept = self.slept or self._heart.is_stale(trio.current_time())
+        if self.why is None:
+            self.why = error
+        self._scope.cancel()

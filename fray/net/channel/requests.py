@@ -1,0 +1,134 @@
+"""The asking side of a channel: requests by id, answered once each, asked again when the peer forgot them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from fray.errors import DeadlineExceeded, FrayError, ProtocolMismatch
+from fray.net import codec
+from fray.net.channel.channel import Channel
+from fray.net.codec import Bytes, Kind
+
+Answer = tuple[Any, list[memoryview]]
+OnAnswer = Callable[[Any, list[memoryview]], object]
+
+
+@define
+class _Pending:
+    body: bytes
+    what: str
+    on_answer: OnAnswer | None = None
+    answered: trio.Event = field(factory=trio.Event)
+    answer: Answer | None = None
+    error: FrayError | None = None
+
+    def settle(self, answer: Answer | None, error: FrayError | None) -> None:
+        self.answer, self.error = answer, error
+        self.answered.set()
+        if answer is not None and self.on_answer is not None:
+            self.on_answer(*answer)
+
+
+class Requests:
+    """Requests over ``channel``. Its handler passes on what it is told: `on_frame`, `on_reset`, `on_end`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._pending: dict[int, _Pending] = {}
+        self._last_ref = 0
+        self._ended: FrayError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Requests over {self.channel!r}: {len(self._pending)} unanswered>"
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    async def request(
+        self,
+        message: object,
+        blobs: Sequence[Bytes] = (),
+        *,
+        timeout_s: float | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> Answer:
+        """Ask and wait for the reply and its attachments.
+
+        A request that is cancelled or late may have taken effect; a late answer is dropped.
+
+        Args:
+            on_answer: called with the reply as it comes in, before any later frame is dispatched; whoever awaits it
+                may run only after later notices have been heard.
+
+        Raises:
+            DeadlineExceeded: no answer within ``timeout_s``.
+            ChannelFull, MessageTooLarge: it could not be sent.
+            FrayError: what the peer answered, or what the channel ended for.
+        """
+        what = type(message).__name__
+        body = codec.encode_message(message, blobs)
+        with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+            await self.channel.wait_room()
+            return await self._ask(_Pending(body, what, on_answer))
+        raise DeadlineExceeded(
+            f"{self.channel.incarnation} at {self.channel.remote} did not answer {what} within {timeout_s} s",
+            timeout_s=timeout_s,
+        )
+
+    async def _ask(self, pending: _Pending) -> Answer:
+        if self._ended is not None:
+            raise again(self._ended)
+        self._last_ref += 1
+        ref = self._last_ref
+        self.channel.send_nowait(Kind.REQUEST, ref, pending.body)
+        self._pending[ref] = pending
+        try:
+            await pending.answered.wait()
+        finally:
+            self._pending.pop(ref, None)
+        if pending.error is not None:
+            raise again(pending.error)
+        assert pending.answer is not None
+        return pending.answer
+
+    # From the handler of the channel
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
+        """Take a frame if it is an answer; True if so (also when nobody waits for it any more)."""
+        if kind not in (Kind.REPLY, Kind.ERROR):
+            return False
+        pending = self._pending.pop(ref, None)
+        if pending is None:
+            return True
+        try:
+            if kind == Kind.ERROR:
+                pending.settle(None, codec.decode_error(body))
+            else:
+                pending.settle(codec.decode_message(body), None)
+        except ProtocolMismatch as error:
+            pending.settle(None, error)
+        return True
+
+    def on_reset(self) -> None:
+        """The peer forgot us: ask again, in order, under the same refs."""
+        for ref, pending in self._pending.items():
+            self.channel.send_nowait(Kind.REQUEST, ref, pending.body)
+
+    def on_end(self, error: FrayError) -> None:
+        """Nobody will answer."""
+        self._ended = error
+        waiting, self._pending = self._pending, {}
+        for pending in waiting.values():
+            pending.settle(None, error)
+
+
+def again(error: FrayError) -> FrayError:
+    """A copy to raise: one error that ends many waits must not gather all their tracebacks."""
+    copy = error.__reduce__()
+    fresh: FrayError = copy[0](*copy[1])
+    fresh.__cause__ = error.__cause__
+    return fresh

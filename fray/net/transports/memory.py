@@ -1,0 +1,407 @@
+"""The same `Transport` inside one process: named hosts, links with delay, and every way a network can fail.
+
+Addresses are ``memory:HOST/PORT`` (``memory:NAME`` is host ``NAME``). A dialler is a host too: ``network.at("driver")``
+is the network as seen from there. Nothing runs by itself: a receiver waits for what is on its way to it, so the order
+of events depends on the clock, the scheduler and the given generator alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import TypeAlias
+
+import trio
+from attrs import define, field, frozen
+
+from fray.errors import ConnectionFailed, InvalidRequest, MessageTooLarge, Refused, Unauthorized, Unreachable
+from fray.net import auth
+from fray.net.transport import Authorize, Bytes, Claim, Credential, Transport
+from fray.net.transports.listener import Door
+
+TRANSPORT_LIMIT_BYTES = 1024 * 1024
+"""Largest transport message."""
+PIPE_LIMIT_BYTES = 1024 * 1024
+"""On its way in one direction of one connection; then `send` waits, as on a socket."""
+CLOSE_S = 1.0
+NEVER = float("inf")
+
+
+class Fate(Enum):
+    """What a fault hook does to one message."""
+
+    DELIVER = "deliver"
+    LOSE = "the connection dies and takes the message with it; the sender knows"
+    LAST = "the message arrives, then the connection dies; the sender knows only that"
+
+
+@frozen
+class Hop:
+    """One message about to travel."""
+
+    source: str
+    target: str
+    connection: int
+    """Number of the connection in this network, from 1."""
+    number: int
+    """Which message of this direction of the connection, from 1."""
+    size_bytes: int
+
+
+Delay: TypeAlias = Callable[[str, str, random.Random], float]
+
+
+@define(eq=False)
+class _Pipe:
+    """One direction of one connection. Times say when the other end learns of it."""
+
+    source: str
+    target: str
+    queue: deque[tuple[float, bytes]] = field(factory=deque)
+    queued_bytes: int = 0
+    sent: int = 0
+    last_arrival: float = 0.0
+    ended_at: float = NEVER
+    """The sender is done: after this and the queue there is nothing to receive."""
+    dead_at: float = NEVER
+    """The receiver is gone: from then on sending fails."""
+    changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def clear(self) -> None:
+        self.queue.clear()
+        self.queued_bytes = 0
+
+
+class MemoryTransport:
+    """One end of a connection."""
+
+    def __init__(self, network: MemoryNetwork, number: int, claim: Claim, out: _Pipe, back: _Pipe) -> None:
+        self.claim = claim
+        self.number = number
+        self._network = network
+        self._out = out
+        self._back = back
+        self._gone: str | None = None
+        """Why this end can do nothing more."""
+
+    def __repr__(self) -> str:
+        return f"<MemoryTransport {self.number} {self._out.source} to {self._out.target}>"
+
+    async def send(self, parts: Sequence[Bytes]) -> None:
+        """See `Transport.send`; waits while `PIPE_LIMIT_BYTES` are on their way."""
+        message = self._join(parts)
+        try:
+            while not self._may_send():
+                with trio.move_on_at(self._out.dead_at):
+                    await self._out.changed.park()
+        except trio.Cancelled:
+            self._gone = self._gone or "a cancelled send left this connection unusable"
+            raise
+        self._put(message)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def send_now(self, parts: Sequence[Bytes]) -> bool:
+        """Send without waiting; False if that is not possible now."""
+        if self._gone is not None or self._out.dead_at <= trio.current_time() or not self._may_send():
+            return False
+        message = self._join(parts)
+        try:
+            self._put(message)
+        except ConnectionFailed:
+            return False
+        return True
+
+    async def receive(self) -> Bytes:
+        """See `Transport.receive`."""
+        pipe = self._back
+        while True:
+            if self._gone is not None:
+                raise ConnectionFailed(self._gone)
+            due = self._due(pipe)
+            if due > trio.current_time():
+                with trio.move_on_at(due):
+                    await pipe.changed.park()
+            elif pipe.queue:
+                return self._take(pipe)
+            else:
+                raise ConnectionFailed("the peer closed the connection")
+
+    async def aclose(self) -> None:
+        """See `Transport.aclose`: what was sent is still delivered."""
+        self._out.ended_at = min(self._out.ended_at, self._arrival())
+        self._out.changed.unpark_all()
+        with trio.move_on_after(CLOSE_S):
+            while self._gone is None and self._due(self._back) > trio.current_time():
+                with trio.move_on_at(self._due(self._back)):
+                    await self._back.changed.park()
+        self.abort()
+        await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        """See `Transport.abort`: the peer still receives what was on its way."""
+        self._gone = self._gone or "the connection was closed here"
+        self._out.ended_at = min(self._out.ended_at, self._arrival())
+        self._back.dead_at = min(self._back.dead_at, self._arrival())
+        self._back.clear()
+        self._network.forget(self)
+        self.wake()
+
+    def break_off(self) -> None:
+        """This end learns that the connection is lost, with all that was on its way here."""
+        self._gone = self._gone or "the connection was lost"
+        self._back.clear()
+        self._network.forget(self)
+        self.wake()
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """Ours and the peer's."""
+        return self._out.source, self._out.target
+
+    def touches(self, a: str, b: str | None) -> bool:
+        """Whether this connection joins host ``a`` with ``b`` (None: with any)."""
+        ends = {self._out.source, self._out.target}
+        return a in ends and (b is None or ends == {a, b})
+
+    def wake(self) -> None:
+        """Something about the network changed."""
+        self._out.changed.unpark_all()
+        self._back.changed.unpark_all()
+
+    def _due(self, pipe: _Pipe) -> float:
+        """When there is something to receive, or the end."""
+        if self._network.holds(pipe.source, pipe.target):
+            return NEVER
+        return pipe.queue[0][0] if pipe.queue else pipe.ended_at
+
+    def _take(self, pipe: _Pipe) -> bytes:
+        message = pipe.queue.popleft()[1]
+        pipe.queued_bytes -= len(message)
+        pipe.changed.unpark_all()
+        self._network.on_delivery(pipe.source, pipe.target, self.number, message)
+        return message
+
+    def _join(self, parts: Sequence[Bytes]) -> bytes:
+        message = b"".join(parts)
+        if len(message) > TRANSPORT_LIMIT_BYTES:
+            raise too_large(len(message))
+        return message
+
+    def _may_send(self) -> bool:
+        """Whether `_put` can decide at once (also that the connection is gone)."""
+        out = self._out
+        return self._gone is not None or out.dead_at <= trio.current_time() or out.queued_bytes < PIPE_LIMIT_BYTES
+
+    def _arrival(self) -> float:
+        delay_s = self._network.delay_s(self._out.source, self._out.target)
+        return max(self._out.last_arrival, trio.current_time() + delay_s)
+
+    def _put(self, message: bytes) -> None:
+        pipe = self._out
+        if self._gone is not None:
+            raise ConnectionFailed(self._gone)
+        if pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source):
+            raise ConnectionFailed("the peer closed the connection")
+        pipe.sent += 1
+        fate = self._network.on_hop(Hop(pipe.source, pipe.target, self.number, pipe.sent, len(message)))
+        if fate is not Fate.LOSE and pipe.dead_at == NEVER:
+            pipe.last_arrival = self._arrival()
+            pipe.queue.append((pipe.last_arrival, message))
+            pipe.queued_bytes += len(message)
+            pipe.changed.unpark_all()
+        if fate is not Fate.DELIVER:
+            self.abort()
+            raise ConnectionFailed("the connection was lost")
+
+
+def too_large(size_bytes: int) -> MessageTooLarge:
+    """The error of both memory and WebSocket transports."""
+    return MessageTooLarge(
+        f"a transport message of {size_bytes} bytes is over the limit of {TRANSPORT_LIMIT_BYTES}",
+        size_bytes=size_bytes,
+        limit_bytes=TRANSPORT_LIMIT_BYTES,
+    )
+
+
+class MemoryNetwork:
+    """All hosts of one simulated network, seen from host ``""``; see `at`.
+
+    Args:
+        rng: for delays and nonces.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.on_hop: Callable[[Hop], Fate] = lambda hop: Fate.DELIVER
+        """Fault hook, called for each message as it is sent."""
+        self.on_delivery: Callable[[str, str, int, bytes], None] = lambda source, target, connection, message: None
+        """Called with each message as it is received: hosts, number of the connection, content."""
+        self._listeners: dict[str, Door] = {}
+        self._living: dict[tuple[int, str], MemoryTransport] = {}
+        self._delays: dict[tuple[str, str], tuple[float, float]] = {}
+        self._cut: set[tuple[str, str]] = set()
+        self._frozen: set[str] = set()
+        self._changed = trio.lowlevel.ParkingLot()
+        self._connections = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryNetwork: {len(self._listeners)} listeners, {len(self._living) // 2} connections>"
+
+    def at(self, host: str) -> MemoryHost:
+        """The network as seen from ``host``."""
+        return MemoryHost(self, host)
+
+    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
+        """See `Network.dial`; from host ``""``."""
+        return await self.at("").dial(address, credential, timeout_s=timeout_s)
+
+    async def listen(
+        self,
+        address: str,
+        authorize: Authorize,
+        handler: Callable[[Transport], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """See `Network.listen`."""
+        if address in self._listeners:
+            raise InvalidRequest(f"{address} is taken: another listener serves there")
+        async with trio.open_nursery() as nursery:
+            self._listeners[address] = listener = Door(auth.Doorkeeper(authorize, self.rng), handler, nursery)
+            try:
+                task_status.started(address)
+                await trio.sleep_forever()
+            finally:
+                if self._listeners.get(address) is listener:
+                    del self._listeners[address]
+
+    # Hooks
+
+    def set_delay(self, a: str, b: str, low_s: float, high_s: float | None = None, *, both: bool = True) -> None:
+        """Messages from ``a`` to ``b`` take ``low_s`` to ``high_s`` seconds."""
+        for pair in ((a, b), (b, a)) if both else ((a, b),):
+            self._delays[pair] = (low_s, low_s if high_s is None else high_s)
+
+    def delay_s(self, a: str, b: str) -> float:
+        """How long the next message takes."""
+        low_s, high_s = self._delays.get((a, b), (0.0, 0.0))
+        return low_s if low_s == high_s else self.rng.uniform(low_s, high_s)
+
+    def cut(self, a: str, b: str, *, both: bool = True) -> None:
+        """Partition: nothing arrives from ``a`` at ``b`` until `heal`; connections stay, dials find nobody."""
+        self._cut.update({(a, b), (b, a)} if both else {(a, b)})
+
+    def heal(self, a: str, b: str) -> None:
+        """End a `cut`: what was held arrives."""
+        self._cut.difference_update({(a, b), (b, a)})
+        self._wake()
+
+    def freeze(self, host: str) -> None:
+        """As by SIGSTOP: it takes and gives nothing until `thaw`; dials to it are accepted by nobody."""
+        self._frozen.add(host)
+
+    def thaw(self, host: str) -> None:
+        """End a `freeze`."""
+        self._frozen.discard(host)
+        self._wake()
+
+    def drop(self, a: str, b: str | None = None) -> int:
+        """Break all connections between ``a`` and ``b`` (None: of ``a``); what was on its way is lost. How many."""
+        doomed = [transport for transport in self._living.values() if transport.touches(a, b)]
+        for transport in doomed:
+            transport.break_off()
+        return len({transport.number for transport in doomed})
+
+    def crash(self, host: str) -> None:
+        """As by SIGKILL: its listeners are gone (dials are refused) and its connections break."""
+        for address in [address for address in self._listeners if host_of(address) == host]:
+            del self._listeners[address]
+        self.drop(host)
+
+    def holds(self, a: str, b: str) -> bool:
+        """Whether nothing arrives from ``a`` at ``b`` now."""
+        return (a, b) in self._cut or a in self._frozen or b in self._frozen
+
+    # Connecting
+
+    async def connect(self, source: str, address: str, credential: Credential | None) -> MemoryTransport:
+        """Dial from ``source``, for as long as it takes."""
+        host = host_of(address)
+        await self._pass(source, host)
+        listener = self._listeners.get(address)
+        await self._pass(host, source)
+        if listener is None or self._listeners.get(address) is not listener:
+            raise Refused(f"nobody listens at {address}", address=address)
+        key_id, key = (credential.key_id, credential.key) if credential else ("", "")
+        asked = auth.ask(key_id, key, self.rng)
+        answer = listener.keeper.admit(asked)
+        if answer is None:
+            raise Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
+        auth.confirm(asked, key, answer)
+        return self._join(source, host, address, key_id, listener)
+
+    def _join(self, source: str, host: str, address: str, key_id: str, listener: Door) -> MemoryTransport:
+        self._connections += 1
+        there, back = _Pipe(source, host), _Pipe(host, source)
+        ours = MemoryTransport(self, self._connections, Claim(key_id, address), there, back)
+        theirs = MemoryTransport(self, self._connections, Claim(key_id, f"memory:{source}"), back, there)
+        self._living[self._connections, "dialler"] = ours
+        self._living[self._connections, "listener"] = theirs
+        listener.begin(theirs)
+        return ours
+
+    async def _pass(self, a: str, b: str) -> None:
+        """One trip of the handshake."""
+        await trio.sleep(self.delay_s(a, b))
+        while self.holds(a, b):
+            await self._changed.park()
+
+    def forget(self, transport: MemoryTransport) -> None:
+        """Drop a dead connection from the books."""
+        for side in ("dialler", "listener"):
+            if self._living.get((transport.number, side)) is transport:
+                del self._living[transport.number, side]
+
+    def _wake(self) -> None:
+        self._changed.unpark_all()
+        for transport in list(self._living.values()):
+            transport.wake()
+
+
+@frozen
+class MemoryHost:
+    """A `Network` as seen from one host."""
+
+    network: MemoryNetwork
+    host: str
+
+    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
+        """See `Network.dial`."""
+        if not address.startswith("memory:"):
+            raise Unreachable(f"{address} is no address of this network", address=address)
+        with trio.move_on_after(timeout_s):
+            return await self.network.connect(self.host, address, credential)
+        raise Unreachable(f"no answer from {address} within {timeout_s} s", address=address)
+
+    async def listen(
+        self,
+        address: str,
+        authorize: Authorize,
+        handler: Callable[[Transport], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """See `Network.listen`; the address should be of this host."""
+        await self.network.listen(address, authorize, handler, task_status=task_status)
+
+
+def host_of(address: str) -> str:
+    """Host of ``memory:HOST/PORT``."""
+    return address.removeprefix("memory:").split("/", 1)[0]
+
+
+def is_memory(address: str) -> bool:
+    """Whether it is an address within this process."""
+    return address.startswith("memory:")

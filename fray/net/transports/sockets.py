@@ -1,0 +1,246 @@
+"""Addresses to sockets: ``tcp:HOST:PORT`` and ``unix:/path``, dialled and bound without blocking the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+import trio
+from attrs import frozen
+
+from fray.errors import ConnectionFailed, InvalidRequest, Refused, Unreachable
+from fray.net.process_identity import peer_pid
+
+BACKLOG = 1024
+ACCEPT_PAUSE_S = 0.1
+"""How long a listener without free descriptors waits."""
+UNIX_PATH_LIMIT_BYTES = 107
+"""The kernel's limit; longer paths go through a descriptor of their directory."""
+UNIX_NAME_LIMIT_BYTES = 80
+UNIX_BUFFER_BYTES = 512 * 1024
+"""Room for a whole chunk, so that it goes in one piece (the default takes most of one)."""
+_GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK}
+_FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PASSING = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
+
+
+@frozen
+class Address:
+    """A parsed address; ``path`` for Unix sockets, else ``host`` and ``port``."""
+
+    text: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def host_header(self) -> str:
+        """For the HTTP request."""
+        return f"{self.host}:{self.port}" if not self.path else "localhost"
+
+
+def parse(address: str) -> Address:
+    """Read an address.
+
+    Raises:
+        InvalidRequest: it is neither ``tcp:HOST:PORT`` nor ``unix:/path``, or the file's name is too long.
+        Unreachable: it is an address, of a kind that no socket reaches.
+    """
+    scheme, _, rest = address.partition(":")
+    if scheme in ("memory", "relay"):
+        raise Unreachable(f"{address} cannot be reached over a socket", address=address)
+    host, colon, port = rest.rpartition(":")
+    if scheme == "tcp" and colon and port.isdecimal() and int(port) < 65536 and host:
+        return Address(address, host=host.strip("[]"), port=int(port))
+    if scheme == "unix" and rest.startswith("/"):
+        if len(os.fsencode(os.path.basename(rest))) > UNIX_NAME_LIMIT_BYTES:
+            raise InvalidRequest(f"{address}: a Unix socket's name has at most {UNIX_NAME_LIMIT_BYTES} bytes")
+        return Address(address, path=rest)
+    raise InvalidRequest(f"{address!r} is no address: write tcp:HOST:PORT or unix:/path")
+
+
+@contextlib.contextmanager
+def reachable(path: str) -> Iterator[str]:
+    """The path, or for one that is too long for the kernel another way to the same file."""
+    if len(os.fsencode(path)) <= UNIX_PATH_LIMIT_BYTES:
+        yield path
+        return
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+    finally:
+        os.close(directory)
+
+
+# Dialling ------------------------------------------------------------------------------------------------------------
+
+
+async def connect(address: Address) -> socket.socket:
+    """A connected, non-blocking socket.
+
+    Raises:
+        Refused: nobody listens there (every address of the host says so).
+        Unreachable: no way there.
+    """
+    errors = []
+    for family, target in await _targets(address):
+        try:
+            return await _connect_one(family, target)
+        except OSError as error:
+            errors.append(error)
+    if errors and all(error.errno in _GONE for error in errors):
+        raise Refused(f"nobody listens at {address.text}", address=address.text)
+    why = errors[-1].strerror or str(errors[-1]) if errors else "the name has no address"
+    raise Unreachable(f"{address.text} cannot be reached: {why}", address=address.text)
+
+
+async def _targets(address: Address) -> list[tuple[int, str | tuple[str, int]]]:
+    if address.path:
+        return [(socket.AF_UNIX, address.path)]
+    try:
+        found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unreachable(f"{address.text}: no such host: {error.strerror or error}", address=address.text) from None
+    return [(family, target) for family, _, _, _, target in found]  # type: ignore[misc]
+
+
+async def _connect_one(family: int, target: str | tuple[str, int]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while (code := _begin(sock, target)) == errno.EAGAIN:  # noqa: ASYNC110 (a Unix listener's queue is full,
+            await trio.sleep(0.01)  # and there is no event for its end)
+        if code == errno.EINPROGRESS:
+            await trio.lowlevel.wait_writable(sock)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _begin(sock: socket.socket, target: str | tuple[str, int]) -> int:
+    if not isinstance(target, str):
+        return sock.connect_ex(target)
+    with reachable(target) as path:
+        return sock.connect_ex(path)
+
+
+def is_near(sock: socket.socket) -> bool:
+    """Whether the other end of a connected socket is on this machine: by its address alone."""
+    if sock.family == socket.AF_UNIX:
+        return True
+    try:
+        host = str(sock.getpeername()[0])
+    except OSError:
+        return False
+    return host == "::1" or host.startswith(("127.", "::ffff:127."))
+
+
+def tune(sock: socket.socket) -> None:
+    """Options of every connection."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    else:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
+
+
+# Listening -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening(address: Address) -> Iterator[tuple[socket.socket, str]]:
+    """A listening socket and its address with the port it got. A Unix socket is for this user only, and removed after.
+
+    Raises:
+        InvalidRequest: the address cannot be bound (taken, not ours, forbidden).
+    """
+    try:
+        sock = _bind(address)
+    except OSError as error:
+        raise InvalidRequest(f"cannot listen at {address.text}: {error.strerror or error}") from None
+    mark = _mark(address.path)
+    try:
+        yield sock, _bound(address, sock)
+    finally:
+        sock.close()
+        if address.path and mark == _mark(address.path):
+            os.unlink(address.path)
+
+
+def _bind(address: Address) -> socket.socket:
+    family = socket.AF_UNIX if address.path else socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if address.path:
+            with reachable(address.path) as path:
+                _clear_stale(path)
+                sock.bind(path)
+            os.chmod(address.path, 0o600)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address.host, address.port))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _clear_stale(path: str) -> None:
+    """Remove the socket file of a listener that is gone; a living one makes `bind` fail."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(path) == errno.ECONNREFUSED:
+                os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _mark(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path) if path else None
+    except FileNotFoundError:
+        return None
+    return (found.st_dev, found.st_ino) if found else None
+
+
+def _bound(address: Address, sock: socket.socket) -> str:
+    if address.path:
+        return address.text
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"tcp:{host}:{sock.getsockname()[1]}"
+
+
+async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
+    """The next connection and where it comes from."""
+    while True:
+        await trio.lowlevel.wait_readable(listener)
+        try:
+            sock, peer = listener.accept()
+        except OSError as error:
+            if error.errno in _FULL:
+                await trio.sleep(ACCEPT_PAUSE_S)
+            elif error.errno not in _PASSING:
+                raise ConnectionFailed(f"the listener broke: {error}") from error
+            continue
+        sock.setblocking(False)
+        tune(sock)
+        return sock, _remote(sock, peer)
+
+
+def _remote(sock: socket.socket, peer: object) -> str:
+    if sock.family == socket.AF_UNIX:
+        return f"unix:pid={peer_pid(sock)}"
+    return f"tcp:{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "tcp:"

@@ -1,0 +1,163 @@
+"""Dial and listen over TCP and Unix sockets: a WebSocket handshake, then the lean transport.
+
+Between machines trio-websocket shakes hands (`fray.net.transports.trio_handshake`), on one machine we do
+(`fray.net.transports.local_handshake`);
+what goes over the wire is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from types import ModuleType
+
+import trio
+
+from fray.errors import FrayError, ProtocolMismatch, Unauthorized, Unreachable
+from fray.net import auth
+from fray.net.process_identity import life_behind
+from fray.net.transport import Authorize, Claim, Credential, Transport
+from fray.net.transports import local_handshake, sockets
+from fray.net.transports.http_upgrade import HandshakeLost, Rejected
+from fray.net.transports.sockets import Address
+from fray.net.transports.websocket_transport import LeanTransport
+
+logger = logging.getLogger("fray.net")
+
+HANDSHAKE_S = 10.0
+"""How long a dialler may take to shake hands."""
+PENDING_LIMIT = 1024
+"""Handshakes under way at one listener; more are dropped."""
+
+
+class WebSocketNetwork:
+    """`Network` over ``tcp:`` and ``unix:``.
+
+    Args:
+        rng: for nonces; the system's by default.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self.rng = rng or random.SystemRandom()
+
+    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
+        """See `Network.dial`."""
+        target = sockets.parse(address)
+        with trio.move_on_after(timeout_s):
+            sock = await sockets.connect(target)
+            try:
+                return await self._upgrade(sock, target, credential)
+            except BaseException as error:
+                sock.close()
+                if isinstance(error, Exception):
+                    raise explain(error, address) from error
+                raise
+        raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
+
+    async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> Transport:
+        surplus = await _hands(sock).greet(sock, target, credential, self.rng)
+        claim = Claim(credential.key_id if credential else "", target.text)
+        return LeanTransport(sock, claim, client=True, surplus=surplus)
+
+    async def listen(
+        self,
+        address: str,
+        authorize: Authorize,
+        handler: Callable[[Transport], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """See `Network.listen`."""
+        listener = Listener(auth.Doorkeeper(authorize, self.rng), handler, self._serve)
+        await listener.run(sockets.parse(address), task_status)
+
+    async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
+        shaken = None
+        with listener.shaking(), trio.move_on_after(HANDSHAKE_S):
+            shaken = await _hands(sock).admit(sock, listener.door)
+        if shaken is not None:
+            key_id, surplus = shaken
+            claim = Claim(key_id, remote, life_behind(sock))
+            await listener.serve(LeanTransport(sock, claim, client=False, surplus=surplus))
+
+
+def _hands(sock: socket.socket) -> ModuleType:
+    """Who shakes hands: ourselves on this machine, trio-websocket with others."""
+    if sock.family == socket.AF_UNIX:
+        return local_handshake
+    from fray.net.transports import trio_handshake  # 40 ms, for whoever meets other machines
+
+    return trio_handshake
+
+
+class Listener:
+    """Accepts, and runs one task a connection."""
+
+    def __init__(
+        self,
+        door: auth.Doorkeeper,
+        handler: Callable[[Transport], Awaitable[None]],
+        serve: Callable[[socket.socket, str, Listener], Awaitable[None]],
+    ) -> None:
+        self.door = door
+        self._pending = 0
+        self._handler = handler
+        self._serve = serve
+
+    async def run(self, address: Address, task_status: trio.TaskStatus[str]) -> None:
+        with sockets.listening(address) as (listener, bound):
+            async with trio.open_nursery() as nursery:
+                task_status.started(bound)
+                while True:
+                    sock, remote = await sockets.accept(listener)
+                    if self._pending < PENDING_LIMIT:
+                        nursery.start_soon(self._guard, sock, remote)
+                    else:
+                        sock.close()
+
+    @contextlib.contextmanager
+    def shaking(self) -> Iterator[None]:
+        """Count a handshake that is under way."""
+        self._pending += 1
+        try:
+            yield
+        finally:
+            self._pending -= 1
+
+    async def _guard(self, sock: socket.socket, remote: str) -> None:
+        try:
+            await self._serve(sock, remote, self)
+        except Exception as error:  # noqa: BLE001 (it ends this connection; the listener goes on)
+            why = explain(error, remote)
+            logger.info("a connection from %s came to nothing: %s", remote, why)
+        finally:
+            sock.close()
+
+    async def serve(self, transport: Transport) -> None:
+        """Run the handler; afterwards the connection is gone."""
+        try:
+            await self._handler(transport)
+        except Exception:
+            logger.exception("the handler of a connection from %s failed", transport.claim.remote)
+        finally:
+            transport.abort()
+
+
+def explain(error: BaseException, address: str) -> FrayError:
+    """What a failed handshake means to the dialler; the first telling leaf of a group counts."""
+    if isinstance(error, BaseExceptionGroup):
+        return explain(error.exceptions[0], address)
+    if isinstance(error, FrayError):
+        return error
+    if isinstance(error, Rejected) and error.status in (401, 403):
+        return Unauthorized(f"{address} does not accept the key: check the token", address=address)
+    if isinstance(error, Rejected):
+        return ProtocolMismatch(f"{address} answers HTTP {error.status}: it is no Fray listener", address=address)
+    if (isinstance(error, HandshakeLost) and not error.foreign) or isinstance(
+        error, OSError | trio.BrokenResourceError
+    ):
+        return Unreachable(f"{address}: the connection was lost during the handshake", address=address)
+    return ProtocolMismatch(f"something else than Fray answers at {address}: {error}", address=address)

@@ -1,0 +1,289 @@
+"""From a bare process to user code: what the process of an attempt does before the runtime's ``main`` is called.
+
+Warm (forked by the keeper from what the zygote imported) and cold (a new interpreter, because the job sets variables
+that are read at exec) meet in `enter`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from attrs import evolve, frozen
+
+from fray.model.monitoring.progress_protocol import PIPE, VARIABLE
+from fray.model.specs import Cause, Outcome, Ticket
+from fray.net.codec import from_json, to_json
+from fray.node.gang_variables import framework_variables, own_variables
+from fray.node.linux.process_tree import set_title
+from fray.node.prepare import Prepared
+from fray.node.resources.cpu_pinning import thread_variables
+from fray.node.resources.device_variables import device_variables
+
+ENTRY = "fray.runtime.__main__:main"
+WARM = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:rehearse")
+"""What a zygote imports and calls once for all jobs."""
+WARM_AMONG_MACHINES = ("fray.net.transports.trio_handshake",)
+"""What it imports besides where connections are TCP."""
+STATE_MARK = "FRAY_NODE_STATE"
+"""Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
+SWITCH_INTERVAL_S = 0.0002
+"""A busy Python thread gives the loop beside it its turn after this long."""
+_INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")
+_READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
+
+
+@frozen(kw_only=True)
+class Body:
+    """All that the process of an attempt starts from."""
+
+    ticket: Ticket
+    entry: str
+    """``module:function``, called as ``function(ticket, outcome_fd, control_fd)``."""
+    variables: dict[str, str]
+    """What its environment has beside the node's."""
+    cwd: str | None = None
+    """Where it works, if not where its author did."""
+    sys_path: tuple[str, ...] = ()
+    """In front of all others."""
+    at_home: bool = True
+    """It runs in the node's own environment."""
+    outcome_fd: int
+    """The job writes its record here: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
+    control_fd: int
+    """The job reads ``b"c"`` here: please cancel."""
+
+
+# The environment -----------------------------------------------------------------------------------------------------
+
+
+def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
+    """What a node hands down: its own environment without Fray's variables (the token is one), and the mark."""
+    handed = {key: value for key, value in environ.items() if not key.startswith("FRAY_")}
+    marks = environ.get(STATE_MARK, "").split(":")
+    return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
+
+
+def job_variables(
+    ticket: Ticket, offered: Mapping[str, int] | None = None, prepared: Prepared | None = None, cpus: Iterable[int] = ()
+) -> dict[str, str]:
+    """What the environment of an attempt has beside the node's. The later goes before the earlier: variables of the
+    cluster, granted CPUs and devices and the gang in frameworks' words, what was prepared for it, the job's own
+    variables and secrets, what is firm, Fray's own.
+
+    Args:
+        offered: how many accelerators of each kind the node has; a job sees only those it was granted.
+        cpus: those it is pinned to.
+    """
+    ready = prepared or Prepared()
+    inherited = {**os.environ, **ticket.cluster_vars}
+    granted = {**thread_variables(cpus, inherited), **device_variables(ticket.devices, offered or {})}
+    suggested = {**ticket.cluster_vars, **granted, **framework_variables(ticket), **ready.variables}
+    return {**suggested, **ticket.spec.env_vars, **ticket.secret_vars(), **ready.firm, **_fray_variables(ticket)}
+
+
+def working_directory(body: Body) -> str:
+    """Where the job begins: as prepared, else where its author was, else in the attempt's own directory."""
+    cwd = body.cwd or body.ticket.spec.cwd
+    return cwd if cwd and os.path.isdir(cwd) else body.ticket.directory or "."
+
+
+def _fray_variables(ticket: Ticket) -> dict[str, str]:
+    return {
+        "FRAY_JOB_ID": ticket.spec.job_id,
+        "FRAY_JOB_NAME": ticket.spec.name,
+        "FRAY_NAMESPACE": ticket.spec.namespace,
+        "FRAY_CLUSTER_ADDRESS": ticket.controller,
+        "FRAY_ATTEMPT_ID": ticket.attempt_id,
+        "FRAY_NODE": ticket.node,
+        "FRAY_JOB_INDEX": str(ticket.spec.index),
+        "FRAY_USER": ticket.spec.user,
+        **own_variables(ticket),
+        **({VARIABLE: f"{ticket.directory}/{PIPE}"} if ticket.directory else {}),
+    }
+
+
+def needs_cold_start(base: Mapping[str, str], env_vars: Mapping[str, str]) -> bool:
+    """Does the job change a variable that a running interpreter has already read?"""
+    return any(key.startswith(_READ_AT_EXEC) and base.get(key) != value for key, value in env_vars.items())
+
+
+# The way in ----------------------------------------------------------------------------------------------------------
+
+
+def enter(body: Body) -> NoReturn:
+    """Furnish this process, call the entry, and exit. What goes wrong before it is recorded as `Cause.ENVIRONMENT`."""
+    try:
+        main = _furnish(body)
+    except Exception:  # noqa: BLE001 - user modules may raise anything while they are imported
+        refuse(body.outcome_fd, f"the process could not be set up:\n{traceback.format_exc(limit=-8)}")
+        os._exit(1)
+    code = 1
+    try:
+        code = _exit_code(lambda: main(body.ticket, body.outcome_fd, body.control_fd))
+        _leave()
+    finally:
+        os._exit(code)
+
+
+def _exit_code(run: Callable[[], None]) -> int:
+    """What the interpreter would exit with after ``run``."""
+    try:
+        run()
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001 - nothing is above this frame
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _leave() -> None:
+    """The interpreter's own goodbye without taking all modules apart, which costs 10 ms and copies their memory."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def refuse(outcome_fd: int, message: str) -> None:
+    """Record that user code was never reached."""
+    os.write(outcome_fd, to_json(Outcome(cause=Cause.ENVIRONMENT, message=message)).encode() + b"\n")
+    os.close(outcome_fd)
+
+
+def _furnish(body: Body) -> Callable[[Ticket, int, int], None]:
+    spec = body.ticket.spec
+    _open_stdio()
+    os.environ.update(body.variables)
+    time.tzset()
+    os.chdir(working_directory(body))
+    sys.path[:0] = [entry for entry in body.sys_path if entry not in sys.path]
+    _extend_path(spec.sys_path if body.at_home else own_code(spec.sys_path), spec.cwd)
+    sys.argv = [spec.name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.enable()
+    return resolve(body.entry)
+
+
+def _open_stdio() -> None:
+    """Text streams of our own: the inherited ones are as the zygote's launcher left them, block-buffered or absent."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
+
+
+def _line_buffered(descriptor: int) -> Any:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _extend_path(entries: Iterable[str], cwd: str | None) -> None:
+    for entry in entries:
+        path = entry or cwd or ""
+        if path and path not in sys.path and os.path.exists(path):
+            sys.path.append(path)
+
+
+def own_code(entries: Iterable[str]) -> list[str]:
+    """Without the packages of the author's own environment, and his interpreter's: a job that asked for an environment
+    has that one alone, also on the author's machine."""
+    return [entry for entry in entries if not _INSTALLED.search(entry)]
+
+
+def resolve(entry: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names."""
+    module, _, name = entry.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def name_process(name: str) -> None:
+    """Show the job's name in ``ps``, and let the kernel prefer it to its keeper when memory runs out."""
+    set_title(f"fray:{name}")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:
+        score = int(file.read())
+        file.seek(0)
+        file.write(b"%d" % max(score, 300))
+
+
+# Cold ----------------------------------------------------------------------------------------------------------------
+
+
+def cold_command(body: Body, ticket_fd: int) -> list[str]:
+    """The command line of a new interpreter for ``body``; the ticket goes by descriptor."""
+    descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
+    place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
+    place += [] if body.at_home else ["--abroad"]
+    return [sys.executable, "-m", "fray.node.attempts.bootstrap", body.entry, *map(str, descriptors), *place]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="fray.node.attempts.bootstrap", description="process of one attempt")
+    parser.add_argument("entry")
+    parser.add_argument("fds", nargs=3, type=int)
+    parser.add_argument("--cwd")
+    parser.add_argument("--path", action="append", default=[])
+    parser.add_argument("--abroad", action="store_true")
+    arguments = parser.parse_args()
+    ticket_fd, outcome_fd, control_fd = arguments.fds
+    with open(ticket_fd, encoding="utf-8") as file:
+        ticket = from_json(Ticket, file.read())
+    for descriptor in (outcome_fd, control_fd):
+        os.set_inheritable(descriptor, False)
+    enter(
+        Body(
+            ticket=ticket,
+            entry=arguments.entry,
+            variables={},
+            cwd=arguments.cwd,
+            sys_path=tuple(arguments.path),
+            at_home=not arguments.abroad,
+            outcome_fd=outcome_fd,
+            control_fd=control_fd,
+        )
+    )
+
+
+def enter_from(directory: str, entry: str) -> NoReturn:
+    """The way in for a container: what others are handed by descriptors is in the attempt's directory."""
+    path = f"{directory}/ticket.json"
+    with open(path, encoding="utf-8") as file:
+        text, cwd, sys_path = json.load(file)
+    os.unlink(path)
+    ticket = from_json(Ticket, text)
+    known = {name: os.environ[key] for key, name in ticket.spec.secrets.items() if key in os.environ}
+    enter(
+        Body(
+            ticket=evolve(ticket, secrets=known),  # they were written to no file; errors must not show them either
+            entry=entry,
+            variables={},
+            cwd=cwd,
+            sys_path=tuple(sys_path),
+            at_home=False,
+            outcome_fd=os.open(f"{directory}/outcome", os.O_WRONLY | os.O_CLOEXEC),
+            control_fd=os.open(f"{directory}/control", os.O_RDONLY | os.O_CLOEXEC),
+        )
+    )
+
+
+if __name__ == "__main__":
+    from fray.node.attempts import bootstrap as _entry
+
+    _entry.main()

@@ -1,0 +1,187 @@
+"""Jobs in containers: which engine this machine has, and the command that is a job's process then.
+
+The engine's client stands in the place of the job's main process: it is in the foreground, passes on what is printed
+and SIGTERM, and ends with the container's exit code. Law: a container has the name of its attempt, and whoever is the
+last to know the attempt (its keeper, else its node, else the node's next life) removes the container of that name.
+
+What the process needs lies in the attempt's directory, which is mounted: the ticket in a file, record and cancel in
+named pipes. Variables are named on the command line, their values are the client's own: ``ps`` shows none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from fray.model.specs import Cause, EntryKind, Outcome, Ticket
+from fray.node.prepare import Prepared
+from fray.node.shim.plugin import Watcher
+
+PING_S = 1.0
+REMOVE_S = 20.0
+"""How long the engine may take to remove a container."""
+LIBRARY = "/opt/fray"
+"""Where Fray and what it needs are in a container, behind the image's own packages."""
+LABEL = "fray.node"
+FAILED = 125
+"""Exit code of the client when the engine itself has failed."""
+NOT_EXECUTED = (126, 127)
+TICKET, OUTCOME, CONTROL = "ticket.json", "outcome", "control"
+
+
+@frozen
+class Engine:
+    """What runs containers here."""
+
+    kind: str
+    """``docker`` or ``podman``."""
+    program: str
+
+
+def find_engine(environ: Mapping[str, str]) -> Engine | None:
+    """Docker if its daemon answers, else podman, which needs none. Takes a millisecond where there is neither."""
+    path = environ.get("PATH", os.defpath)
+    docker, podman = shutil.which("docker", path=path), shutil.which("podman", path=path)
+    if docker is not None and _answers(_daemon(environ)):
+        return Engine("docker", docker)
+    return Engine("podman", podman) if podman is not None else None
+
+
+def _daemon(environ: Mapping[str, str]) -> str:
+    host = environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    return host.removeprefix("unix://")
+
+
+def _answers(path: str) -> bool:
+    """A client without its daemon is of no use, and many machines have one."""
+    try:
+        with socket.socket(socket.AF_UNIX) as ping:
+            ping.settimeout(PING_S)
+            ping.connect(path)
+            ping.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b"200" in ping.recv(100)
+    except OSError:
+        return False
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+def container_name(attempt_id: str) -> str:
+    """Of an attempt, whoever asks."""
+    return f"fray-{hashlib.sha256(attempt_id.encode()).hexdigest()[:20]}"
+
+
+def node_label(state_dir: str) -> str:
+    return f"{LABEL}={hashlib.sha256(state_dir.encode()).hexdigest()[:20]}"
+
+
+def run_command(
+    ticket: Ticket,
+    prepared: Prepared,
+    *,
+    entry: str,
+    cwd: str,
+    variables: Iterable[str],
+    user: str,
+) -> list[str]:
+    """The whole command line of the client for one attempt. Nothing secret is in it."""
+    spec = ticket.spec
+    flags = ["--rm", "--init", "--name", container_name(ticket.attempt_id), "--label", prepared.label]
+    flags += ["--network", "host", "--ipc", "host", "--user", user, "--workdir", cwd]
+    flags += [f"--volume={path}:{path}" for path in _places(ticket)]
+    flags += [f"--volume={path}:{LIBRARY}/{name}:ro" for name, path in sorted(prepared.library.items())]
+    cpus, memory = spec.demand.cpu_milli / 1000, spec.memory_limit_bytes
+    flags += limit_flags(cpus, memory, ticket.devices, podman=os.path.basename(prepared.engine) == "podman")
+    flags += [word for name in sorted(variables) for word in ("--env", name)]
+    command = spec.argv if spec.entry is EntryKind.BINARY else python_command(spec.environment.python, entry, ticket)
+    return [prepared.engine, "run", *flags, prepared.image, *command]
+
+
+def _places(ticket: Ticket) -> list[str]:
+    """Directories with sockets and files: of all attempts here, so that they reach one another; of the controller."""
+    found = [os.path.dirname(ticket.directory)]
+    if ticket.controller.startswith("unix:"):
+        found.append(os.path.dirname(ticket.controller.removeprefix("unix:")))
+    return [path for path in dict.fromkeys(found) if path]
+
+
+def limit_flags(cpus: float, memory_bytes: int, devices: Sequence[str], *, podman: bool) -> list[str]:
+    """What the job asked for, as the engine holds it to that."""
+    flags = [f"--cpus={cpus:g}"] if cpus else []
+    flags += [f"--memory={memory_bytes}"] if memory_bytes else []
+    gpus = [device.removeprefix("gpu-") for device in devices if device.startswith("gpu-")]
+    if gpus and podman:
+        flags += [f"--device=nvidia.com/gpu={number}" for number in gpus]
+    elif gpus:
+        flags.append(f'--gpus="device={",".join(gpus)}"')
+    if any(device.startswith("tpu-") for device in devices):
+        flags.append("--privileged")  # libtpu maps the chips' registers
+    return flags
+
+
+def python_command(python: str, entry: str, ticket: Ticket) -> list[str]:
+    return ["python3", "-P", "-c", _BOOTSTRAP, python, entry, ticket.directory]
+
+
+_BOOTSTRAP = f"""
+import sys, traceback
+python, entry, directory = sys.argv[1:]
+here = "%d.%d" % sys.version_info[:2]
+try:
+    if python not in ("", here):
+        raise SystemExit(f"the job was made by Python {{python}} and the image has {{here}}: what is pickled by one "
+                         "cannot be opened by the other")
+    sys.path.append({LIBRARY!r})
+    from fray.node.attempts.bootstrap import enter_from
+except BaseException as error:
+    import json
+    why = str(error) if isinstance(error, SystemExit) else traceback.format_exc(limit=-8)
+    with open(directory + "/{OUTCOME}", "w") as record:
+        record.write(json.dumps({{"cause": "environment", "message": "in the container: " + why}}) + "\\n")
+    sys.exit(1)
+enter_from(directory, entry)
+"""
+
+
+# Its end -------------------------------------------------------------------------------------------------------------
+
+
+def remove_command(engine: str, names: Sequence[str]) -> list[str]:
+    return [engine, "rm", "--force", *names]
+
+
+def list_command(engine: str, label: str) -> list[str]:
+    """Prints an id a line: what an earlier life of this node has left."""
+    return [engine, "ps", "--all", "--quiet", "--filter", f"label={label}"]
+
+
+class Contained(Watcher):
+    """The keeper's care for its container."""
+
+    def __init__(self, engine: str, ticket: Ticket) -> None:
+        self.engine, self.ticket = engine, ticket
+
+    def closing(self) -> None:
+        """The client has ended; if it was killed, the container goes on without it."""
+        import subprocess
+
+        quiet = subprocess.DEVNULL
+        command = remove_command(self.engine, [container_name(self.ticket.attempt_id)])
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=REMOVE_S, check=False)
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        """Whose doing it was: the engine's client has exit codes of its own."""
+        python = self.ticket.spec.entry is not EntryKind.BINARY
+        own = outcome.exit_code == FAILED or (python and outcome.exit_code in NOT_EXECUTED)
+        if outcome.cause is not Cause.FAILURE or not own:
+            return outcome
+        message = f"its container could not be started: {outcome.message}"
+        return evolve(outcome, cause=Cause.ENVIRONMENT, message=message)

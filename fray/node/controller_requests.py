@@ -1,0 +1,81 @@
+"""What the controller asks of a node: requests with an answer, beside the wishes.
+
+Law: a request is taken at once and answered by one of a few tasks, so that many readers of old logs hold up neither
+the node nor one another for long; more than wait in line are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from fray.errors import ChannelClosed, ChannelFull, FrayError, ProtocolMismatch
+from fray.model.messages.node import Probe, Probed, ReadLog
+from fray.net.channel.public import Channel
+from fray.net.codec import decode_message
+from fray.net.transport import Bytes
+from fray.node.logs.store import Logs
+
+TASKS = 4
+LINE_LIMIT = 1_000
+"""Requests that wait."""
+
+log = logging.getLogger("fray.node")
+
+
+class Answers:
+    """Of one membership."""
+
+    def __init__(self, logs: Logs, probe: Callable[[], Awaitable[str]]) -> None:
+        self._logs, self._probe = logs, probe
+        self._in, self._out = trio.open_memory_channel[tuple[int, object]](LINE_LIMIT)
+        self._channel: Channel | None = None
+
+    def on_request(self, ref: int, body: Bytes) -> None:
+        """From the channel's handler."""
+        try:
+            self._in.send_nowait((ref, decode_message(body)[0]))
+        except trio.WouldBlock:
+            self._fail(ref, ChannelFull(f"this node has {LINE_LIMIT} requests to answer, its limit", limit=LINE_LIMIT))
+        except ProtocolMismatch as error:
+            self._fail(ref, error)
+
+    async def run(self, channel: Channel) -> None:
+        """Answer until cancelled."""
+        self._channel = channel
+        async with trio.open_nursery() as nursery:
+            for _ in range(TASKS):
+                nursery.start_soon(self._answer_all)
+
+    async def _answer_all(self) -> None:
+        async for ref, message in self._out.clone():
+            try:
+                await self._answer(ref, message)
+            except FrayError as error:
+                self._fail(ref, error)
+            except OSError as error:
+                self._fail(ref, FrayError(f"the node cannot read it: {error}"))
+            except Exception as error:
+                log.exception("a question could not be answered")  # it is not worth the node
+                self._fail(ref, FrayError(f"the node has failed to answer, its log says where: {error!r}"))
+
+    async def _answer(self, ref: int, message: object) -> None:
+        reply: object
+        if isinstance(message, ReadLog):
+            reply, data = await self._logs.read(message)
+        elif isinstance(message, Probe):
+            reply, data = Probed(trouble=await self._probe()), None
+        else:
+            raise ProtocolMismatch(f"{type(message).__name__} is nothing to ask a node")
+        if self._channel is not None:
+            await self._channel.wait_room()
+            self._channel.reply(ref, reply, [data] if data is not None else [])
+
+    def _fail(self, ref: int, error: FrayError) -> None:
+        if self._channel is not None:
+            try:
+                self._channel.fail(ref, error)
+            except (ChannelClosed, ChannelFull):
+                pass  # nobody waits any more, or the controller asks again

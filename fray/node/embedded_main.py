@@ -1,0 +1,54 @@
+"""The process of a node whose cluster is embedded in a driver: ``python -m fray.node.embedded_main CONFIG_FD``.
+
+It imports once, forks the zygote, and becomes the node: one interpreter starts where two would. Law: the fork comes
+before there is a loop, and before the config is read, which holds the token that no job may know. The driver runs it
+in the environment that its jobs shall have (`fray.node.attempts.bootstrap.node_environ`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import NoReturn
+
+from fray.node.attempts.bootstrap import SWITCH_INTERVAL_S, WARM
+from fray.node.zygotes.zygote import Hatched, hatch, load
+
+
+def main() -> NoReturn:
+    """Exit status: 0 after SIGTERM or SIGINT or the driver's end, 1 if the cluster does not take it."""
+    gc.disable()  # what is imported stays: looking for garbage in it costs a tenth of the start
+    load(name.partition(":")[0] for name in WARM)
+    status = _be_node(int(sys.argv[1]), hatch(WARM))
+    sys.stderr.flush()
+    os._exit(status)  # taking the interpreter apart would cost 20 ms of the cluster's end
+
+
+def _be_node(config_fd: int, zygote: Hatched) -> int:
+    import trio
+
+    from fray.errors import FrayError
+    from fray.net import daemon_logging
+    from fray.net.codec import from_json
+    from fray.node.config import NodeConfig
+    from fray.node.daemon import serve_daemon
+
+    gc.freeze()
+    gc.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        with open(config_fd, "rb") as file:
+            config = from_json(NodeConfig, file.read())
+        daemon_logging.configure(None)
+        trio.run(serve_daemon, config, zygote)
+    except (FrayError, OSError) as error:
+        print(f"fray-node: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    from fray.node import embedded_main as _nest
+
+    _nest.main()

@@ -1,0 +1,203 @@
+"""One build per environment, however many attempts of this node wait for it.
+
+Law: a build lives while somebody waits for it. All who wait hear every line from the beginning and share the outcome;
+when the last of them gives up, its processes are ended and the lock is free. Another node of the machine is waited for
+by the builder, at the lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import trio
+from attrs import define, field
+
+from fray.node.environments.cache import Cache, Environment, Lock
+from fray.node.environments.recipe import Plan, Recipe
+from fray.node.linux.process_wait import wait_process_end
+from fray.node.prepare import NotPrepared, Say
+
+END_S = 3.0
+"""How long a builder has to end what it started."""
+TRIES = 3
+"""A builder that somebody kills is started anew so often in all."""
+LINES = 2000
+"""So many lines of a build are kept for those who join it."""
+
+log = logging.getLogger("fray.node")
+
+
+@define(eq=False)
+class _Build:
+    recipe: Recipe
+    workspace: str | None
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    waiting: int = 0
+    lines: list[str] = field(factory=list)
+    listeners: list[Say] = field(factory=list)
+    over: trio.Event = field(factory=trio.Event)
+    failed: str | None = None
+
+    @property
+    def lost_files(self) -> bool:
+        """It was made from the files of an attempt that has ended meanwhile: others bring the same."""
+        return self.workspace is not None and not os.path.isdir(self.workspace)
+
+    def say(self, line: str) -> None:
+        if len(self.lines) < LINES:
+            self.lines.append(line)
+        for listener in self.listeners:
+            listener(line)
+
+
+@define
+class Builds:
+    """Makes environments of one node, one at a time for each key.
+
+    Attributes:
+        environ: what builders and uv have as theirs.
+        nursery: owns the builds; cancelled, they end.
+        limit_s: a build that has not ended by then, waiting for another node's included, is given up.
+    """
+
+    cache: Cache
+    environ: Mapping[str, str]
+    limit_s: float
+    nursery: trio.Nursery
+    pids: set[int] = field(factory=set)
+    """Of the builders: children of this process that are no orphans."""
+    _under_way: dict[str, _Build] = field(factory=dict)
+
+    async def take(self, recipe: Recipe, workspace: str | None, say: Say) -> tuple[Environment, Lock]:
+        """The environment with a shared lock on it, made first if it has to be. Close the lock after use.
+
+        Raises:
+            NotPrepared: it cannot be made; the message is the resolver's own.
+        """
+        for _ in range(TRIES):
+            try:
+                found = self.cache.take(recipe.key)
+            except OSError as error:
+                raise NotPrepared(f"environments cannot be kept below {self.cache.root}: {error}") from None
+            if found is not None:
+                return found
+            await self._wait_built(recipe, workspace, say)
+        raise NotPrepared(f"environment {recipe.key} was made and removed {TRIES} times: its cache is too small for it")
+
+    async def _wait_built(self, recipe: Recipe, workspace: str | None, say: Say) -> None:
+        build = self._under_way.get(recipe.key) or self._begin(recipe, workspace)
+        for line in build.lines:
+            say(line)
+        build.listeners.append(say)
+        build.waiting += 1
+        try:
+            await build.over.wait()
+        finally:
+            build.waiting -= 1
+            build.listeners.remove(say)
+            if not build.waiting and not build.over.is_set():
+                self._give_up(build)
+        if build.failed is not None and not build.lost_files:
+            raise NotPrepared(build.failed)
+
+    def _give_up(self, build: _Build) -> None:
+        """Whoever asks again from now on has a build of his own: it waits at the lock until this one has ended."""
+        self._leave(build)
+        build.scope.cancel()
+
+    def _leave(self, build: _Build) -> None:
+        if self._under_way.get(build.recipe.key) is build:
+            del self._under_way[build.recipe.key]
+
+    def _begin(self, recipe: Recipe, workspace: str | None) -> _Build:
+        build = self._under_way[recipe.key] = _Build(recipe, workspace)
+        self.nursery.start_soon(self._build, build)
+        return build
+
+    async def _build(self, build: _Build) -> None:
+        key = build.recipe.key
+        build.failed = f"environment {key} was given up"
+        try:
+            with build.scope, trio.move_on_after(self.limit_s) as patience:
+                build.say(f"environment {key}: {build.recipe.describe()}")
+                build.failed = await self._try_often(build)
+            if patience.cancelled_caught:
+                build.failed = (
+                    f"environment {key} was not ready after {self.limit_s:g} s, and is given up; last said:\n"
+                )
+                build.failed += "\n".join(build.lines[-10:])
+        finally:
+            self._leave(build)
+            build.over.set()
+
+    async def _try_often(self, build: _Build) -> str | None:
+        """None when it is ready."""
+        for _ in range(TRIES):
+            code, told = await self._run_builder(build)
+            if code >= 0 and "killed" not in told:
+                failed = told.get("failed", f"its builder ended with code {code}; the node's log says why")
+                return None if "ready" in told else f"environment {build.recipe.key}: {failed}"
+            build.say(f"{told.get('killed', 'the builder')} was killed{f' by signal {-code}' if code < 0 else ''}")
+        return f"environment {build.recipe.key}: what made it was killed {TRIES} times (is there memory for it?)"
+
+    async def _run_builder(self, build: _Build) -> tuple[int, dict[str, str]]:
+        """Its exit code (negative: the signal that killed it), and its last word."""
+        plan = Plan(recipe=build.recipe, root=str(self.cache.root), workspace=build.workspace, node_pid=os.getpid())
+        process = _spawn(plan, self.environ)
+        self.pids.add(process.pid)
+        told: dict[str, str] = {}
+        try:
+            told = await _listen(process, build.say)
+            return await _wait_end(process), told
+        finally:
+            with trio.CancelScope(shield=True):
+                await _end(process)
+            self.pids.discard(process.pid)
+
+
+def _spawn(plan: Plan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """From the loop's own thread: the kernel ties a child to the thread that made it."""
+    plan_fd = os.memfd_create("plan")
+    with open(plan_fd, "wb+", buffering=0) as file:
+        file.write(plan.to_json().encode())
+        file.seek(0)
+        command = [sys.executable, "-m", "fray.node.environments.builder"]
+        return subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, env=dict(environ), start_new_session=True)
+
+
+async def _listen(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:
+    """Pass on what it says until it has closed its end; its last word."""
+    assert process.stdout is not None
+    told, rest = dict[str, str](), b""
+    async with trio.lowlevel.FdStream(os.dup(process.stdout.fileno())) as stream:
+        async for data in stream:
+            *lines, rest = (rest + data).split(b"\n")
+            for message in map(json.loads, lines):
+                if "say" in message:
+                    say(f"  {message['say']}")
+                else:
+                    told = message
+    return told
+
+
+async def _wait_end(process: subprocess.Popen[bytes]) -> int:
+    await wait_process_end(process.pid)
+    return process.wait()
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, on which it ends all below it; then SIGKILL."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with trio.move_on_after(END_S):
+            await _wait_end(process)
+        process.kill()
+        process.wait()
+    assert process.stdout is not None
+    process.stdout.close()

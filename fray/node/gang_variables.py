@@ -1,0 +1,129 @@
+"""What a process is told by variables of its ports and of its gang. Pure, from its ticket alone.
+
+``FRAY_*`` are Fray's own. The others are what frameworks read unaided: torch (``RANK``, ``WORLD_SIZE``,
+``MASTER_ADDR``, …), JAX (``JAX_*``; how many and which process it is, `fray.runtime.process.jax_distributed` tells
+it), libtpu.
+"""
+
+from __future__ import annotations
+
+from fray.model.gangs import (
+    COORDINATOR,
+    MEGASCALE,
+    coordinator_of,
+    group_name,
+    is_gang,
+    local_ranks,
+    rank_of,
+    role_of,
+    slice_hosts,
+    slices,
+)
+from fray.model.specs import Ticket
+
+PEERS_LIMIT_CHARS = 100_000
+"""A longer list of peers is left out: the kernel takes no variable over 128 KiB. `fray.current_job` has it."""
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def own_variables(ticket: Ticket) -> dict[str, str]:
+    """``FRAY_PORT_*``, rank and size; of a gang also its local rank, coordinator and peers."""
+    told = {f"FRAY_PORT_{_upper(name)}": str(port) for name, port in ticket.ports.items()}
+    rank = rank_of(ticket)
+    told |= group_variables(ticket)
+    told |= {"FRAY_HOST": ticket.advertise, "FRAY_RANK": str(rank), "FRAY_WORLD_SIZE": str(ticket.spec.members)}
+    if not ticket.peers:
+        return told
+    local = local_ranks(ticket)
+    told |= {"FRAY_LOCAL_RANK": str(local.index(rank)), "FRAY_LOCAL_WORLD_SIZE": str(len(local))}
+    if coordinator_of(ticket.peers):
+        told["FRAY_COORDINATOR_ADDRESS"] = coordinator_of(ticket.peers)
+    return told | dict(_peer_lists(ticket))
+
+
+def group_variables(ticket: Ticket) -> dict[str, str]:
+    """Of a member of a job group: its group, its role, and ``FRAY_GROUP_{ROLE}_{PORT}``: where those of a role are."""
+    if not ticket.spec.job_group:
+        return {}
+    told = {
+        "FRAY_GROUP": group_name(ticket.spec),
+        "FRAY_GROUP_ID": ticket.spec.job_group,
+        "FRAY_ROLE": role_of(ticket.spec).name,
+    }
+    for role, peers in ticket.mates.items():
+        for port in peers[0].ports:
+            text = ",".join(peer.address(port) for peer in peers)
+            if len(text) <= PEERS_LIMIT_CHARS:
+                told[f"FRAY_GROUP_{_variable(role)}_{_upper(port)}"] = text
+    return told
+
+
+def framework_variables(ticket: Ticket) -> dict[str, str]:
+    """Of a gang: what torch, JAX and libtpu look for."""
+    coordinator = coordinator_of(ticket.peers)
+    if not is_gang(ticket.spec) or not coordinator:
+        return {}
+    host, _, port = coordinator.rpartition(":")
+    rank, local = rank_of(ticket), local_ranks(ticket)
+    alone = any(
+        device.startswith("gpu") for device in ticket.devices
+    )  # it sees no GPUs but its own: cuda:0 is its first
+    told = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ticket.spec.members),
+        "LOCAL_RANK": "0" if alone else str(local.index(rank)),
+        "LOCAL_WORLD_SIZE": "1" if alone else str(len(local)),
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "JAX_NUM_PROCESSES": str(ticket.spec.members),
+        "JAX_PROCESS_ID": str(rank),
+    }
+    if all(peer.host.startswith(LOOPBACK) for peer in ticket.peers):
+        told |= {"GLOO_SOCKET_IFNAME": "lo", "JAX_COORDINATOR_BIND_ADDRESS": coordinator}  # stay closed to others
+    return told | _tpu_variables(ticket, rank)
+
+
+def _tpu_variables(ticket: Ticket, rank: int) -> dict[str, str]:
+    """Ranks go slice by slice, and within one by its hosts' own numbers (`fray.scheduler.jobs.transitions`)."""
+    hosts = slice_hosts(ticket.spec)
+    if not hosts:
+        return {}
+    own, worker = divmod(rank, hosts)
+    mine = ticket.peers[own * hosts : (own + 1) * hosts]
+    told = {
+        "TPU_WORKER_ID": str(worker),
+        "TPU_WORKER_HOSTNAMES": ",".join(peer.host for peer in mine),
+        "TPU_ACCELERATOR_TYPE": ticket.spec.demand.device_variant,
+    }
+    first = ticket.peers[0]
+    if slices(ticket.spec) > 1 and MEGASCALE in first.ports:
+        told |= {
+            "MEGASCALE_COORDINATOR_ADDRESS": first.host,
+            "MEGASCALE_PORT": str(first.ports[MEGASCALE]),
+            "MEGASCALE_NUM_SLICES": str(slices(ticket.spec)),
+            "MEGASCALE_SLICE_ID": str(own),
+        }
+    return told
+
+
+def _peer_lists(ticket: Ticket) -> list[tuple[str, str]]:
+    """``FRAY_PEERS``: where each member can be met, by rank; and the same for each port with a name."""
+    names = ticket.peers[0].ports if ticket.peers else {}
+    lists = [
+        (
+            "FRAY_PEERS" if name == COORDINATOR else f"FRAY_PEERS_{_upper(name)}",
+            [peer.address(name) for peer in ticket.peers],
+        )
+        for name in names
+    ]
+    return [(variable, text) for variable, peers in lists if len(text := ",".join(peers)) <= PEERS_LIMIT_CHARS]
+
+
+def _upper(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+def _variable(name: str) -> str:
+    """A role's name as part of the name of a variable."""
+    return "".join(c if c.isalnum() else "_" for c in name).upper()

@@ -1,0 +1,125 @@
+"""Counting: whether an attempt is well by its answers, and whether it has stalled by its beats. Tables, no clock.
+
+One `Pulses` counts the answers to one health check. It has failed once so many in a row were bad or missing; before it
+has been well for the first time none counts until `HealthCheck.start_s` is over. One `Beats` waits for progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from attrs import define
+
+from fray.model.monitoring.health import HealthCheck
+
+
+class Answer(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    """A bad answer, or none in time."""
+    EXCUSED = "excused"
+    """A bad one while it may still be starting."""
+    LAST = "last"
+    """The bad one that is one too many."""
+
+
+class Standing(StrEnum):
+    STARTING = "starting"
+    """It has not been well yet."""
+    WELL = "well"
+    UNWELL = "unwell"
+    FAILED = "failed"
+    """For good."""
+
+
+TABLE: Mapping[tuple[Standing, Answer], Standing] = {
+    (Standing.STARTING, Answer.GOOD): Standing.WELL,
+    (Standing.STARTING, Answer.EXCUSED): Standing.STARTING,
+    (Standing.STARTING, Answer.BAD): Standing.STARTING,
+    (Standing.STARTING, Answer.LAST): Standing.FAILED,
+    (Standing.WELL, Answer.GOOD): Standing.WELL,
+    (Standing.WELL, Answer.BAD): Standing.UNWELL,
+    (Standing.WELL, Answer.LAST): Standing.FAILED,
+    (Standing.UNWELL, Answer.GOOD): Standing.WELL,
+    (Standing.UNWELL, Answer.BAD): Standing.UNWELL,
+    (Standing.UNWELL, Answer.LAST): Standing.FAILED,
+}
+"""A failed one is asked no more."""
+
+
+@define
+class Pulses:
+    """The answers to one health check."""
+
+    check: HealthCheck
+    began: float
+    """When the attempt did."""
+    standing: Standing = Standing.STARTING
+    bad: int = 0
+    """In a row, those that count."""
+    last: str = ""
+    """What was wrong the last time."""
+
+    def good(self) -> Standing:
+        self.bad = 0
+        return self._turn(Answer.GOOD)
+
+    def missed(self, why: str, now: float) -> Standing:
+        """A bad answer, or none."""
+        if self.standing is Standing.FAILED:
+            return self.standing
+        self.last = why
+        if self.standing is Standing.STARTING and now < self.began + self.check.start_s:
+            return self._turn(Answer.EXCUSED)
+        self.bad += 1
+        return self._turn(Answer.LAST if self.bad >= self.check.failures else Answer.BAD)
+
+    def _turn(self, answer: Answer) -> Standing:
+        self.standing = TABLE.get((self.standing, answer), self.standing)
+        return self.standing
+
+    def words(self) -> str:
+        """As `AttemptInfo.health` has it."""
+        if self.standing is Standing.WELL:
+            return "well"
+        if not self.bad:
+            return f"starting: {self.last}" if self.last else ""
+        return f"unwell ({self.bad} of {self.check.failures}): {self.last}"
+
+    def verdict(self) -> str:
+        """The message of an attempt that has failed its check."""
+        times = "once" if self.bad == 1 else f"{self.bad} times in a row"
+        return f"not healthy: {question(self.check)} failed {times}; the last time: {self.last}"
+
+
+def question(check: HealthCheck) -> str:
+    """``GET /healthz on port 'http'`` or ``the method ping()``."""
+    return f"the method {check.actor}()" if check.path is None else f"GET {check.path} on port {check.port!r}"
+
+
+@define
+class Beats:
+    """Progress, or its absence."""
+
+    stall_s: float
+    since: float
+    """The last beat, or the start."""
+    stalled: bool = False
+
+    def beat(self, now: float) -> bool:
+        """Progress; True: this ends a stall."""
+        self.since = now
+        was, self.stalled = self.stalled, False
+        return was
+
+    def due_at(self) -> float:
+        """When it has stalled, if no beat comes; infinite while it has."""
+        return float("inf") if self.stalled else self.since + self.stall_s
+
+    def look(self, now: float) -> bool:
+        """True, once a stall: it has stalled."""
+        if self.stalled or now < self.due_at():
+            return False
+        self.stalled = True
+        return True

@@ -1,0 +1,111 @@
+"""What a node measures of its attempts, on its way up: the latest of each, at most every `TELL_EVERY_S`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import trio
+from attrs import evolve
+
+from fray.errors import ChannelClosed, ChannelFull
+from fray.model.ids import AttemptId
+from fray.model.messages.node import Measured
+from fray.model.monitoring.attempt_metrics import Vital
+from fray.model.monitoring.health import Progress
+from fray.net.channel.public import Channel
+
+TELL_EVERY_S = 0.5
+CHUNK_LIMIT_BYTES = 1024 * 1024
+"""One message, about; the rest follows."""
+_COST_BYTES = 200
+
+
+class Vitals:
+    """Of the attempts of one membership."""
+
+    def __init__(self) -> None:
+        self._known: dict[AttemptId, Vital] = {}
+        self._said_at: dict[AttemptId, float] = {}
+        self._moved: dict[AttemptId, None] = {}
+        self._captured: dict[AttemptId, str] = {}
+        self._owed: dict[AttemptId, None] = {}
+        """Captures the controller does not have."""
+        self._wake = trio.Event()
+
+    def change(self, attempt_id: AttemptId, **changes: Any) -> None:
+        """Set fields of its `Vital`."""
+        before = self._known.get(attempt_id) or Vital(attempt_id=attempt_id)
+        after = evolve(before, **changes)
+        if after != before:
+            self._known[attempt_id] = after
+            self._move(attempt_id)
+
+    def progress(self, attempt_id: AttemptId, progress: Progress) -> None:
+        self._said_at[attempt_id] = trio.current_time()
+        self.change(attempt_id, progress=progress)
+
+    def capture(self, attempt_id: AttemptId, text: str) -> None:
+        """Stacks for its record."""
+        self._captured[attempt_id] = text
+        self._owed[attempt_id] = None
+        self._known.setdefault(attempt_id, Vital(attempt_id=attempt_id))
+        self._move(attempt_id)
+
+    def captured(self, attempt_id: AttemptId) -> str:
+        """The last; empty if there was none."""
+        return self._captured.get(attempt_id, "")
+
+    def latest(self, attempt_id: AttemptId) -> Progress | None:
+        known = self._known.get(attempt_id)
+        return known.progress if known is not None else None
+
+    def forget(self, attempt_id: AttemptId) -> None:
+        for book in (self._known, self._said_at, self._moved, self._captured, self._owed):
+            book.pop(attempt_id, None)
+
+    def tell_again(self) -> None:
+        """The controller has forgotten everything."""
+        self._owed = dict.fromkeys(self._captured)
+        for attempt_id in self._known:
+            self._move(attempt_id)
+
+    def _move(self, attempt_id: AttemptId) -> None:
+        self._moved[attempt_id] = None
+        self._wake.set()
+
+    # Up
+
+    async def run(self, channel: Channel) -> None:
+        """Tell what has moved, until the channel has ended."""
+        try:
+            while channel.error is None:
+                await self._wake.wait()
+                await channel.wait_room()
+                self._wake = trio.Event()
+                self.send(channel, self._moved)
+                if self._moved:
+                    self._wake.set()
+                await trio.sleep(TELL_EVERY_S)
+        except ChannelClosed:
+            pass
+
+    def send(self, channel: Channel, attempts: Iterable[AttemptId]) -> None:
+        """Tell what has moved of these, as much as fits one message."""
+        told, size_bytes = [], 0
+        for attempt_id in list(attempts):
+            if attempt_id in self._moved and size_bytes < CHUNK_LIMIT_BYTES:
+                told.append(self._take(attempt_id))
+                size_bytes += _COST_BYTES + len(told[-1].captured)
+        if told:
+            try:
+                channel.notice(Measured(vitals=tuple(told)))
+            except (ChannelClosed, ChannelFull):
+                pass  # a connection that is over tells everything anew
+
+    def _take(self, attempt_id: AttemptId) -> Vital:
+        del self._moved[attempt_id]
+        captured = self._captured[attempt_id] if attempt_id in self._owed else ""
+        self._owed.pop(attempt_id, None)
+        age_s = max(0.0, trio.current_time() - self._said_at.get(attempt_id, trio.current_time()))
+        return evolve(self._known[attempt_id], age_s=round(age_s, 3), captured=captured)

@@ -1,0 +1,88 @@
+"""What a node tells people of itself beside what the law decides by: in a few short lines, the latest replaces all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from fray.node.config import EnvironmentLimits, LogRules, Mode
+
+if TYPE_CHECKING:
+    from fray.node.resources.allocator import Holdings
+
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def isolation(mode: Mode, error: str) -> str:
+    """Which way of holding a job's processes together is in force, and why not the other."""
+    if mode is Mode.OFF:
+        return "subreaper: no PID namespaces, as --pid-namespace off says"
+    if error:
+        return f"subreaper: this machine gives no PID namespaces ({error})"
+    if mode is Mode.ON:
+        return "a PID namespace for every job"
+    return "a PID namespace for programs; subreaper for Python jobs (--pid-namespace on: for all)"
+
+
+def memory_limit(holdings: Holdings) -> str:
+    """How jobs are held to the memory they asked for."""
+    if not holdings.enforce:
+        return "off: jobs may take more than they asked for, as --memory-limit off says"
+    if holdings.groups is None:
+        return "by looking at what processes have: no control groups (not allowed here, or --memory-limit watch)"
+    return f"by control groups of version {holdings.groups.version}, below {holdings.groups.base}"
+
+
+def logs(rules: LogRules) -> str:
+    """What is kept of what attempts print."""
+    where = f"; copied to {rules.archive}" if rules.archive else ""
+    return (
+        f"kept for {days(rules.age_s)} after an attempt's end, at most {amount(rules.attempt_bytes)} of each and "
+        f"{amount(rules.total_bytes)} of all{where}"
+    )
+
+
+async def environments(directory: Path, limits: EnvironmentLimits, in_use: int) -> str:
+    """What the machine keeps of them; empty if there are none."""
+    if not directory.is_dir():  # noqa: ASYNC240 - one look
+        return ""
+    from fray.node.environments.cache import Cache
+
+    try:
+        kept = await trio.to_thread.run_sync(Cache(directory).kept)
+    except OSError as error:
+        return f"they cannot be looked at: {error}"
+    if not kept:
+        return ""
+    size_bytes = sum(one.size_bytes for one in kept)
+    return (
+        f"{len(kept)} on the disk ({amount(size_bytes)} of at most {amount(limits.size_bytes)}, "
+        f"{days(limits.keep_s)} after the last use), {in_use} in use"
+    )
+
+
+def zygotes(others: dict[str, int]) -> str:
+    """``others``: interpreters of environments that have a zygote, with the attempts that use each."""
+    told = [f"{Path(path).parents[2].name[:12]} ({users} attempts)" for path, users in sorted(others.items())]
+    return ", ".join(["its own", *told])
+
+
+def python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}, {sys.executable}"
+
+
+def amount(count: float) -> str:
+    """``1.5GB``: powers of 1024."""
+    for unit in _UNITS:
+        if count < 1024 or unit == _UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.1f}".removesuffix(".0") + unit
+
+
+def days(seconds: float) -> str:
+    """``7 days``, ``90 s``."""
+    return f"{seconds / 86_400:g} days" if seconds >= 86_400 else f"{seconds:g} s"

@@ -1,0 +1,114 @@
+"""Tunnels to the ports of jobs: from the controller to whoever listens on this machine.
+
+They end with their attempt, and with the conversation that carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import trio
+
+from fray.errors import ChannelFull, ConnectionFailed, FrayError, Refused
+from fray.model.ids import AttemptId
+from fray.model.messages.tunnels import OpenTunnel
+from fray.model.specs import Wish
+from fray.net.channel.public import Channel
+from fray.net.codec import Bytes
+from fray.net.tunnels.byte_stream import Splice, Stream
+from fray.net.tunnels.multiplexer import Carrier, Lane
+
+CONNECT_S = 5.0
+OpenPort = Callable[[str, int], Awaitable[Stream]]
+
+
+async def open_port(host: str, port: int) -> Stream:
+    """A connection to a port of this machine: most listen at every address, or at loopback; some at the host's alone.
+
+    Raises:
+        OSError: nobody listens.
+    """
+    error: OSError = ConnectionRefusedError()
+    for address in dict.fromkeys(("127.0.0.1", "::1", host)):
+        try:
+            return await trio.open_tcp_stream(address, port)
+        except OSError as reason:
+            error = reason
+    raise error
+
+
+class Forwards:
+    """All of them, of one membership.
+
+    Args:
+        wanted: what this node shall hold.
+        host: under which it is known to others.
+        connect: opens the connections; default: `open_port`.
+    """
+
+    def __init__(
+        self, wanted: Callable[[], Mapping[AttemptId, Wish]], host: str, connect: OpenPort | None = None
+    ) -> None:
+        self._wanted, self._host, self._connect = wanted, host, connect or open_port
+        self._carrier: Carrier | None = None
+        self._nursery: trio.Nursery | None = None
+        self._open: dict[AttemptId, dict[Splice, None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Forwards: {sum(map(len, self._open.values()))} open>"
+
+    async def run(self) -> None:
+        """Carry connections until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            await trio.sleep_forever()
+
+    def attach(self, channel: Channel) -> None:
+        self._carrier = Carrier(channel, dialled=True, on_open=self._on_open)
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
+        """See `Carrier.on_frame`."""
+        return self._carrier is not None and self._carrier.on_frame(kind, flags, target, ref, body)
+
+    def on_lost(self, why: str) -> None:
+        """The controller does not know them any more."""
+        if self._carrier is not None:
+            self._carrier.on_lost(ConnectionFailed(why))
+
+    def end(self, attempt_id: AttemptId) -> None:
+        """Its process has ended."""
+        for splice in list(self._open.get(attempt_id, ())):
+            splice.refuse(ConnectionFailed(f"{attempt_id} has ended"))
+
+    def _on_open(self, lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> Splice:
+        wish = self._wanted().get(message.to)
+        if wish is None or message.port not in wish.ports:
+            raise Refused(f"{message.to} has no port {message.port!r} on this machine")
+        if self._nursery is None:
+            raise ChannelFull("this node is just starting or leaving")
+        splice = Splice()
+        splice.begin(lane)
+        self._open.setdefault(message.to, {})[splice] = None
+        self._nursery.start_soon(self._carry, message, wish.ports[message.port], splice)
+        return splice
+
+    async def _carry(self, message: OpenTunnel, port: int, splice: Splice) -> None:
+        try:
+            stream = await self._reach(message, port)
+            if splice.gone is None:
+                splice.accept()
+            await splice.carry(stream)
+        except FrayError as error:
+            splice.refuse(error)
+        finally:
+            mine = self._open[message.to]
+            del mine[splice]
+            if not mine:
+                del self._open[message.to]
+
+    async def _reach(self, message: OpenTunnel, port: int) -> Stream:
+        with trio.move_on_after(CONNECT_S):
+            try:
+                return await self._connect(self._host, port)
+            except OSError:
+                raise Refused(f"nobody listens at port {message.port!r} ({port}) of {message.to} yet") from None
+        raise Refused(f"port {message.port!r} ({port}) of {message.to} does not answer")

@@ -1,0 +1,215 @@
+"""What a node gives an attempt beside a process, and takes back: CPUs, a control group, accelerators.
+
+Law: an accelerator is free for the next attempt when nobody holds it any more. After `FREE_S` it is *busy*: the node
+says so, with the holder's pid, before it says that the attempt has ended, so that nobody is given it in between; and
+looks on until it is free.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import Factory, frozen
+
+from fray.model.specs import Ticket
+from fray.node.linux.cgroups import Group, Groups
+from fray.node.linux.process_tree import descendants, start_ticks
+from fray.node.prepare import NotPrepared
+from fray.node.resources import device_holders
+from fray.node.resources.allocation import Given
+from fray.node.resources.cpu_pinning import CpuTable
+
+FREE_S = 10.0
+"""How long an attempt's end waits for its devices to be let go."""
+GROUP_END_S = 0.2
+"""What is in a control group is ended already; one that is not empty yet is looked at again with the next."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+
+log = logging.getLogger("fray.node")
+
+
+@frozen(kw_only=True)
+class _Held:
+    ticket: Ticket
+    given: Given
+    keeper: Callable[[], int | None]
+    before: frozenset[tuple[int, int]] = Factory(frozenset)
+    """Who held its devices when it began: (pid, start ticks)."""
+
+
+class Holdings:
+    """Of one node.
+
+    Args:
+        groups: where it makes control groups; None: nowhere.
+        enforce: hold attempts to the memory they asked for.
+    """
+
+    def __init__(
+        self, groups: Groups | None, *, enforce: bool = True, cpus: Iterable[int] | None = None, root: Path = Path("/")
+    ) -> None:
+        self.groups, self.enforce, self.root = groups, enforce, root
+        self.cpus = CpuTable(os.sched_getaffinity(0) if cpus is None else cpus)
+        self.busy: dict[str, str] = {}
+        """Devices that cannot be given now, and why."""
+        self.on_busy: Callable[[], None] = lambda: None
+        """Told whenever that changes."""
+        self.files = device_holders.device_files(root)
+        self._held: dict[str, _Held] = {}
+        self._culprits: dict[str, frozenset[tuple[int, int]]] = {}
+        """Of each busy device: who must let go of it."""
+        self._stale: list[Group] = []
+
+    @property
+    def limiter(self) -> str:
+        """How memory is limited: the node's attribute ``memory_limit``."""
+        if not self.enforce:
+            return "off"
+        return self.groups.word if self.groups is not None else "watch"
+
+    def old_groups(self) -> Iterable[Group]:
+        """Those of an earlier life of this node."""
+        return self.groups.old() if self.groups is not None else ()
+
+    # Giving
+
+    async def take(self, ticket: Ticket, keeper: Callable[[], int | None], *, fenced: bool) -> Given:
+        """What the attempt needs.
+
+        Args:
+            keeper: says its keeper's pid once there is one.
+            fenced: it needs no group to hold it together.
+
+        Raises:
+            NotPrepared: there is not enough of something; the message says of what.
+        """
+        attempt_id, spec = ticket.attempt_id, ticket.spec
+        limit_bytes = spec.memory_limit_bytes if self.enforce else 0
+        path, version = self._make_group(ticket, limit_bytes) if limit_bytes or not fenced else ("", 0)
+        given = Given(limit_bytes=limit_bytes, group=path, group_version=version, cpus=self._pin(ticket))
+        before = frozenset(_marks(await self._holders(ticket.devices)))
+        self._held[attempt_id] = _Held(ticket=ticket, given=given, keeper=keeper, before=before)
+        return given
+
+    def _make_group(self, ticket: Ticket, limit_bytes: int) -> tuple[str, int]:
+        if self.groups is None:
+            return "", 0
+        try:
+            return self.groups.make(Path(ticket.directory).name, limit_bytes).path, self.groups.version
+        except OSError as error:
+            log.warning("%s has no control group: %s", ticket.attempt_id, error)
+            return "", 0
+
+    def _pin(self, ticket: Ticket) -> tuple[int, ...]:
+        if not ticket.spec.pin_cpus:
+            return ()
+        count = ticket.spec.demand.cpu_milli // 1000
+        found = self.cpus.grant(ticket.attempt_id, count)
+        if found is None:
+            free, whole = len(self.cpus.free()), len(self.cpus.cpus)
+            raise NotPrepared(
+                f"pin_cpus: node {ticket.node} has {free} of its {whole} CPUs to pin, and {count} are wanted: it "
+                "offers more than there are. Leave pin_cpus out, or correct cpu in the node's configuration"
+            )
+        return found
+
+    # Taking back
+
+    async def give_back(self, ticket: Ticket) -> None:
+        """The attempt's processes have ended. Returns when its devices are free, or busy."""
+        held = self._held.get(ticket.attempt_id)
+        if held is None:
+            return
+        try:
+            if ticket.devices:
+                await self._wait_free(held)
+        finally:
+            self.drop(ticket)
+
+    def drop(self, ticket: Ticket) -> None:
+        """Take back what nobody needs to wait for."""
+        held = self._held.pop(ticket.attempt_id, None)
+        self.cpus.release(ticket.attempt_id)
+        if held is not None and held.given.group:
+            self._stale.append(Group(held.given.group, held.given.group_version))
+        self._stale = [group for group in self._stale if group.end(limit_s=GROUP_END_S)]
+
+    async def _wait_free(self, held: _Held) -> None:
+        pause_s, deadline = FIRST_PAUSE_S, trio.current_time() + FREE_S
+        while found := await self._strangers(held):
+            if trio.current_time() >= deadline:
+                self._hold_found(found)
+                return
+            await trio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        if any(device.startswith("tpu") for device in held.ticket.devices):
+            device_holders.remove_stale_lock(self.root)
+
+    async def _holders(self, devices: Iterable[str]) -> dict[int, set[str]]:
+        files = [self.files[device] for device in devices if device in self.files]
+        if not files:
+            return {}
+        return await trio.to_thread.run_sync(partial(device_holders.holders, files, self.root))
+
+    async def _strangers(self, held: _Held) -> dict[int, set[str]]:
+        """Who holds its devices and has no right to."""
+        found = await self._holders(held.ticket.devices)
+        if found:
+            others = [one.keeper() for one in self._held.values() if one is not held]
+            ours = {pid for keeper in others if keeper is not None for pid in descendants(keeper)}
+            found = {pid: files for pid, files in found.items() if pid not in ours}
+        return {pid: files for pid, files in found.items() if not held.before & set(_marks([pid]))}
+
+    # Busy ones
+
+    def hold(self, reasons: Mapping[str, str], culprits: Iterable[int] = ()) -> None:
+        """These devices, each with its reason, are busy from now on: until `free`, or `wait_let_go` by ``culprits``."""
+        if reasons:
+            self.busy = {**self.busy, **reasons}
+            self._culprits.update(dict.fromkeys(reasons, frozenset(_marks(culprits))))
+            log.error("cannot be given now: %s", "; ".join(f"{device}: {why}" for device, why in reasons.items()))
+            self.on_busy()
+
+    def hold_survivors(self, is_ours: Callable[[int], bool]) -> None:
+        """At the node's start: devices that processes of an earlier life still hold."""
+        found = device_holders.holders(list(self.files.values()), self.root)
+        self._hold_found({pid: files for pid, files in found.items() if is_ours(pid)})
+
+    def _hold_found(self, found: Mapping[int, set[str]]) -> None:
+        told = device_holders.told(found, self.root)
+        reasons = {device: f"held by {told[path]}" for device, path in self.files.items() if path in told}
+        self.hold(reasons, found)
+
+    def free(self, devices: Iterable[str]) -> None:
+        """These are not busy any more."""
+        gone = set(devices) & set(self.busy)
+        if gone:
+            self.busy = {device: why for device, why in self.busy.items() if device not in gone}
+            log.warning("free again: %s", ", ".join(sorted(gone)))
+            self.on_busy()
+
+    async def wait_let_go(self, devices: Iterable[str]) -> None:
+        """Look on until whoever holds these busy devices has let go of each, and say so."""
+        devices, pause_s = list(devices), FIRST_PAUSE_S
+        while waiting := [device for device in devices if device in self.busy and self._culprits[device]]:
+            await trio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            found = await self._holders(waiting)
+            self.free([device for device in waiting if not self._held_on(device, found)])
+
+    def _held_on(self, device: str, found: Mapping[int, set[str]]) -> bool:
+        pids = [pid for pid, files in found.items() if self.files[device] in files]
+        return bool(self._culprits[device] & set(_marks(pids)))
+
+
+def _marks(pids: Iterable[int]) -> Iterable[tuple[int, int]]:
+    for pid in pids:
+        try:
+            yield pid, start_ticks(pid)
+        except OSError:
+            continue

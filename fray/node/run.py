@@ -1,0 +1,231 @@
+"""Be a node: keep a membership in the cluster, and end what it held before the next one begins."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import trio
+
+from fray.errors import ChannelClosed, ConnectionFailed, FrayError, NodeNameTaken, ProtocolMismatch, Unauthorized
+from fray.model.ids import mint
+from fray.model.messages.node import NodeGoodbye, NodeLeaves
+from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.transport import Credential, Network
+from fray.node.config import NodeConfig
+from fray.node.health.monitor import Attentive
+from fray.node.joining import as_machine, find_credential
+from fray.node.launcher import Asking, Doubting, Launcher, Withholding
+from fray.node.linux.process_wait import wait_process_end
+from fray.node.membership import Member
+
+REMIND_S = 10.0
+"""A node that finds no controller says so this often."""
+REPORTED_S = 5.0
+"""How long a leaving node tries to report the last outcomes."""
+REJOIN_FIRST_S, REJOIN_MOST_S = 0.5, 10.0
+
+log = logging.getLogger("fray.node")
+
+
+class _Desk:
+    """What the launcher talks to; the member behind it changes."""
+
+    def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
+        self.member = Member(config, launcher, "")
+        launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
+        launcher.on_log = lambda attempt_id, chunk: self.member.on_log(attempt_id, chunk)
+        if isinstance(launcher, Attentive):
+            launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
+        if isinstance(launcher, Withholding):
+            launcher.on_busy = lambda: self.member.on_busy()
+        if isinstance(launcher, Doubting):
+            launcher.in_doubt = lambda: self.member.in_doubt
+        if isinstance(launcher, Asking):
+            launcher.ask = lambda message: self.member.ask(message)
+
+
+async def run_node(
+    config: NodeConfig,
+    network: Network,
+    launcher: Launcher,
+    *,
+    rng: random.Random,
+    leave: trio.Event | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be a node until cancelled, until ``leave`` is set, or until the parent process of the config ends.
+
+    Started once it has joined the cluster. Cancelled, or without its parent, it ends its attempts at once; on ``leave``
+    by their ladders, and reports them (as preempted) before it says goodbye; what may end by itself has
+    `NodeConfig.drain_s` for that, and what the controller takes away goes elsewhere meanwhile. While there is no
+    controller it goes on dialling; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
+
+    Raises:
+        NodeNameTaken, Unauthorized, ProtocolMismatch: the controller does not take it.
+        LaunchFailed: the launcher could not start.
+    """
+    if config.join_token:
+        config = as_machine(config)
+    desk, leave = _Desk(config, launcher), trio.Event() if leave is None else leave
+    error: FrayError | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            await nursery.start(launcher.run)
+            if config.parent_pid is not None:
+                nursery.start_soon(_end_with, config.parent_pid, nursery.cancel_scope)
+            await _belong(desk, config, network, launcher, rng, leave, task_status)
+        except FrayError as reason:
+            error = reason
+        nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error
+
+
+async def _belong(
+    desk: _Desk,
+    config: NodeConfig,
+    network: Network,
+    launcher: Launcher,
+    rng: random.Random,
+    leave: trio.Event,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """One membership after the other, until it leaves in order."""
+    joined, pause_s = False, REJOIN_FIRST_S
+    credential = await _find_credential(config, network, rng, leave)
+    while credential is not None and not leave.is_set():
+        desk.member = member = Member(config, launcher, mint(rng))
+        error = await _be_member(member, credential, network, rng, leave, None if joined else task_status)
+        if leave.is_set():
+            return
+        joined_now = member.channel is not None
+        if is_final(error, joined_now):
+            raise error
+        log.error("no longer a member of the cluster: %s", error, extra={"attempts_ended": len(member.held)})
+        await member.end_all(kill=True)
+        member.forget_all()
+        pause_s = REJOIN_FIRST_S if joined_now else min(pause_s * 2, REJOIN_MOST_S)
+        joined = joined or joined_now
+        with trio.move_on_after(pause_s):
+            await leave.wait()
+
+
+async def _find_credential(
+    config: NodeConfig, network: Network, rng: random.Random, leave: trio.Event
+) -> Credential | None:
+    """With what it dials; None: it was asked to leave before that was known."""
+    if not config.join_token:
+        return Credential("cluster", config.token)
+    found, refused = None, None
+    async with trio.open_nursery() as nursery:
+
+        async def give_up() -> None:
+            await leave.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up)
+        nursery.start_soon(_remind, config, trio.CancelScope())
+        try:
+            found = await find_credential(config, network, rng)
+        except FrayError as error:
+            refused = error
+        nursery.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+    return found
+
+
+def is_final(error: FrayError, was_member: bool) -> bool:
+    """Whether there is no use in trying to join (again)."""
+    refused = isinstance(error, Unauthorized | ProtocolMismatch) or not isinstance(error, ConnectionFailed)
+    return isinstance(error, NodeNameTaken) or (refused and not was_member)
+
+
+async def _be_member(
+    member: Member,
+    credential: Credential,
+    network: Network,
+    rng: random.Random,
+    leave: trio.Event,
+    task_status: trio.TaskStatus[None] | None,
+) -> FrayError:
+    """One membership from dialling to its end; returns why it ended."""
+    config = member.config
+    async with trio.open_nursery() as nursery:
+        reminder = trio.CancelScope()
+        nursery.start_soon(_remind, config, reminder)
+        nursery.start_soon(_leave_in_order, member, leave, nursery.cancel_scope)
+        await nursery.start(member.wards.run)
+        try:
+            channel: Channel = await nursery.start(_dial, member, credential, network, rng)
+        except FrayError as error:
+            nursery.cancel_scope.cancel()
+            return error
+        reminder.cancel()
+        if task_status is not None:
+            task_status.started()
+        nursery.start_soon(member.report, channel)
+        nursery.start_soon(member.vitals.run, channel)
+        nursery.start_soon(member.tell_of_itself, channel)
+        nursery.start_soon(member.forwards.run)
+        nursery.start_soon(member.pushed.run, channel)
+        nursery.start_soon(member.answers.run, channel)
+        over = await channel.wait_over()
+        nursery.cancel_scope.cancel()
+        return over
+    return ChannelClosed("left in order", reason="left")
+
+
+async def _dial(
+    member: Member,
+    credential: Credential,
+    network: Network,
+    rng: random.Random,
+    task_status: trio.TaskStatus[Channel] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    config = member.config
+    await run_dialled(
+        network,
+        [config.controller],
+        credential,
+        greeting=member.greeting,
+        handler=member.attach,
+        incarnation=member.incarnation,
+        policy=RedialPolicy(refused_ends=False, give_up_s=config.patience_s, sleeps=False),
+        rng=rng,
+        task_status=task_status,
+    )
+
+
+async def _remind(config: NodeConfig, scope: trio.CancelScope) -> None:
+    with scope:
+        while True:
+            await trio.sleep(REMIND_S)
+            log.warning("no answer from the controller yet, dialling on", extra={"controller": config.controller})
+
+
+async def _leave_in_order(member: Member, leave: trio.Event, scope: trio.CancelScope) -> None:
+    await leave.wait()
+    why, drain_s = f"node {member.config.name} leaves the cluster", member.config.drain_s
+    member.tell(NodeLeaves(finish_s=drain_s, reason="it was asked to end"))
+    if drain_s:
+        log.info("leaving: %d attempts have %g s to finish, or to go elsewhere", len(member.held), drain_s)
+        with trio.move_on_after(drain_s):
+            await member.wait_idle()
+    member.leaving = why
+    log.info("leaving: ending %d attempts", len(member.held))
+    await member.end_all(kill=False)
+    channel = member.channel
+    if channel is not None and channel.error is None:
+        with trio.move_on_after(REPORTED_S):
+            await member.wait_reported()
+            channel.notice(NodeGoodbye(reason=member.leaving))
+        await channel.close(member.leaving)
+    scope.cancel()
+
+
+async def _end_with(pid: int, scope: trio.CancelScope) -> None:
+    await wait_process_end(pid)
+    log.warning("the process this node belongs to (pid %d) is gone; ending all", pid)
+    scope.cancel()

@@ -1,0 +1,80 @@
+"""The keeper's hold on its attempt's control group: everything below is put into it, and the kernel's kills are told.
+
+A process that is moved waits for the kernel, 10 to 20 ms where nothing was moved lately. So the attempt starts outside
+and is put in by its keeper a moment later (`ENTER_AFTER_S`), on nobody's way; what it took until then is watched as in
+any other attempt (`fray.node.shim.resource_usage`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from attrs import evolve
+
+from fray.model.specs import Cause, Outcome
+from fray.node.linux.cgroups import Group
+from fray.node.linux.process_tree import descendants
+from fray.node.shim.plugin import Watcher
+from fray.node.shim.resource_usage import too_much
+
+ENTER_AFTER_S = 0.05
+LOOK_S = 0.25
+"""How often the kernel's count of kills is read, where there is a limit."""
+_LOOKS_LIKE = (Cause.KILLED, Cause.FAILURE, Cause.OUT_OF_MEMORY)
+"""What a kill by the kernel looks like from outside. The kernel counts those of groups among the machine's, too."""
+
+
+class Fence(Watcher):
+    """Of one attempt.
+
+    Args:
+        limit_bytes: what the group is limited to; 0: it only holds its processes together.
+        condemn: called with the outcome when the kernel has killed one of them: the others end too.
+    """
+
+    def __init__(self, group: Group, limit_bytes: int, condemn: Callable[[Outcome], None]) -> None:
+        self.group, self.limit_bytes, self._condemn = group, limit_bytes, condemn
+        self.entered = False
+        self._next_at: float | None = time.monotonic() + ENTER_AFTER_S
+
+    def next_at(self) -> float | None:
+        return self._next_at
+
+    def due(self, now: float) -> None:
+        if self._next_at is None or now < self._next_at:
+            return
+        if not self.entered:
+            self._enter_all()
+        elif self.group.kills():
+            self._condemn(self._killed())
+            self._next_at = None
+            return
+        self._next_at = time.monotonic() + LOOK_S if self.limit_bytes else None
+
+    def _enter_all(self) -> None:
+        """Until a look finds nobody outside: whoever is forked by one that is inside is inside."""
+        self.entered = True
+        while outside := set(descendants(os.getpid())) - set(self.group.pids()):
+            before = len(outside)
+            for pid in outside:
+                self.group.enter(pid)
+            if before == len(set(descendants(os.getpid())) - set(self.group.pids())):
+                return  # zombies, or a system that says yes and does nothing
+
+    def abandoned(self) -> None:
+        self.group.remove()
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        """A death by the kernel's hand is the first cause of what looks like a failure afterwards."""
+        peak_bytes = max(self.group.peak_bytes() if self.entered else 0, outcome.peak_memory_bytes)
+        if self.limit_bytes and outcome.cause in _LOOKS_LIKE and self.group.kills():
+            told, message = self._killed(), ""
+            if outcome.cause is not Cause.OUT_OF_MEMORY:
+                message = f". What was seen of it: {outcome.message}"
+            return evolve(told, message=told.message + message, exit_code=outcome.exit_code, signal=outcome.signal)
+        return evolve(outcome, peak_memory_bytes=peak_bytes)
+
+    def _killed(self) -> Outcome:
+        return too_much(self.limit_bytes, self.group.peak_bytes(), "was killed by the kernel")

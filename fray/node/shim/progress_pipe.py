@@ -1,0 +1,179 @@
+"""What a keeper hears from its job: the pipe that `fray.model.monitoring.progress_protocol` speaks of.
+
+Law: however much is said, the node is told the latest of each kind, at most every `TELL_EVERY_S` and never before it
+has heard the last (so a node that stands still blocks no keeper); the log gets a line every `REMARK_EVERY_S`. What was
+said last before the end is always told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fray.model.monitoring.health import Progress
+from fray.model.monitoring.progress_protocol import (
+    LINE_LIMIT_BYTES,
+    PIPE,
+    Pulse,
+    Said,
+    Spoken,
+    Used,
+    parse,
+    sentence,
+)
+from fray.node.shim.plugin import Watcher
+
+TELL_EVERY_S = 0.1
+REMARK_EVERY_S = 10.0
+READ_BYTES = 64 * 1024
+LAST_READS = 4
+"""The pipe of a process that has ended holds 64 KiB; whoever survived it may go on writing."""
+NEVER = float("-inf")
+
+
+def open_pipe(directory: Path) -> int:
+    """The pipe's descriptor, there before the job is; -1 if the file system has no pipes: then nothing is heard.
+
+    It is open for writing too, so that it never ends when a writer leaves.
+    """
+    with contextlib.suppress(OSError):
+        os.mkfifo(directory / PIPE, 0o600)
+        return os.open(directory / PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    return -1
+
+
+class Remarks:
+    """When progress shows in the log: the first word, then one every `REMARK_EVERY_S`, and the last."""
+
+    def __init__(self) -> None:
+        self._at = NEVER
+        self._first: tuple[float, float] | None = None
+        self._owed: Progress | None = None
+
+    def line(self, progress: Progress, now: float) -> str | None:
+        """What to write now, if anything."""
+        if self._first is None:
+            self._first = now, progress.done
+        self._owed = progress
+        return self._write(now) if now >= self._at + REMARK_EVERY_S else None
+
+    def last(self, now: float) -> str | None:
+        """At the end."""
+        return self._write(now) if self._owed is not None else None
+
+    def _write(self, now: float) -> str:
+        progress, self._owed, self._at = self._owed, None, now
+        assert progress is not None
+        return f"[fray] {sentence(progress)}{self._left(progress, now)}"
+
+    def _left(self, progress: Progress, now: float) -> str:
+        """How long it takes if it goes on as before."""
+        began, before = self._first or (now, 0.0)
+        done, took_s = progress.done - before, now - began
+        if progress.total is None or not done > 0 or not took_s > 0 or progress.total <= progress.done:
+            return ""
+        return f", about {duration((progress.total - progress.done) * took_s / done)} left"
+
+
+def duration(seconds: float) -> str:
+    """``4 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class Ear(Watcher):
+    """Listens to the pipe.
+
+    Args:
+        pipe: from `open_pipe`.
+        tell: what the node hears: ``{"progress": [done, total, unit]}``, ``{"pulse": [good, text]}``,
+            ``{"used": [memory, peak, cpu]}``, or several of these in one.
+        remark: a line for the log.
+    """
+
+    def __init__(self, pipe: int, tell: Callable[[dict[str, Any]], object], remark: Callable[[str], object]) -> None:
+        self._pipe, self._tell, self._remark = pipe, tell, remark
+        self._rest = b""
+        self._news: dict[str, Any] = {}
+        self._told_at = NEVER
+        self._unheard = False
+        self._remarks = Remarks()
+
+    def hear(self) -> None:
+        """The pipe can be read."""
+        with contextlib.suppress(BlockingIOError):
+            self._feed(os.read(self._pipe, READ_BYTES), time.monotonic())
+
+    def _feed(self, data: bytes, now: float) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_LIMIT_BYTES:
+            self._rest = b""
+        latest: dict[type, Spoken] = {}
+        for line in reversed(lines):  # of thousands the last one counts
+            said = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
+            if said is not None:
+                latest.setdefault(type(said), said)
+            if len(latest) == 2 or (Progress in latest and len(lines) > 100):
+                break
+        for said in latest.values():
+            self._note(said, now)
+
+    def _note(self, said: Spoken, now: float) -> None:
+        if isinstance(said, Pulse):
+            self._news["pulse"] = [said.good, said.text]
+            return
+        self._news["progress"] = [said.done, said.total, said.unit]
+        self._write(self._remarks.line(said, now))
+
+    def _write(self, line: str | None) -> None:
+        if line is not None:
+            self._remark(line)
+
+    def measured(self, used: Used) -> None:
+        """What the keeper itself has found out."""
+        self._news["used"] = [used.memory_bytes, used.peak_memory_bytes, used.cpu_s]
+
+    def heard(self, _: object) -> None:
+        """The node has heard what it was told last."""
+        self._unheard = False
+
+    # As a watcher
+
+    def next_at(self) -> float | None:
+        return self._told_at + TELL_EVERY_S if self._news and not self._unheard else None
+
+    def due(self, now: float) -> None:
+        if self._news and not self._unheard and now >= self._told_at + TELL_EVERY_S:
+            self._told_at = now
+            self._unheard = True
+            self._say()
+
+    def _say(self) -> None:
+        news, self._news = self._news, {}
+        self._tell(news)
+
+    def closing(self) -> None:
+        for _ in range(LAST_READS):
+            self.hear()
+        if self._news:
+            self._say()
+        self._write(self._remarks.last(time.monotonic()))
+
+
+def said_of(news: dict[str, Any]) -> list[Said]:
+    """The inverse of what `Ear` tells."""
+    found: list[Said] = []
+    if "progress" in news:
+        done, total, unit = news["progress"]
+        found.append(Progress(done=done, total=total, unit=unit))
+    if "pulse" in news:
+        found.append(Pulse(*news["pulse"]))
+    if "used" in news:
+        memory_bytes, peak_bytes, cpu_s = news["used"]
+        found.append(Used(memory_bytes=memory_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s))
+    return found

@@ -1,0 +1,141 @@
+"""What an attempt's process tree takes: its memory, looked at now and then, and its CPU time, known at the end.
+
+Law: looking costs at most `MOST_SHARE` of one CPU, however many processes there are; between two looks a tree with a
+limit can take no more than memory is written in that time. Resident sets are added up first, which counts shared pages
+once for each process and is therefore never too little; only a sum near the limit is looked at again by proportional
+sets, which are exact and ten times as dear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Container, Iterable
+
+from attrs import evolve
+
+from fray.model.resources import show_bytes
+from fray.model.specs import Cause, Outcome
+from fray.node.linux.process_tree import descendants
+from fray.node.shim.plugin import Watcher
+
+MOST_SHARE = 0.02
+FIRST_LOOK_S = 0.05
+NEAREST_LOOK_S, FARTHEST_LOOK_S = 0.02, 10.0
+FILL_BYTES_PER_S = 2 * 1024**3
+"""How quickly a process can write to fresh memory, about."""
+NEAR = 0.9
+"""Resident sets beyond this part of the limit are looked at closely."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Sum of resident sets; those that have ended count nothing."""
+    return sum(map(_resident, pids))
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def proportional_bytes(pids: Iterable[int]) -> int:
+    """Sum of proportional sets: pages that several share count once. Where one cannot be read its resident set does."""
+    return sum(map(_proportional, pids))
+
+
+def _proportional(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        for line in file:
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) * 1024
+    return _resident(pid)
+
+
+def next_look_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float) -> float:
+    """How long to wait after a look that took ``cost_s`` and found so much. Pure.
+
+    Without a limit only the peak is at stake: less and less often. With one: before it can be passed by far.
+    """
+    wanted_s = max(NEAREST_LOOK_S, (limit_bytes - used_bytes) / FILL_BYTES_PER_S) if limit_bytes else age_s
+    return max(min(wanted_s, FARTHEST_LOOK_S), cost_s / MOST_SHARE)
+
+
+class Account(Watcher):
+    """Of the tree below the calling process, which is an attempt's keeper.
+
+    Args:
+        limit_bytes: of its memory; 0: none.
+        condemn: called once with the outcome when there is more.
+        looked: called after each look with what was found: now, at most, and whose.
+        spare: processes of the keeper's own below it, which take nothing of the job's.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        condemn: Callable[[Outcome], None],
+        looked: Callable[[int, int, list[int]], object] = lambda used_bytes, peak_bytes, pids: None,
+        spare: Callable[[], Container[int]] = lambda: (),
+    ) -> None:
+        self.limit_bytes, self._condemn, self._looked, self._spare = limit_bytes, condemn, looked, spare
+        self.used_bytes = self.peak_bytes = 0
+        """At the last look, and the most of all looks."""
+        self._begun = time.monotonic()
+        self._next_at = self._begun + FIRST_LOOK_S
+        self._over = False
+
+    def next_at(self) -> float | None:
+        return None if self._over else self._next_at
+
+    def due(self, now: float) -> None:
+        if not self._over and now >= self._next_at:
+            before_s = time.process_time()
+            self._look()
+            cost_s = time.process_time() - before_s
+            pause_s = next_look_s(self.used_bytes, self.limit_bytes, cost_s, now - self._begun)
+            self._next_at = time.monotonic() + pause_s
+
+    def closing(self) -> None:
+        if not self._over:
+            self._look()
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        """The record's peak and CPU seconds: of all that were ever below, as each was waited for in its turn."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        peak_bytes = max(outcome.peak_memory_bytes, self.peak_bytes, used.ru_maxrss * 1024)
+        cpu_s = round(used.ru_utime + used.ru_stime, 6)
+        return evolve(outcome, peak_memory_bytes=peak_bytes, cpu_s=cpu_s)
+
+    def _look(self) -> None:
+        spare = self._spare()
+        pids = [pid for pid in descendants(os.getpid()) if pid not in spare]
+        used_bytes = resident_bytes(pids)
+        if self.limit_bytes and used_bytes > NEAR * self.limit_bytes:
+            used_bytes = proportional_bytes(pids)
+        self.used_bytes, self.peak_bytes = used_bytes, max(self.peak_bytes, used_bytes)
+        self._looked(self.used_bytes, self.peak_bytes, pids)
+        if self.limit_bytes and used_bytes > self.limit_bytes:
+            self._over = True
+            self._condemn(too_much(self.limit_bytes, used_bytes))
+
+
+def too_much(limit_bytes: int, peak_bytes: int, how: str = "was killed by Fray") -> Outcome:
+    """The outcome of a tree that took more than it said it would."""
+    advice = show_bytes(_rounded(max(peak_bytes, limit_bytes)))
+    message = (
+        f"its processes took {show_bytes(peak_bytes)} of memory, and it asked for {show_bytes(limit_bytes)}, "
+        f"which is the limit: it {how}. Write ResourceConfig(memory={advice!r}) or more, or nothing for no limit"
+    )
+    return Outcome(cause=Cause.OUT_OF_MEMORY, message=message, peak_memory_bytes=peak_bytes)
+
+
+def _rounded(peak_bytes: int) -> int:
+    """A quarter more, in steps that people would choose."""
+    step = 128 * 1024**2
+    while step * 16 < peak_bytes:
+        step *= 2
+    return -(-peak_bytes * 5 // 4 // step) * step

@@ -1,0 +1,190 @@
+"""One fork: from the keeper to the process of the job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import traceback
+from collections.abc import Iterable
+from typing import NoReturn
+
+from attrs import Factory, evolve, frozen
+
+from fray.model.specs import EntryKind, Ticket
+from fray.net.codec import to_json
+from fray.node.attempts.bootstrap import (
+    Body,
+    cold_command,
+    job_variables,
+    name_process,
+    needs_cold_start,
+    refuse,
+    working_directory,
+)
+from fray.node.linux.process_tree import die_with
+from fray.node.prepare import Prepared
+
+
+@frozen(kw_only=True)
+class Start:
+    """What the node tells a keeper."""
+
+    ticket: Ticket
+    entry: str
+    offered: dict[str, int] = Factory(dict)
+    """How many accelerators of each kind the node has."""
+    prepared: Prepared = Factory(Prepared)
+    cpus: tuple[int, ...] = ()
+    """The only ones it may run on; empty: any."""
+
+
+@frozen(kw_only=True)
+class Child:
+    """The job's main process as its keeper holds it. All descriptors are the keeper's ends."""
+
+    pid: int
+    pidfd: int
+    out_fd: int
+    err_fd: int
+    outcome_fd: int
+    control_fd: int
+
+
+def spawn(start: Start) -> Child | Body:
+    """Fork the job. In the keeper: its `Child`. In the job, if it runs Python warm: its `Body`. Others are executed.
+
+    Raises:
+        OSError: the machine has no process or descriptor left.
+    """
+    out, err = os.pipe(), os.pipe()
+    outcome, control = _lines_into_container(start.ticket) if start.prepared.image else (os.pipe(), os.pipe())
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        return _become_job(start, keeper, (out[1], err[1]), outcome[1], control[0])
+    for descriptor in (out[1], err[1], outcome[1], control[0]):
+        os.close(descriptor)
+    os.set_blocking(control[1], False)
+    return Child(
+        pid=pid, pidfd=os.pidfd_open(pid), out_fd=out[0], err_fd=err[0], outcome_fd=outcome[0], control_fd=control[1]
+    )
+
+
+def _lines_into_container(ticket: Ticket) -> tuple[tuple[int, int], tuple[int, int]]:
+    """As pipes, but with names, since no descriptor gets through to a container."""
+    from fray.node.attempts.containers import CONTROL, OUTCOME
+
+    return _named_pipe(f"{ticket.directory}/{OUTCOME}"), _named_pipe(f"{ticket.directory}/{CONTROL}")
+
+
+def _named_pipe(path: str) -> tuple[int, int]:
+    os.mkfifo(path, 0o600)
+    read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    write = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.set_blocking(read, True)
+    return read, write
+
+
+# In the child --------------------------------------------------------------------------------------------------------
+
+
+def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: int, control_fd: int) -> Body:
+    try:
+        _detach(keeper, stdio, (outcome_fd, control_fd))
+        body = Body(
+            ticket=start.ticket,
+            entry=start.entry,
+            variables=job_variables(start.ticket, start.offered, start.prepared, start.cpus),
+            cwd=start.prepared.cwd,
+            sys_path=start.prepared.sys_path,
+            at_home=not start.prepared.interpreter,
+            outcome_fd=outcome_fd,
+            control_fd=control_fd,
+        )
+        name_process(start.ticket.spec.name)
+        if start.cpus:
+            os.sched_setaffinity(0, start.cpus)
+        if start.prepared.image:
+            _run_container(body, start.prepared)
+        if start.ticket.spec.entry is EntryKind.BINARY:
+            _run_program(body, start.prepared.argv)
+        if needs_cold_start(os.environ, body.variables):
+            _start_cold(body)
+        return body
+    except BaseException:  # noqa: BLE001 - the keeper's own code must never go on in the child
+        refuse(outcome_fd, f"the process could not be set up:\n{traceback.format_exc()}")
+        os._exit(1)
+
+
+def _detach(keeper: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
+    os.setsid()
+    die_with(keeper)
+    reset_signals()
+    for source, target in zip((os.open(os.devnull, os.O_RDONLY), *stdio), (0, 1, 2), strict=True):
+        os.dup2(source, target)
+    close_all_but(keep)
+
+
+def reset_signals() -> None:
+    """As a fresh interpreter has them."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def close_all_but(keep: Iterable[int]) -> None:
+    """Close every descriptor from 3 up, except these."""
+    low = 3
+    for descriptor in sorted(keep):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, 1 << 20)
+
+
+def _run_program(body: Body, before: tuple[str, ...]) -> NoReturn:
+    argv = [*before, *body.ticket.spec.argv]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.close(body.control_fd)
+    try:
+        os.chdir(working_directory(body))
+        environ = {**os.environ, **body.variables}
+        program = shutil.which(argv[0], path=environ.get("PATH", os.defpath)) or argv[0]
+        os.execve(program, argv, environ)
+    except OSError as error:
+        refuse(body.outcome_fd, f"cannot run {argv[0]!r}: {error.strerror}")
+        os._exit(127)
+
+
+def _run_container(body: Body, prepared: Prepared) -> NoReturn:
+    """The client holds both pipes open as long as it runs, so that neither ends before the container does."""
+    from fray.node.attempts.containers import TICKET, run_command
+
+    ticket = body.ticket
+    with open(os.open(f"{ticket.directory}/{TICKET}", os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write(to_json([to_json(evolve(ticket, secrets={})), working_directory(body), list(body.sys_path)]))
+    for descriptor in (body.outcome_fd, body.control_fd):
+        os.set_inheritable(descriptor, True)
+    given = {name: value for name, value in body.variables.items() if name not in ("PATH", "VIRTUAL_ENV")}
+    own_path = body.ticket.spec.env_vars.get("PATH")
+    given |= {} if own_path is None else {"PATH": own_path}
+    user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body)
+    command = run_command(ticket, prepared, entry=body.entry, cwd=cwd, variables=given, user=user)
+    try:
+        os.execve(command[0], command, {**os.environ, **given})
+    except OSError as error:
+        refuse(body.outcome_fd, f"cannot run {command[0]!r}: {error.strerror}")
+        os._exit(127)
+
+
+def _start_cold(body: Body) -> NoReturn:
+    ticket_fd = os.memfd_create("ticket", 0)
+    os.write(ticket_fd, to_json(body.ticket).encode())
+    os.lseek(ticket_fd, 0, os.SEEK_SET)
+    for descriptor in (body.outcome_fd, body.control_fd):
+        os.set_inheritable(descriptor, True)
+    command = cold_command(body, ticket_fd)
+    os.execve(command[0], command, {**os.environ, **body.variables})

@@ -1,0 +1,51 @@
+"""What an attempt takes now, as its keeper tells it: after a look of its account, and only when it is news."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable
+
+from fray.model.monitoring.progress_protocol import Used
+from fray.node.linux.process_tree import cpu_ticks
+
+TELL_EVERY_S = 2.0
+NEWS = 0.05
+"""Memory that has changed by less than this part, and CPU time by less than twice it, are no news."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def is_news(before: Used, after: Used) -> bool:
+    """Whether somebody who knows ``before`` should be told. Pure."""
+    moved_bytes = abs(after.memory_bytes - before.memory_bytes)
+    return moved_bytes > NEWS * before.memory_bytes or after.cpu_s > before.cpu_s * (1 + 2 * NEWS) + 0.01
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Of living processes and of all that were waited for, by them or by this process."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            ticks += cpu_ticks(pid)
+    over = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(ticks / _TICKS_PER_S + over.ru_utime + over.ru_stime, 2)
+
+
+class Meter:
+    """Listens to an account, and tells now and then."""
+
+    def __init__(self, tell: Callable[[Used], object]) -> None:
+        self._tell = tell
+        self._told = Used()
+        self._told_at = float("-inf")
+
+    def looked(self, used_bytes: int, peak_bytes: int, pids: Iterable[int]) -> None:
+        now = time.monotonic()
+        if now < self._told_at + TELL_EVERY_S:
+            return
+        used = Used(memory_bytes=used_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s(pids))
+        if is_news(self._told, used):
+            self._told, self._told_at = used, now
+            self._tell(used)

@@ -1,0 +1,443 @@
+"""Workspaces on a machine's disk, for all nodes there: the contents of files once, and a tree of each bundle.
+
+Below one directory: ``files/`` has every content under its SHA-256, read-only; ``trees/`` has bundles, whose files are
+hard links to those; ``pieces/`` what was fetched for a tree that is not there yet; ``locks/`` one file a bundle;
+``spares/`` copies that attempts have left.
+
+Law: what has its final name is whole. A tree is made aside and renamed, so what a crash leaves has another name and is
+removed. Nothing is forced to the disk: after a boot of the machine all of it is thrown away. Who uses a tree holds its
+lock shared, who makes or removes it holds it alone; whoever adds to ``files/`` holds the store's lock shared, and who
+removes from it holds that alone. Files carry a time that is made from their name, so one that was written to is known.
+
+Everything here blocks; `fray.node.workspaces.preparer` calls it from threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from attrs import frozen
+
+from fray.errors import InvalidRequest
+from fray.model.ids import BlobId
+from fray.model.workspace import (
+    LINK,
+    PROGRAM,
+    Entry,
+    Manifest,
+    Piece,
+    content_of,
+    leads_out,
+    read_manifest,
+    spans,
+    write_manifest,
+)
+from fray.node.workspaces.reusable_copies import Spares
+
+LINKED_FROM_BYTES = 1 << 20
+"""Files from this size on are not copied for each attempt where they can be shared safely."""
+_FICLONE = 0x40049409
+_FIRST_TIME_S = 1_600_000_000
+_CHUNK_BYTES = 1 << 20
+
+
+class Damaged(Exception):
+    """A file of a tree is not what it was when it was made."""
+
+
+@frozen
+class Kept:
+    """How much stays on the machine."""
+
+    limit_bytes: int = 20 * 1000**3
+    unused_s: float = 14 * 86_400.0
+
+
+class Trees:
+    """The store below one directory, made when it is first needed."""
+
+    def __init__(self, root: Path, boot_id: str = "") -> None:
+        self.root = root
+        self._boot_id = boot_id
+        self._files, self._trees, self._pieces = root / "files", root / "trees", root / "pieces"
+        self._locks = root / "locks"
+        self._spares = Spares(root / "spares", is_untouched)
+
+    def open(self) -> None:
+        """Make the directories, and throw away what an earlier boot of the machine has left."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(self.root / "lock", fcntl.LOCK_EX):
+            mark = self.root / "boot"
+            if not mark.exists() or mark.read_text() != self._boot_id:
+                for directory in self._places:
+                    remove(directory)
+                mark.write_text(self._boot_id)
+            for directory in self._places:
+                directory.mkdir(exist_ok=True, mode=0o700)
+
+    @property
+    def _places(self) -> tuple[Path, ...]:
+        return self._files, self._trees, self._pieces, self._locks, self._spares.root
+
+    # Locks
+
+    def try_lock(self, bundle: BlobId, how: int) -> int | None:
+        """The bundle's lock (`fcntl.LOCK_SH` or `LOCK_EX`) as a descriptor to close; None while others hold it."""
+        path = self._locks / bundle
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                os.utime(descriptor)
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass  # held by others, or removed with its tree by who had it before
+        os.close(descriptor)
+        return None
+
+    # Trees
+
+    def tree(self, bundle: BlobId) -> Path:
+        return self._trees / bundle
+
+    def has(self, bundle: BlobId) -> bool:
+        return self.tree(bundle).is_dir()
+
+    def manifest(self, bundle: BlobId) -> Manifest:
+        return read_manifest((self._trees / f"{bundle}.json").read_bytes())
+
+    def lacking(self, manifest: Manifest) -> list[Piece]:
+        """Pieces that have something of files that are not here, and are not here themselves."""
+        numbers = {
+            span.piece for entry, where in spans(manifest) if where and not self._is_whole(entry) for span in where
+        }
+        return [
+            manifest.pieces[number] for number in sorted(numbers) if not self.has_piece(manifest.pieces[number].blob)
+        ]
+
+    def has_piece(self, blob: BlobId) -> bool:
+        return (self._pieces / blob).exists()
+
+    def put_piece(self, blob: BlobId, data: bytes) -> None:
+        """Keep it until its tree is made."""
+        _write(self._pieces / blob, [data])
+
+    def piece(self, blob: BlobId) -> bytes:
+        return (self._pieces / blob).read_bytes()
+
+    def build(self, bundle: BlobId, manifest: Manifest, parts: Iterable[BlobId]) -> Path:
+        """Make the tree, of pieces and files that are here; the bundle's lock is held alone.
+
+        Raises:
+            FileNotFoundError: something went meanwhile; ask what is lacking again.
+            OSError: the disk is full, or worse.
+        """
+        draft = self._trees / f"{bundle}.new"
+        remove(draft)
+        with locked(self.root / "lock", fcntl.LOCK_SH):
+            try:
+                self._fill(manifest)
+                self._link(manifest, draft)
+                _write(self._trees / f"{bundle}.json", [write_manifest(manifest)])
+                draft.rename(self.tree(bundle))
+            except BaseException:
+                remove(draft)
+                raise
+        for blob in (*parts, *(piece.blob for piece in manifest.pieces)):
+            (self._pieces / blob).unlink(missing_ok=True)
+        return self.tree(bundle)
+
+    def _fill(self, manifest: Manifest) -> None:
+        """Put the contents that are not here into ``files/``."""
+        held: tuple[int, bytes] = (-1, b"")
+
+        def take(number: int) -> bytes:
+            nonlocal held
+            if held[0] != number:
+                held = number, content_of(manifest.pieces[number], self.piece(manifest.pieces[number].blob))
+            return held[1]
+
+        for entry, where in spans(manifest):
+            if not self._is_whole(entry):
+                contents = (take(span.piece)[span.at : span.at + span.size_bytes] for span in where)
+                self._add(entry, contents)
+
+    def _add(self, entry: Entry, contents: Iterable[bytes]) -> None:
+        file, hashed = self._file(entry), hashlib.sha256()
+
+        def watched() -> Iterator[bytes]:
+            for content in contents:
+                hashed.update(content)
+                yield content
+
+        mode = 0o555 if entry.mode == PROGRAM else 0o444
+        _write(file, watched(), mode=mode, time_s=_time_of(entry.blob))
+        if hashed.hexdigest() != entry.blob:
+            file.unlink()
+            raise Damaged(f"{entry.path!r} came damaged")
+
+    def _link(self, manifest: Manifest, draft: Path) -> None:
+        for directory in _directories(draft, manifest.files):
+            os.mkdir(directory, 0o700)
+        for entry in manifest.files:
+            if entry.mode == LINK:
+                os.symlink(_target(entry, self._file(entry).read_bytes()), f"{draft}/{entry.path}")
+            else:
+                os.link(self._file(entry), f"{draft}/{entry.path}")
+
+    def _file(self, entry: Entry) -> Path:
+        return self._files / f"{entry.blob}{'x' if entry.mode == PROGRAM else ''}"
+
+    def _is_whole(self, entry: Entry) -> bool:
+        try:
+            seen = os.lstat(self._file(entry))
+        except FileNotFoundError:
+            return False
+        return is_untouched(seen, entry)
+
+    # Copies
+
+    def copy(self, bundle: BlobId, into: Path, *, share: bool) -> None:
+        """A copy of the tree for one attempt: it may write there as it likes.
+
+        Large files share their blocks where the file system can do that; else, with ``share``, they are hard links,
+        read-only.
+
+        Raises:
+            Damaged: the tree is not what it was.
+        """
+        tree, manifest = self.tree(bundle), self.manifest(bundle)
+        taken = self._spares.take(bundle, into) or self._take_alike(manifest, into)
+        there = self._spares.prune(manifest, into) if taken else set()
+        for directory in _directories(into, manifest.files):
+            os.makedirs(directory, 0o700, exist_ok=True)
+        for entry in manifest.files:
+            if entry.path in there:
+                continue
+            source, target = f"{tree}/{entry.path}", f"{into}/{entry.path}"
+            try:
+                if entry.mode == LINK:
+                    os.symlink(os.readlink(source), target)
+                else:
+                    _copy(source, target, entry, share)
+            except FileNotFoundError:
+                raise Damaged(f"{entry.path!r} is gone from the workspace") from None
+
+    def _take_alike(self, manifest: Manifest, into: Path) -> bool:
+        """The copy of an earlier version: an edit leaves most files as they are."""
+        for other in self._spares.newest():
+            with suppress(OSError, InvalidRequest):
+                theirs = {(entry.path, entry.blob, entry.mode) for entry in self.manifest(other).files}
+                alike = sum((entry.path, entry.blob, entry.mode) in theirs for entry in manifest.files)
+                if alike * 2 > max(len(theirs), len(manifest.files)):
+                    return self._spares.take(other, into)
+        return False
+
+    def give_back(self, bundle: BlobId, copy: Path) -> bool:
+        """Nobody works in this copy any more: the next attempt may have it. False: it is not wanted."""
+        try:
+            return self._spares.give_back(bundle, self.manifest(bundle), copy)
+        except (OSError, InvalidRequest):
+            return False  # its tree is gone
+
+    def spoil(self, bundle: BlobId) -> None:
+        """It is damaged: drop the tree, and with it what its files were made of. Its lock is held alone."""
+        with suppress(OSError, ValueError):
+            for entry in self.manifest(bundle).files:
+                if not self._is_whole(entry):
+                    self._file(entry).unlink(missing_ok=True)
+        self._remove_tree(bundle)
+
+    # Keeping
+
+    def sweep(self, kept: Kept) -> int:
+        """Remove what nobody uses and there is no room or time for, and what crashes have left; how many trees."""
+        removed = 0
+        self._spares.drop(unless=self.has)
+        now, ages = time.time(), []
+        for lock in list(self._locks.iterdir()):
+            with suppress(FileNotFoundError):
+                ages.append((now - lock.stat().st_mtime, lock.name))
+        used = self._size_bytes()
+        for age_s, bundle in sorted(ages, reverse=True):
+            if (age_s > kept.unused_s or used > kept.limit_bytes) and self._evict(bundle):
+                removed += 1
+                self._remove_unlinked()
+                used = self._size_bytes() if used > kept.limit_bytes else used
+        self._remove_unlinked()
+        return removed
+
+    def _evict(self, bundle: BlobId) -> bool:
+        descriptor = self.try_lock(bundle, fcntl.LOCK_EX)
+        if descriptor is None:
+            return False
+        try:
+            self._remove_tree(bundle)
+            remove(self._trees / f"{bundle}.new")
+            (self._locks / bundle).unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _remove_tree(self, bundle: BlobId) -> None:
+        self._spares.drop(unless=lambda other: other != bundle)
+        old = self._trees / f"{bundle}.old"
+        with suppress(FileNotFoundError):
+            self.tree(bundle).rename(old)
+        remove(old)
+        (self._trees / f"{bundle}.json").unlink(missing_ok=True)
+
+    def _remove_unlinked(self) -> None:
+        """Contents of no tree, and old pieces, unless somebody makes a tree just now."""
+        try:
+            with locked(self.root / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
+                for entry in os.scandir(self._files):
+                    if entry.stat(follow_symlinks=False).st_nlink == 1:
+                        os.unlink(entry.path)
+                for entry in os.scandir(self._pieces):
+                    if time.time() - entry.stat().st_mtime > 86_400:
+                        os.unlink(entry.path)
+        except BlockingIOError:
+            return
+
+    def _size_bytes(self) -> int:
+        return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(self._files))
+
+
+def _target(entry: Entry, content: bytes) -> str:
+    """Where a link leads; who made the manifest need not be Fray."""
+    target = os.fsdecode(content)
+    if "\0" in target or leads_out(entry.path, target):
+        raise InvalidRequest(f"the link {entry.path!r} leads out of the workspace: {target!r}")
+    return target
+
+
+def is_untouched(seen: os.stat_result, entry: Entry) -> bool:
+    return seen.st_size == entry.size_bytes and seen.st_mtime == _time_of(entry.blob)
+
+
+def _time_of(blob: BlobId) -> int:
+    """A time that says which content it is, so that a file that was written to shows it."""
+    return _FIRST_TIME_S + int(blob[:6], 16)
+
+
+def _directories(root: Path, files: Sequence[Entry]) -> list[str]:
+    """All that must be made, each before what is in it."""
+    found = {""}
+    for entry in files:
+        above = entry.path.rpartition("/")[0]
+        while above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return [f"{root}/{each}" if each else str(root) for each in sorted(found)]
+
+
+def _write(file: Path, contents: Iterable[bytes], *, mode: int = 0o600, time_s: int | None = None) -> None:
+    """Whole under its name, or not at all."""
+    draft = f"{file}.{os.getpid()}.new"
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", 0) as out:
+            for content in contents:
+                view = memoryview(content)
+                while view:
+                    view = view[out.write(view) :]
+            os.fchmod(out.fileno(), mode)
+            if time_s is not None:
+                os.utime(out.fileno(), (time_s, time_s))
+        os.rename(draft, file)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def _copy(source: str, target: str, entry: Entry, share: bool) -> None:
+    origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if not is_untouched(os.fstat(origin), entry):
+            raise Damaged(f"{entry.path!r} was written to")
+        large = entry.size_bytes >= LINKED_FROM_BYTES
+        if large and share and not _can_clone(origin, target) and _links(source, target):
+            return
+        with _made(target, entry) as copy:
+            if not (large and _clones(origin, copy)):
+                _copy_bytes(origin, copy)
+    finally:
+        os.close(origin)
+
+
+@contextmanager
+def _made(target: str, entry: Entry) -> Iterator[int]:
+    mode = 0o755 if entry.mode == PROGRAM else 0o644
+    copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        yield copy
+        os.utime(copy, (_time_of(entry.blob), _time_of(entry.blob)))
+    finally:
+        os.close(copy)
+
+
+def _can_clone(origin: int, target: str) -> bool:
+    """Tried, since nothing else tells."""
+    copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return _clones(origin, copy)
+    finally:
+        os.close(copy)
+        os.unlink(target)
+
+
+def _clones(origin: int, copy: int) -> bool:
+    """Blocks are shared until one of the two is written to: btrfs, xfs."""
+    try:
+        fcntl.ioctl(copy, _FICLONE, origin)
+    except OSError:
+        return False
+    return True
+
+
+def _links(source: str, target: str) -> bool:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
+        return False
+    return True
+
+
+def _copy_bytes(origin: int, copy: int) -> None:
+    left = os.fstat(origin).st_size - os.fstat(copy).st_size
+    try:
+        while left > 0 and (count := os.copy_file_range(origin, copy, left)):
+            left -= count
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    if left > 0:
+        os.lseek(origin, -left, os.SEEK_END)
+        while data := os.read(origin, _CHUNK_BYTES):
+            os.write(copy, data)
+
+
+@contextmanager
+def locked(path: Path, how: int) -> Iterator[None]:
+    """Hold a lock file. Raises BlockingIOError with ``LOCK_NB``."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)

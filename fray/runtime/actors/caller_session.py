@@ -1,0 +1,382 @@
+"""One caller at a host: its calls, each run once, and their answers, kept until it has them.
+
+A `Guest` outlives its caller's connections, and channels: the ledger (`fray.runtime.calls.wire`) stays as long as the
+conversation does. Then what the caller still had under way is cancelled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+
+from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
+from fray.model.ids import SessionId
+from fray.model.messages.calls import Asked, AskEnd, AskMetrics, Bind, Bound
+from fray.net.channel.public import Channel
+from fray.net.channel.session import STALE_S
+from fray.net.codec import META, Bytes, Kind, decode_message
+from fray.runtime.actors.hosted_actor import Hosted, no_such_actor
+from fray.runtime.actors.incoming_call import HostCall
+from fray.runtime.actors.input_stream import Inputs
+from fray.runtime.actors.lifecycle import Ending
+from fray.runtime.actors.pending_buffers import Landings
+from fray.runtime.calls.flow_control import pack_count
+from fray.runtime.calls.wire import (
+    AGAIN,
+    BUFFERS,
+    CANCELLED_ANSWER,
+    CREDIT,
+    INPUT,
+    ITEM,
+    NOT_RUN,
+    ONLY,
+    TWO_WAY,
+    Answer,
+    Ledger,
+    Verdict,
+    split_call,
+    split_meta,
+    unpack_numbers,
+)
+from fray.runtime.serialization import errors
+from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, Exchange
+from fray.runtime.serialization.buffers import Parcel, Terms, is_large
+
+if TYPE_CHECKING:
+    from fray.runtime.actors.server import Host
+
+_CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
+_CANCEL, _SETTLED, _REQUEST = int(Kind.CANCEL), int(Kind.SETTLED), int(Kind.REQUEST)
+
+
+class Guest:
+    """One caller session: its ledger, its calls under way, and the channel it is on now, if any."""
+
+    def __init__(self, host: Host, session: SessionId, *, unbroken: bool) -> None:
+        self.host = host
+        self.session = session
+        self.channel: Channel | None = None
+        self.ledger = Ledger(unbroken=unbroken)
+        self._calls: dict[int, HostCall] = {}
+        self._held: deque[tuple[int, HostCall]] = deque()
+        """Admitted and not handed to their actor, because the caller must settle answers first."""
+        self._unsent: deque[tuple[int, Answer]] = deque()
+        """Answers that did not fit into the channel."""
+        self._touched: dict[Hosted, None] = {}
+        self.exchange = Exchange(host.spawn)
+        self._landings = Landings(self._go_on)
+        self._leaving = False
+
+    def __repr__(self) -> str:
+        return f"<caller {self.session}: {len(self._calls)} calls under way, {self.ledger.kept_bytes} bytes kept>"
+
+    def seat(self, channel: Channel) -> Seat:
+        """The handler for a channel of this caller, which is now the one its answers go to."""
+        self.channel = channel
+        channel.stale_s = STALE_S
+        self.exchange.begin(channel)
+        return Seat(self, channel)
+
+    def begin_anew(self) -> None:
+        """The conversation starts from zero: the caller asks again for what it has not got."""
+        self._unsent.clear()
+        self.exchange.reset()
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
+        if kind == _CALL:
+            if self._leaving:
+                return
+            verdict = self.ledger.admit(ref, bool(flags & AGAIN))
+            if verdict is Verdict.RUN:
+                self._take(flags, target, ref, body)
+            else:
+                if flags & BUFFERS:
+                    self._take_buffers_again(verdict, ref, body)
+                self._repeat(verdict, ref)
+        elif kind == _SETTLED:
+            self._settle(flags, body)
+        elif kind == _CANCEL:
+            self._cancel(ref)
+        elif kind == CREDIT:
+            self._grant(ref, body)
+        elif kind == INPUT:
+            self._input(ref, flags, body)
+        elif kind == _REQUEST:
+            self._request(ref, body)
+        elif SHARE <= kind <= WITHDRAWN:
+            self.exchange.on_frame(kind, flags, body)
+
+    def on_batch(self) -> None:
+        if self._touched:
+            for actor in self._touched:
+                actor.flush()
+            self._touched.clear()
+
+    def _take(self, flags: int, target: int, number: int, body: Bytes) -> None:
+        meta = arrival = None
+        if flags & BUFFERS:
+            arrival, body = self.exchange.receive(body)
+        if flags & META:
+            meta, body = split_meta(body)
+        method, body = split_call(body)
+        call = self._calls[number] = HostCall(self, number, flags, method, body)
+        if flags & TWO_WAY:
+            call.inputs = Inputs(call)
+        if meta is not None:
+            call.links = meta.chain
+            if meta.deadline_s is not None:
+                call.deadline = trio.current_time() + meta.deadline_s
+        call.arrival = arrival
+        if not self._landings.take(target, call):
+            self._go_on(target, call)
+
+    def _go_on(self, target: int, call: HostCall) -> None:
+        """It is the call's turn, and its buffers are there."""
+        if self._held or not self.ledger.has_room:
+            self._held.append((target, call))
+        else:
+            self.hand_over(target, call)
+
+    def hand_over(self, target: int, call: HostCall) -> None:
+        actor = self.host.actors.get(target)
+        if actor is None:
+            self.host.absent.enter(target, self, call)
+        else:
+            self._touched[actor] = None
+            actor.take(call)
+
+    def _take_buffers_again(self, verdict: Verdict, number: int, body: Bytes) -> None:
+        """The same call in a new conversation: its buffers count only if those of the old one never came."""
+        arrival, _ = self.exchange.receive(body)
+        waiting = self._landings.find(number) if verdict is Verdict.ATTACH else None
+        if waiting is None:
+            self.exchange.forget(arrival)
+        elif waiting[1].arrival is not None and not waiting[1].arrival.is_ready:
+            waiting[1].arrival = arrival
+            self._landings.follow(*waiting)
+
+    def _repeat(self, verdict: Verdict, number: int) -> None:
+        """A call that has come before: attach it, answer it again, or say that nobody knows."""
+        if verdict is Verdict.REPEAT:
+            answer = self.ledger.answer(number)
+            assert answer is not None
+            self._send_answer(number, answer)
+        elif verdict is Verdict.FORGOTTEN:
+            text = f"the host has forgotten what came of call {number}: it may or may not have taken effect"
+            self._send_answer(number, (_FAULT, 0, errors.dump_error(OutcomeUnknown(text))))
+        elif verdict is Verdict.FULL:
+            text = f"caller {self.session} has {len(self.ledger)} calls open at this host: settle some first"
+            self._send_answer(number, (_FAULT, NOT_RUN, errors.dump_error(ChannelFull(text))))
+
+    def _settle(self, flags: int, body: Bytes) -> None:
+        numbers = unpack_numbers(body)
+        if flags & ONLY:
+            self.ledger.settle_all_but(numbers)
+        else:
+            self.ledger.settle(numbers)
+        while self._held and self.ledger.has_room:
+            target, call = self._held.popleft()
+            if not call.cancelled:
+                self.hand_over(target, call)
+
+    def _cancel(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is None:
+            return
+        if call.actor is not None:
+            call.actor.cancel(call)
+        else:
+            call.cancelled = True
+            if call.arrival is not None:
+                self.exchange.forget(call.arrival)
+            self._landings.drop(call)
+            call.finish(CANCELLED_ANSWER)
+
+    def _grant(self, number: int, body: Bytes) -> None:
+        call = self._calls.get(number)
+        if call is not None and call.stream is not None:
+            call.stream.grant(body)
+
+    def _input(self, number: int, flags: int, body: Bytes) -> None:
+        call = self._calls.get(number)
+        if call is not None and call.inputs is not None:
+            call.inputs.arrived(flags, body)
+
+    def leave(self) -> None:
+        """The host says goodbye: tell up to which call it has listened. What comes later has surely not been run."""
+        self._leaving = True
+        for call in self._landings.clear():
+            call.refuse(ActorDied("the process of this actor is shutting down"))
+        if self.channel is not None:
+            try:
+                self.channel.send_nowait(_SETTLED, self.ledger.highest)
+            except (ChannelFull, ChannelClosed):
+                pass  # then the caller must take what it cannot know for unknown
+
+    def cancel_all(self) -> None:
+        """The caller is gone for good."""
+        self._held.clear()
+        self._landings.clear()
+        self.exchange.end()
+        for call in list(self._calls.values()):
+            call.cancelled = True  # also one that waits for its actor
+            if call.actor is not None:
+                call.actor.cancel(call)
+
+    # Answers ---------------------------------------------------------------------------------------------------------
+
+    def answer(self, call: HostCall, answer: Answer) -> None:
+        number = call.number
+        if self._calls.pop(number, None) is not None and self.ledger.answered(number, answer):
+            self._send_answer(number, answer)
+
+    @property
+    def terms(self) -> Terms:
+        """What is known of the caller that matters for large buffers."""
+        return self.exchange.terms
+
+    def item(self, call: HostCall, data: bytes | Parcel) -> None:
+        """One item of a stream."""
+        if self.channel is not None and call.number in self._calls:
+            try:
+                if isinstance(data, Parcel):
+                    self._send_parcel(self.channel, ITEM, call.number, BUFFERS, data)
+                else:
+                    self.channel.send_nowait(ITEM, call.number, data)
+            except (ChannelFull, ChannelClosed):
+                self._cancel(call.number)
+
+    def grant(self, call: HostCall, items: int) -> None:
+        """A method has taken items that the caller sent it."""
+        if self.channel is not None and call.number in self._calls:
+            try:
+                self.channel.send_nowait(CREDIT, call.number, pack_count(items))
+            except (ChannelFull, ChannelClosed):
+                self._cancel(call.number)
+
+    async def wait_room(self) -> None:
+        """Back-pressure of the channel on streams."""
+        if self.channel is not None:
+            try:
+                await self.channel.wait_room()
+            except ChannelClosed:
+                pass  # the call is cancelled with its caller
+
+    def _send_answer(self, number: int, answer: Answer) -> None:
+        channel = self.channel
+        if channel is None:
+            return  # kept: sent when the caller asks again
+        if self._unsent:
+            self._unsent.append((number, answer))
+            return
+        kind, flags, body = answer
+        try:
+            if flags & BUFFERS:
+                self._send_answer_with_buffers(channel, number, answer)
+            else:
+                channel.send_nowait(kind, number, body, flags=flags)
+        except ChannelFull:
+            self._unsent.append((number, answer))
+            self.host.spawn(lambda: self._send_rest(channel))
+        except ChannelClosed:
+            pass  # kept: sent when the caller asks again
+
+    def _send_answer_with_buffers(self, channel: Channel, number: int, answer: Answer) -> None:
+        """What has to be copied into segments is copied while others run: nobody else can see it any more."""
+        kind, flags, parcel = answer
+        if not self.exchange.may_place(parcel):
+            self._send_parcel(channel, kind, number, flags, parcel)
+            return
+
+        async def place_and_send() -> None:
+            await self.exchange.place(parcel)
+            if self.channel is channel and self.ledger.answer(number) is answer:
+                self._send_answer(number, answer)
+
+        self.host.spawn(place_and_send)
+
+    def _send_parcel(self, channel: Channel, kind: int, number: int, flags: int, parcel: Parcel) -> None:
+        """Raises: as `Channel.send_nowait`; nothing is under way then."""
+        if is_large(parcel):
+            self.exchange.must_wait()  # it does not; but the next one may go another way
+        shipped = self.exchange.ship(parcel, number)
+        try:
+            channel.send_nowait(kind, number, shipped.table + parcel.pickle, flags=flags)
+        except (ChannelFull, ChannelClosed):
+            self.exchange.recall(shipped)
+            raise
+        self.exchange.sent(shipped)
+
+    async def _send_rest(self, channel: Channel) -> None:
+        """The channel was full: send what did not fit as soon as it has emptied."""
+        try:
+            await channel.wait_room()
+        except ChannelClosed:
+            return
+        if self.channel is channel:
+            unsent, self._unsent = self._unsent, deque()
+            for number, answer in unsent:
+                self._send_answer(number, answer)
+
+    # The host itself -------------------------------------------------------------------------------------------------
+
+    def _request(self, ref: int, body: Bytes) -> None:
+        assert self.channel is not None
+        message, _ = decode_message(body)
+        try:
+            self.channel.reply(ref, self._reply(message))
+        except FrayError as error:
+            self.channel.fail(ref, error)
+
+    def _reply(self, message: object) -> object:
+        if isinstance(message, Bind):
+            return self._bound(message.name)
+        if isinstance(message, AskMetrics):
+            return self._actor(message.number).metrics()
+        if isinstance(message, AskEnd):
+            life = self._actor(message.number).life
+            if life is not None:
+                life.ask(Ending(message.reason))
+            return Asked()
+        raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
+
+    def _actor(self, number: int) -> Hosted:
+        actor = self.host.actors.get(number)
+        if actor is None:
+            raise no_such_actor(number)
+        return actor
+
+    def _bound(self, name: str) -> Bound:
+        actor = self.host.find(name)
+        if actor is None:
+            known = ", ".join(sorted({each.name for each in self.host.actors.values()})) or "none"
+            raise NoSuchActor(f"no actor named {name!r} is served here; there are: {known}", name=name)
+        return Bound(number=actor.number, actor_id=actor.actor_id, incarnation=self.host.incarnation)
+
+
+class Seat:
+    """The handler of one channel; the guest is the same over several."""
+
+    def __init__(self, guest: Guest, channel: Channel) -> None:
+        self._guest = guest
+        self._channel = channel
+        self.on_frame = guest.on_frame
+        self.on_batch = guest.on_batch
+
+    def on_reset(self, greeting: bytes) -> None:
+        self._guest.begin_anew()
+
+    def on_suspended(self, why: str) -> None:
+        """Answers are kept."""
+
+    def on_resumed(self) -> None:
+        """The channel itself sends again what was lost."""
+
+    def on_end(self, error: FrayError) -> None:
+        if self._guest.channel is self._channel:
+            self._guest.channel = None
+            self._guest.host.guest_left(self._guest)

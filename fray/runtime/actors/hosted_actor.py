@@ -1,0 +1,279 @@
+"""One object that others may call: what a call of it meets, wherever the object lives.
+
+An object of a class with any async method lives in the loop (`fray.runtime.actors.async_actor`), one of an all-sync
+class on
+threads (`fray.runtime.actors.threaded_actor`). Calls start in the order they came, within their concurrency group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any
+
+import trio
+
+from fray.errors import ActorDied, CallCycle, FrayError, InvalidRequest, NoSuchActor
+from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
+from fray.net.codec import Kind
+from fray.runtime.actors.incoming_call import NOBODYS, HostCall
+from fray.runtime.actors.input_stream import BlockingStream, Stream
+from fray.runtime.actors.lifecycle import Ending, Life
+from fray.runtime.actors.methods import Method, find_method
+from fray.runtime.actors.metrics import Counters
+from fray.runtime.actors.output_stream import HostStream
+from fray.runtime.calls.wire import (
+    CANCELLED_ANSWER,
+    STREAM,
+    TWO_WAY,
+    Answer,
+)
+from fray.runtime.deadlock import (
+    comes_back,
+    is_stuck,
+    marks_of,
+    story,
+)
+
+_FAULT = int(Kind.FAULT)
+CYCLE_CHECK_S = 0.02
+"""A call that comes back to its own actor and must wait is looked at again after so long, twice that, and so on."""
+CYCLE_CHECK_MAX_S = 1.0
+
+
+class Hosted:
+    """What both kinds have in common.
+
+    Args:
+        spawn: starts a task in the host's nursery.
+        context: the context variables of which each call sees a copy of its own. Default: the caller's of this.
+        clock: seconds, for latencies.
+    """
+
+    talk_type: type[Stream | BlockingStream] = Stream
+    """What a method of it that takes a stream is given."""
+
+    def __init__(
+        self,
+        instance: Any,
+        name: str,
+        actor_id: str,
+        number: int,
+        *,
+        spawn: Callable[[Callable[[], Any]], None],
+        context: Context | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.instance = instance
+        self.name = name
+        self.actor_id = actor_id
+        self.number = number
+        self.life: Life | None = None
+        """Set by the host."""
+        self.touched_s: float | None = None
+        """When a call last came or ended, on Trio's clock; kept up to date only if it is not None."""
+        self.context = context or copy_context()
+        self.make_context: Callable[[HostCall], Any] = lambda call: call
+        self.under_way: dict[HostCall, None] = {}
+        """Started, or handed to a thread, and not ended."""
+        self.cut_short = False
+        """A call that had begun was ended from outside."""
+        self.counters = Counters()
+        self._spawn = spawn
+        self._clock = clock
+        self._methods: dict[str, Method] = {}
+        self._idle: trio.Event | None = None
+        self._closed: FrayError | None = None
+
+    def __repr__(self) -> str:
+        return f"<hosted {self.name} ({self.actor_id}): {len(self.under_way)} calls under way>"
+
+    def take(self, call: HostCall) -> None:
+        """A call has come: start it in its turn."""
+        call.actor = self
+        if self.touched_s is not None and call.number != NOBODYS:
+            self.touched_s = trio.current_time()
+        call.arrived = self._clock()
+        if self._closed is not None:
+            call.refuse(self._closed)
+            return
+        spec = self._methods.get(call.method)
+        if spec is None:
+            try:
+                spec = self._methods[call.method] = find_method(self.instance, call.method, self.talk_type)
+            except Exception as error:  # noqa: BLE001 - a user's __getattr__ raises anything
+                self.reject(call, error)
+                return
+        call.spec = spec
+        wrong = wrong_way(spec, call.flags)
+        if wrong:
+            self.reject(call, InvalidRequest(f"{self.name}.{call.method}() {wrong}"))
+            return
+        if call.flags & STREAM:
+            call.stream = HostStream(call)
+            if call.inputs is not None:
+                assert spec.talk_type is not None
+                call.talk = spec.talk_type(call)
+        self._start(call)
+
+    def _start(self, call: HostCall) -> None:
+        raise NotImplementedError
+
+    def cancel(self, call: HostCall) -> None:
+        """The caller no longer waits."""
+        raise NotImplementedError
+
+    def runs(self, call: HostCall) -> bool:
+        """Whether a call under way has begun."""
+        return True
+
+    def claim(self, call: HostCall) -> bool:
+        """On a thread, which begins the call now; False: it must not."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """A burst of calls is complete."""
+
+    def metrics(self) -> ActorMetrics:
+        """What was counted so far."""
+        raise NotImplementedError
+
+    # Calls that wait for themselves ----------------------------------------------------------------------------------
+
+    def rivals(self, call: HostCall) -> tuple[list[HostCall], list[HostCall], int]:
+        """Of the call's concurrency group: calls under way, calls that have not begun, how many may be under way."""
+        raise NotImplementedError
+
+    def give_up(self, call: HostCall, error: FrayError) -> None:
+        """Answer a call that has not begun with ``error``, and never begin it."""
+        raise NotImplementedError
+
+    def watch_cycle(self, call: HostCall) -> None:
+        """A call waits for its turn: see that it does not wait for itself."""
+        if comes_back(call.links, self.actor_id) and not self._ends_cycle(call):
+            self._spawn(lambda: self._keep_watching(call))
+
+    async def _keep_watching(self, call: HostCall) -> None:
+        """Who waits for it may begin to do so only now."""
+        pause_s = CYCLE_CHECK_S
+        while True:
+            await trio.sleep(pause_s)
+            if call not in self.rivals(call)[1] or self._ends_cycle(call):
+                return
+            pause_s = min(2 * pause_s, CYCLE_CHECK_MAX_S)
+
+    def _ends_cycle(self, call: HostCall) -> bool:
+        under_way, queued, limit = self.rivals(call)
+        if not is_stuck([each.awaited for each in under_way], [marks_of(each.links) for each in queued], limit):
+            return False
+        steps = story(call.links, self.actor_id, f"{self.name}.{call.method}()")
+        room = "1 call" if limit == 1 else f"{limit} calls"
+        text = (
+            f"a cycle of calls: {' → '.join(steps)}, which cannot begin: {self.name} runs {room} at a time and waits "
+            f"for this one. Give it more room (max_concurrency, a concurrency group, async methods), or do not wait"
+        )
+        self.give_up(call, CallCycle(text, cycle=steps))
+        return True
+
+    # The end of a call -----------------------------------------------------------------------------------------------
+
+    def ended(self, call: HostCall, answer: Answer) -> None:
+        """A call that was started has ended."""
+        self.under_way.pop(call, None)
+        counters = self.counters
+        counters.buckets[int((self._clock() - call.arrived) * LATENCY_STEPS_PER_S).bit_length()] += 1
+        if call.cancelled:
+            counters.cancelled += 1
+        elif answer[0] == _FAULT:
+            counters.errors += 1
+        call.finish(answer)
+        if self.touched_s is not None and call.number != NOBODYS:
+            self.touched_s = trio.current_time()
+        if call.fatal is not None and self.life is not None:
+            self.life.ask(ending_of(call.fatal))
+        if self._idle is not None and not self.is_busy:
+            self._idle.set()
+            self._idle = None
+
+    def reject(self, call: HostCall, error: BaseException) -> None:
+        """Answer a call that is not run with an error."""
+        self.counters.unrun += 1
+        self.counters.errors += 1
+        call.finish(call.raised(error))
+
+    def withdraw(self, call: HostCall) -> None:
+        """Answer a call that was cancelled before it began."""
+        self.counters.unrun += 1
+        self.counters.cancelled += 1
+        call.finish(CANCELLED_ANSWER)
+
+    def is_late(self, call: HostCall) -> bool:
+        """Past its deadline before it began; then it has been answered."""
+        if not call.is_over_time():
+            return False
+        self.reject(call, call.too_late())
+        return True
+
+    # The end of the actor --------------------------------------------------------------------------------------------
+
+    def close(self, error: FrayError) -> None:
+        """Take no more calls; those that have not begun are refused with ``error``. What is under way goes on."""
+        self._closed = self._closed or error
+
+    def take_unbegun(self) -> list[HostCall]:
+        """The calls that wait for their turn, off its hands, as far as they can still be stopped."""
+        return []
+
+    @property
+    def is_busy(self) -> bool:
+        """A call runs or waits for its turn."""
+        return bool(self.under_way)
+
+    async def wait_idle(self) -> None:
+        """After `close`: until nothing is under way."""
+        while self.is_busy:
+            if self._idle is None:
+                self._idle = trio.Event()
+            await self._idle.wait()
+
+    def stop(self) -> None:
+        """Let go of what it runs on."""
+
+    async def drain(self, grace_s: float) -> None:
+        """After `close`: let what is under way end for ``grace_s``, then cancel it and answer `ActorDied`."""
+        with trio.move_on_after(grace_s):
+            await self.wait_idle()
+        self.end_calls(None)
+
+    def end_calls(self, error: BaseException | None) -> None:
+        """Cancel what is under way and answer it with ``error``, or (None) `ActorDied`."""
+        for call in list(self.under_way):
+            self.cut_short = self.cut_short or call.began
+            call.finish(call.raised(error or self._shut_down(call)))
+            self.cancel(call)
+
+    def _shut_down(self, call: HostCall) -> ActorDied:
+        return ActorDied(f"actor {self.name} was shut down while {call.method}() was under way", actor=self.name)
+
+
+def ending_of(error: BaseException) -> Ending:
+    """What a SystemExit or KeyboardInterrupt of a method asks for: ``sys.exit()`` is an end in order."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return Ending("it has left by sys.exit()")
+    return Ending(f"it has left by {type(error).__name__}", error)
+
+
+def wrong_way(spec: Method, flags: int) -> str:
+    """What is wrong with calling a method in this way; empty if nothing is."""
+    if spec.talk_type is not None:
+        return "" if flags & TWO_WAY else "takes a stream: call it with open()"
+    if flags & TWO_WAY:
+        return "takes no stream: await it, or give it a parameter annotated fray.Stream"
+    if spec.streams == bool(flags & STREAM):
+        return ""
+    return "is a generator: iterate over its stream()" if spec.streams else "is no generator: await it"
+
+
+def no_such_actor(number: int) -> NoSuchActor:
+    return NoSuchActor(f"the host has no actor number {number} (any more)", number=number)

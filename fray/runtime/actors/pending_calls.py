@@ -1,0 +1,102 @@
+"""Calls for light actors that are not there: not yet, not now, or never again.
+
+The number of a light actor is a promise of its owner, given before the actor is made. A call may be faster than the
+actor, after a restart too: it waits here, for a bounded time unless the actor is known to be on its way.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from fray.errors import ActorDied, FrayError
+from fray.runtime.actors.hosted_actor import no_such_actor
+from fray.runtime.calls.range_set import (
+    ENDED_HERE,
+    ENDS_KEPT,
+    LONG_AGO,
+    Numbers,
+)
+
+if TYPE_CHECKING:
+    from fray.runtime.actors.incoming_call import Guest, HostCall
+    from fray.runtime.actors.server import Host
+
+FIRST_LIGHT = 1 << 20
+"""Numbers from here on are those of light actors; the host itself gives out lower ones."""
+PROMISE_WAIT_S = 10.0
+"""How long a call waits for an actor of which nobody here knows."""
+
+
+class WaitingRoom:
+    """Of one host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._calls: dict[int, list[tuple[Guest, HostCall]]] = {}
+        self.coming: set[int] = set()
+        """Actors that are being made (again)."""
+        self._closed: FrayError | None = None
+        self.graves: dict[int, FrayError] = {}
+        """What calls of actors hear that have ended for good; of the last `ENDS_KEPT`."""
+        self.ended = Numbers()
+        """All others that have."""
+
+    def enter(self, number: int, guest: Guest, call: HostCall) -> None:
+        """There is no actor ``number`` now: refuse the call, or let it wait."""
+        if number < FIRST_LIGHT or self._closed is not None:
+            call.refuse(self._closed or no_such_actor(number))
+        elif number in self.graves:
+            call.refuse(self.graves[number])
+        elif number in self.ended:
+            call.refuse(ActorDied(f"actor {number} is gone: {LONG_AGO}", **{ENDED_HERE: LONG_AGO}))
+        else:
+            self.hold(number, guest, call)
+
+    def hold(self, number: int, guest: Guest, call: HostCall) -> None:
+        waiting = self._calls.setdefault(number, [])
+        waiting.append((guest, call))
+        if len(waiting) == 1 and number not in self.coming:
+            self._host.spawn(partial(self._give_up, number, waiting))
+
+    async def _give_up(self, number: int, waiting: list[tuple[Guest, HostCall]]) -> None:
+        await trio.sleep(PROMISE_WAIT_S)
+        if number not in self.coming and self._calls.get(number) is waiting:
+            self.refuse(number, no_such_actor(number))
+
+    def release(self, number: int) -> None:
+        """The actor is there."""
+        self.coming.discard(number)
+        for guest, call in self._calls.pop(number, []):
+            if not call.cancelled:
+                guest.hand_over(number, call)
+        actor = self._host.actors.get(number)
+        if actor is not None:
+            actor.flush()
+
+    def is_over(self, number: int) -> bool:
+        """Whether the actor has ended for good."""
+        return number in self.graves or number in self.ended
+
+    def bury(self, number: int, error: FrayError) -> None:
+        """The actor has ended for good."""
+        self.coming.discard(number)
+        self.graves[number] = error
+        while len(self.graves) > ENDS_KEPT:
+            oldest = next(iter(self.graves))
+            del self.graves[oldest]
+            self.ended.add(oldest)
+        self.refuse(number, error)
+
+    def refuse(self, number: int, error: FrayError) -> None:
+        for _, call in self._calls.pop(number, []):
+            if not call.cancelled:
+                call.refuse(error)
+
+    def close(self, error: FrayError) -> None:
+        """The host is going."""
+        self._closed = error
+        for number in list(self._calls):
+            self.refuse(number, error)

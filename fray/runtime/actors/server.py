@@ -1,0 +1,371 @@
+"""Serves the actors of this process: listens, knows its callers (`fray.runtime.actors.caller_session`), hands calls
+to actors."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from functools import partial
+from itertools import count
+from typing import Any
+
+import trio
+
+from fray.errors import ActorDied, ChannelClosed, FrayError, NoSuchActor, ProtocolMismatch
+from fray.model.ids import ActorId, SessionId, mint
+from fray.model.messages.calls import CallerHello, HostHello
+from fray.net.channel.channel import HandlerFactory
+from fray.net.channel.public import Acceptor
+from fray.net.codec import decode_message, encode_message
+from fray.net.transport import Claim, Network
+from fray.net.tunnels.transport import SCHEME, is_relayed
+from fray.runtime.actors.async_actor import LoopActor
+from fray.runtime.actors.caller_session import Guest
+from fray.runtime.actors.hosted_actor import Hosted
+from fray.runtime.actors.incoming_call import HostCall
+from fray.runtime.actors.lifecycle import Life, life_var
+from fray.runtime.actors.methods import NO_GROUP, check_concurrency, has_async_methods
+from fray.runtime.actors.pending_calls import WaitingRoom
+from fray.runtime.actors.threaded_actor import ThreadActor
+from fray.runtime.calls.wire import CALLER_KEY_ID, HOST_LEFT
+from fray.runtime.current_call import current_actor
+from fray.runtime.threads.executor import Executor, InlineExecutor, Runner
+from fray.runtime.threads.shared_pool import ThreadPool
+
+__all__ = ["Executor", "Host", "HostCall", "InlineExecutor", "Runner", "current_actor", "has_async_methods"]
+
+KEEP_S = 60.0
+"""How long a caller without a connection is remembered; then its calls are cancelled."""
+CLOSE_S = 3.0
+"""How long `Host.shutdown` takes at most after its grace."""
+
+
+class Host:
+    """The actors of one process incarnation. `run` must be running; `listen` opens the default addresses.
+
+    Args:
+        network: where to listen.
+        incarnation: attempt id, or session id of a driver; callers that look for another one are refused.
+        rng: for the key and the channels.
+        directory: says where the Unix socket goes: a directory, or a ``memory:`` or ``tcp:`` address to listen at
+            instead. None or empty: ``memory:{incarnation}``.
+        key: what callers must prove to know. Default: random.
+        clock: measures how long user code holds the loop, in seconds; the simulation gives a constant.
+        make_runner: makes the thread of an all-sync actor, started; the simulation gives `InlineExecutor`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        incarnation: str,
+        rng: random.Random,
+        directory: Callable[[], str] | None = None,
+        key: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        make_runner: Callable[[str, int], Runner] | None = None,
+    ) -> None:
+        self.incarnation = incarnation
+        self.key = mint(rng, 26) if key is None else key
+        self.advertise = "127.0.0.1"
+        """Host or IP under which others reach the TCP listener of `listen`."""
+        self.networked = False
+        """`listen` opens a TCP listener too."""
+        self.relayed = False
+        """Beside any other address it listens at ``relay:``, for those who cannot dial it."""
+        self.make_context: Callable[[HostCall], Any] = lambda call: call
+        """Makes what a method with a ``ctx`` parameter gets."""
+        self.actors: dict[int, Hosted] = {}
+        self.absent = WaitingRoom(self)
+        """Calls of light actors that are not there now."""
+        self._network = network
+        self._directory = directory
+        self.clock = clock
+        self._make_runner = make_runner or _start_executor
+        self._guests: dict[SessionId, Guest] = {}
+        self.in_doubt: Callable[[], bool] = lambda: False
+        """This incarnation may have been replaced while it was stopped: nobody is let in until it knows."""
+        self._acceptor = Acceptor(
+            incarnation,
+            self._on_greeting,
+            keep_s=KEEP_S,
+            ends_with_process=True,
+            is_closed=lambda: self.in_doubt(),
+            rng=rng,
+        )
+        self._numbers = count(1)
+        self._lanes: ThreadPool | None = None
+        self._addresses: list[str] = []
+        self._opening = trio.Lock()
+        self._nursery: trio.Nursery | None = None
+        self._ready = trio.Event()
+        self._closed: FrayError | None = None
+        self._over = trio.Event()
+        self._scope = trio.CancelScope(shield=True)
+
+    def __repr__(self) -> str:
+        return f"<Host {self.incarnation}: {len(self.actors)} actors, {len(self._guests)} callers>"
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `shutdown`, or until cancelled: then the same, without grace."""
+        async with trio.open_nursery() as frame:
+            frame.start_soon(self._hold)
+            try:
+                await self._ready.wait()
+                task_status.started()
+                await self._over.wait()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self.shutdown(0)
+
+    async def _hold(self) -> None:
+        """Everything of this host lives here, out of reach of a cancellation until `shutdown` has said goodbye."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as self._nursery:
+                    self._ready.set()
+                    await trio.sleep_forever()
+        finally:  # no task is left to forget them: what was lent to them ends here
+            for guest in self._guests.values():
+                guest.cancel_all()
+            self._guests.clear()
+
+    async def listen(self) -> tuple[str, ...]:
+        """Open the default addresses, once, and return all addresses."""
+        async with self._opening:
+            if not self._addresses:
+                await self._open(self._local_address())
+                if self.networked:
+                    await self._open("tcp:0.0.0.0:0", self.advertise)
+        return self.addresses
+
+    async def listen_here(self) -> str:
+        """Listen at the address of this machine or process alone, and return it."""
+        async with self._opening:
+            address = self._local_address()
+            return address if address in self._addresses else await self._open(address)
+
+    async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen at another TCP address and return it as ``host:port``. Raises OSError if it is taken."""
+        return (await self._open(f"tcp:{host}:{port}")).partition(":")[2]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, in order of preference; the relay comes last."""
+        return tuple(sorted(self._addresses, key=is_relayed))
+
+    def _local_address(self) -> str:
+        place = self._directory() if self._directory is not None else ""
+        if place.startswith(("memory:", "tcp:")):
+            return place
+        return f"unix:{place}/calls.sock" if place else f"memory:{self.incarnation}"
+
+    async def _open(self, address: str, advertise: str | None = None) -> str:
+        await self._ready.wait()
+        if self._closed is not None or self._nursery is None:
+            raise self._closed or ChannelClosed("this host has been shut down", reason="closed")
+        if self.relayed:
+            self.relayed = False
+            await self._open(f"{SCHEME}{self.incarnation}")
+        listen = partial(self._network.listen, address, self._authorize, self._acceptor.handle)
+        bound: str = await self._nursery.start(listen)
+        if advertise is not None:
+            bound = f"tcp:{advertise}:{bound.rpartition(':')[2]}"
+        self._addresses.append(bound)
+        return bound
+
+    def _authorize(self, key_id: str) -> str | None:
+        return self.key if key_id == CALLER_KEY_ID else None
+
+    async def shutdown(self, grace_s: float = 0.0) -> None:
+        """Take no more calls, let what is under way end for ``grace_s``, cancel and answer the rest, say goodbye.
+
+        Takes at most 3 s longer than the grace, unless user code that is cancelled does not end.
+        """
+        self._close()
+        async with trio.open_nursery() as nursery:
+            for actor in self.actors.values():
+                nursery.start_soon(actor.drain, grace_s)
+        for guest in self._guests.values():
+            guest.leave()
+        with trio.move_on_after(CLOSE_S):
+            await self._acceptor.close(HOST_LEFT)
+        for number in list(self.actors):
+            self._drop(number)
+        if self._lanes is not None:
+            self._lanes.stop()
+        self._scope.cancel()
+        self._over.set()
+
+    def _close(self) -> None:
+        if self._closed is None:
+            self._closed = ActorDied("the process of this actor is shutting down")
+            for actor in self.actors.values():
+                actor.close(self._closed)
+            self.absent.close(self._closed)
+
+    def end_calls(self) -> None:
+        """Take no more calls, and cancel and answer those under way: the first step of `shutdown` without grace."""
+        self._close()
+        for actor in self.actors.values():
+            actor.end_calls(None)
+
+    # Actors ----------------------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        instance: Any,
+        name: str,
+        *,
+        actor_id: ActorId | None = None,
+        max_concurrency: int | None = None,
+        concurrency_groups: Mapping[str, int] | None = None,
+        executor: Runner | None = None,
+        life: Life | None = None,
+        kill_after_s: float | None = None,
+        number: int | None = None,
+    ) -> int:
+        """Serve ``instance``; returns its number on this host.
+
+        Args:
+            actor_id: default: the name and the number.
+            max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
+            concurrency_groups: limits of the groups that methods name with `fray.method`, apart from the others.
+            executor: what runs the calls of an all-sync class that are of no group, with as many threads as they
+                need; the host neither starts nor stops it. Default: one of its own.
+            life: whose life this is. Default: that of an object whose end is its owner's business.
+            kill_after_s: as `ActorConfig` has it.
+            number: of a light actor, from `FIRST_LIGHT` on; calls that waited for it are handed over.
+
+        Raises:
+            InvalidRequest: a limit is below 1, or a method names a group that has none.
+        """
+        groups = concurrency_groups or {}
+        if number is None:  # of light actors their owner has asked this already, once for all
+            check_concurrency(type(instance), max_concurrency, groups)
+        number = next(self._numbers) if number is None else number
+        actor_id = actor_id or f"{name}#{number}"
+        life = life or Life(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
+        token = life_var.set(life)  # what runs in the actor inherits it
+        try:
+            about = (instance, name, actor_id, number)
+            actor = self._make_hosted(*about, max_concurrency, groups, executor, life.context, kill_after_s)
+        finally:
+            life_var.reset(token)
+        actor.life = life
+        actor.make_context = self._context_for
+        self.actors[number] = actor
+        self.absent.release(number)
+        return number
+
+    def _make_hosted(
+        self,
+        instance: Any,
+        name: str,
+        actor_id: ActorId,
+        number: int,
+        max_concurrency: int | None,
+        groups: Mapping[str, int],
+        executor: Runner | None,
+        context: Context | None,
+        kill_after_s: float | None,
+    ) -> Hosted:
+        about = (instance, name, actor_id, number)
+        if executor is None and has_async_methods(type(instance)):
+            return LoopActor(
+                *about,
+                spawn=self.spawn,
+                max_concurrency=max_concurrency,
+                groups=groups,
+                context=context,
+                clock=self.clock,
+            )
+        runners = {group: self.make_runner(f"{name}-{group}", limit) for group, limit in groups.items()}
+        runners[NO_GROUP] = executor or self.make_runner(name, max_concurrency or 1)
+        owned = tuple(runner for runner in runners.values() if runner is not executor)
+        return ThreadActor(
+            *about,
+            spawn=self.spawn,
+            runners=runners,
+            limits={NO_GROUP: max_concurrency or 1, **groups},
+            kill_after_s=kill_after_s,
+            owned=owned,
+            context=context,
+            clock=self.clock,
+        )
+
+    def make_runner(self, name: str, threads: int) -> Runner:
+        """Threads for an all-sync actor, started; whoever asks for them stops them."""
+        return self._make_runner(f"fray-{name}", threads)
+
+    def make_lane(self, name: str, threads: int) -> Runner:
+        """What runs the calls of a light all-sync actor: threads that all of them share."""
+        if self._make_runner is not _start_executor:
+            return self.make_runner(name, threads)
+        if self._lanes is None:
+            self._lanes = ThreadPool("fray-light", self.spawn)
+        return self._lanes.lane(name, threads)
+
+    def _context_for(self, call: HostCall) -> Any:
+        return self.make_context(call)
+
+    def spawn(self, task: Callable[[], Any]) -> None:
+        """Run a task as long as this host lives."""
+        if self._nursery is not None:
+            self._nursery.start_soon(task)
+
+    def unregister(self, number: int) -> None:
+        """Take no more calls for it; what is under way goes on and is answered (see `drain`)."""
+        actor = self.actors.get(number)
+        if actor is not None:
+            actor.close(NoSuchActor(f"actor {actor.name} is no longer served", actor=actor.name))
+            self._drop(number)
+
+    async def drain(self, number: int, grace_s: float) -> None:
+        """`unregister`, then wait up to ``grace_s`` for what is under way; cancel and answer what is left."""
+        actor = self.actors.get(number)
+        self.unregister(number)
+        if actor is not None:
+            await actor.drain(grace_s)
+
+    def _drop(self, number: int) -> None:
+        actor = self.actors.pop(number, None)
+        if actor is not None:
+            actor.stop()
+
+    # Callers ---------------------------------------------------------------------------------------------------------
+
+    def _on_greeting(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+        hello, _ = decode_message(greeting)
+        if not isinstance(hello, CallerHello):
+            raise ProtocolMismatch("whoever dials an actor's host must greet it as a caller")
+        if hello.expects is not None and hello.expects != self.incarnation:
+            raise ActorDied(f"{hello.expects} is gone: {self.incarnation} listens at its address now")
+        guest = self._guests.get(hello.caller)
+        if guest is None:
+            guest = self._guests[hello.caller] = Guest(self, hello.caller, unbroken=not hello.known)
+        return encode_message(HostHello(incarnation=self.incarnation)), guest.seat
+
+    def guest_left(self, guest: Guest) -> None:
+        """A conversation has ended. Its successor, if there is one, begins before the next task runs."""
+        self.spawn(partial(self._forget, guest))
+
+    async def _forget(self, guest: Guest) -> None:
+        await trio.lowlevel.checkpoint()
+        if guest.channel is None and self._guests.get(guest.session) is guest:
+            del self._guests[guest.session]
+            guest.cancel_all()
+
+    def find(self, name: str) -> Hosted | None:
+        """The newest actor of this name."""
+        return next((actor for actor in reversed(self.actors.values()) if actor.name == name), None)
+
+
+def _start_executor(name: str, threads: int) -> Runner:
+    executor = Executor(name)
+    executor.start(threads)
+    return executor

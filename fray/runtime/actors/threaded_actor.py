@@ -1,0 +1,153 @@
+"""An object of an all-sync class: its calls run on a `Runner`, and each concurrency group has one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import trio
+
+from fray.errors import CancelIgnored, FrayError
+from fray.model.messages.calls import ActorMetrics
+from fray.runtime.actors.hosted_actor import Hosted
+from fray.runtime.actors.incoming_call import HostCall
+from fray.runtime.actors.input_stream import BlockingStream
+from fray.runtime.actors.lifecycle import Ending
+from fray.runtime.actors.methods import NO_GROUP
+from fray.runtime.actors.output_stream import ThreadStream
+from fray.runtime.calls.wire import CANCELLED_ANSWER, Answer
+from fray.runtime.threads.executor import Runner
+
+
+class ThreadActor(Hosted):
+    """``runners``, ``limits``: of each concurrency group by name. ``owned``: the runners it stops at its end.
+    ``kill_after_s``: see `ActorConfig`."""
+
+    talk_type = BlockingStream
+
+    def __init__(
+        self,
+        instance: Any,
+        name: str,
+        actor_id: str,
+        number: int,
+        *,
+        runners: Mapping[str, Runner],
+        limits: Mapping[str, int],
+        kill_after_s: float | None = None,
+        owned: tuple[Runner, ...] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(instance, name, actor_id, number, **options)
+        self.runner = runners[NO_GROUP]
+        """Where constructor and cleanup run, and calls of no group."""
+        self._runners = runners
+        self._limits = limits
+        self._waiting: dict[HostCall, None] = {}
+        """Under way and not begun. Whoever takes a call out, a thread or the loop, decides what becomes of it."""
+        self._kill_after_s = kill_after_s
+        self._watch: trio.CancelScope | None = None
+        self._owned = owned
+        self._streams: dict[HostCall, ThreadStream] = {}
+
+    def runner_of(self, call: HostCall) -> Runner:
+        """Where a call runs."""
+        assert call.spec is not None
+        return self._runners[call.spec.group]
+
+    def _start(self, call: HostCall) -> None:
+        if self.is_late(call):
+            return
+        self.under_way[call] = None
+        self._waiting[call] = None
+        if call.deadline is not None:
+            self._see_to(call.deadline)
+        if call.stream is None or call.talk is not None:
+            self.runner_of(call).submit(call)
+        else:
+            self._streams[call] = stream = ThreadStream(self, call, call.stream)
+            stream.resume()
+        if call.links:
+            self.runner_of(call).flush()
+            self.watch_cycle(call)
+
+    def flush(self) -> None:
+        for runner in self._runners.values():
+            runner.flush()
+
+    def cancel(self, call: HostCall) -> None:
+        """It is told, and that is all that can be done to a thread; if it has not begun, it never does."""
+        call.tell()
+        call.finish(CANCELLED_ANSWER)
+        if not self.claim(call) and self._kill_after_s is not None and self._closed is None:
+            self._spawn(partial(self._kill_if_ignored, call, self._kill_after_s))
+        if call in self._streams:
+            self._streams[call].resume()
+        if isinstance(call.talk, BlockingStream):
+            call.talk.wake()
+
+    def ended(self, call: HostCall, answer: Answer) -> None:
+        self._streams.pop(call, None)
+        super().ended(call, answer)
+
+    def rivals(self, call: HostCall) -> tuple[list[HostCall], list[HostCall], int]:
+        assert call.spec is not None
+        group = call.spec.group
+        mine = [each for each in self.under_way if each.spec is not None and each.spec.group == group]
+        waiting = [each for each in mine if each in self._waiting]
+        return [each for each in mine if self.runs(each)], waiting, self._limits[group]
+
+    def give_up(self, call: HostCall, error: FrayError) -> None:
+        if self.claim(call):
+            call.outcome = call.raised(error)
+            call.finish(call.outcome)
+
+    def claim(self, call: HostCall) -> bool:
+        return self._waiting.pop(call, call) is None
+
+    def runs(self, call: HostCall) -> bool:
+        return call not in self._waiting and call.outcome is None
+
+    def end_calls(self, error: BaseException | None) -> None:
+        for call in list(self._waiting):
+            if self.claim(call):
+                call.outcome = CANCELLED_ANSWER
+                call.refuse(self._closed or self._shut_down(call))
+        super().end_calls(error)
+
+    # Cancellation and deadlines --------------------------------------------------------------------------------------
+
+    async def _kill_if_ignored(self, call: HostCall, kill_after_s: float) -> None:
+        await trio.sleep(kill_after_s)
+        if call in self.under_way and self._closed is None and self.life is not None:
+            text = f"{self.name}.{call.method}() was cancelled and did not end within kill_after_s={kill_after_s:g}"
+            self.life.ask(Ending(text, CancelIgnored(text, method=call.method)))
+
+    def _see_to(self, deadline: float) -> None:
+        if self._watch is None:
+            self._watch = trio.CancelScope(deadline=deadline)
+            self._spawn(self._watch_deadlines)
+        else:
+            self._watch.deadline = min(deadline, self._watch.deadline)
+
+    async def _watch_deadlines(self) -> None:
+        """Tell the methods that go on past their deadlines, also when nobody else can."""
+        while self._watch is not None:
+            with self._watch:
+                await trio.sleep_forever()
+            timed = [call for call in self.under_way if call.deadline is not None and not call.cancelled]
+            late = [call for call in timed if call.is_over_time()]
+            for call in late:
+                call.finish(call.raised(call.too_late()))
+                self.cancel(call)
+            waiting = [call.deadline for call in timed if call.deadline is not None and call not in late]
+            self._watch = trio.CancelScope(deadline=min(waiting)) if waiting else None
+
+    def stop(self) -> None:
+        for runner in self._owned:
+            runner.stop()
+
+    def metrics(self) -> ActorMetrics:
+        queued = len(self._waiting)
+        return self.counters.seen(running=len(self.under_way) - queued, queued=queued)

@@ -1,0 +1,46 @@
+"""Connections to a listener of this process, each carried to a port of a job by way of the controller."""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from fray.errors import ConnectionFailed, FrayError
+from fray.model.messages.tunnels import OpenTunnel
+from fray.net.tunnels.byte_stream import Splice, Stream, reset_at_close
+from fray.runtime.context import Runtime
+from fray.runtime.controller_client.jobs import JobRecord
+
+log = logging.getLogger("fray.forward")
+
+
+async def serve_forward(
+    runtime: Runtime, record: JobRecord, message: OpenTunnel, listeners: list[trio.SocketListener]
+) -> None:
+    """Until the job has ended."""
+
+    async def carry(stream: trio.SocketStream) -> None:
+        await carry_forward(runtime, message, stream)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, carry, listeners)
+        await record.ended.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def carry_forward(runtime: Runtime, message: OpenTunnel, stream: Stream) -> None:
+    """Carry one connection until both sides have said all, or one of them is cut; it is closed then."""
+    splice = Splice()
+    assert runtime.link.tunnels is not None
+    try:
+        await runtime.link.tunnels.open_pipe(message, splice)
+        await splice.wait_accepted()
+    except FrayError as error:
+        log.warning("a connection to port %r of %s was not carried: %s", message.port, message.to, error)
+        reset_at_close(stream)
+        return
+    except BaseException as error:
+        splice.refuse(ConnectionFailed("the listener has ended"))
+        raise error
+    await splice.carry(stream)

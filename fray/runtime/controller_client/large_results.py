@@ -1,0 +1,80 @@
+"""Values of jobs that are too large to travel: written to a storage by the job's process, read back by who waits.
+
+Law: the record names the place, the size and the hash, once all of it is written; so whoever reads has what the job
+wrote, or an error. The files are the user's: Fray deletes none of them.
+"""
+
+from __future__ import annotations
+
+import trio
+from attrs import evolve
+
+from fray.errors import FrayError, MessageTooLarge
+from fray.model.ids import split_attempt
+from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Outcome, Stored, Ticket
+from fray.net import storage
+from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.serialization import errors, pickling
+
+TEXT_LIMIT_CHARS = 32_000
+"""Of an error that is too large to travel itself: so much of its traceback does."""
+
+
+def placed(ticket: Ticket, outcome: Outcome, value: bytes) -> tuple[Outcome, bytes | None]:
+    """The outcome and the value that travel in place of one that is too large. Blocks; never raises."""
+    try:
+        return _stored(ticket, outcome, value), None
+    except Exception as error:  # noqa: BLE001 - storages raise what they like, and it is what the job ends with
+        if outcome.cause is Cause.SUCCEEDED:
+            message = f"{type(error).__name__}: {error}"
+            failed = Outcome(cause=Cause.FAILURE, exit_code=1, raised=True, message=message)
+            return failed, errors.dump_error(error)
+        return outcome, errors.dump_error_in_short(value, TEXT_LIMIT_CHARS, str(error))
+
+
+def _stored(ticket: Ticket, outcome: Outcome, value: bytes) -> Outcome:
+    spec, size = ticket.spec, len(value)
+    what = f"the {'result' if outcome.cause is Cause.SUCCEEDED else 'error'} of job {spec.name!r}"
+    if not spec.result_storage:
+        raise MessageTooLarge(
+            f"{what} has {size:,} bytes pickled; at most {BLOB_LIMIT_BYTES:,} travel: give "
+            "JobRequest(result_storage='file:///shared/dir' or 'gs://bucket/dir'), or write it to storage and return "
+            "its path",
+            size_bytes=size,
+            limit_bytes=BLOB_LIMIT_BYTES,
+        )
+    job_id, generation, member = split_attempt(ticket.attempt_id)
+    location = f"{spec.result_storage.rstrip('/')}/{spec.namespace}/{job_id}/{generation}-{member}.pickle"
+    try:
+        storage.write_now(location, value)
+    except Exception as error:
+        raise FrayError(f"{what} ({size:,} bytes) cannot be written to {location}: {error!r}") from error
+    return evolve(outcome, stored=Stored(location=location, sha256=pickling.name_of(value), size_bytes=size))
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+async def fetch(record: JobRecord) -> None:
+    """Have the value of an ended job here, if it is in a storage.
+
+    Raises:
+        FrayError: it cannot be read, or is not what the job wrote.
+    """
+    if record.value is None and record.info.stored is not None:
+        record.value = await trio.to_thread.run_sync(read_now, record)
+
+
+def read_now(record: JobRecord) -> bytes | None:
+    """The pickled value of an ended job; from a storage, it blocks. Raises as `fetch`."""
+    stored = record.info.stored
+    if record.value is not None or stored is None:
+        return record.value
+    what = f"the value of job {record.info.job_id} ({stored.size_bytes:,} bytes at {stored.location})"
+    try:
+        data = storage.read_now(stored.location)
+    except Exception as error:
+        raise FrayError(f"{what} cannot be read here: {error!r}", location=stored.location) from error
+    if len(data) != stored.size_bytes or pickling.name_of(data) != stored.sha256:
+        raise FrayError(f"{what} is not what the job wrote: somebody has changed it", location=stored.location)
+    return data

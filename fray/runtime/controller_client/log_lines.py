@@ -1,0 +1,86 @@
+"""From the records of a page to lines, with what is missing among them told as gaps; and lines on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from attrs import define
+
+from fray.model.log_records import (
+    Bytes,
+    LineKind,
+    LogLine,
+    unpack,
+)
+from fray.model.messages.client import LogLines, LogSource
+
+CUT_OFF = "its machine keeps so much of an attempt and no more, or its disk was full"
+
+
+@define
+class Lines:
+    """The lines of one attempt, as far as they have come."""
+
+    source: LogSource
+    last_time: float = 0.0
+    """Of the line before."""
+
+    def read(self, data: Bytes, first: int, end: int, stream: str = "", contains: str = "") -> Iterator[LogLine]:
+        """Lines from ``first`` to before ``end``. Unless only some are wanted, a number that is skipped makes a gap."""
+        wants_all = not stream and not contains
+        for number, name, time, texts in unpack(data):
+            if wants_all and number > first:
+                yield self.gap(first, number - first, CUT_OFF, until=time)
+            if not stream or name == stream:
+                for at, text in enumerate(texts, number):
+                    if first <= at < end and contains in text:
+                        yield self._line(at, name, time, text)
+            first = max(first, number + len(texts))
+            self.last_time = time
+        if wants_all and first < end:
+            yield self.gap(first, end - first, CUT_OFF)
+
+    def _line(self, number: int, stream: str, time: float, text: str) -> LogLine:
+        source = self.source
+        return LogLine(
+            time=time,
+            stream=stream,
+            text=text,
+            attempt_id=source.attempt_id,
+            job_id=source.job_id,
+            name=source.name,
+            number=number,
+        )
+
+    def gap(self, number: int, lost: int | None, why: str, until: float | None = None) -> LogLine:
+        """Something is missing here."""
+        many = "lines" if lost is None else f"{lost} line{'s' if lost != 1 else ''}"
+        return LogLine(
+            time=self.last_time or until or 0.0,
+            stream="sys",
+            text=f"… {many} missing: {why} …",
+            attempt_id=self.source.attempt_id,
+            job_id=self.source.job_id,
+            name=self.source.name,
+            number=number,
+            kind=LineKind.GAP,
+            lost=lost,
+            until=until,
+        )
+
+
+def told(message: LogLines, data: Bytes) -> list[LogLine]:
+    """The lines of a notice for a terminal."""
+    lines = Lines(LogSource(attempt_id=message.attempt_id, job_id=message.job_id, name=message.name))
+    found = list(lines.read(data, message.first, message.end))
+    if message.skipped:
+        at = found[0].time if found else 0.0
+        why = "more is printed than is shown here; job.logs() has them"
+        found.insert(0, lines.gap(message.first - message.skipped, message.skipped, why, until=at))
+    return found
+
+
+def print_line(line: LogLine) -> None:
+    """``(name) line``, to standard output or standard error as the job did."""
+    print(f"({line.name}) {line.text}", file=sys.stdout if line.stream == "out" else sys.stderr, flush=True)

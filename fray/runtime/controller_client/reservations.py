@@ -1,0 +1,95 @@
+"""What this process knows of reservations: those that somebody here follows are told by the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from fray.errors import FrayError
+from fray.model.messages.client import CreateReservation, Reservations, WatchReservation
+from fray.model.reservations import ReservationId, ReservationInfo, ReservationSpec, ReservationState
+from fray.net.codec import Bytes
+
+if TYPE_CHECKING:
+    from fray.runtime.controller_client.client import ControllerLink
+
+
+class ReservationRecord:
+    """One reservation; ``changed`` is set, and a new one, with each news of it."""
+
+    def __init__(self, info: ReservationInfo) -> None:
+        self.info = info
+        self.changed = trio.Event()
+        self.lost: FrayError | None = None
+        """The conversation with the controller has ended, or it does not know the reservation any more."""
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will be told."""
+        return self.lost is not None or self.info.state is ReservationState.ENDED
+
+    def update(self, info: ReservationInfo) -> None:
+        if self.lost is None:
+            self.info = info
+            self._wake()
+
+    def lose(self, error: FrayError) -> None:
+        if not self.over:
+            self.lost = error
+            self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class ReservationRecords:
+    """Of one conversation with the controller."""
+
+    def __init__(self, link: ControllerLink) -> None:
+        self._link = link
+        self._records: dict[ReservationId, ReservationRecord] = {}
+
+    async def create(self, spec: ReservationSpec) -> ReservationRecord:
+        """Raises as the controller does."""
+        await self._link.request_blobs(CreateReservation(spec=spec), on_answer=self._learn_answer)
+        return self._records[spec.reservation_id]
+
+    async def watch(self, reservation_id: ReservationId) -> ReservationRecord:
+        """Follow it. Raises: NoSuchReservation."""
+        known = self._records.get(reservation_id)
+        if known is None or known.lost is not None:
+            self._records.pop(reservation_id, None)
+            message = WatchReservation(reservation_id=reservation_id)
+            await self._link.request_blobs(message, on_answer=self._learn_answer)
+        return self._records[reservation_id]
+
+    def learn(self, info: ReservationInfo) -> None:
+        record = self._records.get(info.reservation_id)
+        if record is not None:
+            record.update(info)
+
+    def lose_all(self, error: FrayError) -> None:
+        for record in self._records.values():
+            record.lose(error)
+
+    async def watch_again(self) -> None:
+        """After a reset: the controller does not remember who follows what."""
+        for name, record in list(self._records.items()):
+            if record.over:
+                continue
+            try:
+                await self._link.request_blobs(WatchReservation(reservation_id=name), on_answer=self._learn_answer)
+            except FrayError as error:
+                record.lose(error)
+
+    def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
+        assert isinstance(reply, Reservations)
+        for info in reply.reservations:
+            record = self._records.get(info.reservation_id)
+            if record is None:
+                self._records[info.reservation_id] = ReservationRecord(info)
+            else:
+                record.update(info)

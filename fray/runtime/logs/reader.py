@@ -1,0 +1,343 @@
+"""Reading logs: one job or a whole tree, from the beginning, the end or a time, to what is there or until it is over.
+
+Law. A reader pulls, attempt by attempt, by line numbers that it alone keeps: whatever happens between it and the
+machines (cuts, a controller's restart), it asks again from where it was, so that no line comes twice or is lost without
+a word. What cannot be had is a gap; what cannot be had now is one too, and comes later if it is followed. Lines of
+several attempts are merged by time, as far as their machines' clocks agree.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+from attrs import define, field, frozen
+
+from fray.errors import InvalidRequest, NoSuchJob
+from fray.model.ids import AttemptId, JobId, split_attempt
+from fray.model.log_records import STREAMS, LogLine, unpack
+from fray.model.messages.client import LogMoved, LogSource, LogSources, WatchLogs
+from fray.model.messages.node import LogPage, ReadLog
+from fray.runtime.controller_client.log_lines import CUT_OFF, Lines
+from fray.runtime.logs.archive import ArchivedLog
+
+if TYPE_CHECKING:
+    from fray.runtime.controller_client.client import ControllerLink
+    from fray.runtime.controller_client.jobs import JobRecord
+
+PAGES_AT_ONCE = 16
+"""Attempts whose pages are asked for at the same time."""
+PAGE_LEAST_BYTES = 8 * 1024
+PAGES_BYTES = 1024 * 1024
+"""Of the pages of all attempts of a tree together, about."""
+LOOK_AGAIN_S = 10.0
+"""A reader that follows and hears nothing asks whether the machines are there; a job that has ended, whether all of it
+has."""
+CLOSING_LOOK_S = 0.2
+TAIL_LIMIT = 100_000
+CONTAINS_LIMIT_CHARS = 1_000
+
+
+@frozen(kw_only=True)
+class LogQuery:
+    """Which lines are wanted."""
+
+    job_id: JobId
+    tail: int | None = None
+    since_s: float | None = None
+    follow: bool = False
+    attempt: AttemptId | int | None = None
+    stream: str = ""
+    contains: str = ""
+    tree: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.stream and self.stream not in STREAMS:
+            raise InvalidRequest(f"stream={self.stream!r} is no stream: write 'out', 'err' or 'sys', or leave it out")
+        if self.tail is not None and not (isinstance(self.tail, int) and 0 <= self.tail <= TAIL_LIMIT):
+            raise InvalidRequest(f"tail={self.tail!r} must be 0 to {TAIL_LIMIT} lines; leave it out for all of them")
+        if self.since_s is not None and not self.since_s >= 0:
+            raise InvalidRequest(f"since_s={self.since_s} must be 0 or more seconds ago")
+        if not isinstance(self.contains, str) or len(self.contains) > CONTAINS_LIMIT_CHARS:
+            raise InvalidRequest(f"contains= must be a text of at most {CONTAINS_LIMIT_CHARS} characters")
+
+
+@define(eq=False)
+class _Place:
+    """Where the reader is in one attempt's log."""
+
+    lines: Lines
+    next: int | None = None
+    """None: it has not begun."""
+    waiting: deque[LogLine] = field(factory=deque)
+    caught_up: bool = False
+    over: bool = False
+    hints: int = 0
+    """How often it was said that there is more."""
+    is_silent: bool = False
+    """Its machine was when it was last asked, and that is said."""
+    archive: ArchivedLog | None = None
+    """It is read from there for now."""
+    archive_is_read: bool = False
+
+    @property
+    def source(self) -> LogSource:
+        return self.lines.source
+
+    @property
+    def is_behind(self) -> bool:
+        return not self.waiting and not self.caught_up
+
+
+class LogReader:
+    """An async iterator of `LogLine`: ``async for line in job.logs(follow=True)``.
+
+    Leave it by `aclose` (or use ``async with``) if it follows and is not read to its end.
+    """
+
+    def __init__(self, link: ControllerLink, query: LogQuery) -> None:
+        self._link, self._query = link, query
+        self._places: dict[AttemptId, _Place] = {}
+        self._ready: deque[LogLine] = deque()
+        self._record: JobRecord | None = None
+        self._moved = trio.Event()
+        self._look = self._is_first_look = True
+        self._all_over = self._is_done = False
+        self._in_tail = query.tail is not None
+        self.watched = (query.job_id, query.tree)
+        self._strangers: set[AttemptId] = set()
+
+    def __aiter__(self) -> LogReader:
+        return self
+
+    async def __aenter__(self) -> LogReader:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    async def __anext__(self) -> LogLine:
+        """Raises NoSuchJob, ConnectionFailed besides the end."""
+        while not self._ready:
+            if self._is_done:
+                raise StopAsyncIteration
+            await self._step()
+        return self._ready.popleft()
+
+    def take_ready(self) -> list[LogLine]:
+        """What has come already, without waiting."""
+        found = list(self._ready)
+        self._ready.clear()
+        return found
+
+    async def aclose(self) -> None:
+        """Follow no longer. Reading on after this ends at once."""
+        self._is_done = True
+        self._ready.clear()
+        if self._record is not None:
+            record, self._record = self._record, None
+            if self._on_ended in record.callbacks:
+                record.callbacks.remove(self._on_ended)
+            await self._link.logs.leave(self)
+
+    # One step
+
+    async def _step(self) -> None:
+        if self._look:
+            await self._look_for_sources()
+        behind = [place for place in self._places.values() if place.is_behind]
+        if behind:
+            await self._fetch(behind)
+            if any(place.is_behind for place in behind):
+                return
+        if self._in_tail:
+            await self._take_tail()
+        self._merge()
+        if self._ready or any(place.is_behind for place in self._places.values()):
+            return
+        if not self._query.follow or self._all_over:
+            await self.aclose()
+        else:
+            await self._wait()
+
+    async def _look_for_sources(self) -> None:
+        self._look = False
+        query = self._query
+        if query.follow and self._record is None:
+            (self._record,) = await self._link.jobs.watch([query.job_id])
+            self._link.logs.join(self)
+            self._record.callbacks.append(self._on_ended)
+        reply = await self._link.request(WatchLogs(job=query.job_id, tree=query.tree, follow=query.follow))
+        assert isinstance(reply, LogSources)
+        for source in _chosen(reply.sources, query.attempt):
+            self._learn(source)
+        self._all_over = reply.over
+        self._is_first_look = False
+
+    def _learn(self, source: LogSource) -> _Place:
+        place = self._places.get(source.attempt_id)
+        if place is None:
+            # of an attempt that comes later all lines are wanted, whatever tail was asked for
+            place = self._places[source.attempt_id] = _Place(Lines(source), next=None if self._is_first_look else 0)
+        place.hints += 1
+        place.caught_up = place.caught_up and place.over
+        return place
+
+    def on_moved(self, moved: LogMoved | None) -> None:
+        """There is more of one attempt; None: of any, as hints may have been lost."""
+        if moved is None:
+            self._look = True
+        elif moved.source.attempt_id in self._places:
+            self._learn(moved.source)
+        elif moved.source.attempt_id in self._strangers:
+            return
+        else:  # a new one of ours, or one of another reader's
+            self._strangers.add(moved.source.attempt_id)
+            self._look = True
+        self._moved.set()
+
+    def _on_ended(self) -> None:
+        self._look = True
+        self._moved.set()
+
+    async def _wait(self) -> None:
+        is_ending = self._record is not None and self._record.ended.is_set()
+        if self._record is not None and self._record.lost is not None:
+            raise self._record.lost
+        with trio.move_on_after(CLOSING_LOOK_S if is_ending else LOOK_AGAIN_S):
+            await self._moved.wait()
+            self._moved = trio.Event()
+            return
+        self._look = True
+
+    # Pages
+
+    async def _fetch(self, places: Sequence[_Place]) -> None:
+        limit = max(PAGE_LEAST_BYTES, PAGES_BYTES // (4 * len(self._places)))
+        async with trio.open_nursery() as nursery:
+            for place in places[:PAGES_AT_ONCE]:
+                nursery.start_soon(self._fetch_one, place, limit)
+
+    async def _fetch_one(self, place: _Place, limit_bytes: int) -> None:
+        if place.archive is not None:
+            await self._fetch_archived(place, place.archive)
+            return
+        hints = place.hints
+        try:
+            page, blobs = await self._link.request_blobs(self._ask(place, limit_bytes))
+        except NoSuchJob:
+            place.waiting.append(place.lines.gap(place.next or 0, None, "the cluster has forgotten this attempt"))
+            place.caught_up = place.over = True
+            return
+        assert isinstance(page, LogPage)
+        start = page.start if place.next is None else place.next
+        is_lost = not page.retry and (page.first > start or bool(page.missing))
+        if page.archive and is_lost and not place.archive_is_read:
+            place.next, place.archive = start, ArchivedLog(page.archive, place.source.attempt_id)
+            return
+        self._absorb(place, start, page, bytes(blobs[0]) if blobs else b"")
+        place.caught_up = place.caught_up and hints == place.hints
+
+    def _ask(self, place: _Place, limit_bytes: int) -> ReadLog:
+        query = self._query
+        return ReadLog(
+            attempt_id=place.source.attempt_id,
+            first=0 if place.next is None and query.tail is None and query.since_s is None else place.next,
+            tail=query.tail,
+            since_s=query.since_s,
+            stream=query.stream,
+            contains=query.contains,
+            limit_bytes=limit_bytes,
+        )
+
+    def _absorb(self, place: _Place, start: int, page: LogPage, data: bytes) -> None:
+        if page.retry and self._query.follow and page.first > start:
+            place.next, place.caught_up = start, True  # they come when the machine is back
+            self._note_missing(place, start, page.missing)
+            return
+        if page.first > start:
+            until = next((time for _, _, time, _ in unpack(data)), None)
+            place.waiting.append(place.lines.gap(start, page.first - start, page.missing or CUT_OFF, until=until))
+        place.waiting.extend(place.lines.read(data, page.first, page.next, self._query.stream, self._query.contains))
+        place.next, place.caught_up, place.over = page.next, page.caught_up, page.over
+        if page.missing and page.caught_up:
+            self._note_missing(place, page.next, page.missing)
+        elif not page.missing:
+            place.is_silent = False
+
+    def _note_missing(self, place: _Place, number: int, why: str) -> None:
+        if not place.is_silent:
+            place.is_silent = True
+            place.waiting.append(place.lines.gap(number, None, why))
+
+    async def _fetch_archived(self, place: _Place, archive: ArchivedLog) -> None:
+        """What the machine copied away before it was gone; then the controller is asked for what is left."""
+        start = place.next or 0
+        try:
+            chunk = await archive.read(start)
+        except Exception as error:  # noqa: BLE001 - storages raise anything
+            place.waiting.append(
+                place.lines.gap(start, None, f"its archive {archive.location} cannot be read: {error}")
+            )
+            chunk = None
+        if chunk is None:
+            place.archive, place.archive_is_read = None, True
+            return
+        if chunk.first > start:
+            place.waiting.append(place.lines.gap(start, chunk.first - start, "it was not archived"))
+        first = max(start, chunk.first)
+        place.waiting.extend(place.lines.read(chunk.data, first, chunk.end, self._query.stream, self._query.contains))
+        place.next = chunk.end
+
+    # Order
+
+    async def _take_tail(self) -> None:
+        """Of the last lines of each attempt, the last of all together."""
+        if not all(place.caught_up for place in self._places.values()):
+            await self._fill()
+        merged = heapq.merge(*(place.waiting for place in self._places.values()), key=_when)
+        self._ready.extend(deque(merged, maxlen=self._query.tail))
+        for place in self._places.values():
+            place.waiting.clear()
+        self._in_tail = False
+
+    async def _fill(self) -> None:
+        """Everything there is of each attempt, which is at most the tail that was asked for."""
+        while places := [place for place in self._places.values() if not place.caught_up]:
+            await self._fetch(places)
+
+    def _merge(self) -> None:
+        """Lines by time, while it is known that none of another attempt comes before."""
+        heap = [(_when(place.waiting[0]), index, place) for index, place in self._with_lines()]
+        heapq.heapify(heap)
+        while heap:
+            _, index, place = heap[0]
+            self._ready.append(place.waiting.popleft())
+            if place.waiting:
+                heapq.heapreplace(heap, (_when(place.waiting[0]), index, place))
+            elif place.caught_up:
+                heapq.heappop(heap)
+            else:
+                return  # its next page may begin before the others' next lines
+
+    def _with_lines(self) -> list[tuple[int, _Place]]:
+        return [(index, place) for index, place in enumerate(self._places.values()) if place.waiting]
+
+
+def _when(line: LogLine) -> float:
+    return line.time
+
+
+def _chosen(sources: Sequence[LogSource], attempt: AttemptId | int | None) -> list[LogSource]:
+    """Those of one attempt: by its id, or by its number (negative ones count from the last)."""
+    if attempt is None:
+        return list(sources)
+    if isinstance(attempt, str):
+        return [source for source in sources if source.attempt_id == attempt]
+    generations = sorted({split_attempt(source.attempt_id)[1] for source in sources})
+    if attempt < 0:
+        attempt = generations[attempt] if -attempt <= len(generations) else -1
+    return [source for source in sources if split_attempt(source.attempt_id)[1] == attempt]

@@ -1,0 +1,83 @@
+"""Futures that were made in another process; see `fray.runtime.objects.exports`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from fray.errors import ActorDied, MachineLost
+from fray.model.ids import ActorId
+from fray.runtime.calls.call_future import CallFuture
+from fray.runtime.calls.future import Future
+from fray.runtime.context import current, current_or_none
+from fray.runtime.objects.exports import Shareable, ask, shelf_of
+
+
+def sent_away(future: Shareable, what: str) -> tuple[Any, ...]:
+    """How to pickle a future of this process. Raises FrayError outside a cluster, ChannelFull."""
+    shelf = shelf_of(current())
+    return arrive, (shelf.actor_id, shelf.put(future), what)
+
+
+def arrive(owner: ActorId, number: int, what: str) -> Any:
+    """The future: itself, back where it was made; elsewhere one that comes to the same."""
+    runtime = current_or_none()
+    if runtime is not None:
+        shelf = shelf_of(runtime)
+        future = shelf.find(number) if shelf.actor_id == owner else None
+        if future is not None:
+            return future
+    return ArrivedFuture(owner, number, what)
+
+
+class ArrivedFuture(Future):
+    """Settles as its original does. It is asked for when somebody first wants to know.
+
+    Awaits may be cancelled and repeated; `cancel` asks the author's process to cancel what it stands for. When that
+    process is gone it raises `ActorDied`.
+    """
+
+    __slots__ = ("_call", "_number", "_owner")
+
+    def __init__(self, owner: ActorId, number: int, what: str) -> None:
+        super().__init__(what)
+        self._owner, self._number = owner, number
+        self._call: CallFuture | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return arrive, (self._owner, self._number, self._what)
+
+    def _begin(self) -> None:
+        if self._call is None:
+            self._call = ask(current(), self._owner, "wait", self._number)
+            self._call.add_done_callback(self._heard)
+
+    def _heard(self, call: CallFuture) -> None:
+        error = call.exception()
+        if error is None:
+            is_result, data = call.result()
+            (self.returned if is_result else self.raised)(data)
+        elif isinstance(error, ActorDied) and not isinstance(error, MachineLost):
+            gone = ActorDied(
+                f"{self._what} will never be known: the process that made this future is gone", of=self._what
+            )
+            gone.__cause__ = error
+            self.fail(gone)
+        else:
+            self.fail(error)
+
+    def done(self) -> bool:
+        self._begin()
+        return super().done()
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self._begin()
+        super().add_done_callback(callback)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self._begin()
+        return super().__await__()
+
+    def cancel(self) -> None:
+        if not super().done():
+            ask(current(), self._owner, "cancel", self._number)

@@ -1,0 +1,344 @@
+"""Objects that were put: kept by the process that owns them, lent to whoever asks, gone with their last holder.
+
+The owner is the job or driver whose code has put them; when it ends they are gone, and who asks then is told so. Large
+buffers lie in segments (`fray.net.buffers.shared_memory`), so that processes of the host map them and copy nothing;
+what memory has
+no room for is written to storage. Who holds what is the law of `fray.runtime.objects.refcount`; the holders' side is
+`fray.runtime.objects.references`.
+
+`keep` and `find` may be called on any thread. All else happens in the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import trio
+from attrs import define, frozen
+
+from fray.errors import ObjectLost
+from fray.model.ids import ActorId
+from fray.model.messages.client import Names
+from fray.net import storage
+from fray.net.buffers import segment_directories, shared_memory
+from fray.net.buffers.chunks import check_transfer
+from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
+from fray.runtime.current_call import current_actor_var
+from fray.runtime.objects.exports import shelf_of
+from fray.runtime.objects.refcount import ObjectBooks
+from fray.runtime.serialization import pickling
+from fray.runtime.serialization.buffers import Parcel, is_large
+
+if TYPE_CHECKING:
+    from fray.runtime.context import Runtime
+
+log = logging.getLogger("fray.objects")
+
+MEMORY_LIMIT_BYTES = 1024**3
+"""Of the objects that one process keeps in memory; beyond, they are in storage."""
+SPILL_ROOMS = ("/tmp",)
+SHARE_WITHIN_S = 0.05
+"""Else a large object goes as chunks."""
+LOOK_EVERY_S = 60.0
+"""How often references that never arrive are looked for."""
+_LENGTH = struct.Struct("<Q")
+
+Home: TypeAlias = tuple[ActorId, int]
+"""Where a store is: the shelf of its process, and its number there."""
+Piece: TypeAlias = "Snapshot | memoryview"
+Told: TypeAlias = tuple[str, int, str]
+"""HOLD, LET_GO, TRAVELS or ARRIVED; the object; the token of the last two."""
+HOLD, LET_GO, TRAVELS, ARRIVED = "hold", "let go", "travels", "arrived"
+
+
+@frozen(eq=False)
+class InMemory:
+    """One object as it lies here: its pickle, and the buffers that stayed outside."""
+
+    pickle: bytes
+    pieces: tuple[Piece, ...]
+    pickled_first: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return len(self.pickle) + sum(len(view_of(piece)) for piece in self.pieces)
+
+    def boxed(self) -> Parcel:
+        """On its way to somebody; see `payload.boxed`."""
+        return pickling.boxed(self.pickle, [view_of(piece) for piece in self.pieces], self.pieces, self.pickled_first)
+
+    def box(self) -> pickling.Boxed:
+        """For `payload.unboxed` here: its buffers are these very ones."""
+        return self.pickle, [view_of(piece) for piece in self.pieces], self.pickled_first
+
+
+@frozen(eq=False)
+class Spilled:
+    """One object that is in storage."""
+
+    location: str
+    pickled_first: bool
+
+    def read(self) -> InMemory:
+        """Blocks. Raises ObjectLost: it cannot be read."""
+        try:
+            data = memoryview(_read(self.location))
+        except Exception as error:  # storages raise what they like
+            raise ObjectLost(f"an object that was written to {self.location} cannot be read: {error!r}") from error
+        pieces: list[memoryview] = []
+        at = 0
+        while at < len(data):
+            (size,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size
+            pieces.append(data[at : at + size])
+            at += size
+        return InMemory(bytes(pieces[0]), tuple(pieces[1:]), self.pickled_first)
+
+
+def view_of(piece: Piece) -> memoryview:
+    return piece.view if isinstance(piece, Snapshot) else piece
+
+
+@define
+class Settings:
+    """``storage``: a directory, or an address that fsspec knows. Default: one of its own, removed at the end."""
+
+    limit_bytes: int = MEMORY_LIMIT_BYTES
+    storage: str | None = None
+
+
+class ObjectStore:
+    """The objects of one owner."""
+
+    def __init__(self, runtime: Runtime, settings: Settings) -> None:
+        self.books = ObjectBooks(settings.limit_bytes)
+        self._runtime = runtime
+        self._storage = settings.storage
+        self._room: str | None = None
+        self._room_lock = -1
+        self._records: dict[int, InMemory | Spilled] = {}
+        self._numbers = count(1)
+        self._spilling = trio.Lock()
+        self._ended = False
+        shelf = shelf_of(runtime)
+        self.home: Home = (shelf.actor_id, shelf.offer(self))
+        runtime.nursery.start_soon(self._live)
+
+    def __repr__(self) -> str:
+        return f"<ObjectStore: {len(self.books)} objects, {self.books.memory_bytes} bytes in memory>"
+
+    async def _live(self) -> None:
+        try:
+            while True:
+                for _ in range(round(LOOK_EVERY_S / shared_memory.IDLE_S)):
+                    await trio.sleep(shared_memory.IDLE_S)
+                    if (pool := shared_memory.known_pool()) is not None:
+                        pool.trim()
+                self._forget(self.books.expire(trio.current_time()))
+        finally:
+            self._ended = True
+            self._records.clear()
+            if self._room is not None:
+                shutil.rmtree(self._room, ignore_errors=True)
+                os.close(self._room_lock)
+
+    # Putting ---------------------------------------------------------------------------------------------------------
+
+    def keep(self, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[int, int]:
+        """On any thread: keep copies of what `packed` gave; number and size. It is entered in the books by `add`."""
+        record = InMemory(pickle, tuple(kept(view) for view in views), first)
+        number, size = next(self._numbers), len(pickle) + sum(map(len, views))
+        self._records[number] = record
+        return number, size
+
+    def add(self, number: int, size: int) -> None:
+        self.books.add(number, size)
+        if self.books.next_out() is not None and not self._ended:
+            self._runtime.nursery.start_soon(self.make_room)
+
+    async def deposit(self, pickle: bytes, buffers: Sequence[Any], first: bool, token: str) -> int:
+        """Another process puts an object here; a reference to it is on its way to that process."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        size = len(pickle) + sum(map(len, views))
+        await self.make_room(size)
+        pieces = [await _kept(view) for view in views]
+        number = next(self._numbers)
+        self._records[number] = InMemory(pickle, tuple(pieces), first)
+        self.add(number, size)
+        self.books.travels(number, token, trio.current_time())
+        return number
+
+    # Asking ----------------------------------------------------------------------------------------------------------
+
+    def find(self, number: int) -> InMemory | Spilled:
+        """On any thread: where it is. Raises ObjectLost."""
+        record = self._records.get(number)
+        if record is None:
+            raise ObjectLost("this object is gone: nobody held it any more, or its owner has ended")
+        self._runtime.token.run_sync_soon(self.books.used, number)
+        return record
+
+    async def fetch(self, number: int) -> Parcel:
+        """The object, for `payload.unboxed` at whoever asks. Raises ObjectLost."""
+        record = self.find(number)
+        if isinstance(record, Spilled):
+            record = await trio.to_thread.run_sync(record.read)
+        parcel = record.boxed()
+        if is_large(parcel):
+            await _share()
+        return parcel
+
+    # Holders ---------------------------------------------------------------------------------------------------------
+
+    async def tell(self, holder: str, told: Sequence[Told]) -> None:
+        """What a process that holds objects says of them, in order."""
+        self.hear(holder, told)
+
+    def hear(self, holder: str, told: Sequence[Told]) -> None:
+        """As `tell`."""
+        books = self.books
+        for what, number, token in told:
+            if what == HOLD:
+                books.hold(number, holder)
+            elif what == LET_GO:
+                self._forget(books.let_go(number, holder))
+            elif what == TRAVELS:
+                books.travels(number, token, trio.current_time())
+            else:
+                self._forget(books.arrived(number, token))
+
+    async def stay(self, holder: str, shelf: str) -> None:
+        """Open as long as that process lives: then it holds nothing any more.
+
+        The registry hears of its end first (``shelf`` is registered there as long as it lives); a lost connection ends
+        this call later.
+        """
+        gone, seen = trio.Event(), False
+
+        def on_names(names: Names, blobs: Sequence[Any]) -> None:
+            nonlocal seen
+            if names.endpoints:
+                seen = True
+            elif seen:
+                gone.set()
+
+        unwatch = self._runtime.link.names.watch(f"actor:{shelf}", on_names)
+        try:
+            await gone.wait()
+        finally:
+            unwatch()
+            self._forget(self.books.left(holder))
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            record = self._records.pop(number, None)
+            if isinstance(record, Spilled) and not self._ended:
+                self._runtime.nursery.start_soon(_remove, record.location)
+
+    # Storage ---------------------------------------------------------------------------------------------------------
+
+    async def make_room(self, more_bytes: int = 0) -> None:
+        """Write objects to storage until ``more_bytes`` have room in memory, as far as that can be."""
+        async with self._spilling:
+            while (number := self.books.next_out(more_bytes)) is not None:
+                record = self._records[number]
+                assert isinstance(record, InMemory)
+                location = self._place(number)
+                await trio.to_thread.run_sync(_write, location, record)
+                if number in self._records:
+                    self._records[number] = Spilled(location, record.pickled_first)
+                    self.books.is_out(number)
+                else:
+                    await _remove(location)  # it went meanwhile
+
+    def _place(self, number: int) -> str:
+        if self._storage is not None:
+            return f"{self._storage.rstrip('/')}/{self._runtime.session}/{number}.object"
+        if self._room is None:
+            self._room, self._room_lock = segment_directories.make(SPILL_ROOMS)
+        return f"{self._room}/{number}"
+
+
+def packed(obj: Any, what: str) -> tuple[bytes, list[memoryview], bool]:
+    """Its pickle, and views of the buffers that stayed outside. Raises NotPicklable, MessageTooLarge."""
+    parcel = pickling.pack(obj, what)
+    if isinstance(parcel, bytes):
+        return parcel, [], False
+    check_transfer(parcel.bulk_bytes, what)
+    return parcel.pickle, [memory for memory in parcel.sources if isinstance(memory, memoryview)], parcel.pickled_first
+
+
+def kept(view: memoryview) -> Piece:
+    """A copy, in a segment if it is worth one and there is room."""
+    pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
+    snapshot = pool.keep(view) if pool is not None else None
+    return _copied(view) if snapshot is None else snapshot
+
+
+async def _kept(view: memoryview) -> Piece:
+    """The same in the loop: others run meanwhile."""
+    pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
+    for snapshot in pool.keep_slowly(view) if pool is not None else ():
+        if snapshot is not None:
+            return snapshot
+        await trio.lowlevel.checkpoint()
+    return _copied(view)
+
+
+def _copied(view: memoryview) -> memoryview:
+    copy = memoryview(shared_memory.fresh(len(view)))
+    copy[:] = view
+    return copy
+
+
+def _write(location: str, record: InMemory) -> None:
+    pieces: list[bytes | memoryview] = []
+    for piece in (memoryview(record.pickle), *map(view_of, record.pieces)):
+        pieces += [_LENGTH.pack(len(piece)), piece]
+    if "://" in location:
+        storage.write_pieces_now(location, pieces)
+        return
+    os.makedirs(os.path.dirname(location), exist_ok=True)
+    with open(location, "xb", opener=segment_directories.private) as file:
+        file.writelines(pieces)
+
+
+def _read(location: str) -> bytes:
+    if "://" in location:
+        return storage.read_now(location)
+    with open(location, "rb") as file:
+        return file.read()
+
+
+async def _share() -> None:
+    """The first time: whoever asks is offered our segments, and a moment to say whether they can be read there."""
+    exchange = getattr(getattr(current_actor_var.get(), "guest", None), "exchange", None)
+    with trio.move_on_after(SHARE_WITHIN_S):
+        while exchange is not None and exchange.must_wait():  # noqa: ASYNC110 (its one listener is the peer)
+            await trio.sleep(SHARE_WITHIN_S / 50)
+
+
+async def _remove(location: str) -> None:
+    try:
+        if "://" in location:
+            await storage.delete(location)
+        else:
+            os.unlink(location)
+    except Exception as error:  # noqa: BLE001 - storages raise what they like, and nobody waits for this
+        log.warning("%s could not be removed: %r", location, error)
+
+
+def store_of(runtime: Runtime, settings: Settings | None = None) -> ObjectStore:
+    """The store of a runtime, made when first asked for (then ``settings`` count)."""
+    store = runtime.extras.get("objects")
+    if store is None:
+        store = runtime.extras.setdefault("objects", ObjectStore(runtime, settings or Settings()))
+    assert isinstance(store, ObjectStore)
+    return store

@@ -1,0 +1,381 @@
+"""One attempt of a job: run the user's code, hand back what came of it.
+
+Used by a job's own process (`fray.runtime.__main__`) and, inside one process, by `fray.deploy.local` and the simulator:
+they differ only in the `Stage` they give.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, Protocol, TypeAlias
+
+import trio
+from attrs import evolve, frozen
+
+from fray.errors import CancelIgnored, FrayError, MessageTooLarge, RemoteError
+from fray.model.environment import WORKSPACE_NAME
+from fray.model.ids import split_attempt
+from fray.model.messages.client import ActorEndpoint, Register, Role
+from fray.model.monitoring.health import HealthCheck
+from fray.model.monitoring.progress_protocol import Said
+from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
+from fray.net.transport import Credential, Network
+from fray.runtime.actors.checkpoints import Checkpoints, check_class
+from fray.runtime.actors.lifecycle import (
+    Ending,
+    Life,
+    construct,
+    life_var,
+    one_of_this_process,
+)
+from fray.runtime.actors.methods import has_async_methods
+from fray.runtime.actors.shutdown import serve_to_end
+from fray.runtime.background import open_services
+from fray.runtime.context import Place, Runtime, open_runtime
+from fray.runtime.process import current_job
+from fray.runtime.process.progress import LoopVoice, voice_of
+from fray.runtime.serialization import errors, pickling
+from fray.runtime.threads.executor import Executor, Runner
+
+
+class Stage(Protocol):
+    """Where sync code of the user runs: the process's main thread, a thread, or inline (simulation)."""
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        """Run ``fn`` to its end off the loop; cancellation is passed on to it as far as that is possible."""
+
+    def executor(self, runtime: Runtime) -> Runner | None:
+        """The thread of an actor without async methods; None leaves it to the host."""
+
+
+class NoStage:
+    """For code that has no sync part: nothing may be run on it."""
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        raise AssertionError("sync code of a job's own process runs on its main thread")
+
+    def executor(self, runtime: Runtime) -> Runner | None:
+        return None
+
+
+@frozen
+class OneExecutor:
+    """The actor's calls run on a thread that is already there."""
+
+    thread: Runner
+
+    async def run_sync(self, fn: Callable[[], Any]) -> Any:
+        return await self.thread.run(fn)
+
+    def executor(self, runtime: Runtime) -> Runner | None:
+        return self.thread
+
+
+@frozen
+class Ended:
+    """What an attempt's code came to: the outcome, and the pickled value or error it names."""
+
+    outcome: Outcome
+    value: bytes | None = None
+    ignores_cancel: bool = False
+    """A method on a thread goes on although it was told to stop: the process must not wait for it."""
+
+
+Work: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""The opened payload: callable or class, arguments, keyword arguments."""
+
+
+MESSAGE_LIMIT_CHARS = 64_000
+"""Of the text of an outcome; a longer one is cut in the middle."""
+
+
+def succeeded(value: Any, what: str) -> Ended:
+    """The outcome of a callable that returned. A result that cannot travel is a failure that says why."""
+    try:
+        data = pickling.dumps(value, f"the result of {what}")
+    except FrayError as error:
+        return failed(error)
+    return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), data)
+
+
+def check_blob(size_bytes: int, what: str, instead: str) -> None:
+    """Raises: MessageTooLarge, saying what to do instead."""
+    if size_bytes > BLOB_LIMIT_BYTES:
+        raise MessageTooLarge(
+            f"{what} has {size_bytes:,} bytes pickled; at most {BLOB_LIMIT_BYTES:,} travel: {instead}",
+            size_bytes=size_bytes,
+            limit_bytes=BLOB_LIMIT_BYTES,
+        )
+
+
+def failed(error: BaseException, *, constructing: bool = False) -> Ended:
+    """The outcome of a callable, or of an actor's constructor, that raised."""
+    code = _exit_code(error)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = _within(message, MESSAGE_LIMIT_CHARS)
+    if code == 0:
+        return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), pickling.dumps(None, "None"))
+    raised = not isinstance(error, SystemExit)
+    data, redacted = errors.dump_error(error), current_job.redactor()
+    if current_job.shows_secret(data):  # its type is lost, but the value of the secret goes nowhere
+        text = redacted("".join(traceback.format_exception(error)))
+        data = errors.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
+    message = redacted(message)
+    outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, raised=raised, constructing=constructing)
+    return Ended(outcome, data)
+
+
+def _within(text: str, limit_chars: int) -> str:
+    half = limit_chars // 2
+    return text if len(text) <= limit_chars else f"{text[:half]} [... {len(text):,} characters ...] {text[-half:]}"
+
+
+def settled(ticket: Ticket, ended: Ended) -> Ended:
+    """With a value that travels: a larger one is in the job's storage from now on, which may take a while."""
+    if not is_too_large(ended.value):
+        return ended
+    from fray.runtime.controller_client.large_results import placed  # most values travel
+
+    outcome, value = placed(ticket, ended.outcome, ended.value or b"")
+    return evolve(ended, outcome=outcome, value=value)
+
+
+def is_too_large(value: bytes | None) -> bool:
+    """Whether it does not travel as it is."""
+    return value is not None and len(value) > BLOB_LIMIT_BYTES
+
+
+def stopped(message: str = "ended on request") -> Ended:
+    return Ended(Outcome(cause=Cause.STOPPED, message=message))
+
+
+def _exit_code(error: BaseException) -> int:
+    """As the interpreter would: ``sys.exit(3)`` is 3, ``sys.exit()`` 0, anything else raised 1."""
+    if not isinstance(error, SystemExit):
+        return 1
+    return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+
+
+def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> AbstractAsyncContextManager[Runtime]:
+    """The attempt's own place in the cluster. User code does not wait until the controller has answered."""
+    return open_runtime(
+        network,
+        [ticket.controller],
+        Credential(f"attempt:{ticket.attempt_id}", ticket.key),
+        Place(
+            role=Role.JOB,
+            attempt_id=ticket.attempt_id,
+            job_name=ticket.spec.name,
+            namespace=ticket.spec.namespace,
+            user=ticket.spec.user,
+            node=ticket.node,
+            bundle=ticket.spec.environment.bundle or "",
+            environment=ticket.spec.environment,
+            workspace=_workspace_of(ticket),
+            host_directory=lambda: ticket.directory,
+            advertise=ticket.advertise,
+            networked=ticket.networked,
+        ),
+        rng=rng,
+    )
+
+
+def _workspace_of(ticket: Ticket) -> str:
+    """Where the attempt's workspace is, if it has one."""
+    has_one = ticket.spec.environment.bundle is not None
+    return os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_one else ""
+
+
+def open_payload(content: bytes) -> Work:
+    """``(callable or class, args, kwargs)``; unpickling runs imports of the user's."""
+    fn, args, kwargs = pickling.loads(content)
+    return fn, args, kwargs
+
+
+async def run_callable(ticket: Ticket, work: Work, stage: Stage) -> Ended:
+    """Run a job's callable within the current runtime."""
+    fn, args, kwargs = work
+    what = f"job {ticket.spec.name!r}"
+    try:
+        if is_async(fn):
+            return succeeded(await fn(*args, **kwargs), what)
+        return succeeded(await stage.run_sync(lambda: fn(*args, **kwargs)), what)
+    except BaseException as error:  # whatever user code raises is its outcome
+        if carries_cancellation(error):
+            raise
+        return failed(error)
+
+
+def carries_cancellation(error: BaseException) -> bool:
+    """Whether Trio's Cancelled is (somewhere in) it, so that it must go on up."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(trio.Cancelled) is not None
+    return isinstance(error, trio.Cancelled)
+
+
+def is_async(fn: Any) -> bool:
+    """Whether calling it gives a coroutine; sees through ``functools.partial`` and callable objects."""
+    while hasattr(fn, "func") and not inspect.isfunction(fn):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+
+
+async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
+    """Make the actor, serve it under its job's id and name until it ends, or the attempt is cancelled."""
+    cls, args, kwargs = work
+    spec, config = ticket.spec, ticket.spec.actor or ActorConfig()
+    job_id = runtime.job_id or ""
+    life = Life(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
+    life_var.set(life)
+    constructing = False
+    with one_of_this_process(life), _thread_for(cls, config, runtime, stage) as thread:
+        try:
+            await runtime.host.listen()
+            constructing = True
+            instance = await construct(life, args, kwargs, thread)
+            constructing = False
+            if check_class(cls, config):
+                life.checkpoints = checkpoints = Checkpoints(runtime, life, instance, thread, config)
+                if split_attempt(ticket.attempt_id)[1] > 0:
+                    await checkpoints.restore()
+        except BaseException as error:  # the constructor's error is the actor's outcome
+            if carries_cancellation(error):
+                raise
+            return failed(error, constructing=constructing)
+        if isinstance(thread, Executor) and life.context is not None:
+            life.context.run(thread.grow, config.max_concurrency or 1)
+        number = runtime.host.register(
+            instance,
+            spec.name,
+            actor_id=job_id,
+            max_concurrency=config.max_concurrency,
+            concurrency_groups=config.concurrency_groups,
+            executor=thread,
+            life=life,
+            kill_after_s=config.kill_after_s,
+        )
+        async with open_services() as nursery:
+            nursery.start_soon(_announce, runtime, spec.name, number)
+            if ticket.spec.health is not None and ticket.spec.health.actor is not None:
+                nursery.start_soon(_keep_asking, runtime, number, ticket.spec.health)
+            if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
+                nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
+            ending = await serve_to_end(runtime.host, number, life, config)
+        if ending.error is None:
+            return _left(ending)
+        return evolve(failed(ending.error), ignores_cancel=isinstance(ending.error, CancelIgnored))
+
+
+@contextmanager
+def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: Stage) -> Iterator[Runner | None]:
+    """Where all code of an all-sync class runs, constructor and cleanup too; None for one with async methods."""
+    if has_async_methods(cls):
+        yield None
+        return
+    thread = stage.executor(runtime)
+    if thread is not None:
+        yield thread
+        return
+    thread = runtime.host.make_runner(runtime.job_name, config.max_concurrency or 1)
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
+async def _keep_asking(runtime: Runtime, number: int, check: HealthCheck) -> None:
+    from fray.runtime.process.health_method import keep_asking  # few actors are asked
+
+    voice = voice_of(runtime)
+    if voice is not None:
+        await keep_asking(runtime.host.actors[number], check, voice)
+
+
+async def _announce(runtime: Runtime, name: str, number: int) -> None:
+    endpoint = ActorEndpoint(
+        actor_id=runtime.job_id or "",
+        name=name,
+        job_id=runtime.job_id or "",
+        namespace=runtime.namespace,
+        incarnation=runtime.session,
+        number=number,
+        addresses=tuple(runtime.host.addresses),
+        key=runtime.host.key,
+    )
+    await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
+
+
+def _left(ending: Ending) -> Ended:
+    return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0, message=ending.text), pickling.dumps(None, "None"))
+
+
+async def run_work(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
+    """Run the opened payload within the current runtime."""
+    if ticket.spec.entry is EntryKind.ACTOR:
+        return await run_actor(ticket, work, runtime, stage)
+    return await run_callable(ticket, work, stage)
+
+
+async def run_in_place(
+    ticket: Ticket,
+    network: Network,
+    rng: random.Random,
+    cancel: trio.CancelScope,
+    work: Callable[[Runtime], Awaitable[Ended]],
+) -> Ended | None:
+    """Run ``work`` within the attempt's own place in the cluster; None if ``cancel`` ended it.
+
+    An actor that is cancelled keeps its place while it cleans up: it may still call others.
+    """
+    if ticket.spec.entry is EntryKind.ACTOR:
+        async with runtime_of_ticket(ticket, network, rng) as runtime:
+            with cancel:
+                return await work(runtime)
+            return None
+    with cancel:
+        async with runtime_of_ticket(ticket, network, rng) as runtime:
+            return await work(runtime)
+    return None
+
+
+async def run_attempt(
+    ticket: Ticket,
+    content: bytes,
+    network: Network,
+    stage: Stage,
+    *,
+    rng: random.Random,
+    cancel: trio.CancelScope,
+    hear: Callable[[Said], object] = lambda said: None,
+) -> Ended:
+    """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED.
+
+    Args:
+        hear: is told what the attempt says of itself.
+    """
+    current_job.enter(ticket)
+    result: Ended | None = None
+
+    async def work(runtime: Runtime) -> Ended:
+        nonlocal result
+        runtime.voice = LoopVoice(hear)
+        try:
+            opened = open_payload(content)
+        except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
+            result = failed(error)
+        else:
+            result = await run_work(ticket, opened, runtime, stage)
+        return result
+
+    try:
+        result = await run_in_place(ticket, network, rng, cancel, work)
+    except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
+        result = result or failed(error)
+    if result is not None and is_too_large(result.value):
+        return await trio.to_thread.run_sync(settled, ticket, result)
+    return result or stopped()

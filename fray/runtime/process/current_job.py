@@ -1,0 +1,141 @@
+"""What running code may know of the job it belongs to, from the ticket of its attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from attrs import Factory
+
+from fray.errors import FrayError
+from fray.model.frozen import frozen
+from fray.model.gangs import coordinator_of, group_name, local_ranks, rank_of, role_of
+from fray.model.ids import AttemptId, JobId, Namespace
+from fray.model.specs import Peer, Ticket
+
+LEAST_CHARS = 8
+"""Shorter secrets are not looked for."""
+
+
+@frozen(kw_only=True)
+class CurrentJob:
+    """The job of the running code, and which member of its gang this is.
+
+    Attributes:
+        id, name, namespace: of the job.
+        attempt: id of this incarnation of this member.
+        node, host: the machine: its name, and how peers reach it.
+        rank, world_size: which member, of how many; 0 of 1 for a job that is no gang.
+        local_rank, local_world_size: the same among the members on this machine.
+        coordinator: ``host:port`` where the gang meets, at a port of the first member; None for a job that is no gang.
+        ports: numbers of its ports on this machine, by name.
+        peers: all members in order of rank, itself included; empty for a job that is no gang.
+        group, role: name of its job group, and what it is in it; empty for a job that is in none.
+        mates: of that group, by role, the members that have ports, as they were when this process was started. One that
+            began anew since then is elsewhere: `Cluster.get_job` and `Job.wait_port` say where.
+    """
+
+    id: JobId
+    name: str
+    namespace: Namespace
+    attempt: AttemptId
+    node: str = ""
+    host: str = ""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    coordinator: str | None = None
+    ports: dict[str, int] = Factory(dict)
+    peers: tuple[Peer, ...] = ()
+    group: str = ""
+    role: str = ""
+    mates: dict[str, tuple[Peer, ...]] = Factory(dict)
+
+    @property
+    def preempted(self) -> bool:
+        """Its place is taken (it is preempted, or its machine drained), and it will be ended soon: save, and stop.
+
+        True from the notice on (`JobRequest.preemption_notice_s`), at the latest when it is cancelled for that.
+        """
+        return self.attempt in _preempted
+
+
+_preempted: dict[AttemptId, None] = {}
+"""Attempts of this process that were told so."""
+_ticket: ContextVar[Ticket | None] = ContextVar("fray_ticket", default=None)
+_of_process: Ticket | None = None
+
+
+def enter(ticket: Ticket) -> None:
+    """From here on, the running task and all it starts belong to this attempt."""
+    _ticket.set(ticket)
+
+
+def enter_process(ticket: Ticket) -> None:
+    """All code of this process belongs to this attempt."""
+    global _of_process
+    _of_process = ticket
+
+
+def announce(attempt_id: AttemptId | None = None) -> None:
+    """An attempt (that of this process) is told that its place is taken; from any thread."""
+    if attempt_id is None and _of_process is not None:
+        attempt_id = _of_process.attempt_id
+    if attempt_id is not None:
+        _preempted[attempt_id] = None
+
+
+def over(attempt_id: AttemptId) -> None:
+    """It has ended: nobody asks any more."""
+    _preempted.pop(attempt_id, None)
+
+
+def redactor() -> Callable[[str], str]:
+    """Takes the values of this attempt's secrets out of a text."""
+    ticket = _ticket.get() or _of_process
+    known = ticket.secrets if ticket is not None else {}
+
+    def redacted(text: str) -> str:
+        for name, value in known.items():
+            text = text.replace(value, f"[secret {name}]") if len(value) >= LEAST_CHARS else text
+        return text
+
+    return redacted
+
+
+def shows_secret(data: bytes) -> bool:
+    """Whether the value of a secret of this attempt stands in it as it is."""
+    ticket = _ticket.get() or _of_process
+    known = ticket.secrets.values() if ticket is not None else ()
+    return any(len(value) >= LEAST_CHARS and value.encode() in data for value in known)
+
+
+def current_job() -> CurrentJob:
+    """The job that the running code belongs to; from any thread in a job's own process.
+
+    Raises:
+        FrayError: it runs in no job.
+    """
+    ticket = _ticket.get() or _of_process
+    if ticket is None:
+        raise FrayError("no job here: current_job() works in code that a job or an actor runs")
+    rank, local = rank_of(ticket), local_ranks(ticket)
+    return CurrentJob(
+        id=ticket.spec.job_id,
+        name=ticket.spec.name,
+        namespace=ticket.spec.namespace,
+        attempt=ticket.attempt_id,
+        node=ticket.node,
+        host=ticket.advertise,
+        rank=rank,
+        world_size=ticket.spec.members,
+        local_rank=local.index(rank),
+        local_world_size=len(local),
+        coordinator=coordinator_of(ticket.peers) or None,
+        ports=dict(ticket.ports),
+        peers=ticket.peers,
+        group=group_name(ticket.spec),
+        role=role_of(ticket.spec).name if ticket.spec.job_group else "",
+        mates=dict(ticket.mates),
+    )

@@ -1,0 +1,256 @@
+"""The scope of children that live anywhere: a Trio nursery with one watcher task per child.
+
+The nursery does the law of P2: a watcher whose child fails raises, which cancels its siblings and the body; a
+cancelled watcher ends its child and waits, bounded, for the acknowledgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TypeAlias
+
+import trio
+from attrs import evolve
+
+from fray.errors import FrayError
+from fray.model.environment import Secret, plain, secret_names
+from fray.model.job_groups import JobGroupSpec
+from fray.model.messages.client import Role, Terminate
+from fray.model.specs import Cause, JobSpec
+from fray.runtime.background import open_services
+from fray.runtime.context import Runtime
+from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.scope.child_environment import furnished
+from fray.runtime.scope.children import (
+    Child,
+    Family,
+    Kind,
+    Supervision,
+    owes_error,
+)
+
+CONFIRM_S = 10.0
+"""How long, beyond its ladder, a scope waits for a child's end to be confirmed; the controller goes on alone."""
+
+
+Decide: TypeAlias = Callable[[JobRecord, BaseException], Supervision]
+"""What becomes of a child's error; called in the task of its scope."""
+
+
+class ChildScope:
+    """The living children of one ``async with``; made by `open_child_scope`."""
+
+    def __init__(self, runtime: Runtime, name: str, nursery: trio.Nursery) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.variables: Mapping[str, str | Secret] = {}
+        """Of all its children; their own go before them."""
+        self.family = Family()
+        self._nursery = nursery
+        self._actors: dict[str, trio.CancelScope] = {}
+        self._settled = trio.Event()
+        self._is_told = False
+        """The conversation with the controller has ended: one child says so for all."""
+
+    async def launch(
+        self,
+        specs: Sequence[JobSpec],
+        payloads: Sequence[bytes],
+        kind: Kind,
+        supervision: Supervision | Decide,
+        error_of: Callable[[JobRecord], BaseException],
+        attaches: bool = False,
+        group: JobGroupSpec | None = None,
+    ) -> list[JobRecord]:
+        """Launch children, all or none, each watched from before the request leaves.
+
+        Args:
+            attaches: a job of such an id may be there already, made by anybody.
+            group: of which these are all the members.
+        """
+        specs = [_in_group(spec, self.variables) for spec in specs] if self.variables else specs
+        decide = (lambda record, error: supervision) if isinstance(supervision, Supervision) else supervision
+        if self.family.ending:
+            raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
+        for spec in specs:
+            if not spec.detached:
+                known = supervision if isinstance(supervision, Supervision) else Supervision.ESCALATE
+                self.family.join(Child(spec.job_id, kind, known))
+        there = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
+        try:
+            records = await self.runtime.link.jobs.launch(await furnished(self.runtime, specs), payloads, group)
+        except BaseException as error:
+            with trio.CancelScope(shield=True):
+                await self._take_back(specs, there, nothing_done=attaches and isinstance(error, FrayError))
+            raise
+        for spec, record in zip(specs, records, strict=True):
+            if record.info.job_id != spec.job_id or (attaches and not self._ours(record)):
+                self._left(spec.job_id)  # it was there already, and belongs to whoever made it
+            elif not spec.detached:
+                scope = trio.CancelScope()
+                if kind is Kind.ACTOR:
+                    self._actors[spec.job_id] = scope
+                child = self.family.children[spec.job_id]
+                self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
+        return records
+
+    def _ours(self, record: JobRecord) -> bool:
+        """This process has launched it."""
+        return record.info.owner in (self.runtime.session, self.runtime.attempt_id)
+
+    async def _take_back(self, specs: Sequence[JobSpec], known: Container[str], nothing_done: bool) -> None:
+        """The launch was refused, or we were cancelled in the middle: whatever of it took effect must end.
+
+        Jobs that were known here before, or that others have launched, are not of it.
+        """
+        fresh = [spec.job_id for spec in specs if spec.job_id not in known]
+        if fresh and not nothing_done:
+            with trio.move_on_after(1):
+                await self._ask_end(fresh, "launch was abandoned", own=True)
+        for spec in specs:
+            self._left(spec.job_id)
+
+    async def _watch(
+        self,
+        child: Child,
+        asked_to_end: trio.CancelScope,
+        spec: JobSpec,
+        record: JobRecord,
+        decide: Decide,
+        error_of: Callable[[JobRecord], BaseException],
+    ) -> None:
+        with asked_to_end:
+            try:
+                await record.ended.wait()
+            except trio.Cancelled:
+                with trio.CancelScope(shield=True):
+                    await self._end(spec, record)
+                raise
+            finally:
+                self._left(child.job_id)
+        if record.lost is not None and (self.runtime.link.is_closing or self._is_told or self._is_the_block):
+            return
+        if record.lost is not None:
+            self._is_told = True
+            raise record.lost
+        asked = asked_to_end.cancel_called or record.asked_to_end or record.info.absorbed
+        if owes_error(child, record.info.cause or Cause.FAILURE, asked):
+            await _fetched(record)
+            error = error_of(record)
+            if decide(record, error) is Supervision.ESCALATE:
+                raise error
+
+    @property
+    def _is_the_block(self) -> bool:
+        """The scope of a driver whose session has ended: its block says so itself (`fray.runtime.context`)."""
+        runtime = self.runtime
+        return runtime.link.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
+
+    async def _end(self, spec: JobSpec, record: JobRecord) -> None:
+        with trio.move_on_after(spec.ladder.cancel_s + spec.ladder.term_s + CONFIRM_S):
+            await self._ask_end([spec.job_id], f"scope {self.name!r} ended")
+            await record.ended.wait()
+
+    async def _ask_end(self, job_ids: Sequence[str], why: str, *, own: bool = False) -> None:
+        """Nobody may wait for a controller that is away for ever, but what was left is still to end when it is back."""
+        asking = partial(_terminate, self.runtime, job_ids, why, own=own)
+        try:
+            await asking()
+        except trio.Cancelled:
+            self.runtime.nursery.start_soon(asking)
+            raise
+
+    def _left(self, job_id: str) -> None:
+        self.family.leave(job_id)
+        self._actors.pop(job_id, None)
+        self._settled.set()
+
+    async def wait_jobs_then_end_actors(self) -> None:
+        """The orderly exit."""
+        while self.family.living(Kind.JOB):
+            self._settled = trio.Event()
+            await self._settled.wait()
+        self.end_actors()
+
+    async def wait_empty(self) -> None:
+        """Until no child is left."""
+        while self.family.children:
+            self._settled = trio.Event()
+            await self._settled.wait()
+
+    def end_actors(self) -> None:
+        """Ask every actor to end; nothing new may join."""
+        self.family.ending = True
+        for scope in list(self._actors.values()):
+            scope.cancel()
+
+    def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Run a task that lives as long as this scope."""
+        self._nursery.start_soon(task, *args)
+
+
+async def _fetched(record: JobRecord) -> None:
+    """Its error, if that is so large that it lies in a storage; if it cannot be read, its text must do."""
+    if record.info.stored is not None:
+        from fray.runtime.controller_client.large_results import fetch
+
+        with suppress(FrayError):
+            await fetch(record)
+
+
+def _in_group(spec: JobSpec, variables: Mapping[str, str | Secret]) -> JobSpec:
+    secrets = {name: Secret(secret) for name, secret in spec.secrets.items()}
+    merged: dict[str, str | Secret] = {**variables, **spec.env_vars, **secrets}
+    return evolve(spec, env_vars=plain(merged), secrets=secret_names(merged))
+
+
+async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str, own: bool = False) -> None:
+    try:
+        await runtime.link.request(Terminate(jobs=tuple(job_ids), reason=reason, own=own))
+    except FrayError:
+        pass  # the conversation has ended, and with it, by the controller's hand, all we own
+
+
+@asynccontextmanager
+async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
+    """A scope of children. Leaving it waits for its jobs, then ends its actors; an error or cancellation ends both.
+
+    Errors come out in an ExceptionGroup, as from a Trio nursery; Ctrl-C as a plain KeyboardInterrupt.
+    """
+    try:
+        async with trio.open_nursery() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
+            yield scope
+        return
+    except BaseExceptionGroup as group:
+        interrupt = _interrupt_in(group)
+        if interrupt is None:
+            raise
+    raise interrupt  # outside the handler, so that it comes out as it was raised
+
+
+def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt | None:
+    for error in group.exceptions:
+        if isinstance(error, KeyboardInterrupt):
+            return error
+        if isinstance(error, BaseExceptionGroup) and (found := _interrupt_in(error)):
+            return found
+    return None
+
+
+@asynccontextmanager
+async def open_service_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
+    """The same for children that serve the body: a single error comes out as it is."""
+    async with open_services() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
+        yield scope
+
+
+@asynccontextmanager
+async def _body(scope: ChildScope) -> AsyncIterator[ChildScope]:
+    try:
+        yield scope
+        await scope.wait_jobs_then_end_actors()
+        await scope.wait_empty()
+    finally:
+        scope.family.ending = True

@@ -1,0 +1,178 @@
+"""What a call, a result or an item carries: a pickle, and the large buffers that stay outside it.
+
+The buffers that `payload.pack` finds are views of the sender's objects. A parcel that outlives the statement that made
+it must not change with them: `settle` copies what somebody else may still write to, and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from mmap import mmap
+from typing import Any, TypeAlias
+
+from attrs import define, frozen
+
+from fray.net.buffers import shared_memory as segments
+from fray.net.buffers.mapped_segments import Borrowed
+from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
+
+Source: TypeAlias = "memoryview | Snapshot | HandBack"
+"""A flat view of bytes, a copy of some in a segment of ours, or a loan that goes back as it is."""
+
+BUFFERS_LIMIT = 4096
+"""Buffers of one call, result or item. Of what has more all stay in the pickle: flows cost more than copies."""
+INLINE_UP_TO_BYTES = 64 * 1024
+"""Smaller buffers travel inside the frame and are always copied."""
+
+
+@define(eq=False)
+class HandBack:
+    """All bytes of a loan of the receiver's, which nobody here can see any more."""
+
+    loan: int
+    lender: Borrowed
+    view: memoryview
+
+    @property
+    def size(self) -> int:
+        return len(self.view)
+
+
+@define(eq=False)
+class Parcel:
+    """``pickle`` is empty where it is the first of ``sources`` itself, being large."""
+
+    pickle: bytes
+    sources: list[Source]
+    pickled_first: bool = False
+    placed: bool = False
+    """What is large has been copied into segments, as far as there was room."""
+    counted_bytes: int = 0
+    """Of its buffers, where its caller keeps count of those of all unanswered calls."""
+
+    def __len__(self) -> int:
+        """Bytes of everything."""
+        return len(self.pickle) + self.bulk_bytes
+
+    @property
+    def bulk_bytes(self) -> int:
+        """Of all buffers."""
+        return sum(map(size_of, self.sources))
+
+
+def size_of(source: Source) -> int:
+    """Bytes of one buffer."""
+    return len(source) if isinstance(source, memoryview) else source.size
+
+
+def is_large(parcel: Parcel) -> bool:
+    """Whether any of its buffers is worth a segment."""
+    return any(size_of(source) >= SEGMENT_FROM_BYTES for source in parcel.sources)
+
+
+@frozen
+class Terms:
+    """What is known of the receiver of a parcel."""
+
+    segments: bool = False
+    """It is another process: copies may be made in segments, where memory is warm."""
+    lender: Borrowed | None = None
+    """Its segments: what lies there goes back as it is, if nobody here can see it any more."""
+
+
+PRIVATE = Terms()
+
+
+def settle(parcel: Parcel, terms: Terms = PRIVATE) -> None:
+    """Make the parcel independent of the objects it was made of. Call it when the sender has let go of them."""
+    sources, parcel.sources = parcel.sources, []
+    sources.reverse()
+    while sources:
+        parcel.sources.append(_settled(sources, terms))
+
+
+def _settled(sources: list[Source], terms: Terms) -> Source:
+    """The last of ``sources``, taken from there so that no reference is left behind, and settled."""
+    source = sources.pop()
+    if not isinstance(source, memoryview) or type(source.obj) is bytes:
+        return source
+    alone = _is_array_alone(source)
+    owner = None if alone else _landed_in(source)
+    if owner is not None:
+        del source
+        alone = sys.getrefcount(owner) == _BY_NAME
+        lender = terms.lender if alone else None
+        loan = lender.find(owner) if lender is not None else None
+        if loan is not None and lender is not None:
+            lender.hand_back(loan)
+            return HandBack(loan, lender, memoryview(owner).cast("B"))
+        source = memoryview(owner).cast("B")
+    if alone:
+        return source
+    pool = segments.pool() if terms.segments and len(source) >= SEGMENT_FROM_BYTES else None
+    kept = None if pool is None else pool.keep(source)
+    return _copied(source) if kept is None else kept
+
+
+def _copied(source: memoryview) -> memoryview:
+    copy = memoryview(segments.fresh(len(source)))
+    copy[:] = source
+    return copy
+
+
+# Whether anybody else can still see a buffer -------------------------------------------------------------------------
+#
+# Only counting references can tell. A count that is too high costs a copy that was not needed; it must never say
+# "alone" wrongly. An array that owns its memory, or is a view of such an array, is reached over counted links only.
+# What owns received bytes is reached over memory views, which share their links; so there everything of ours is
+# dropped first, and then the owner must have no reference but the one that asks.
+
+
+def _count(view: memoryview) -> int:
+    return sys.getrefcount(view.obj)
+
+
+def _calibrate() -> tuple[int, int, int]:
+    """What is counted for an object that only a view, only an attribute, and only a local name holds."""
+
+    class Holder:
+        base: Any
+
+    holder = Holder()
+    holder.base = bytearray(1)
+    name = bytearray(1)
+    return _count(memoryview(bytearray(1))), sys.getrefcount(holder.base), sys.getrefcount(name)
+
+
+_BY_VIEW, _BY_BASE, _BY_NAME = _calibrate()
+_CHAIN_LIMIT = 8
+
+
+def _is_array_alone(view: memoryview) -> bool:
+    """Whether ``view`` is the only way to a numpy array that owns its memory, or to the only view of one."""
+    array: Any = view.obj
+    if type(array).__module__ != "numpy" or sys.getrefcount(array) != _BY_VIEW + 1:
+        return False
+    for _ in range(_CHAIN_LIMIT):
+        base = getattr(array, "base", None)
+        if base is None:
+            return bool(array.flags.owndata)
+        if type(base).__module__ != "numpy" or sys.getrefcount(base) != _BY_BASE + 1:
+            return False
+        array = base
+    return False
+
+
+def _landed_in(view: memoryview) -> Any | None:
+    """What owns the memory, if these are all bytes of a buffer that Fray received or mapped."""
+    found: Any = view.obj
+    for _ in range(_CHAIN_LIMIT):
+        if isinstance(found, memoryview):
+            found = found.obj
+        elif getattr(found, "base", None) is not None:
+            found = found.base
+        else:
+            break
+    if type(found) in (bytearray, mmap) or hasattr(type(found), "_length_"):
+        return found if memoryview(found).nbytes == len(view) else None
+    return None

@@ -1,0 +1,291 @@
+"""From a directory to a bundle: its manifest, its pieces, and what is remembered so that nothing is read twice.
+
+Law: what a file held is known by its stamp (size, times, inode, mode), unless it was written so shortly before it was
+read that a later change might leave the stamp as it is. So an unchanged tree costs one look at each file, and an edit
+costs the files that changed and the one piece each of them is in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from attrs import Factory, define, field, frozen
+
+from fray.errors import InvalidRequest
+from fray.model.ids import BlobId
+from fray.model.workspace import LINK, Entry, Manifest, Piece, cut, manifest_parts, pack, write_manifest
+from fray.runtime.workspaces.files import (
+    Found,
+    Limits,
+    list_files,
+    stamp_of,
+    unreadable,
+)
+
+FRESH_NS = 1_000_000_000
+"""A file written less than this before it was read may have been changed after that without showing it."""
+READ_TRIES = 3
+FRESH_LIMIT_BYTES = 64 * 1024 * 1024
+"""Pieces just made, kept until they are sent; others are made again."""
+BOOKS_LIMIT = 64
+"""Workspaces remembered on disk."""
+_VERSION = 1
+
+log = logging.getLogger("fray.workspace")
+
+_Cut = list[tuple[int, int, int]]
+
+
+class Changed(Exception):
+    """A file is not what it was when the bundle was made."""
+
+
+@frozen
+class Bundle:
+    """A workspace at one moment; its pieces are read when somebody lacks them."""
+
+    root: str
+    bundle: BlobId
+    manifest: Manifest
+    parts: dict[BlobId, bytes] = field(repr=False)
+    """Of the manifest, in order."""
+    found: tuple[Found, ...] = field(repr=False)
+    cuts: dict[BlobId, _Cut] = field(repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.manifest.size_bytes
+
+
+@define
+class Book:
+    """What is known of one workspace's files. One scan at a time."""
+
+    root: str
+    files: dict[str, tuple[tuple[int, ...], BlobId]] = Factory(dict)
+    """By path: the stamp that can be trusted, and the hash of the content."""
+    pieces: dict[str, Piece] = Factory(dict)
+    """By what is in it."""
+    fresh: OrderedDict[BlobId, bytes] = Factory(OrderedDict)
+    last: Bundle | None = None
+    lock: threading.Lock = Factory(threading.Lock)
+    dirty: bool = False
+
+
+def scan(book: Book, limits: Limits) -> Bundle:
+    """The bundle of the workspace as it is now.
+
+    Raises:
+        InvalidRequest: it cannot travel; the message says why, and what to do.
+    """
+    with book.lock:
+        for _ in range(READ_TRIES):
+            try:
+                return _scan(book, list_files(book.root, limits))
+            except Changed as error:
+                changed = error
+        raise InvalidRequest(
+            f"{changed} in the workspace {book.root} changes while it is read: launch again when it does not"
+        )
+
+
+def _scan(book: Book, found: list[Found]) -> Bundle:
+    last = book.last
+    if last is not None and tuple(found) == last.found and all(_knows(book, each) for each in found):
+        return last
+    reader = _Reader(book, found)
+    cuts = cut([(each.path, each.size_bytes) for each in found])
+    pieces = [reader.piece(each) for each in cuts]
+    entries = [Entry(each.path, each.mode, reader.blob(index), each.size_bytes) for index, each in enumerate(found)]
+    manifest = Manifest(tuple(entries), tuple(pieces))
+    text = write_manifest(manifest)
+    parts = {hashlib.sha256(part).hexdigest(): part for part in manifest_parts(text)}
+    by_blob = {piece.blob: where for piece, where in zip(pieces, cuts, strict=True)}
+    _forget_old(book, found, reader.used)
+    book.last = Bundle(book.root, hashlib.sha256(text).hexdigest(), manifest, parts, tuple(found), by_blob)
+    return book.last
+
+
+def _knows(book: Book, found: Found) -> bool:
+    known = book.files.get(found.path)
+    return known is not None and known[0] == found.stamp
+
+
+def _forget_old(book: Book, found: list[Found], used: set[str]) -> None:
+    paths = {each.path for each in found}
+    book.files = {path: known for path, known in book.files.items() if path in paths}
+    book.pieces = {key: piece for key, piece in book.pieces.items() if key in used}
+
+
+class _Reader:
+    """One scan: reads what is not known, a piece at a time."""
+
+    def __init__(self, book: Book, found: list[Found]) -> None:
+        self.book, self.found = book, found
+        self.used: set[str] = set()
+        self._blobs: dict[int, BlobId] = {
+            index: book.files[each.path][1] for index, each in enumerate(found) if _knows(book, each)
+        }
+
+    def blob(self, index: int) -> BlobId:
+        """Of a file's content."""
+        if index not in self._blobs:
+            self._read_through(index)
+        return self._blobs[index]
+
+    def piece(self, where: _Cut) -> Piece:
+        for index, at, size in where:
+            if index not in self._blobs and at == 0 and size < self.found[index].size_bytes:
+                self._read_through(index)
+        if any(index not in self._blobs for index, _, _ in where):
+            return self._make(where, self._read_whole(where))
+        known = self.book.pieces.get(self._key(where))
+        if known is None:
+            return self._make(where, b"".join(read_part(self.book.root, self.found[i], at, n) for i, at, n in where))
+        self.used.add(self._key(where))
+        return known
+
+    def _key(self, where: _Cut) -> str:
+        text = ";".join(f"{self._blobs[index]},{at},{size}" for index, at, size in where)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _make(self, where: _Cut, content: bytes) -> Piece:
+        data, packed = pack(content)
+        piece = Piece(hashlib.sha256(data).hexdigest(), len(content), packed)
+        key = self._key(where)
+        self.used.add(key)
+        self.book.pieces[key], self.book.dirty = piece, True
+        _keep_fresh(self.book, piece.blob, data)
+        return piece
+
+    def _read_whole(self, where: _Cut) -> bytes:
+        """Small files, read once for their hashes and for the piece."""
+        contents = []
+        for index, at, size in where:
+            content = read_part(self.book.root, self.found[index], at, size)
+            self._learn(index, hashlib.sha256(content).hexdigest())
+            contents.append(content)
+        return b"".join(contents)
+
+    def _read_through(self, index: int) -> None:
+        """A large file, for its hash alone."""
+        found, hashed, step = self.found[index], hashlib.sha256(), 1 << 20
+        for at in range(0, found.size_bytes, step):
+            hashed.update(read_part(self.book.root, found, at, min(step, found.size_bytes - at)))
+        self._learn(index, hashed.hexdigest())
+
+    def _learn(self, index: int, blob: BlobId) -> None:
+        found = self.found[index]
+        self._blobs[index] = blob
+        if max(found.stamp[1], found.stamp[2]) + FRESH_NS < time.time_ns():
+            self.book.files[found.path], self.book.dirty = (found.stamp, blob), True
+        else:
+            self.book.files.pop(found.path, None)
+
+
+def _keep_fresh(book: Book, blob: BlobId, data: bytes) -> None:
+    book.fresh[blob] = data
+    while sum(map(len, book.fresh.values())) > FRESH_LIMIT_BYTES:
+        book.fresh.popitem(last=False)
+
+
+def read_part(root: str, found: Found, at: int, size_bytes: int) -> bytes:
+    """Bytes of a file that is as it was found.
+
+    Raises:
+        Changed: it is not.
+        InvalidRequest: it cannot be read.
+    """
+    path = f"{root}/{found.path}"
+    try:
+        if found.mode == LINK:
+            data, seen = os.fsencode(os.readlink(path))[at : at + size_bytes], os.lstat(path)
+        else:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                data = os.pread(descriptor, size_bytes, at)
+                seen = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+    except FileNotFoundError:
+        raise Changed(repr(found.path)) from None
+    except OSError as error:
+        raise unreadable(root, found.path, error) from error
+    if len(data) != size_bytes or stamp_of(seen) != found.stamp:
+        raise Changed(repr(found.path))
+    return data
+
+
+def read_piece(book: Book, bundle: Bundle, blob: BlobId) -> bytes:
+    """The bytes of one piece (or part of the manifest), made again if need be.
+
+    Raises:
+        Changed: a file in it has changed since.
+    """
+    data = bundle.parts.get(blob) or book.fresh.pop(blob, None)
+    if data is None:
+        where = bundle.cuts[blob]
+        data, _ = pack(b"".join(read_part(bundle.root, bundle.found[i], at, size) for i, at, size in where))
+    if hashlib.sha256(data).hexdigest() != blob:
+        raise Changed("a file")
+    return data
+
+
+# On disk, for the next driver ----------------------------------------------------------------------------------------
+
+
+def cache_directory() -> Path:
+    """Where this user's drivers remember what they have hashed."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fray" / "hashes"
+
+
+def load_book(root: str, directory: Path) -> Book:
+    """What an earlier driver knew of this workspace; nothing if that cannot be read."""
+    book = Book(root)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        data: dict[str, Any] = json.loads(_file_of(root, directory).read_bytes())
+        if data["version"] == _VERSION and data["root"] == root:
+            book.files = {path: (tuple(stamp), blob) for path, stamp, blob in data["files"]}
+            book.pieces = {key: Piece(blob, size, packed) for key, blob, size, packed in data["pieces"]}
+    return book
+
+
+def save_book(book: Book, directory: Path) -> None:
+    """Keep it for the next driver; a directory that cannot be written costs only that."""
+    with book.lock, suppress(OSError):
+        if not book.dirty:
+            return
+        book.dirty = False
+        data = {
+            "version": _VERSION,
+            "root": book.root,
+            "files": [(path, stamp, blob) for path, (stamp, blob) in book.files.items()],
+            "pieces": [(key, piece.blob, piece.size_bytes, piece.packed) for key, piece in book.pieces.items()],
+        }
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, draft = tempfile.mkstemp(dir=directory, suffix=".new")
+        with open(descriptor, "w") as file:
+            json.dump(data, file, separators=(",", ":"))
+        os.replace(draft, _file_of(book.root, directory))
+        _remove_oldest(directory)
+
+
+def _file_of(root: str, directory: Path) -> Path:
+    return directory / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}.json"
+
+
+def _remove_oldest(directory: Path) -> None:
+    files = sorted(directory.glob("*.json"), key=lambda file: -file.stat().st_mtime)
+    left = (draft for draft in directory.glob("*.new") if time.time() - draft.stat().st_mtime > 60)
+    for file in (*files[BOOKS_LIMIT:], *left):
+        file.unlink(missing_ok=True)

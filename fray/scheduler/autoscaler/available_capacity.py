@@ -1,0 +1,91 @@
+"""What can be had of each group, and where: the machines of the policy as the law of matching sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from fray.model.policy.machine_groups import GroupConfig
+from fray.model.resources import Capacity
+from fray.scheduler.autoscaler.bin_packing import Offer
+from fray.scheduler.state.machine_groups import Books
+from fray.scheduler.state.state import State
+
+
+def offers(books: Books, config: GroupConfig, now: float) -> Iterator[Offer]:
+    """One a zone, in order; where none can be had now it says why."""
+    for zone in config.zones_in_order():
+        capacity = host(books, config, zone, "a unit", 0)
+        yield Offer(config.name, zone, capacity, config.hosts, config.price(zone), closed(books, config, zone, now))
+
+
+def closed(books: Books, config: GroupConfig, zone: str, now: float) -> str:
+    """Why nothing is asked of a zone now; empty: it may be."""
+    row = books.groups.get(config.name)
+    if row is not None and row.stopped:
+        return f"group {config.name} is stopped until the policy is read again: {row.stopped}"
+    if config.provider not in books.listed:
+        trouble = books.troubles.get(config.provider, "")
+        return f"provider {config.provider} has not said yet what it has" + (f": {trouble}" if trouble else "")
+    resting = row.backoffs.get(zone) if row is not None else None
+    if resting is not None and resting.until > now:
+        place = f"{config.name} in {zone}" if zone else config.name
+        return f"group {place} rests for {resting.until - now:.0f} s after {resting.kind}: {resting.message}"
+    return ""
+
+
+def declared(config: GroupConfig) -> str:
+    """What the policy says of the shape of a machine."""
+    shape = (
+        config.cpu,
+        config.memory,
+        config.disk,
+        config.gpu,
+        config.gpus,
+        config.tpu,
+        sorted(config.attributes.items()),
+    )
+    return repr(shape)
+
+
+def host(books: Books, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
+    """One host of a unit: as its last one was, where one has come; until then as it is declared.
+
+    A machine that offers less than its group declares would otherwise be made again and again for a job that does not
+    fit on it.
+    """
+    capacity = config.capacity(zone, machine, worker)
+    row = books.groups.get(config.name)
+    if row is None or row.learnt is None or row.learnt_of != declared(config):
+        return capacity
+    return evolve(row.learnt, attributes=row.learnt.attributes | capacity.attributes)
+
+
+def possible(books: Books, members: int) -> Iterator[tuple[str, Capacity]]:
+    """Machines that could be had, by a name, as many as so many members could need: of each group in each zone."""
+    for config in books.policy.groups:
+        row = books.groups.get(config.name)
+        units = min(max(config.max, row.max or 0 if row else 0), members)
+        for zone in config.zones:
+            for unit in range(units):
+                name = f"unit {unit + 1} of group {config.name}" + (f" in {zone}" if zone else "")
+                for worker in range(config.hosts):
+                    which = f"host {worker} of {name}" if config.hosts > 1 else name
+                    yield which, host(books, config, zone, name, worker)
+
+
+def declares(state: State) -> bool:
+    """It is known what the cluster has, or can have: what fits none of that never will."""
+    return state.declares_all_nodes or bool(state.policy.groups)
+
+
+def known_machines(state: State) -> dict[str, Capacity]:
+    """Declared and joined machines by name."""
+    declared = {hello.node: hello.capacity for hello in state.declared}
+    return declared | {node.name: node.capacity for node in state.nodes.values()}
+
+
+def all_machines(state: State, members: int) -> dict[str, Capacity]:
+    """And those that could be had, as many as so many members could need."""
+    return known_machines(state) | dict(possible(state.fleet, members))

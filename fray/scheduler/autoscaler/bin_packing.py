@@ -1,0 +1,314 @@
+"""How many units would hold what waits: an estimate on empty machines, without any machine.
+
+`Packing` is told what is on its way (`Stock`), what can be had (`Offer`), and then one ask after another. It fills what
+is on its way first, then the cheapest group that can hold the ask. Units alike are counted, not walked: a thousand
+machines are one line of the stock, so the cost grows with the kinds of machines and of asks, not with their number.
+
+What it says is an estimate: a gang counts places one by one, and the machines that are there are the pool's business
+(see `scaling`). Too few is made up for by the next plan, too many are given back when they have been idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from typing import TypeAlias
+
+from attrs import define, field, frozen
+
+from fray.model.resources import Capacity, Demand
+from fray.scheduler.pool.pool import AUTO, Variant, admits
+from fray.scheduler.pool.requests import Ask, Part
+
+_MANY = 1 << 30
+Spot: TypeAlias = tuple[str, str]
+"""(group, zone)."""
+
+
+@frozen(cache_hash=True)
+class Room:
+    """What one host has left."""
+
+    cpu_milli: int
+    memory_bytes: int
+    disk_bytes: int
+    ports: int
+    devices: tuple[tuple[Variant, int], ...] = ()
+
+    @classmethod
+    def of(cls, capacity: Capacity) -> Room:
+        counts: dict[Variant, int] = {}
+        for device in capacity.devices:
+            variant = device.kind, device.variant.lower()
+            counts[variant] = counts.get(variant, 0) + 1
+        size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes, capacity.ports.count
+        return cls(*size, tuple(sorted(counts.items())))
+
+
+@frozen
+class Offer:
+    """Units of a group that can be had in one of its zones."""
+
+    group: str
+    zone: str
+    capacity: Capacity
+    """Of one host."""
+    hosts: int = 1
+    price_per_hour: float = 0.0
+    closed: str = ""
+    """Why none can be had there now; empty: they can."""
+
+    @property
+    def at(self) -> Spot:
+        return self.group, self.zone
+
+    def place(self, same: str) -> str:
+        """Where that is, for an ask whose parts must share it."""
+        return self.capacity.attributes.get(same, "") if same else ""
+
+
+@frozen(cache_hash=True)
+class Unit:
+    """One that is on its way, or would be asked for: what is left of each host."""
+
+    at: Spot
+    rooms: tuple[Room, ...]
+
+
+def held(demand: Demand, room: Room) -> int:
+    """How many members the host still holds."""
+    pairs = (
+        (room.cpu_milli, demand.cpu_milli),
+        (room.memory_bytes, demand.memory_bytes),
+        (room.disk_bytes, demand.disk_bytes),
+        (room.ports, demand.ports),
+    )
+    count = min((have // want for have, want in pairs if want), default=_MANY)
+    if not demand.device_count:
+        return count
+    return min(count, sum(have // demand.device_count for _, have in _serving(demand, room)))
+
+
+def _serving(demand: Demand, room: Room) -> list[tuple[Variant, int]]:
+    wanted = demand.device_variant.lower()
+    return [(v, have) for v, have in room.devices if v[0] == demand.device_kind and wanted in (AUTO, v[1])]
+
+
+def taken(demand: Demand, room: Room, members: int) -> Room:
+    """The same host with so many members on it; they fit."""
+    devices = dict(room.devices)
+    left = members if demand.device_count else 0
+    for variant, have in sorted(_serving(demand, room), key=lambda item: (item[1], item[0])):
+        here = min(left, have // demand.device_count)
+        devices[variant] -= here * demand.device_count
+        left -= here
+    return Room(
+        room.cpu_milli - members * demand.cpu_milli,
+        room.memory_bytes - members * demand.memory_bytes,
+        room.disk_bytes - members * demand.disk_bytes,
+        room.ports - members * demand.ports,
+        tuple(sorted(devices.items())),
+    )
+
+
+@define
+class Packing:
+    """One plan's estimate.
+
+    Attributes:
+        offers: in the order of the groups in the policy, and of the zones in each; those that are closed now as well.
+        rooms: how many units more each group may have.
+        money: how much more may be spent per hour; None: any amount.
+        most: how many units may be asked for by this plan.
+        stock: units on their way, and how many of each.
+        asked: what to ask for: units by group and zone, in the order in which they were first needed.
+        limits: why the last ask could not be held; empty: it could.
+    """
+
+    offers: tuple[Offer, ...]
+    rooms: dict[str, int]
+    money: float | None = None
+    most: int = _MANY
+    stock: dict[Unit, int] = field(factory=dict)
+    asked: dict[Spot, int] = field(factory=dict)
+    limits: dict[str, None] = field(factory=dict)
+    _by_spot: dict[Spot, Offer] = field(init=False)
+    _empty: dict[Spot, Room] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._by_spot = {offer.at: offer for offer in self.offers}
+        self._empty = {offer.at: Room.of(offer.capacity) for offer in self.offers}
+
+    def add_stock(self, at: Spot, hosts: int, count: int = 1) -> None:
+        """So many empty units of a group are on their way, or there and idle; one that nobody offers counts not."""
+        if at in self._by_spot:
+            unit = Unit(at, (self._empty[at],) * hosts)
+            self.stock[unit] = self.stock.get(unit, 0) + count
+
+    # Asks
+
+    def some(self, part: Part, count: int) -> int:
+        """Make room for as many of ``count`` asks for one run of a part as can be; returns how many."""
+        self.limits = {}
+        run = max(1, part.slice_hosts)
+        left = count * run
+        for demand in part.choices:
+            left = self._fill(demand, left, part.slice_hosts, "", "")
+        return count - left // run
+
+    def whole(self, ask: Ask) -> bool:
+        """Make room for all parts, or for none."""
+        self.limits = {}
+        best: tuple[float, Packing] | None = None
+        for place in self._places(ask.same):
+            trial = self._copy()
+            if all(trial._part(part, ask.same, place) for part in ask.parts):
+                cost = sum(self._by_spot[at].price_per_hour * n for at, n in trial.asked.items())
+                if best is None or cost < best[0]:
+                    best = cost, trial
+            self.limits |= trial.limits
+        if best is None:
+            return False
+        self._become(best[1])
+        self.limits = {}
+        return True
+
+    def _copy(self) -> Packing:
+        twin = copy(self)
+        twin.rooms, twin.stock, twin.asked, twin.limits = dict(self.rooms), dict(self.stock), dict(self.asked), {}
+        return twin
+
+    def _become(self, other: Packing) -> None:
+        self.stock, self.asked, self.rooms = other.stock, other.asked, other.rooms
+        self.money, self.most = other.money, other.most
+
+    def _places(self, same: str) -> Iterable[str]:
+        """Each region or zone an ask may be held in; one that is none if it may be held anywhere."""
+        return dict.fromkeys(offer.place(same) for offer in self.offers)
+
+    def _part(self, part: Part, same: str, place: str) -> bool:
+        for demand in part.choices:
+            trial = self._copy()
+            if not trial._fill(demand, part.members, part.slice_hosts, same, place):
+                self._become(trial)
+                return True
+            self.limits |= trial.limits
+        return False
+
+    def take(self, offer: Offer) -> bool:
+        """Ask for one unit, whoever it is for; False: none can be had there now."""
+        if self._closed(offer):
+            return False
+        self._ask(offer, 1)
+        return True
+
+    # Members of one demand
+
+    def _fill(self, demand: Demand, members: int, slice_hosts: int, same: str, place: str) -> int:
+        """Put members where there is room, on its way or to be asked for; returns how many are left."""
+        left = self._fill_stock(demand, members, slice_hosts, same, place)
+        while left:
+            offer = self._cheapest(demand, left, slice_hosts, same, place)
+            if offer is None:
+                break
+            self._ask(offer, self._units(offer, demand, left, slice_hosts))
+            before, left = left, self._fill_stock(demand, left, slice_hosts, same, place)
+            if left == before:
+                break  # never: what was asked for holds at least one
+        return left
+
+    def _fill_stock(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> int:
+        for unit in list(self.stock):
+            while left and self.stock.get(unit, 0):
+                if not self._serves(self._by_spot[unit.at], demand, slice_hosts, same, place):
+                    break
+                full, members = _filled(demand, unit, left, slice_hosts)
+                if not members:
+                    break
+                times = min(self.stock[unit], left // members)
+                self._move(unit, full, times)
+                left -= times * members
+        return left
+
+    def _move(self, unit: Unit, to: Unit, times: int) -> None:
+        self.stock[unit] -= times
+        if not self.stock[unit]:
+            del self.stock[unit]
+        self.stock[to] = self.stock.get(to, 0) + times
+
+    def _serves(self, offer: Offer, demand: Demand, slice_hosts: int, same: str, place: str) -> bool:
+        return (
+            offer.place(same) == place
+            and (not slice_hosts or offer.hosts == slice_hosts)
+            and admits(demand, offer.capacity)
+            and held(demand, self._empty[offer.at]) > 0
+        )
+
+    # Asking for more
+
+    def _cheapest(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> Offer | None:
+        """Of the first open zone of each group the cheapest, but accelerators last for who needs none; among equals the
+        plainest machine, then as written."""
+        firsts: dict[str, Offer] = {}
+        for offer in self.offers:
+            if self._serves(offer, demand, slice_hosts, same, place):
+                if why := self._closed(offer):
+                    self.limits[why] = None
+                else:
+                    firsts.setdefault(offer.group, offer)
+        return min(firsts.values(), key=lambda offer: self._cost(offer, demand, left, slice_hosts), default=None)
+
+    def _closed(self, offer: Offer) -> str:
+        """Why no unit more may be asked for there."""
+        if offer.closed:
+            return offer.closed
+        if self.rooms.get(offer.group, 0) < 1:
+            return f"group {offer.group} is at its max"
+        if self.most < 1:
+            return "as many units as can be asked for at once have been: more in a moment"
+        if self.money is not None and offer.price_per_hour > max(0.0, self.money):
+            return f"the spend limit binds: {_priced(offer)}, and {max(0.0, self.money):g} is left"
+        return ""
+
+    def _cost(self, offer: Offer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
+        units = -(-left // self._per_unit(offer, demand, slice_hosts))
+        devices = len(offer.capacity.devices) * offer.hosts
+        wasted = devices > 0 and not demand.device_count
+        return wasted, offer.price_per_hour * units, devices, offer.hosts
+
+    def _per_unit(self, offer: Offer, demand: Demand, slice_hosts: int) -> int:
+        return slice_hosts or offer.hosts * held(demand, self._empty[offer.at])
+
+    def _units(self, offer: Offer, demand: Demand, left: int, slice_hosts: int) -> int:
+        """How many of it: what is needed, as far as there is room and money for it; at least one."""
+        units = min(-(-left // self._per_unit(offer, demand, slice_hosts)), self.rooms[offer.group], self.most)
+        if self.money is not None and offer.price_per_hour:
+            units = min(units, int(self.money / offer.price_per_hour))
+        return max(1, units)
+
+    def _ask(self, offer: Offer, units: int) -> None:
+        self.rooms[offer.group] -= units
+        self.most -= units
+        if self.money is not None:
+            self.money -= units * offer.price_per_hour
+        self.asked[offer.at] = self.asked.get(offer.at, 0) + units
+        self.add_stock(offer.at, offer.hosts, units)
+
+
+def _priced(offer: Offer) -> str:
+    return f"a unit of {offer.group} costs {offer.price_per_hour:g} an hour"
+
+
+def _filled(demand: Demand, unit: Unit, left: int, slice_hosts: int) -> tuple[Unit, int]:
+    """The unit with as many of these members as it takes, and how many that are."""
+    if slice_hosts:
+        if left < slice_hosts or len(unit.rooms) != slice_hosts or not all(held(demand, room) for room in unit.rooms):
+            return unit, 0
+        return Unit(unit.at, tuple(taken(demand, room, 1) for room in unit.rooms)), slice_hosts
+    rooms: list[Room] = []
+    members = 0
+    for room in unit.rooms:
+        here = min(left - members, held(demand, room))
+        rooms.append(taken(demand, room, here) if here else room)
+        members += here
+    return Unit(unit.at, tuple(rooms)), members

@@ -1,0 +1,378 @@
+"""How many machines there shall be: the plan, made every `PLAN_S` while something waits, is on its way, or idles.
+
+For each group: units that are there or on their way, at least ``min``, at most ``max``, ``buffer`` more than are in
+use, and as many as hold what waits. All that waits is packed in the queue's order, first into what the pool has free
+and what is on its way, then into the cheapest group that can hold it (`packing`). A zone that failed rests
+(`units.FIRST_S`), the next one in order is asked meanwhile. A unit that has been idle for ``idle_s`` is closed and
+given back, never one that is needed for ``min``, ``buffer``, a reservation, or a gang whose other machines are to come.
+
+A plan reads the state and asks for units by name; the names are saved before any provider hears of them. Nothing here
+waits for a provider, and nothing that waits for a provider is here.
+"""
+
+from __future__ import annotations
+
+from fray.model.ids import NodeName
+from fray.model.policy.machine_groups import GroupConfig
+from fray.model.policy.policy import Policy
+from fray.scheduler.autoscaler.available_capacity import declared, offers
+from fray.scheduler.autoscaler.bin_packing import Packing, Spot
+from fray.scheduler.autoscaler.provider_events import (
+    doom,
+    holding,
+    rest,
+    retire,
+)
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.lifecycle import LawBroken
+from fray.scheduler.pool.requests import Ask, Part, Placed
+from fray.scheduler.queue.queue import Shape
+from fray.scheduler.queue.quota_headroom import Headroom
+from fray.scheduler.state.machine_groups import in_zone, unit_name
+from fray.scheduler.state.rows import NodePhase
+from fray.scheduler.state.state import State
+from fray.scheduler.state.unit_rows import (
+    Unit,
+    UnitPhase,
+    UnitTurn,
+    made_up,
+    mark_of,
+)
+
+PLAN_S = 2.0
+"""Between two plans, at least; a millisecond more for each unit, so that they never take more than a few percent."""
+SHAPES_LIMIT = 64
+"""Kinds of asks that one plan looks at, the first in the queue's order."""
+GANGS_LIMIT = 100
+"""Gangs of one kind that one plan looks at."""
+UNITS_LIMIT = 100
+"""Units that one plan asks for."""
+
+
+def told_policy(state: State, policy: Policy) -> None:
+    """The policy was read: groups that were stopped may be tried again."""
+    books = state.fleet
+    books.policy = policy
+    for row in list(books.groups.values()):
+        if row.stopped:
+            row.stopped = ""
+            books.group_changed(row)
+    books.moved = True
+
+
+def restarted(state: State, cluster: str, policy: Policy, out: Outbox) -> None:
+    """With the controller: what was being asked for is asked for again under the same name."""
+    state.fleet.cluster = mark_of(cluster)
+    told_policy(state, policy)
+
+
+def settle(state: State, out: Outbox) -> None:
+    """After each event: plan, if it is time and there is anything to plan for."""
+    books = state.fleet
+    if not (books.policy.groups or books.units):
+        books.plan_at = None  # else it would be due for ever
+        books.touched.clear()
+        return
+    for name in books.touched:
+        if name in books.units:
+            _look_at(state, out, books.units[name])
+    books.touched.clear()
+    if books.plan_at is None and (books.moved or state.queue):
+        books.plan_at = state.now
+    if books.plan_at is not None and books.plan_at <= state.now:
+        plan(state, out)
+    if books.reordered:
+        books.reordered = False
+        out.fleet()
+
+
+def plan(state: State, out: Outbox) -> None:
+    """Bring every unit to where it should be, ask for more, give back what idles."""
+    books = state.fleet
+    books.moved = False
+    books.held = {}
+    for unit in list(books.units.values()):
+        _look_at(state, out, unit)
+    kept = _ask_for_waiting(state, out)
+    for config in books.configs():
+        if config.provider != "fixed":
+            _keep_floor(state, out, config)
+    due = [at for name in _groups(state) if (at := _give_back(state, out, name, kept)) is not None]
+    books.plan_at = _next(state, due)
+
+
+def _groups(state: State) -> list[str]:
+    """Of the policy, and those that units are left of."""
+    names = dict.fromkeys(config.name for config in state.fleet.configs())
+    return list(names | dict.fromkeys(unit.group for unit in state.fleet.units.values()))
+
+
+def _next(state: State, due: list[float]) -> float | None:
+    """When to plan again; None: when something moves."""
+    books = state.fleet
+    pace_s = PLAN_S + len(books.units) / 1000
+    busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in books.units.values())
+    if books.moved or busy or state.queue:
+        return state.now + pace_s
+    return max(min(due), state.now + pace_s) if due else None
+
+
+# Each unit ------------------------------------------------------------------------------------------------------------
+
+
+def _look_at(state: State, out: Outbox, unit: Unit) -> None:
+    """Has it come, has it been too long on its way, is it empty at last."""
+    if unit.phase is UnitPhase.DRAINING and not holding(state, unit):
+        doom(state, out, unit, unit.why)
+    if not unit.live:
+        return
+    if holding(state, unit):
+        state.fleet.held[unit.name] = None
+        state.fleet.busy_at[unit.name] = state.now
+    if _whole(state, unit):
+        _came(state, out, unit)
+    elif unit.broken_at is None:
+        unit.broken_at = state.now
+        state.fleet.changed(unit)
+    elif unit.provider != "fixed":
+        _too_long(state, out, unit)
+
+
+def _whole(state: State, unit: Unit) -> bool:
+    nodes = state.fleet.nodes.get(unit.name, ())
+    return sum(state.nodes[name].phase is not NodePhase.LOST for name in nodes) >= unit.hosts
+
+
+def _came(state: State, out: Outbox, unit: Unit) -> None:
+    if unit.broken_at is not None:
+        unit.broken_at = None
+        state.fleet.changed(unit)
+    if unit.phase is UnitPhase.JOINED:
+        return
+    state.fleet.turn(unit, UnitTurn.WHOLE, state.now)
+    state.fleet.busy_at[unit.name] = state.now
+    out.happened("", "machine joined", f"{unit.name} after {state.now - unit.wanted_at:.0f} s")
+    row = state.fleet.row(unit.group)
+    row.backoffs.pop(unit.zone, None)
+    first = next(iter(state.fleet.nodes[unit.name]))
+    config = state.fleet.group(unit.group)
+    row.learnt, row.learnt_of = state.nodes[first].capacity, declared(config) if config else ""
+    state.fleet.group_changed(row)
+
+
+def _too_long(state: State, out: Outbox, unit: Unit) -> None:
+    config = state.fleet.group(unit.group)
+    if config is None or unit.broken_at is None or state.now - unit.broken_at < config.boot_timeout_s:
+        return
+    here = len(state.fleet.nodes.get(unit.name, ()))
+    why = f"{here} of its {unit.hosts} nodes are here after {state.now - unit.broken_at:.0f} s"
+    rest(state, out, unit, "boot", f"{unit.name}: {why}")
+    retire(state, out, unit, why)
+
+
+# What waits -----------------------------------------------------------------------------------------------------------
+
+
+def _ask_for_waiting(state: State, out: Outbox) -> dict[NodeName, None]:
+    """Ask for what would hold it; returns machines with free room that gangs among it count on."""
+    books = state.fleet
+    books.limits = {}
+    kept: dict[NodeName, None] = {}
+    if not state.queue or not any(config.provider != "fixed" for config in books.configs()):
+        return kept
+    packing = _packing(state)
+    state.pool.now = state.now
+    trials: list[tuple[Ask, tuple[Placed, ...]]] = []
+    headroom = Headroom(state.shares)
+    for shape in _shapes(state):
+        before = dict(packing.asked)
+        nodes = _ask_for(state, packing, shape, trials, headroom)
+        kept |= nodes
+        first = state.queue.head(shape).id
+        for at, units in packing.asked.items():
+            for _ in range(units - before.get(at, 0)):
+                want(state, out, at, f"for {first}")
+        if packing.limits:
+            books.limits[shape] = "; ".join(packing.limits)
+    for ask, placed in trials:
+        state.pool.give_back(ask, placed)
+    return kept
+
+
+def _shapes(state: State) -> list[Shape]:
+    """In the queue's order; those that wait for a reservation's machines wait for none of ours."""
+    shapes = [shape for shape in state.queue.waiting if not shape.reservation]
+    return sorted(shapes, key=lambda shape: state.queue.head(shape).entry)[:SHAPES_LIMIT]
+
+
+def _ask_for(
+    state: State, packing: Packing, shape: Shape, trials: list[tuple[Ask, tuple[Placed, ...]]], headroom: Headroom
+) -> dict[NodeName, None]:
+    """Pack all of one shape; what fits into the pool, or is over a quota, waits for something else than machines."""
+    packing.limits = {}
+    count = headroom.waiting(state.queue.waiting[shape])
+    if not count:
+        return {}
+    placed = state.pool.place(shape.ask)
+    if placed is not None:
+        trials.append((shape.ask, placed))
+        return _nodes(placed)
+    only = shape.ask.parts[0]
+    if len(shape.ask.parts) == 1 and only.members == max(1, only.slice_hosts):
+        packing.some(only, count)
+        return {}
+    if len(shape.ask.parts) == 1 and not shape.ask.same:
+        return _ask_for_gangs(state, packing, only, count, trials)
+    for _ in range(min(count, GANGS_LIMIT)):
+        if not packing.whole(shape.ask):
+            break
+    return {}
+
+
+def _ask_for_gangs(
+    state: State, packing: Packing, part: Part, count: int, trials: list[tuple[Ask, tuple[Placed, ...]]]
+) -> dict[NodeName, None]:
+    """The first counts on what is free, and is asked for the rest; the others as if nothing were."""
+    here, placed = _as_many(state, part)
+    rest_of_it = Part(part.choices, part.members - here, part.slice_hosts)
+    if not packing.whole(Ask((rest_of_it,))):
+        if placed is not None:
+            state.pool.give_back(*placed)
+        return {}
+    if placed is not None:
+        trials.append(placed)
+    for _ in range(min(count, GANGS_LIMIT) - 1):
+        if not packing.whole(Ask((part,))):
+            break
+    return {} if placed is None else _nodes(placed[1])
+
+
+def _nodes(placed: tuple[Placed, ...]) -> dict[NodeName, None]:
+    return dict.fromkeys(grant.node for one in placed for grant in one.grants)
+
+
+def _as_many(state: State, part: Part) -> tuple[int, tuple[Ask, tuple[Placed, ...]] | None]:
+    """As many of its members as fit now, and their places, which are taken."""
+    run = max(1, part.slice_hosts)
+    least, most = 0, part.members // run - 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        ask = Ask((Part(part.choices, middle * run, part.slice_hosts),))
+        placed = state.pool.place(ask)
+        if placed is None:
+            most = middle - 1
+        else:
+            state.pool.give_back(ask, placed)
+            least = middle
+    if not least:
+        return 0, None
+    ask = Ask((Part(part.choices, least * run, part.slice_hosts),))
+    placed = state.pool.place(ask)
+    return (0, None) if placed is None else (least * run, (ask, placed))
+
+
+def _packing(state: State) -> Packing:
+    """What can be had, and what is on its way."""
+    books = state.fleet
+    limit = books.policy.spend_limit_per_hour
+    configs = [config for config in books.configs() if config.provider != "fixed"]
+    live = {config.name: books.live(config.name) for config in configs}
+    packing = Packing(
+        offers=tuple(offer for config in configs for offer in offers(books, config, state.now)),
+        rooms={config.name: config.max - len(live[config.name]) for config in configs},
+        money=None if limit is None else limit - books.spent_per_hour(),
+        most=UNITS_LIMIT,
+    )
+    for units in live.values():
+        for unit in units:
+            if unit.phase is not UnitPhase.JOINED:
+                packing.add_stock((unit.group, unit.zone), unit.hosts)
+    return packing
+
+
+def want(state: State, out: Outbox, at: Spot, why: str) -> None:
+    """Decide for one unit more: its name is made here, and saved before its provider hears of it."""
+    books = state.fleet
+    config = books.group(at[0])
+    if config is None:
+        raise LawBroken(f"a unit is wanted of group {at[0]!r}, which is not there")
+    order = state.next_order()
+    unit = Unit(
+        name=made_up(config.name, books.cluster, order),
+        group=config.name,
+        provider=config.provider,
+        order=order,
+        zone=at[1],
+        since=state.now,
+        hosts=config.hosts,
+        price_per_hour=config.price(at[1]),
+        wanted_at=state.now,
+        broken_at=state.now,
+        why=why,
+    )
+    books.put(unit)
+    out.happened("", "machine wanted", f"{unit.name}{in_zone(unit)} {why}")
+
+
+# Floor and ceiling ----------------------------------------------------------------------------------------------------
+
+
+def floor(state: State, config: GroupConfig, units: list[Unit]) -> int:
+    """How many units stay, whatever waits: those in use or ``min``, and ``buffer``; never more than ``max``."""
+    used = sum(unit.name in state.fleet.held for unit in units)
+    return min(config.max, max(config.min, used) + config.buffer)
+
+
+def _keep_floor(state: State, out: Outbox, config: GroupConfig) -> None:
+    """Ask for what lacks to it, where it can be had."""
+    units = state.fleet.live(config.name)
+    lacking = floor(state, config, units) - len(units)
+    if lacking <= 0:
+        return
+    packing = _packing(state)
+    for offer in packing.offers:
+        while lacking > 0 and offer.group == config.name and packing.take(offer):
+            want(state, out, offer.at, "to keep min and buffer")
+            lacking -= 1
+
+
+def _give_back(state: State, out: Outbox, group: str, kept: dict[NodeName, None]) -> float | None:
+    """Close what is beyond the group's max, and what has idled long enough; when the next one will have."""
+    books = state.fleet
+    config = books.group(group)
+    units = books.live(group)
+    if (config.provider if config else units[0].provider if units else "fixed") == "fixed":
+        return None
+    _cut(state, out, units, config)
+    units = books.live(group)
+    if config is None or not units:
+        return None
+    for name in kept:
+        books.busy_at[unit_name(state.nodes[name])] = state.now
+    idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in books.held]
+    idle.sort(key=lambda unit: (-unit.price_per_hour, idle_since(state, unit), -unit.order))
+    here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # one that is on its way may never come
+    surplus = idle[: max(0, here - floor(state, config, units))]
+    for unit in surplus:
+        idle_s = state.now - idle_since(state, unit)
+        if idle_s >= config.idle_s:
+            retire(state, out, unit, f"it has been idle for {idle_s:.0f} s")
+    return min((idle_since(state, unit) + config.idle_s for unit in surplus if unit.live), default=None)
+
+
+def idle_since(state: State, unit: Unit) -> float:
+    """When anything last had a place on it, or it came; after a restart of the controller, not before that."""
+    books = state.fleet
+    used = [books.used_at.get(name, 0.0) for name in books.nodes.get(unit.name, ())]
+    return max([books.busy_at.setdefault(unit.name, state.now), *used])
+
+
+def _cut(state: State, out: Outbox, units: list[Unit], config: GroupConfig | None) -> None:
+    """Units beyond the group's max go: first those that are not here yet, then idle ones, the last made first."""
+    most = config.max if config else 0
+    why = f"its group has {most} at most" if config else "its group is not in the policy any more"
+    if len(units) <= most:
+        return
+    order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.held, -u.order))
+    for unit in order[: max(0, len(units) - most)]:
+        retire(state, out, unit, why)

@@ -1,0 +1,315 @@
+"""What providers say of units: an order taken or refused, a list; and what that means for nodes and groups.
+
+A provider's list may be older than it seems: a unit that was just made may be missing, one that was just deleted may
+still be there. So a unit is missed only after a while (`UNSEEN_S`, `VANISHED_S`), one that is gone is remembered for a
+while (`REMEMBERED_S`), and nothing is made twice, because every name is made, and saved, once.
+"""
+
+from __future__ import annotations
+
+from fray.errors import InvalidRequest
+from fray.model.messages.client import Done
+from fray.model.policy.machine_groups import (
+    ErrorKind,
+    GroupConfig,
+    MachineState,
+    SeenMachine,
+)
+from fray.scheduler.autoscaler.view import unknown
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effects import GroupScaled, MachineAnswered, MachinesListed, NodeDied
+from fray.scheduler.nodes.nodes import died
+from fray.scheduler.state.machine_groups import in_zone
+from fray.scheduler.state.state import State
+from fray.scheduler.state.unit_rows import (
+    Unit,
+    UnitPhase,
+    UnitTurn,
+    next_backoff,
+)
+
+UNSEEN_S = 120.0
+"""A unit that was asked for and is not listed so long after that was never made."""
+VANISHED_S = 30.0
+"""A unit that was listed, and is not for so long, is not there any more."""
+GHOST_S = 60.0
+"""A unit that was deleted and is listed so long after that has to be deleted again."""
+REMEMBERED_S = 3600.0
+"""So long is a name known that is gone."""
+DELETE_FIRST_S, DELETE_MOST_S = 5.0, 300.0
+"""Between two tries to delete: the first wait, doubled after each, and the longest."""
+
+DEAD = (MachineState.PREEMPTED, MachineState.FAILED)
+STOPPING = (ErrorKind.INVALID, ErrorKind.PERMISSION)
+
+
+# Orders ---------------------------------------------------------------------------------------------------------------
+
+
+def answered(state: State, event: MachineAnswered, out: Outbox) -> None:
+    """An order was taken or refused; one that nobody waits for any more says nothing."""
+    unit = state.fleet.units.get(event.name)
+    if unit is None:
+        return
+    if event.deleted:
+        _deleted(state, event, unit, out)
+    elif unit.phase is UnitPhase.WANTED:
+        _made(state, event, unit, out)
+
+
+def _made(state: State, event: MachineAnswered, unit: Unit, out: Outbox) -> None:
+    if event.error is None:
+        state.fleet.turn(unit, UnitTurn.TAKEN, state.now)
+        return
+    out.happened("", "machine refused", f"{unit.name}{in_zone(unit)}: {event.error.value}: {event.message}")
+    _blame(state, out, unit, event.error, event.message)
+    turn = UnitTurn.DOOMED if event.error is ErrorKind.TRANSIENT else UnitTurn.ENDED  # it may have been made after all
+    state.fleet.turn(unit, turn, state.now)
+
+
+def _blame(state: State, out: Outbox, unit: Unit, kind: ErrorKind, message: str) -> None:
+    """Who does not get machines for a while, or ever: the unit's zone, or its whole group."""
+    unit.why = f"{kind.value}: {message}"
+    if kind not in STOPPING:
+        rest(state, out, unit, kind, message)
+        return
+    row = state.fleet.row(unit.group)
+    row.stopped = unit.why
+    state.fleet.group_changed(row)
+    out.happened("", "group stopped", f"{unit.group}: {unit.why}")
+
+
+def rest(state: State, out: Outbox, unit: Unit, kind: str, message: str) -> None:
+    """Nothing is asked of the unit's zone for a while."""
+    row = state.fleet.row(unit.group)
+    before = row.backoffs.get(unit.zone)
+    after = row.backoffs[unit.zone] = next_backoff(before, kind, message, state.now)
+    if after != before:
+        state.fleet.group_changed(row)
+        why = f"{after.kind}, {after.streak} in a row: {message}"
+        text = f"{unit.group}{in_zone(unit)} for {after.until - state.now:.0f} s after {why}"
+        out.happened("", "zone rests", text)
+
+
+def _deleted(state: State, event: MachineAnswered, unit: Unit, out: Outbox) -> None:
+    if unit.phase is not UnitPhase.DELETING:
+        return
+    if event.error is None:
+        unit.answered, unit.since = True, state.now
+        state.fleet.changed(unit)
+        return
+    unit.told = f"{event.error.value}: {event.message}"
+    unit.order_at = state.now + min(DELETE_MOST_S, DELETE_FIRST_S * 2.0 ** min(unit.tries, 20))
+    unit.tries += 1
+    state.fleet.changed(unit)
+    out.happened("", "machine not deleted", f"{unit.name}{in_zone(unit)}: {unit.told}")
+
+
+# Lists ----------------------------------------------------------------------------------------------------------------
+
+
+def listed(state: State, event: MachinesListed, out: Outbox) -> None:
+    """What a provider has, against what is on record."""
+    books = state.fleet
+    if event.error:
+        books.troubles[event.provider] = event.error
+        return
+    books.troubles.pop(event.provider, None)
+    if event.provider not in books.listed:
+        books.listed[event.provider] = None
+        books.moved = True
+    seen = {machine.name: machine for machine in event.machines}
+    for unit in [unit for unit in books.units.values() if unit.provider == event.provider]:
+        machine = seen.pop(unit.name, None)
+        if machine is None:
+            _unlisted(state, out, unit, event.begun)
+        else:
+            _sighted(state, out, unit, machine, event.begun)
+    for machine in seen.values():
+        _stranger(state, out, event.provider, machine)
+
+
+def _sighted(state: State, out: Outbox, unit: Unit, machine: SeenMachine, begun: float) -> None:
+    before = unit.state, unit.missing_at, unit.zone
+    unit.state, unit.missing_at, unit.zone = machine.state, None, machine.zone or unit.zone
+    unit.told = machine.message or unit.told
+    if before != (unit.state, unit.missing_at, unit.zone):
+        state.fleet.changed(unit)
+    if unit.phase in (UnitPhase.GONE, UnitPhase.DELETING):
+        _ghost(state, out, unit, begun)
+    elif machine.state in DEAD:
+        _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
+    elif machine.state is MachineState.DELETING:
+        doom(state, out, unit, "somebody else deletes it")
+    elif unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED):
+        state.fleet.turn(unit, UnitTurn.LISTED, state.now)
+    elif unit.phase is UnitPhase.JOINED and machine.state is MachineState.RUNNING and machine.hosts < unit.hosts:
+        retire(state, out, unit, f"its provider lists {machine.hosts} of its {unit.hosts} hosts")
+
+
+def _ghost(state: State, out: Outbox, unit: Unit, begun: float) -> None:
+    """It is listed although it was deleted: the list is old, or it came into being after all."""
+    done = unit.phase is UnitPhase.GONE or unit.answered
+    if not done or begun - unit.since < GHOST_S or unit.state is MachineState.DELETING:
+        return
+    if unit.phase is UnitPhase.GONE:
+        state.fleet.turn(unit, UnitTurn.BACK, state.now)
+    unit.answered, unit.order_at = False, state.now
+    state.fleet.changed(unit)
+    out.happened("", "machine still there", f"{unit.name}{in_zone(unit)} was deleted, and is deleted again")
+
+
+def _dead(state: State, out: Outbox, unit: Unit, why: str, machine: SeenMachine) -> None:
+    """Proof of death: what ran there begins elsewhere at once, and what is left of it is deleted."""
+    if machine.error is not None and unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED, UnitPhase.SEEN):
+        _blame(state, out, unit, machine.error, machine.message)  # taken, and refused later
+    elif machine.state is MachineState.FAILED and unit.phase is not UnitPhase.JOINED:
+        rest(state, out, unit, "boot", machine.message or why)
+    bury_nodes(state, out, unit, why)
+    doom(state, out, unit, why)
+
+
+def _unlisted(state: State, out: Outbox, unit: Unit, begun: float) -> None:
+    match unit.phase:
+        case UnitPhase.WANTED:
+            return
+        case UnitPhase.GONE:
+            if begun - unit.since >= REMEMBERED_S:
+                state.fleet.drop(unit)
+        case UnitPhase.DELETING:
+            if unit.answered and begun > unit.since:
+                _ended(state, out, unit, unit.why)
+        case UnitPhase.ASKED:
+            if begun - unit.since >= UNSEEN_S:
+                message = f"it was asked for {begun - unit.since:.0f} s ago and is not there"
+                rest(state, out, unit, "boot", message)
+                retire(state, out, unit, message)
+        case _:
+            _missing(state, out, unit, begun)
+
+
+def _missing(state: State, out: Outbox, unit: Unit, begun: float) -> None:
+    if unit.state is None and begun - unit.since < UNSEEN_S:
+        return  # its nodes were quicker than its provider's list
+    if unit.missing_at is None:
+        unit.missing_at = begun
+        state.fleet.changed(unit)
+    elif begun - unit.missing_at >= VANISHED_S:
+        _ended(state, out, unit, "its provider lists it no more")
+
+
+def _ended(state: State, out: Outbox, unit: Unit, why: str) -> None:
+    bury_nodes(state, out, unit, why)
+    unit.why = why
+    state.fleet.turn(unit, UnitTurn.ENDED, state.now)
+    out.happened("", "machine gone", f"{unit.name}: {why}")
+
+
+def _stranger(state: State, out: Outbox, provider: str, machine: SeenMachine) -> None:
+    """It has our label and is on no record: kept if its group has room for it, else given back."""
+    config = state.fleet.group(machine.group)
+    room = config is not None and config.provider == provider and len(state.fleet.live(machine.group)) < config.max
+    usable = machine.state in (MachineState.CREATING, MachineState.RUNNING)
+    if provider == "fixed" and config is None:
+        return
+    unit = Unit(
+        name=machine.name,
+        group=machine.group,
+        provider=provider,
+        order=state.next_order(),
+        zone=machine.zone,
+        phase=UnitPhase.SEEN,
+        since=state.now,
+        hosts=config.hosts if config else max(1, machine.hosts),
+        price_per_hour=config.price(machine.zone) if config else 0.0,
+        wanted_at=state.now,
+        broken_at=state.now,
+        state=machine.state,
+        told=machine.message,
+        why="it was there",
+    )
+    state.fleet.put(unit)
+    if room and usable:
+        out.happened("", "machine adopted", f"{unit.name} of group {unit.group}{in_zone(unit)}")
+    elif machine.state in DEAD:
+        _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
+    else:
+        retire(state, out, unit, "nobody has asked for it" if usable else "it is being deleted")
+
+
+# The ends of a unit ---------------------------------------------------------------------------------------------------
+
+
+def holding(state: State, unit: Unit) -> bool:
+    """Something has a place on it: an attempt, or a reservation."""
+    machines = state.pool.machines
+    for name in state.fleet.nodes.get(unit.name, ()):  # noqa: SIM110 - asked of every unit: a generator costs twice
+        if machines[name].attempts > 0 or state.on_node[name]:
+            return True
+    return False
+
+
+def retire(state: State, out: Outbox, unit: Unit, why: str) -> None:
+    """Close it for new work; it is given back when it is empty, which may be now."""
+    if not holding(state, unit):
+        doom(state, out, unit, why)
+        return
+    unit.why = why
+    state.fleet.turn(unit, UnitTurn.CLOSED, state.now)
+    out.happened("", "machine drains", f"{unit.name}: {why}")
+    _close_nodes(state, unit)
+
+
+def doom(state: State, out: Outbox, unit: Unit, why: str) -> None:
+    """Order its end."""
+    unit.why = why
+    state.fleet.turn(unit, UnitTurn.DOOMED, state.now)
+    out.happened("", "machine given back", f"{unit.name}{in_zone(unit)}: {why}")
+    _close_nodes(state, unit)
+
+
+def _close_nodes(state: State, unit: Unit) -> None:
+    for name in state.fleet.nodes.get(unit.name, ()):
+        state.nodes[name].leaving = True
+        state.node_changed(state.nodes[name])
+
+
+def bury_nodes(state: State, out: Outbox, unit: Unit, why: str) -> None:
+    """Its provider's word is proof: its nodes are dead, and what they held may begin elsewhere."""
+    for name in list(state.fleet.nodes.get(unit.name, ())):
+        died(state, NodeDied(node=name, incarnation=state.nodes[name].incarnation, reason=why), out)
+
+
+# Operators ------------------------------------------------------------------------------------------------------------
+
+
+def scaled(state: State, event: GroupScaled, out: Outbox) -> None:
+    """Set, or take back, what a group has at least and at most."""
+    written = next((group for group in state.fleet.policy.groups if group.name == event.group), None)
+    problem = _wrong(state, event, written)
+    if problem:
+        out.refuse(event.session, event.ref, InvalidRequest(problem))
+        return
+    row = state.fleet.row(event.group)
+    row.min, row.max = event.min, event.max
+    state.fleet.group_changed(row)
+    out.happened("", "group scaled", f"{event.group}: min {_or(event.min)}, max {_or(event.max)}")
+    out.reply(event.session, event.ref, Done())
+
+
+def _or(number: int | None) -> str:
+    return "as in the policy" if number is None else str(number)
+
+
+def _wrong(state: State, event: GroupScaled, written: GroupConfig | None) -> str:
+    if written is None:
+        return unknown(state, event.group)
+    if written.provider == "fixed":
+        return f"group {event.group!r} is of provider fixed: nothing is made or deleted there"
+    least = written.min if event.min is None else event.min
+    most = written.max if event.max is None else event.max
+    if event.max is not None and event.min is None:
+        least = min(least, most)
+    if not 0 <= least <= most:
+        return f"group {event.group!r}: min={least} and max={most}: write 0 <= min <= max"
+    return ""

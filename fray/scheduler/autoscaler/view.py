@@ -1,0 +1,133 @@
+"""The fleet in words and numbers, for people: what `fray machines` lists, and why no machine comes for what waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fray.errors import InvalidRequest
+from fray.model.messages.machine_groups import (
+    GroupInfo,
+    MachineInfo,
+    Machines,
+    Resting,
+)
+from fray.model.policy.machine_groups import GroupConfig
+from fray.scheduler.queue.queue import Shape
+from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.unit_rows import LIVE, Unit, UnitPhase
+
+_SEEN = (UnitPhase.SEEN, UnitPhase.JOINED)
+_ASKED = (UnitPhase.ASKED, *_SEEN)
+
+
+def reason(state: Tables, shape: Shape) -> str:
+    """What is being done about machines for something that waits; empty where there are no groups."""
+    books = state.fleet
+    if not books.policy.groups or shape.reservation:
+        return ""
+    coming = Counter(unit.group for unit in books.units.values() if unit.live and unit.phase is not UnitPhase.JOINED)
+    parts = (
+        [f"on their way: {', '.join(f'{count} of group {name}' for name, count in coming.items())}"] if coming else []
+    )
+    if shape in books.limits:
+        parts.append(books.limits[shape])
+    return "; ".join(parts)
+
+
+def list_fleet(state: Tables, group: str = "") -> Machines:
+    """All of it, or one group with its units.
+
+    Raises:
+        InvalidRequest: there is no such group.
+    """
+    groups = [info for info in list_groups(state) if group in ("", info.name)]
+    if group and not groups:
+        raise InvalidRequest(unknown(state, group))
+    return Machines(
+        groups=tuple(groups),
+        machines=list_machines(state, group),
+        cost_per_hour=state.fleet.spent_per_hour(),
+        spend_limit_per_hour=state.policy.spend_limit_per_hour,
+    )
+
+
+def unknown(state: Tables, group: str) -> str:
+    """What is wrong with a name."""
+    names = ", ".join(group.name for group in state.fleet.policy.groups) or "none"
+    return f"there is no group {group!r}; the policy names {names}"
+
+
+def list_groups(state: Tables) -> tuple[GroupInfo, ...]:
+    """Of the policy, and those that only units are left of."""
+    names = dict.fromkeys([config.name for config in state.policy.groups])
+    names |= dict.fromkeys(unit.group for unit in state.fleet.units.values())
+    return tuple(_group(state, name) for name in names)
+
+
+def _group(state: Tables, name: str) -> GroupInfo:
+    books = state.fleet
+    config, row = books.group(name), books.groups.get(name)
+    units = [unit for unit in books.units.values() if unit.group == name and unit.phase is not UnitPhase.GONE]
+    resting = row.backoffs if row is not None else {}
+    return GroupInfo(
+        name=name,
+        provider=config.provider if config else units[0].provider if units else "",
+        kind=_kind(config) if config else "not in the policy any more",
+        min=config.min if config else 0,
+        buffer=config.buffer if config else 0,
+        max=config.max if config else 0,
+        wanted=sum(unit.phase in LIVE for unit in units),
+        asked=sum(unit.phase in _ASKED for unit in units),
+        seen=sum(unit.live and unit.state is not None for unit in units),
+        joined=sum(unit.phase is UnitPhase.JOINED for unit in units),
+        leaving=sum(not unit.live for unit in units),
+        cost_per_hour=sum(unit.price_per_hour for unit in units),
+        stopped=row.stopped if row is not None else "",
+        trouble=books.troubles.get(config.provider, "") if config else "",
+        resting=tuple(
+            Resting(
+                zone=zone,
+                kind=str(rest.kind),
+                rest_s=rest.until - state.now,
+                failures=rest.streak,
+                message=rest.message,
+            )
+            for zone, rest in resting.items()
+            if rest.until > state.now
+        ),
+    )
+
+
+def _kind(config: GroupConfig) -> str:
+    """One unit, in a few words."""
+    if config.tpu:
+        kind = f"{config.tpu} ({config.hosts} hosts)"
+    elif config.gpus:
+        kind = f"{config.gpus} {config.gpu}, {config.cpu:g} CPUs"
+    else:
+        kind = f"{config.cpu:g} CPUs"
+    return kind + (", spot" if config.spot else "")
+
+
+def list_machines(state: Tables, group: str = "") -> tuple[MachineInfo, ...]:
+    """Units by group and age, those that are gone left out."""
+    found = [unit for unit in state.fleet.units.values() if group in ("", unit.group)]
+    return tuple(_machine(state, unit) for unit in found if unit.phase is not UnitPhase.GONE)
+
+
+def _machine(state: Tables, unit: Unit) -> MachineInfo:
+    nodes = tuple(state.fleet.nodes.get(unit.name, ()))
+    return MachineInfo(
+        name=unit.name,
+        group=unit.group,
+        zone=unit.zone,
+        phase=unit.phase.value,
+        age_s=state.now - unit.wanted_at,
+        hosts=unit.hosts,
+        nodes=nodes,
+        attempts=sum(len(state.on_node[name]) for name in nodes),
+        state=unit.state.value if unit.state else "",
+        price_per_hour=unit.price_per_hour,
+        why=unit.why,
+        told=unit.told,
+    )

@@ -1,0 +1,410 @@
+"""Back-fill: later ones may run in the gaps, and never delay the first that does not fit.
+
+The law (EASY: Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 2001). The first applicant that does not fit gets a
+plan: the earliest time at which it surely fits by the time limits of what runs, and its share of the machines then.
+A later one may use a planned machine only
+
+- if its own time limit ends before that time, or
+- beside the plan: what is free then is enough for both.
+
+Where the limits tell no time there is no plan; once the applicant starves, all machines it could use are kept for it
+(`starvation`). A claim (`preemption`) is kept like a plan, and from everybody but its owner. Those that take nothing
+are held back by nobody; children of running jobs, which a plan may be waiting for, only by claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+
+from attrs import Factory, define, frozen
+
+from fray.model.ids import NodeName
+from fray.model.resources import Demand
+from fray.scheduler.backfill.start_plan import (
+    claim_shares,
+    ends_at,
+    going,
+    make_plan,
+    nodes_of,
+    over_in_s,
+)
+from fray.scheduler.backfill.starvation import holds_back, starving, starving_heads
+from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.pool.free_capacity import Space
+from fray.scheduler.pool.pool import Machine, Pool
+from fray.scheduler.pool.requests import Ask, Placed
+from fray.scheduler.queue.order import place_of_applicant
+from fray.scheduler.queue.queue import Applicant, Kind, Shape
+from fray.scheduler.state.rows import Claim, Job
+from fray.scheduler.state.start_plans import Kept, Plan, Shares
+from fray.scheduler.state.tables import Tables
+
+PLANS = 8
+"""So many have a plan at a time: the first that does not fit, and starving ones."""
+AGAIN_S = 5.0
+"""A plan that could not be made is tried again after this time; one that was, after `RENEWED_S`."""
+RENEWED_S = 60.0
+
+
+def _room_without(state: Tables, machine: Machine, reservation: str, gone: Callable[[Job], bool]) -> Space:
+    """What is free there without what these jobs of that reservation (of the fleet) have, and units that leave."""
+    room = Space.of(machine)
+    for attempt_id in state.on_node[machine.name]:
+        attempt = state.attempts[attempt_id]
+        job = state.jobs[attempt.job_id]
+        if job.spec.reservation_id == reservation and gone(job):
+            room.give(machine, state.demand(job), attempt.devices)
+    for name in state.units_on.get(machine.name, ()) if not reservation else ():
+        row = state.reservations[name]
+        for unit in (unit for unit in row.units if unit.leaving):
+            for host in (host for host in unit.hosts if host.node == machine.name):
+                room.give(machine, row.demand_of(unit), host.devices)
+    return room
+
+
+def room_in_the_end(state: Tables, machine: Machine, reservation: str) -> Space:
+    """What is free there when all has ended whose end is decided."""
+    return _room_without(state, machine, reservation, lambda job: going(state, job))
+
+
+@frozen(eq=False)
+class Keep:
+    """What is kept of some machines for one applicant, at a time or (a claim) as soon as what ends has ended."""
+
+    applicant: str
+    reservation: str
+    shares: Shares
+    at: float | None
+
+    def room_beside(self, state: Tables, machine: Machine) -> Space | None:
+        """What is left of a machine at that time, when its owner has its share; None: not even he has room."""
+        return self.left_of(self.room_then(state, machine), machine)
+
+    def room_then(self, state: Tables, machine: Machine) -> Space:
+        """What is free there at that time, for its owner, too."""
+        return _room_without(state, machine, self.reservation, lambda job: self._gone(state, job))
+
+    def left_of(self, room: Space, machine: Machine) -> Space | None:
+        """Of this room, which is taken from, when its owner has its share; None: not even he has room."""
+        for demand, count in self.shares[machine.name]:
+            for _ in range(count):
+                if not room.take(demand):
+                    return None
+        return room
+
+    def _gone(self, state: Tables, job: Job) -> bool:
+        if self.at is None:
+            return going(state, job)
+        at = ends_at(state, job)
+        return at is not None and at <= self.at
+
+
+class _ByNode(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
+    """The shares of all claims of one pool but one applicant's. Claims come true at the same time, so there has to be
+    room for all of them beside whoever comes."""
+
+    def __init__(self, claims: Iterable[Keep]) -> None:
+        self._but = ""
+        self._whose: dict[str, None] = {}
+        self._found: dict[NodeName, list[tuple[str, tuple[Demand, int]]]] = {}
+        for claim in claims:
+            self._whose[claim.applicant] = None
+            for node, demands in claim.shares.items():
+                self._found.setdefault(node, []).extend((claim.applicant, demand) for demand in demands)
+
+    def without(self, applicant: str) -> _ByNode:
+        """The same without that one's; costs nothing."""
+        other = _ByNode(())
+        other._but, other._whose, other._found = applicant, self._whose, self._found
+        return other
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody else has a claim."""
+        return len(self._whose) == (self._but in self._whose)
+
+    def __getitem__(self, node: NodeName) -> tuple[tuple[Demand, int], ...]:
+        found = tuple(demand for whose, demand in self._found.get(node, ()) if whose != self._but)
+        if not found:
+            raise KeyError(node)
+        return found
+
+    def __contains__(self, node: object) -> bool:
+        return any(whose != self._but for whose, _ in self._found.get(node, ()))  # type: ignore[call-overload]
+
+    def __iter__(self) -> Iterator[NodeName]:
+        return (node for node in self._found if node in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Rooms:
+    """What is left of machines beside what is kept. What is free there then is remembered until somebody comes or goes:
+    in one pass it is asked again and again, for one applicant after the other."""
+
+    def __init__(self, state: Tables) -> None:
+        self._state = state
+        self._known: dict[tuple[str, float | None, NodeName], tuple[int, Space]] = {}
+
+    def beside(self, keep: Keep, machine: Machine) -> Space | None:
+        """As `Keep.room_beside`."""
+        key = keep.reservation, keep.at, machine.name
+        known = self._known.get(key)
+        if known is None or known[0] != machine.shifts:
+            known = self._known[key] = machine.shifts, keep.room_then(self._state, machine)
+        return keep.left_of(known[1].copy(), machine)
+
+    def clear(self) -> None:
+        """Somebody has begun, or is being ended."""
+        self._known.clear()
+
+
+class _Closed:
+    """The machines that one applicant may not use: a container of names, asked for those that come into question."""
+
+    def __init__(self, rooms: Rooms, pool: Pool, ask: Ask, keeps: Sequence[Keep], held: Container[NodeName]) -> None:
+        self._rooms, self._pool, self._demands, self._keeps, self._held = rooms, pool, ask.demands, keeps, held
+        self._known: dict[NodeName, bool] = {}
+
+    def __contains__(self, name: object) -> bool:
+        assert isinstance(name, str)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = name in self._held or any(map(self._keeps_off(name), self._keeps))
+        return known
+
+    def _keeps_off(self, name: NodeName) -> Callable[[Keep], bool]:
+        def keeps_off(keep: Keep) -> bool:
+            if name not in keep.shares:
+                return False
+            room = self._rooms.beside(keep, self._pool.machines[name])
+            return room is None or not all(map(room.holds, self._demands))
+
+        return keeps_off
+
+
+@define(eq=False)
+class _Book:
+    """What is kept of one pool (of the fleet, or of one reservation) for those that were refused so far."""
+
+    plans: list[Keep] = Factory(list)
+    held: dict[NodeName, str] = Factory(dict)
+    """All machines of starving ones without a plan, and the first for whom each is kept."""
+    used: dict[str, Plan] = Factory(dict)
+    """By applicant, also those that say nothing."""
+
+
+class Keeps:
+    """What is kept during one pass over the queue: claims of whomever, and plans of those that were refused so far."""
+
+    def __init__(self, state: Tables) -> None:
+        self.state = state
+        self.claims = [_kept_by(claim) for claim in state.claims.values()]
+        self.rooms = Rooms(state)
+        self._claimed: dict[str, _ByNode] = {}
+        """By reservation, when somebody has asked."""
+        self._books: dict[str, _Book] = {}
+        self.kept: dict[str, Kept] = {}
+        """By applicant, in their order."""
+
+    def waiting_shapes(self) -> Iterator[Shape]:
+        """Of those that have a plan: they are refused first, so that what is theirs is kept."""
+        for applicant_id in self.state.plans:
+            if applicant_id in self.state.queue:
+                yield self.state.queue.applicants[applicant_id].shape
+
+    def claiming_shapes(self) -> Iterator[Shape]:
+        """Of those that have a claim to machines of the fleet."""
+        for claim in self.state.claims.values():
+            if claim.applicant in self.state.queue and not claim.reservation:
+                yield self.state.queue.applicants[claim.applicant].shape
+
+    def unclaimed(self, machine: Machine) -> Space:
+        """What of a machine of the fleet is free, and would be beside all claims: nobody else is given more."""
+        room = Space.of(machine)
+        for keep in self.claims:
+            if machine.name in keep.shares and not keep.reservation:
+                beside = self.rooms.beside(keep, machine)
+                room = room.least(beside) if beside is not None else Space(0, 0, 0, 0, {})
+        return room
+
+    def _book(self, applicant: Applicant) -> _Book:
+        return self._books.setdefault(applicant.shape.reservation, _Book())
+
+    def _pool(self, applicant: Applicant) -> Pool:
+        return self.state.pool_for(applicant.shape.reservation)
+
+    # Placing
+
+    def place(self, applicant: Applicant, preferred: Sequence[Sequence[NodeName]]) -> tuple[Placed, ...] | None:
+        """Take places for it that delay nobody for whom something is kept; None: there are none."""
+        pool, ask = self._pool(applicant), applicant.shape.ask
+        if not self.claims and not self._books:
+            return pool.place(ask, (), preferred)  # nothing is kept yet: by far the most
+        keeps, held = self._binding(applicant), self._held_off(applicant)
+        if not keeps:
+            return pool.place(ask, held, preferred)
+        with Trial(self.state, applicant.shape.reservation) as trial:
+            placed = self._beside(trial, ask, keeps, held, preferred)
+            if placed is not None:
+                trial.keep()
+        return placed
+
+    def tried(
+        self, trial: Trial, applicant: Applicant, preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placed, ...] | None:
+        """The same within a trial."""
+        keeps, held = self._binding(applicant), self._held_off(applicant)
+        return self._beside(trial, applicant.shape.ask, keeps, held, preferred)
+
+    def _beside(
+        self,
+        trial: Trial,
+        ask: Ask,
+        keeps: Sequence[Keep],
+        held: Mapping[NodeName, str],
+        preferred: Sequence[Sequence[NodeName]],
+    ) -> tuple[Placed, ...] | None:
+        """Places beside what is kept, and on none of the machines that are held."""
+        pool, mark = trial.pool, trial.mark
+        placed = trial.place(ask, _Closed(self.rooms, pool, ask, keeps, held), preferred)
+        if placed is None or not self._harms(pool, keeps, nodes_of(placed)):
+            return placed
+        trial.undo_to(mark)
+        return trial.place(ask, {*held, *(node for keep in keeps for node in keep.shares)}, preferred)
+
+    def _held_off(self, applicant: Applicant) -> Mapping[NodeName, str]:
+        exempt = applicant.shape.child or applicant.shape.ask.weightless
+        return {} if exempt else self._book(applicant).held
+
+    def _binding(self, applicant: Applicant) -> list[Keep]:
+        ask = applicant.shape.ask
+        if ask.weightless and not any(demand.ports for demand in ask.demands):
+            return []
+        keeps = self._claims_of_others(applicant)
+        if applicant.shape.child or ask.weightless:
+            return keeps
+        over_s = over_in_s(self.state, applicant)
+        plans = self._book(applicant).plans
+        return [*keeps, *(k for k in plans if over_s is None or k.at is None or self.state.now + over_s > k.at)]
+
+    def _claims_of_others(self, applicant: Applicant) -> list[Keep]:
+        mine = applicant.shape.reservation
+        claimed = self._claimed.get(mine)
+        if claimed is None:
+            claimed = self._claimed[mine] = _ByNode(keep for keep in self.claims if keep.reservation == mine)
+        shares = claimed.without(applicant.id)
+        return [] if shares.is_empty else [Keep("", mine, shares, None)]
+
+    def _changed(self) -> None:
+        self._claimed.clear()
+        self.rooms.clear()
+
+    def _harms(self, pool: Pool, keeps: Iterable[Keep], nodes: Iterable[NodeName]) -> bool:
+        """Several members together take more of a machine than there is beside what is kept."""
+        found = list(nodes)
+        return any(
+            self.rooms.beside(keep, pool.machines[node]) is None
+            for keep in keeps
+            for node in found
+            if node in keep.shares
+        )
+
+    def placed(self, applicant: Applicant) -> None:
+        """It has its places: what was kept for it may fit others."""
+        self.claims = [keep for keep in self.claims if keep.applicant != applicant.id]
+        self._changed()
+        plan = self.state.plans.pop(applicant.id, None)
+        if plan is not None:
+            self._pool(applicant).loosen(plan.shares)
+
+    # Keeping
+
+    def refused(self, applicant: Applicant) -> Plan | None:
+        """It does not fit: keep for it what the law says."""
+        shape = applicant.shape
+        if shape.child or shape.ask.weightless or applicant.kind is Kind.GROWTH or applicant.id in self.state.claims:
+            return None
+        book, starves = self._book(applicant), starving(self.state, applicant)
+        plan = None
+        if not book.used or (starves and len(book.used) < PLANS):
+            plan = book.used[applicant.id] = self._plan(applicant, book)
+        self._keep(applicant, plan)
+        return plan
+
+    def recall(self, applicant: Applicant) -> None:
+        """It did not fit before: keep for it what it was given then."""
+        self._keep(applicant, self.state.plans.get(applicant.id))
+
+    def _keep(self, applicant: Applicant, plan: Plan | None) -> None:
+        book = self._book(applicant)
+        if plan is not None and plan.at is not None:
+            book.plans.append(Keep(applicant.id, applicant.shape.reservation, plan.shares, plan.at))
+            self.kept[applicant.id] = Kept(applicant.shape.reservation, dict.fromkeys(plan.shares))
+        elif starving(self.state, applicant) and len(book.held) < self._pool(applicant).open_machines:
+            nodes = dict.fromkeys(holds_back(self.state, applicant))
+            self.kept[applicant.id] = Kept(applicant.shape.reservation, nodes)
+            for node in nodes:
+                book.held.setdefault(node, applicant.id)
+
+    def keeps_all(self, reservation: str = "") -> bool:
+        """No machine of this pool is left for those that come later."""
+        book = self._books.get(reservation)
+        return book is not None and len(book.held) >= self.state.pool_for(reservation).open_machines
+
+    def _plan(self, applicant: Applicant, book: _Book) -> Plan:
+        """The one it has, as long as that may come true."""
+        pool, before = self._pool(applicant), self.state.plans.get(applicant.id)
+        if before is not None and _stands(self.state, pool, before):
+            return before
+        kept = {node: None for keep in (*self.claims, *book.plans) for node in keep.shares}
+        plan = self.state.plans[applicant.id] = make_plan(self.state, applicant, kept)
+        if before is not None:
+            pool.loosen(before.shares)
+        return plan
+
+    def kept_for_others(self, applicant: Applicant) -> dict[NodeName, None]:
+        """Machines that are kept for those before it. (Claims are reckoned with as what they are: shares.)"""
+        book = self._book(applicant)
+        held = {node: None for node, whose in book.held.items() if whose != applicant.id}
+        return held | {node: None for keep in book.plans if keep.applicant != applicant.id for node in keep.shares}
+
+    def claimed(self, applicant: Applicant) -> None:
+        """Others are being ended for its sake: that is its plan now."""
+        book = self._book(applicant)
+        self.claims.append(_kept_by(self.state.claims[applicant.id]))
+        self._changed()
+        book.plans = [keep for keep in book.plans if keep.applicant != applicant.id]
+        book.used.pop(applicant.id, None)
+
+    def end(self) -> None:
+        """The pass is over: plans of those that are no longer the first are forgotten, and may have been in the way."""
+        before = self.state.plans
+        self.state.plans = {name: plan for book in self._books.values() for name, plan in book.used.items()}
+        for name, plan in before.items():
+            if name not in self.state.plans and name in self.state.queue:
+                self._pool(self.state.queue.applicants[name]).loosen(plan.shares)
+
+
+def keeps_now(state: Tables, applicant: Applicant) -> Keeps:
+    """What would be kept from one that does not wait yet, if the next pass came now."""
+    keeps = Keeps(state)
+    heads = {head.id: head for head in starving_heads(state)}
+    heads |= {name: state.queue.applicants[name] for name in state.plans if name in state.queue}
+    mine = place_of_applicant(state.queue, applicant)
+    for place, head in sorted((place_of_applicant(state.queue, head), head.id) for head in heads.values()):
+        if place < mine and head not in state.claims:
+            keeps.recall(heads[head])
+    return keeps
+
+
+def _kept_by(claim: Claim) -> Keep:
+    return Keep(claim.applicant, claim.reservation, claim_shares(claim), None)
+
+
+def _stands(state: Tables, pool: Pool, plan: Plan) -> bool:
+    if plan.at is None:
+        return state.now < plan.made_at + AGAIN_S and plan.machines == pool.open_machines
+    soon = state.now < min(plan.at, plan.made_at + RENEWED_S) or plan.made_at == state.now
+    return soon and all(node in pool.machines and pool.machines[node].open for node in plan.shares)

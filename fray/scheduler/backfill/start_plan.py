@@ -1,0 +1,173 @@
+"""When and where a waiting one fits at the latest, by the time limits of what runs (see `backfill`)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from fray.model.ids import NodeName
+from fray.model.resources import Demand
+from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.pool.machine import held_empty
+from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.requests import Ask, Placed
+from fray.scheduler.queue.queue import Applicant, Shape
+from fray.scheduler.state.rows import Claim, Job, JobPhase
+from fray.scheduler.state.start_plans import Plan, Shares
+from fray.scheduler.state.tables import Tables
+
+MARGIN_S = 10.0
+"""From the end of a job's ladder until its machines are surely free: sweeping, reporting."""
+ENDS = 512
+"""So many ends to come are looked at for one plan."""
+LOOKED = 1024
+"""Among so many of the jobs whose time is over soonest."""
+
+
+def pool_of(state: Tables, shape: Shape) -> Pool:
+    """Whose machines it takes."""
+    return state.pool_for(shape.reservation)
+
+
+# Times ----------------------------------------------------------------------------------------------------------------
+
+
+def rungs_s(job: Job) -> float:
+    """From the request to the last rung of its ladder."""
+    return job.spec.ladder.cancel_s + job.spec.ladder.term_s + MARGIN_S
+
+
+def ends_at(state: Tables, job: Job) -> float | None:
+    """When its machines are free at the latest, as far as that is known. It may be later: machines fall silent."""
+    if job.phase is JobPhase.CLOSING:
+        return max(job.first_at + job.notice_s + rungs_s(job), state.now)
+    return None if job.over_at is None else max(job.over_at + rungs_s(job), state.now)
+
+
+def over_in_s(state: Tables, applicant: Applicant) -> float | None:
+    """From its start until its machines are free again; None: nobody knows."""
+    if applicant.time_limit_s is None:
+        return None
+    job = state.job_of(applicant)
+    return applicant.time_limit_s + (rungs_s(job) if job is not None else MARGIN_S)
+
+
+def going(state: Tables, job: Job) -> bool:
+    """Its end is decided, or that of a job it is owned by."""
+    seen: Job | None = job
+    while seen is not None:
+        if seen.phase is JobPhase.CLOSING:
+            return True
+        owner = state.attempts.get(seen.owner)
+        seen = state.jobs.get(owner.job_id) if owner is not None else None
+    return False
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> Plan:
+    """The earliest time at which it surely fits, if the time limits tell one."""
+    pool, ask = pool_of(state, applicant.shape), applicant.shape.ask
+    ends = _Ends(state, applicant.shape, closed)
+    with Trial(state, applicant.shape.reservation) as trial:
+        count = _fewest(trial, ask, closed, ends)
+        if count is None:
+            return Plan(applicant.id, state.now, pool.open_machines)
+        trial.end(job for _, job in ends.known[len(trial.ended) : count])
+        placed = trial.place(ask, closed)
+    assert placed is not None
+    before = ends.known[:count]
+    after = tuple(job.job_id for _, job in before if _on(state, job, nodes_of(placed)))
+    at = max((at for at, _ in before), default=state.now)
+    return Plan(applicant.id, state.now, pool.open_machines, at, shares_of(ask, placed), after)
+
+
+class _Ends:
+    """What will end on machines that an ask could use, and when, as far as that is known: looked for as it is needed.
+
+    In the order in which limits are over. Where ladders differ by more than the limits do, a plan may be a little later
+    than it could be.
+    """
+
+    def __init__(self, state: Tables, shape: Shape, closed: Container[NodeName]) -> None:
+        self.known: list[tuple[float, Job]] = []
+        self._state, self._shape, self._closed = state, shape, closed
+        self._pool = pool_of(state, shape)
+        self._served: dict[NodeName, bool] = {}
+        self._more = self._look()
+
+    def reach(self, count: int) -> int:
+        """Know so many, if there are so many; how many are known now, at most ``count``."""
+        self.known.extend(islice(self._more, max(0, min(count, ENDS) - len(self.known))))
+        return min(count, len(self.known))
+
+    def _look(self) -> Iterator[tuple[float, Job]]:
+        state = self._state
+        for job_id in chain(state.ending, (job_id for _, _, job_id in islice(state.limits, LOOKED))):
+            job = state.jobs[job_id]
+            if job.spec.reservation_id == self._shape.reservation:
+                at = ends_at(state, job)
+                if at is not None and any(self._serves(attempt.node) for attempt in state.living_members(job)):
+                    yield at, job
+
+    def _serves(self, name: NodeName) -> bool:
+        known = self._served.get(name)
+        if known is None:
+            machine = self._pool.machines.get(name)
+            is_open = machine is not None and machine.open and name not in self._closed
+            demands = self._shape.ask.demands if is_open else ()
+            known = self._served[name] = any(held_empty(demand, self._pool.machines[name]) for demand in demands)
+        return known
+
+
+def _fewest(trial: Trial, ask: Ask, closed: Container[NodeName], ends: _Ends) -> int | None:
+    """How many of these ends, the soonest first, make it fit; None: all of them do not. Leaves fewer ended."""
+    low, high, stride = 0, 0, 1
+    marks = [trial.mark]
+    while not trial.fits(ask, closed):
+        low, high, stride = high, ends.reach(high + stride), stride * 2
+        if low == high:
+            return None
+        _end_first(trial, ends, marks, high)
+    while high - low > 1:  # fits after ``high``, not after ``low``
+        middle = (low + high) // 2
+        _end_first(trial, ends, marks, middle)
+        low, high = (low, middle) if trial.fits(ask, closed) else (middle, high)
+    _end_first(trial, ends, marks, low)
+    return high
+
+
+def _end_first(trial: Trial, ends: _Ends, marks: list[int], count: int) -> None:
+    """Exactly the first ``count`` have ended."""
+    del marks[count + 1 :]
+    trial.undo_to(marks[-1])
+    for _, job in ends.known[len(marks) - 1 : count]:
+        trial.end((job,))
+        marks.append(trial.mark)
+
+
+def _on(state: Tables, job: Job, nodes: Container[NodeName]) -> bool:
+    return any(attempt.node in nodes for attempt in state.living_members(job))
+
+
+def nodes_of(placed: Iterable[Placed]) -> dict[NodeName, None]:
+    return {node: None for one in placed for node in one.nodes}
+
+
+def shares_of(ask: Ask, placed: Sequence[Placed]) -> Shares:
+    """What is taken of which machine."""
+    found: dict[NodeName, dict[Demand, int]] = {}
+    for part, one in zip(ask.parts, placed, strict=True):
+        demand = part.choices[one.choice]
+        for node in one.nodes:
+            here = found.setdefault(node, {})
+            here[demand] = here.get(demand, 0) + 1
+    return {node: tuple(demands.items()) for node, demands in found.items()}
+
+
+def claim_shares(claim: Claim) -> Shares:
+    found: dict[NodeName, list[tuple[Demand, int]]] = {}
+    for share in claim.shares:
+        found.setdefault(share.node, []).append((share.demand, share.members))
+    return {node: tuple(demands) for node, demands in found.items()}

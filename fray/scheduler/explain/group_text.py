@@ -1,0 +1,170 @@
+"""Job groups in words: what is told of one, and why its members wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fray.model.gangs import role_of
+from fray.model.ids import Namespace
+from fray.model.job_groups import JobGroupInfo, MemberInfo
+from fray.model.resources import Demand
+from fray.model.specs import Cause, JobState
+from fray.scheduler.jobs.hold_reasons import is_kept
+from fray.scheduler.lifecycle import FINAL, job_state
+from fray.scheduler.pool.pool import takes
+from fray.scheduler.state.rows import Job, JobGroup, JobPhase
+from fray.scheduler.state.tables import Tables
+
+SHOWN = 4
+
+
+def some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def group_info(state: Tables, group: JobGroup) -> JobGroupInfo:
+    """What users see of it."""
+    jobs = [state.jobs[job_id] for job_id in state.musters[group.group_id].jobs]
+    return JobGroupInfo(
+        group_id=group.group_id,
+        name=group.config.name,
+        namespace=group.namespace,
+        state=group_state(state, group).value,
+        error_message=_trouble(group),
+        decided_by=group.decided_by,
+        place=(group.place or "") if state.musters[group.group_id].placed else "",
+        same=group.config.same,
+        launch_time=group.launched_at,
+        start_time=group.placed_at,
+        end_time=group.ended_at,
+        reason=group_reason(state, group),
+        members=tuple(map(_member, jobs)),
+    )
+
+
+def _trouble(group: JobGroup) -> str | None:
+    outcome = group.outcome
+    return outcome.message if outcome is not None and outcome.cause is not Cause.SUCCEEDED else None
+
+
+def _member(job: Job) -> MemberInfo:
+    role = role_of(job.spec)
+    return MemberInfo(
+        job_id=job.job_id,
+        name=job.spec.name,
+        role=role.name,
+        stage=role.stage,
+        auxiliary=role.auxiliary,
+        state=job_state(job).value,
+        absorbed=job.absorbed,
+    )
+
+
+def group_state(state: Tables, group: JobGroup) -> JobState:
+    if group.ended_at is not None and group.outcome is not None:
+        return FINAL[group.outcome.cause]
+    return JobState.RUNNING if state.musters[group.group_id].placed else JobState.PENDING
+
+
+def group_reason(state: Tables, group: JobGroup) -> str:
+    """Why it is not there yet, or not over; empty: nothing stands in its way."""
+    muster = state.musters[group.group_id]
+    if group.ended_at is not None:
+        return ""
+    if group.outcome is not None:
+        return f"ending {muster.living} of its jobs"
+    if group.group_id in state.queue:
+        return f"needs room for all of its {len(muster.gathered)} jobs at once{near(group)}; {queued(state, group)}"
+    missing = [job_id for phase in (JobPhase.HELD,) for job_id in muster.phases.get(phase, ())]
+    missing = [job_id for job_id in missing if job_id not in muster.gathered]
+    return f"waits for {some(missing)}" if missing else ""
+
+
+def near(group: JobGroup) -> str:
+    return f", in one {group.config.same}" if group.config.same else ""
+
+
+def queued(state: Tables, group: JobGroup) -> str:
+    return f"number {state.queue.ahead(group.group_id) + 1} of {len(state.queue)} in the queue"
+
+
+def list_groups(state: Tables, own: Namespace, asked: Namespace | None, name: str = "") -> tuple[JobGroupInfo, ...]:
+    """Those on record, newest last: of a namespace, and of a name or id."""
+    return tuple(
+        group_info(state, group)
+        for group in state.job_groups.values()
+        if (not name or name in (group.config.name, group.group_id))
+        and (name == group.group_id or is_there(group, own, asked))
+    )
+
+
+def is_there(group: JobGroup, own: Namespace, asked: Namespace | None) -> bool:
+    """It is of the namespace, or the namespace was made of its name (as of jobs, see `lookup`)."""
+    if asked is None:
+        return group.namespace == own or (bool(group.namespace) and group.config.name.startswith(group.namespace))
+    return asked in ("*", group.namespace)
+
+
+# For `explain` --------------------------------------------------------------------------------------------------------
+
+
+def waits_with_group(state: Tables, job: Job) -> str:
+    """Of a member that waits for nothing but its group; in a line."""
+    group = state.job_groups[job.spec.job_group]
+    why = group_reason(state, group)
+    return f"waits with its group {group.config.name}, which {why}"
+
+
+def waits_for_stage(state: Tables, job: Job) -> str:
+    """Of a member that has its machines, and may not begin; empty of any other."""
+    if not job.spec.job_group or not is_kept(state, job):
+        return ""
+    muster = state.musters[job.spec.job_group]
+    earlier = [
+        job_id
+        for phase, jobs in muster.phases.items()
+        if phase is not JobPhase.RUNNING
+        for job_id in jobs
+        if role_of(state.jobs[job_id].spec).stage < role_of(job.spec).stage
+    ]
+    nodes = list(dict.fromkeys(attempt.node for attempt in state.living_members(job)))
+    return f"has its place on {some(nodes)}, and begins when {some(earlier)} of its group {_run(earlier)}"
+
+
+def _run(names: list[str]) -> str:
+    return "runs" if len(names) == 1 else "run"
+
+
+def choices(state: Tables, job: Job) -> tuple[Demand, ...]:
+    """What each member needs now, in any of these ways: one of a group that is placed goes where the others are."""
+    return state.ask(job).parts[0].choices if job.spec.job_group else (job.spec.demand, *job.spec.alternatives)
+
+
+def there(state: Tables, job: Job) -> str:
+    """Why it has to go where it says, behind its needs."""
+    group = state.job_groups[job.spec.job_group] if job.spec.job_group else None
+    return f" (with its group {group.config.name})" if group is not None and group.config.same and group.place else ""
+
+
+def mates(state: Tables, job: Job) -> list[Job]:
+    """Those that wait with it, itself included; the first few."""
+    return state.gathered(job.spec.job_group)[:SHOWN]
+
+
+def group_lines(state: Tables, job: Job) -> Iterator[str]:
+    """For the whole page: where there is room for which of its jobs, place by place."""
+    group = state.job_groups[job.spec.job_group]
+    jobs = state.gathered(group.group_id)
+    pool = state.pool_for(job.spec.reservation_id)
+    for place in pool.localities(group.config.same) if group.config.same else [""]:
+        machines = [
+            machine
+            for machine in pool.machines.values()
+            if not group.config.same or machine.capacity.attributes.get(group.config.same, "") == place
+        ]
+        where = (
+            f"{group.config.same} {place}" if place else "the cluster" if not group.config.same else "no named place"
+        )
+        counts = [f"{sum(takes(m, each.spec.demand) for m in machines)} for {each.spec.name}" for each in jobs[:SHOWN]]
+        yield f"  {where}: of {len(machines)} machines with room for a member now: {', '.join(counts)}"

@@ -1,0 +1,116 @@
+"""Why a job can never run on some machines, even if they were empty: what they lack, and what is nearly it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fray.model.resources import Capacity, Demand
+from fray.model.specs import JobSpec
+from fray.scheduler.explain.resource_text import device, has, needs
+from fray.scheduler.explain.slice_text import slices_text
+from fray.scheduler.pool.pool import (
+    AUTO,
+    Machine,
+    Pool,
+    ever,
+    members_held,
+    variants,
+)
+from fray.scheduler.pool.requests import Ask, Part, part_of
+
+NAMES_SHOWN = 8
+
+
+def impossible(part: Part, machines: Mapping[str, Capacity]) -> bool:
+    """In none of its choices would these machines hold it, even if they were empty."""
+    if part.slice_hosts:
+        return _pool(machines).place(Ask((part,))) is None
+    return not any(ever(demand, part.members, machines.values()) for demand in part.choices)
+
+
+def _pool(machines: Mapping[str, Capacity]) -> Pool:
+    pool = Pool()
+    for name, capacity in machines.items():
+        pool.add(name, capacity)
+    return pool
+
+
+def never_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
+    """Why these machines could not hold the job even if they were empty, in each of its choices."""
+    part = part_of(spec)
+    texts = dict.fromkeys(_why(part, demand, machines) for demand in part.choices)
+    return "; and ".join(texts)
+
+
+def _why(part: Part, demand: Demand, machines: Mapping[str, Capacity]) -> str:
+    if not machines:
+        return f"it needs {needs(demand)}, and there is no machine"
+    held = sum(members_held(demand, capacity) for capacity in machines.values())
+    if held and part.slice_hosts:
+        slices = f"{part.members // part.slice_hosts} whole slices" if part.members > part.slice_hosts else "a slice"
+        return f"it needs {slices} of {needs(demand)} a host; {slices_text(_pool(machines), part, demand)}"
+    if held:
+        return f"it needs {part.members} members of {needs(demand)} each, and all machines together hold {held}"
+    nobody = next(_nobody(demand, list(machines.values())), "")
+    if nobody:
+        return f"it needs {needs(demand)}; {nobody}"
+    name = max(machines, key=lambda name: _largeness(demand, machines[name]))
+    return f"it needs {needs(demand)}; the largest machine is {name}: {has(machines[name])}"
+
+
+def _largeness(demand: Demand, capacity: Capacity) -> tuple[int, ...]:
+    devices = Machine.empty("", capacity).devices
+    wanted = max((len(devices[v]) for v in variants(demand, devices)), default=0) if demand.device_count else 0
+    return wanted, capacity.cpu_milli, capacity.memory_bytes
+
+
+# What no machine has at all ------------------------------------------------------------------------------------------
+
+
+def _nobody(demand: Demand, machines: Sequence[Capacity]) -> Iterator[str]:
+    """Names that no machine bears; these may be slips of the pen, so what there is is told."""
+    for key, wanted in (("region", demand.regions), ("zone", demand.zones)):
+        there = _values(machines, key)
+        if wanted and not set(wanted) & set(there):
+            yield f"no machine is in {key} {' or '.join(name or '(none)' for name in wanted)}{_near(wanted, there)}"
+    for constraint in demand.constraints:
+        if not any(constraint.meets(capacity.attributes) for capacity in machines):
+            there = _values(machines, constraint.key)
+            keys = sorted({key for capacity in machines for key in capacity.attributes})
+            near = _near(constraint.values, there) if there else _near([constraint.key], keys, "attributes are")
+            yield f"no machine meets {constraint}{near}"
+    if demand.device_count:
+        kinds = [v for capacity in machines for v in Machine.empty("", capacity).whole if v[0] == demand.device_kind]
+        if not kinds:
+            yield f"no machine has a {demand.device_kind}"
+        elif demand.device_variant.lower() not in (AUTO, *(variant for _, variant in kinds)):
+            there = sorted({variant for _, variant in kinds})
+            yield f"no machine has {device(demand)}{_near([demand.device_variant.lower()], there)}"
+
+
+def _values(machines: Iterable[Capacity], key: str) -> list[str]:
+    return sorted({value for capacity in machines if (value := capacity.attributes.get(key))})
+
+
+def _near(wanted: Iterable[str], there: Sequence[str], word: str = "there is") -> str:
+    """``; there is a, b, c``; what is nearly it comes first."""
+    near = [one for name in wanted for one in difflib.get_close_matches(name, there, 3)]
+    names = list(dict.fromkeys([*near, *there]))
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"; {word} {', '.join(names[:NAMES_SHOWN])}{more}" if names else ""
+
+
+def contradiction(demand: Demand, regions_of: Mapping[str, Sequence[str]]) -> str:
+    """Why no machine can be in its zones and its regions; empty when one can, or nobody knows.
+
+    Args:
+        regions_of: of each of its zones, the regions of machines there.
+    """
+    known = [(zone, regions_of.get(zone, ())) for zone in demand.zones]
+    if not demand.regions or not known or any(not regions for _, regions in known):
+        return ""
+    if any(region in demand.regions for _, regions in known for region in regions):
+        return ""
+    texts = ", ".join(f"zone {zone} is in region {' or '.join(regions)}" for zone, regions in known)
+    return f"{texts}, and regions={list(demand.regions)}: write zones of those regions, or leave one of both out"

@@ -1,0 +1,25 @@
+"""Why a job waits in its reservation, in words."""
+
+from __future__ import annotations
+
+from fray.scheduler.state.rows import Job
+from fray.scheduler.state.tables import Tables
+
+
+def waits_inside(state: Tables, job: Job, needs: str) -> str:
+    """Empty for a job that is in none.
+
+    Args:
+        needs: what one member asks for, in words.
+    """
+    row = state.reservations.get(job.spec.reservation_id)
+    if row is None:
+        return ""
+    held = f"{len(row.staying)} of {row.spec.max_units} units"
+    if not row.staying:
+        return f"waits for reservation {row.id}, which is {row.phase.value} and holds {held}"
+    others = len(state.inside.get(row.id, ())) - 1
+    told = f"{others} other job{'s' * (others != 1)}" if others else "no other job"
+    gang = f"{job.spec.members} times " if job.spec.members > 1 else ""
+    leaving = ", some of which are being given back" if len(row.staying) < len(row.units) else ""
+    return f"waits for room in reservation {row.id}: needs {gang}{needs}; it holds {held}{leaving}, and {told}"

@@ -1,0 +1,121 @@
+"""What is true of the law's memory after every step, whatever happened: `check` names each sentence that is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import Factory, define, evolve
+
+from fray.model.specs import Outcome
+from fray.scheduler.invariants.groups import job_groups_are_sound
+from fray.scheduler.invariants.indexes import indexes, quotas
+from fray.scheduler.invariants.jobs import JOB_RULES, jobs, living_jobs
+from fray.scheduler.invariants.machines import (
+    MACHINE_RULES,
+    Rule,
+    attempts,
+    living_attempts,
+    looked_at,
+    wishes,
+)
+from fray.scheduler.invariants.reservations import RESERVATION_RULES
+from fray.scheduler.invariants.slices import slices_are_whole
+from fray.scheduler.state.rows import SessionPhase
+from fray.scheduler.state.state import State
+
+
+def check(state: State, *, thorough: bool = True) -> list[str]:
+    """Broken sentences; empty when the memory is sound. Cost grows with all rows: for tests.
+
+    Args:
+        thorough: also build every index anew from the rows and compare, and look at jobs that have ended: most of
+            the cost. What is broken there stays broken, so that it is enough to look now and then.
+    """
+    rules = RULES if thorough else RULES_OF_THE_LIVING
+    with looked_at(state):
+        return [sentence for rule in rules for sentence in rule(state)]
+
+
+@define
+class Decided:
+    """What was decided once stays so: what no single state shows. Told of states in their order."""
+
+    outcomes: dict[tuple[str, int], Outcome] = Factory(dict)
+    """Of jobs and attempts, with the order of the job: an id that was forgotten may be used again."""
+
+    def check(self, state: State) -> list[str]:
+        """Jobs and attempts that have another outcome than they had, in words."""
+        jobs = ((job_id, job.order, job.outcome) for job_id, job in state.jobs.items())
+        attempts = ((id_, state.jobs[one.job_id].order, one.outcome) for id_, one in state.attempts.items())
+        return [sentence for one in (*jobs, *attempts) for sentence in self._one(*one)]
+
+    def _one(self, name: str, order: int, now: Outcome | None) -> Iterator[str]:
+        before = self.outcomes.get((name, order))
+        if now is before:
+            return
+        if before is not None and (now is None or now != _kept(before, now)):
+            yield f"{name} had the outcome {before}, and has {now}"
+        elif now is not None:
+            if before is not None and now.value not in (None, before.value):  # they are dropped when nobody needs them
+                yield f"{name} had the value {before.value}, and has {now.value}"
+            self.outcomes[name, order] = now
+
+
+def _kept(before: Outcome, now: Outcome) -> Outcome:
+    """An outcome without what is kept for a while only: its value, and the stacks of its last moments."""
+    size_bytes = before.value_bytes if now.value else now.value_bytes
+    captured = before.captured if now.captured else ""
+    return evolve(before, value=now.value, value_bytes=size_bytes, captured=captured)
+
+
+def _sessions(state: State) -> Iterator[str]:
+    """An ended session owns nothing that lives."""
+    for session in state.sessions.values():
+        if session.phase is SessionPhase.ENDED and session.attempt_id is None and state.owned(session.session):
+            yield f"session {session.session} has ended and owns {state.owned(session.session)}"
+        if session.phase is SessionPhase.CLOSING and session.session not in state.closing:
+            yield f"session {session.session} is closing and nobody waits for it"
+
+
+def _names(state: State) -> Iterator[str]:
+    """Names are bound to living incarnations, and an exclusive one to a single actor."""
+    for binding in state.bindings.values():
+        endpoint = binding.endpoint
+        session = state.sessions.get(endpoint.incarnation)
+        if not state.attempt_living(endpoint.incarnation) and (session is None or session.over):
+            yield f"name {endpoint.name} is bound to the dead {endpoint.incarnation}"
+    for key, actors in state.by_key.items():
+        if len(actors) > 1 and any(state.bindings[actor].exclusive for actor in actors):
+            yield f"{key} is exclusive and bound to {list(actors)}"
+
+
+def _bounds(state: State) -> Iterator[str]:
+    most = state.rules.finished_limit
+    idle = [job_id for job_id in state.finished if not state.tally[job_id].living]
+    for what, count in (("jobs", len(idle)), ("sessions", len(state.over)), ("actors", len(state.graves))):
+        if count > most:
+            yield f"{count} ended {what} on record, the limit is {most}"
+    if state.valued_bytes != sum(state.valued.values()):
+        yield f"results have {sum(state.valued.values())} bytes, and are counted as {state.valued_bytes}"
+    if state.valued_bytes > state.rules.results_limit_bytes:
+        yield f"results of {state.valued_bytes} bytes are kept, the limit is {state.rules.results_limit_bytes}"
+    if len(state.past) > state.rules.history_limit:
+        yield f"{len(state.past)} lines of old jobs, the limit is {state.rules.history_limit}"
+    yield from (f"{job_id} is on record and in the past" for job_id in state.past if job_id in state.jobs)
+
+
+RULES: tuple[Rule, ...] = (
+    *MACHINE_RULES,
+    *JOB_RULES,
+    job_groups_are_sound,
+    indexes,
+    _sessions,
+    _names,
+    _bounds,
+    quotas,
+    slices_are_whole,
+    *RESERVATION_RULES,
+)
+
+_SHORTER: dict[Rule, Rule] = {jobs: living_jobs, attempts: living_attempts}
+RULES_OF_THE_LIVING = tuple(_SHORTER.get(rule, rule) for rule in RULES if rule not in (indexes, wishes))

@@ -1,0 +1,139 @@
+"""What is true of job groups after every step (see `invariants`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from fray.model.gangs import role_of
+from fray.model.job_groups import Restart
+from fray.model.specs import Cause, JobState
+from fray.scheduler.jobs.groups import verdict
+from fray.scheduler.lifecycle import job_state
+from fray.scheduler.state.group_members import PLACED, stage_of
+from fray.scheduler.state.rows import (
+    Attempt,
+    AttemptPhase,
+    Job,
+    JobGroup,
+    JobPhase,
+)
+from fray.scheduler.state.state import State
+
+Members: TypeAlias = dict[str, list[Job]]
+
+
+def _members(state: State) -> Members:
+    """As the rows say, and not the index."""
+    found: dict[str, list[Job]] = {group_id: [] for group_id in state.job_groups}
+    for job in state.jobs.values():
+        if job.spec.job_group:
+            found.setdefault(job.spec.job_group, []).append(job)
+    return found
+
+
+def job_groups_are_sound(state: State) -> Iterator[str]:
+    """Whole, together, in their order, and ended by their rules."""
+    if state.job_groups:
+        members = _members(state)
+        for rule in (are_whole, are_together, keep_their_order, end_by_their_rules):
+            yield from rule(state, members)
+
+
+def are_whole(state: State, members: Members) -> Iterator[str]:
+    """All of a group is placed at once, or none: nobody waits with it while others have machines."""
+    for group_id, jobs in members.items():
+        group = state.job_groups.get(group_id)
+        if group is None or not jobs:
+            yield f"group {group_id} has {len(jobs)} jobs, and on record: {group is not None}"
+            continue
+        living = [job for job in jobs if not job.ended]
+        gathered = [job.job_id for job in living if job.gathered]
+        placed = [job.job_id for job in living if job.phase in PLACED]
+        alone = [job.job_id for job in living if job.phase is JobPhase.QUEUED]
+        if gathered and placed and group.config.restart is Restart.MEMBER:
+            yield f"{gathered} wait with group {group_id}, and {placed} of it have machines"
+        if alone and (not placed or group.config.restart is Restart.GROUP):
+            yield f"{alone} wait by themselves, and none of group {group_id} has machines"
+        if placed and group.placed_at is None:
+            yield f"{placed} of group {group_id} have machines, and it has never been placed"
+        ready = bool(living) and len(gathered) == len(living)
+        if ready is not (group_id in state.queue):
+            yield f"group {group_id} has gathered: {ready}, and is in the queue: {group_id in state.queue}"
+
+
+def are_together(state: State, members: Members) -> Iterator[str]:
+    """All living members are in the region, or zone, that the group was given."""
+    for group_id, jobs in members.items():
+        group = state.job_groups.get(group_id)
+        if group is None or not group.config.same:
+            continue
+        for attempt in [one for job in jobs if not job.ended for one in state.living_members(job)]:
+            node = state.nodes.get(attempt.node)
+            where = node.capacity.attributes.get(group.config.same, "") if node is not None else group.place
+            if where != group.place:
+                yield f"{attempt.attempt_id} is in {group.config.same} {where!r}, and its group in {group.place!r}"
+
+
+def keep_their_order(state: State, members: Members) -> Iterator[str]:
+    """A later stage begins when all of the earlier run, and then at once; it has its machines from the start."""
+    for group_id, jobs in members.items():
+        living = [job for job in jobs if not job.ended]
+        front = min((stage_of(job.spec) for job in living if job.phase is not JobPhase.RUNNING), default=None)
+        for job in living:
+            attempts = [attempt for attempt in state.members(job) if attempt.living]
+            kept = [attempt.attempt_id for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
+            stage = stage_of(job.spec)
+            if kept and (front is None or stage <= front or len(kept) < len(attempts)):
+                yield f"{kept} of group {group_id} are kept, and their stage {stage} has come"
+            before = [other.job_id for other in living if stage_of(other.spec) < stage and other.started_at is None]
+            if before and any(map(_begun, attempts)):
+                yield f"{job.job_id} of stage {stage} has begun, and {before} have never run"
+
+
+def _begun(attempt: Attempt) -> bool:
+    return attempt.phase is not AttemptPhase.KEPT
+
+
+def end_by_their_rules(state: State, members: Members) -> Iterator[str]:
+    """A group is decided exactly when its rules say so, and then nobody of it goes on; it ends with its last job."""
+    for group_id, jobs in members.items():
+        group = state.job_groups.get(group_id)
+        if group is None:
+            continue
+        yield from (f"group {group_id}: {sentence}" for sentence in _ends(group, jobs))
+
+
+def _ends(group: JobGroup, jobs: list[Job]) -> Iterator[str]:
+    living = [job for job in jobs if not job.ended]
+    if (group.outcome is None) is not (verdict(group) is None and bool(living)):
+        yield f"{verdict(group)} by its rules, and its outcome is {group.outcome}"
+    if group.outcome is not None and (going := [job.job_id for job in living if job.stop_cause is None]):
+        yield f"it is decided, and {going} go on"
+    if (group.ended_at is None) is not bool(living):
+        yield f"ended at {group.ended_at}, and {len(living)} of its jobs live"
+    if len(jobs) == group.primaries + group.auxiliaries:
+        yield from _counted(group, jobs)
+    for job in jobs:
+        failed = job.ended and job_state(job) is JobState.FAILED
+        if job.absorbed is not (failed and job.job_id != group.decided_by):
+            yield f"{job.job_id} failed, absorbed: {job.absorbed}, and {group.decided_by or 'nobody'} decided"
+
+
+def _counted(group: JobGroup, jobs: list[Job]) -> Iterator[str]:
+    found: Counter[str] = Counter()
+    for job in jobs:
+        if job.outcome is not None:
+            kind = "auxiliaries" if role_of(job.spec).auxiliary else "primaries"
+            found[f"{kind}_succeeded" if job.outcome.cause is Cause.SUCCEEDED else f"{kind}_lost"] += 1
+            found["auxiliaries_failed"] += kind == "auxiliaries" and job_state(job) is JobState.FAILED
+    for what in (
+        "primaries_succeeded",
+        "primaries_lost",
+        "auxiliaries_succeeded",
+        "auxiliaries_lost",
+        "auxiliaries_failed",
+    ):
+        if getattr(group, what) != found[what]:
+            yield f"{what} is {getattr(group, what)}, its jobs say {found[what]}"

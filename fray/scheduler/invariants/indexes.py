@@ -1,0 +1,113 @@
+"""What is always true of the indexes over the rows, and of shares and quotas (see `invariants`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import evolve
+
+from fray.scheduler.queue.quotas import ceiling, excess, limits
+from fray.scheduler.state.attempts import Tally
+from fray.scheduler.state.group_members import Muster
+from fray.scheduler.state.rows import TABLES
+from fray.scheduler.state.state import State
+from fray.scheduler.state.tables import Tables
+
+_TABLES = tuple(TABLES)
+_INDEXES = (
+    "tally",
+    "on_node",
+    "children",
+    "rooted",
+    "named",
+    "held",
+    "limits",
+    "runs",
+    "ending",
+    "groups",
+    "group_names",
+    "musters",
+    "finished",
+    "valued",
+    "by_key",
+    "hosted",
+    "sessions_of",
+    "lost",
+    "closing",
+    "over",
+    "unwell",
+    "blamed",
+    "quarantined",
+    "inside",
+    "units_on",
+    "reserved_by",
+    "lending",
+    "unsettled",
+    "reserved_over",
+)
+
+
+def indexes(state: State) -> Iterator[str]:
+    """Indexes say what the rows say: a state built from the same rows looks the same."""
+    rows = [(table, key, row) for table in _TABLES for key, row in state.rows(table).items()]
+    twin = Tables(state.now, state.rules)
+    twin.load(rows)
+    for index in _INDEXES:
+        mine, other = _plain(getattr(state, index)), _plain(getattr(twin, index))
+        if mine != other:
+            yield f"index {index} is {mine}, the rows say {other}"
+    if list(state.queue) != list(twin.queue):
+        yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
+    if {timed: at for timed, at in state.timers.at.items() if timed[0] != "seek"} != twin.timers.at:
+        yield f"timed are {state.timers.at}, the rows say {twin.timers.at}"
+    if state.fleet.orders.keys() != twin.fleet.orders.keys():
+        yield f"the orders are {list(state.fleet.orders)}, the rows say {list(twin.fleet.orders)}"
+    if state.fleet.nodes != twin.fleet.nodes:
+        yield f"nodes by unit are {state.fleet.nodes}, the rows say {twin.fleet.nodes}"
+    twin.set_policy(state.policy, anew=True)
+    yield from _shares(state, twin)
+    if state.alarms != twin.alarms:
+        yield f"the alarms are {state.alarms}, the rows say {twin.alarms}"
+    if state.blobs != state.count_blobs():
+        yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
+
+
+def _shares(state: State, twin: Tables) -> Iterator[str]:
+    """Every tenant is charged with what its living attempts take, of all machines that are not lost."""
+    if state.shares.capacity != twin.shares.capacity:
+        yield f"the cluster is counted as {state.shares.capacity}, its machines have {twin.shares.capacity}"
+    for key in dict.fromkeys([*state.shares.accounts, *twin.shares.accounts]):
+        mine, other = (tables.shares.accounts.get(key) for tables in (state, twin))
+        used = [(account.used, account.variants) if account else ([0, 0, 0, 0], {}) for account in (mine, other)]
+        if used[0] != used[1]:
+            yield f"{key} is charged with {used[0]}, its attempts take {used[1]}"
+    for rank, ranks in state.shares.ranks.items():
+        if ranks != sorted(ranks) or {user for _, user in ranks} != state.queue.spaces.get(rank, {}).keys():
+            yield f"in band {rank} {list(state.queue.spaces.get(rank, ()))} wait, and have turns as {ranks}"
+        for score, user in ranks:
+            if state.shares.users[user].score != score:
+                yield f"{user} has score {state.shares.users[user].score}, and its turn is that of {score}"
+
+
+def quotas(state: State) -> Iterator[str]:
+    """Nobody has more than his quota and what he may borrow; but for what he had when that was written."""
+    shares = state.shares
+    for tenant in shares.tenants if shares.has_quotas else ():
+        for whose, terms, account in limits(shares, tenant):
+            most = ceiling(terms)
+            over = excess(account, most) if most is not None and account is not None else {}
+            for what, more in over.items():
+                if more > state.excused.get((whose, what), 0):
+                    yield f"{whose} has {more} of {what} more than its quota and what it may borrow"
+
+
+def _plain(index: Any) -> Any:
+    """Without order, as far as order is no part of its meaning, and without what is empty or over."""
+    if isinstance(index, list):
+        return index
+    return {
+        key: evolve(value, begun=None) if isinstance(value, Muster) else value
+        for key, value in index.items()
+        if not isinstance(value, Tally) or value.living
+    }

@@ -1,0 +1,187 @@
+"""What is always true of machines and of the attempts on them (see `invariants`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from fray.model.gangs import port_names
+from fray.model.policy.machine_groups import MachineState
+from fray.scheduler.invariants.reservations import devices_add_up, units_by_node
+from fray.scheduler.nodes import quarantine
+from fray.scheduler.nodes.availability import takes_work
+from fray.scheduler.state.rows import Attempt, AttemptPhase, NodePhase
+from fray.scheduler.state.state import State
+from fray.scheduler.state.unit_rows import UnitPhase
+
+Rule: TypeAlias = Callable[[State], Iterator[str]]
+
+
+_Living: TypeAlias = "defaultdict[str, list[Attempt]]"
+_grouped: dict[int, _Living] = {}
+"""Of states that are being checked: what several rules need, found once."""
+
+
+@contextmanager
+def looked_at(state: State) -> Iterator[None]:
+    """While entered the state does not change, and its living attempts are looked for once."""
+    _grouped[id(state)] = _group_living(state)
+    try:
+        yield
+    finally:
+        del _grouped[id(state)]
+
+
+def _capacity(state: State) -> Iterator[str]:
+    """Free capacity is what living attempts leave, never negative, and no device is given twice."""
+    living = _living_by_node(state)
+    shares = units_by_node(state)
+    for node in state.nodes.values():
+        held = [attempt for attempt in living[node.name] if not state.jobs[attempt.job_id].spec.reservation_id]
+        units = shares[node.name]
+        demands = [*(state.demand(state.jobs[a.job_id]) for a in held), *(demand for demand, _ in units)]
+        free = (
+            node.capacity.cpu_milli - sum(d.cpu_milli for d in demands),
+            node.capacity.memory_bytes - sum(d.memory_bytes for d in demands),
+            node.capacity.disk_bytes - sum(d.disk_bytes for d in demands),
+        )
+        machine = state.pool.machines[node.name]
+        if min(free) < 0:
+            yield f"node {node.name} is given away more than once: {free} left"
+        if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(demands):
+            yield f"the pool thinks otherwise of node {node.name}"
+        if machine.open != takes_work(node):
+            yield f"the pool has node {node.name} open={machine.open}"
+        reserved = [device for _, host in units for device in host.devices]
+        yield from devices_add_up(state, held, machine, reserved)
+
+
+def _ports(state: State) -> Iterator[str]:
+    """Every living attempt has the ports it asked for, of those its machine offers, and no other one has them."""
+    given: dict[tuple[str, int], str] = {}
+    for attempt in (one for here in _living_by_node(state).values() for one in here):
+        spec, node = state.jobs[attempt.job_id].spec, state.nodes.get(attempt.node)
+        if node is None:
+            continue
+        asked = port_names(spec)[: spec.demand.ports]
+        if sorted(attempt.ports) != sorted(asked):
+            yield f"{attempt.attempt_id} asked for ports {asked} and has {attempt.ports}"
+        for port in attempt.ports.values():
+            other = given.setdefault((node.name, port), attempt.attempt_id)
+            if other != attempt.attempt_id or not 0 <= port - node.capacity.ports.first < node.capacity.ports.count:
+                yield f"port {port} of {node.name} is given to {other} and to {attempt.attempt_id}"
+    for node in state.nodes.values():
+        mine = sorted(port for name, port in given if name == node.name)
+        if mine != sorted(state.pool.machines[node.name].ports.given):
+            yield f"the pool thinks otherwise of the ports of {node.name}"
+
+
+def _nodes(state: State) -> Iterator[str]:
+    """Timers run for exactly those that are not alive; lost machines hold nothing."""
+    unwell = sorted(node.name for node in state.nodes.values() if node.phase is not NodePhase.ALIVE)
+    if unwell != sorted(state.unwell):
+        yield f"nodes without connection are {unwell}, timers run for {sorted(state.unwell)}"
+    for node in state.nodes.values():
+        if node.phase is NodePhase.LOST and state.on_node[node.name]:
+            yield f"the lost node {node.name} still holds {list(state.on_node[node.name])}"
+
+
+def _cordons(state: State) -> Iterator[str]:
+    """Nothing new comes to a cordoned machine; what is on a draining one is being ended once its time is over; and a
+    drained one holds nothing."""
+    by_node = _living_by_node(state)
+    for node in state.nodes.values():
+        cordon = node.cordon
+        if cordon is None:
+            continue
+        for attempt in by_node[node.name]:
+            if attempt.placed_at > cordon.since:
+                yield f"{attempt.attempt_id} was placed on {node.name}, which is cordoned since {cordon.since}"
+            if cordon.drain and cordon.until is None and not attempt.stop_cause:
+                yield f"{attempt.attempt_id} stays on {node.name}, which is drained"
+        if cordon.drained_at is not None and by_node[node.name]:
+            yield f"{node.name} counts as drained and holds {[one.attempt_id for one in by_node[node.name]]}"
+        if cordon.drain and cordon.drained_at is None and not by_node[node.name]:
+            yield f"{node.name} holds nothing and does not count as drained"
+
+
+def _fleet(state: State) -> Iterator[str]:
+    """Units are asked for within max and the spend limit, closed while they leave, and deleted only when empty."""
+    books = state.fleet
+    for config in books.configs():
+        made = [
+            unit for unit in books.live(config.name) if unit.wanted_at == state.now and unit.phase is UnitPhase.WANTED
+        ]
+        if made and len(books.live(config.name)) > config.max:
+            yield f"{made[-1].name} was asked for, and group {config.name} has {config.max} units at most"
+    limit = books.policy.spend_limit_per_hour
+    new = [unit for unit in books.units.values() if unit.phase is UnitPhase.WANTED and unit.wanted_at == state.now]
+    if limit is not None and any(unit.price_per_hour for unit in new) and books.spent_per_hour() > limit + 1e-6:
+        yield f"{new[-1].name} was asked for, and {books.spent_per_hour():g} an hour is over the limit of {limit:g}"
+    for unit in books.units.values():
+        nodes = [state.nodes[name] for name in books.nodes.get(unit.name, ())]
+        if not unit.live and any(state.pool.machines[node.name].open for node in nodes):
+            yield f"{unit.name} is {unit.phase.value}, and open for work"
+        if unit.phase is UnitPhase.DELETING and unit.state is not MachineState.DELETING and not unit.tries:
+            held = [attempt for node in nodes for attempt in state.on_node[node.name]]
+            if held:
+                yield f"{unit.name} is being deleted, and holds {held}"
+
+
+def _quarantine(state: State) -> Iterator[str]:
+    """No job alone puts a machine there, nothing new comes, and not more than a share of all machines is there."""
+    yield from quarantine.broken(state)
+
+
+# Attempts -------------------------------------------------------------------------------------------------------------
+
+
+def attempts(state: State) -> Iterator[str]:
+    """A living attempt is held by the living incarnation of its node, for the generation its job is in."""
+    for attempt in state.attempts.values():
+        if attempt.job_id not in state.jobs:
+            yield f"{attempt.attempt_id} is on record without its job"
+        if (attempt.outcome is None) is not attempt.living:
+            yield f"{attempt.attempt_id} is {attempt.phase.value} with outcome {attempt.outcome}"
+    yield from living_attempts(state)
+
+
+def living_attempts(state: State) -> Iterator[str]:
+    """The same, of those only that live."""
+    for attempt in (one for here in _living_by_node(state).values() for one in here):
+        job, node = state.jobs.get(attempt.job_id), state.nodes.get(attempt.node)
+        if node is None or node.incarnation != attempt.incarnation:
+            yield f"{attempt.attempt_id} lives on a dead incarnation of {attempt.node}"
+        if job is not None and attempt.generation != job.generation:
+            yield f"{attempt.attempt_id} outlives its generation"
+        if job is not None and job.ended and not (state.suspect(attempt) or attempt.stop_cause):
+            yield f"{attempt.attempt_id} outlives its job"
+
+
+def wishes(state: State) -> Iterator[str]:
+    """Every node is asked for its living attempts and for nothing else, but for those whose stage has not come."""
+    by_node = _living_by_node(state)
+    for node in state.nodes:
+        wanted = [wish.attempt_id for wish in state.wanted(node)]
+        living = [attempt.attempt_id for attempt in by_node[node] if attempt.phase is not AttemptPhase.KEPT]
+        if sorted(wanted) != sorted(living):
+            yield f"node {node} is asked for {wanted}, living there: {living}"
+
+
+def _living_by_node(state: State) -> _Living:
+    """As the rows say, and not the index."""
+    found = _grouped.get(id(state))
+    return _group_living(state) if found is None else found
+
+
+def _group_living(state: State) -> _Living:
+    living: _Living = defaultdict(list)
+    for attempt in state.attempts.values():
+        if attempt.living:
+            living[attempt.node].append(attempt)
+    return living
+
+
+MACHINE_RULES: tuple[Rule, ...] = (_capacity, _ports, _nodes, _cordons, _fleet, _quarantine, attempts, wishes)

@@ -1,0 +1,64 @@
+"""The state of actors that ask to keep it: the latest one of each, for as long as its job lives.
+
+Only the incarnation that lives may hand one in: what a dead one says comes too late, whatever it holds.
+"""
+
+from __future__ import annotations
+
+from fray.errors import ActorDied, FrayError, InvalidRequest
+from fray.model.ids import SessionId
+from fray.model.messages.client import Done
+from fray.model.specs import EntryKind
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effects import CheckpointTaken
+from fray.scheduler.state.rows import Attempt, Kept
+from fray.scheduler.state.state import State
+
+
+def take(state: State, event: CheckpointTaken, out: Outbox) -> None:
+    """Keep it in place of the one before."""
+    try:
+        attempt = living_actor(state, event.session)
+    except FrayError as error:
+        out.refuse(event.session, event.ref, error)
+    else:
+        _keep(state, out, attempt, event)
+        out.reply(event.session, event.ref, Done())
+    out.unused(event.blob)
+
+
+def _keep(state: State, out: Outbox, attempt: Attempt, event: CheckpointTaken) -> None:
+    job = state.jobs[attempt.job_id]
+    old = job.checkpoint
+    outdated = old is not None and old.attempt_id == attempt.attempt_id and old.number >= event.number
+    if outdated or job.stop_cause is not None:
+        return
+    job.checkpoint = Kept(
+        attempt_id=attempt.attempt_id,
+        number=event.number,
+        blob=event.blob,
+        location=event.location,
+        saved_at=state.now,
+    )
+    state.retain(event.blob)
+    if old is not None:
+        out.release(old.blob)
+    state.touch("job", job.job_id)
+
+
+def living_actor(state: State, session: SessionId) -> Attempt:
+    """The attempt that speaks.
+
+    Raises:
+        InvalidRequest: it is no process of an actor.
+        ActorDied: it has ended for this cluster.
+    """
+    speaker = state.sessions.get(session)
+    if speaker is None:  # sessions of attempts are forgotten with their end
+        raise ActorDied(f"the checkpoint was not kept: session {session} has ended for this cluster")
+    attempt = state.attempts.get(speaker.attempt_id or "")
+    if attempt is None or state.jobs[attempt.job_id].spec.entry is not EntryKind.ACTOR:
+        raise InvalidRequest("checkpoints are of actors with a process of their own, and this is none")
+    if speaker.over or not state.attempt_living(attempt.attempt_id):
+        raise ActorDied(f"the checkpoint was not kept: {attempt.attempt_id} has ended for this cluster")
+    return attempt

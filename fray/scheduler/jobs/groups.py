@@ -1,0 +1,326 @@
+"""Job groups: jobs that are placed in one decision, and what the end of one of them means to the others.
+
+The law. As long as no member has machines, the living ones wait for each other (`holding`), and the group is one
+applicant for all of them: all or none, in one region or zone. That is so at first, and again when all have lost their
+machines. While some have theirs, a member that begins anew is placed by itself, in the region or zone of the others. Or
+the others are ended at nobody's cost, and all begin anew together (``restart="group"``).
+
+Machines of later stages are given with all others, and kept: their nodes are asked for nothing before every living job
+of the stages before runs.
+
+The first end of a member that decides it (`verdict`) is the group's; then the others are ended. Only the member that
+decided owes its scope an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import evolve
+
+from fray.errors import InvalidRequest, NameTaken
+from fray.model.gangs import role_of
+from fray.model.ids import SessionId
+from fray.model.job_groups import AuxiliaryFailure, JobGroupSpec, Restart, Success
+from fray.model.messages.client import Launch
+from fray.model.resources import Capacity
+from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Outcome
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effects import TerminateAsked
+from fray.scheduler.explain.group_text import is_there
+from fray.scheduler.jobs.hold_reasons import is_kept
+from fray.scheduler.jobs.retries import begins_with, told
+from fray.scheduler.jobs.transitions import (
+    begin,
+    cut,
+    hold,
+    reconsider,
+    stage_has_come,
+    start,
+    stop_job,
+)
+from fray.scheduler.lifecycle import job_state
+from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.requests import (
+    Ask,
+    Placed,
+    part_of,
+    within,
+)
+from fray.scheduler.state.rows import Job, JobGroup, JobPhase
+from fray.scheduler.state.state import State
+
+PLACES_TOLD = 4
+
+# Coming ---------------------------------------------------------------------------------------------------------------
+
+
+def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> None:
+    """What can be wrong with a launch of a group, beyond its jobs.
+
+    Raises:
+        InvalidRequest: not one group of plain jobs, placed and owned alike.
+        NameTaken: a living group of the namespace has its name.
+    """
+    if launch.group is None:
+        if roles := [spec.name for spec in specs if spec.job_group or spec.role]:
+            raise InvalidRequest(f"job {roles[0]!r} has a role in a group, and is launched by itself: use launch_group")
+        return
+    group, name = launch.group, launch.group.config.name
+    if group.group_id in state.job_groups or group.group_id in state.jobs:
+        raise InvalidRequest(
+            f"job group {name!r}: its id {group.group_id!r} is taken: all its jobs are launched at once"
+        )
+    _check_members(name, group, specs)
+    _check_alike(name, specs)
+    _check_places(name, group.config.same, specs)
+    for other in state.group_names.get((specs[0].namespace, name), ()):
+        if state.job_groups[other].outcome is None:
+            raise NameTaken(
+                f"job group name {name!r} is taken in namespace {specs[0].namespace!r}: group {other} has it; wait for "
+                "its end, end it, or choose another name",
+                name=name,
+                namespace=specs[0].namespace,
+                holder=other,
+            )
+
+
+def _check_members(name: str, group: JobGroupSpec, specs: Sequence[JobSpec]) -> None:
+    for spec in specs:
+        if spec.job_group != group.group_id:
+            raise InvalidRequest(f"job {spec.name!r} is launched with group {name!r} and is no member of it")
+        if spec.entry is EntryKind.ACTOR or spec.siblings or spec.adopt_existing or spec.get_if_exists:
+            raise InvalidRequest(f"job group {name!r}: {spec.name!r} must be a plain job of its own")
+    roles = [role_of(spec) for spec in specs]
+    for role in roles:
+        other = next(each for each in roles if each.name == role.name)
+        if role != other:
+            raise InvalidRequest(f"job group {name!r}: role {role.name!r} is described twice: {other} and {role}")
+    if all(role.auxiliary for role in roles):
+        raise InvalidRequest(f"job group {name!r}: all its jobs are auxiliary: one must be primary, to succeed by")
+
+
+def _check_alike(name: str, specs: Sequence[JobSpec]) -> None:
+    for what in ("namespace", "user", "band", "detached", "reservation_id"):
+        values = list(dict.fromkeys(getattr(spec, what) for spec in specs))
+        if len(values) > 1:
+            word = {"band": "priority"}.get(what, what)
+            raise InvalidRequest(
+                f"job group {name!r}: its jobs are placed and owned together, so all must have the same {word}, "
+                f"and not {' and '.join(map(repr, map(_plain, values[:2])))}"
+            )
+
+
+def _check_places(name: str, same: str, specs: Sequence[JobSpec]) -> None:
+    """What shall be together names no places that are apart."""
+    named = {"region": "regions", "zone": "zones"}.get(same, "")
+    asking = [spec for spec in specs if named and getattr(spec.demand, named)]
+    for other in asking[1:]:
+        first, mine = getattr(asking[0].demand, named), getattr(other.demand, named)
+        if not set(first) & set(mine):
+            raise InvalidRequest(
+                f"job group {name!r}: all its jobs shall be in one {same}, and {asking[0].name!r} asks for "
+                f"{' or '.join(first)}, {other.name!r} for {' or '.join(mine)}: name one that both may be in, or say "
+                f"JobGroupConfig(same_{same}=False)"
+            )
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, str) else value
+
+
+def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec]) -> str:
+    """Why these machines could not hold the jobs together, even if they were empty; empty when they could."""
+    pool = Pool()
+    for name, capacity in machines.items():
+        pool.add(name, capacity)
+    ask = Ask(tuple(map(part_of, specs)), same)
+    if pool.place(ask) is not None:
+        return ""
+    if not same or pool.localities(same) == [""]:
+        lacking = _lacking(pool, ask, specs)
+        return f"all machines together have no room for its {len(specs)} jobs, even when empty: {lacking}"
+    texts = [
+        f"in {place or f'no named {same}'} {_lacking(pool, within(ask, same, place), specs)}"
+        for place in pool.localities(same)[:PLACES_TOLD]
+    ]
+    return (
+        f"no {same} has room for all of its {len(specs)} jobs, even when empty: {'; '.join(texts) or 'there is none'}. "
+        f"Ask for less, or allow more with JobGroupConfig(same_{same}=False)"
+    )
+
+
+def _lacking(pool: Pool, ask: Ask, specs: Sequence[JobSpec]) -> str:
+    """The first job that finds no place beside those before it."""
+    for count in range(1, len(specs) + 1):
+        if _fits(pool, evolve(ask, parts=ask.parts[:count])) is False:
+            beside = f" beside {count - 1} other{'s' if count > 2 else ''}" if count > 1 else ""
+            return f"{specs[count - 1].name} ({specs[count - 1].members} members) has no place{beside}"
+    return "all fit, one by one"
+
+
+def _fits(pool: Pool, ask: Ask) -> bool:
+    placed = pool.place(ask)
+    if placed is None:
+        return False
+    for part, one in zip(ask.parts, placed, strict=True):
+        for grant in one.grants:
+            pool.release(grant.node, part.choices[one.choice], grant.devices, grant.ports)
+    return True
+
+
+def accept_group(state: State, out: Outbox, group: JobGroupSpec, specs: Sequence[JobSpec], session: SessionId) -> None:
+    """The row of a new group; its jobs follow."""
+    auxiliaries = sum(role_of(spec).auxiliary for spec in specs)
+    row = JobGroup(
+        group_id=group.group_id,
+        config=group.config,
+        namespace=specs[0].namespace,
+        order=state.next_order(),
+        launched_by=session,
+        launched_at=state.now,
+        queued_at=state.now,
+        primaries=len(specs) - auxiliaries,
+        auxiliaries=auxiliaries,
+    )
+    state.add_group(row)
+    out.happened(group.group_id, "group launched", ", ".join(spec.name for spec in specs))
+
+
+def start_all(state: State, out: Outbox, group: JobGroup, placed: Sequence[Placed]) -> None:
+    """All living members have their machines."""
+    jobs = state.gathered(group.group_id)
+    first = state.nodes[placed[0].grants[0].node].capacity.attributes
+    group.place = first.get(group.config.same, "") if group.config.same else ""
+    group.placed_at = state.now if group.placed_at is None else group.placed_at
+    state.touch("job_group", group.group_id)
+    where = f"{group.config.same} {group.place}" if group.place else ""
+    out.happened(group.group_id, "group placed", where)
+    state.musters[group.group_id].begun = None
+    for job, one in zip(jobs, placed, strict=True):
+        start(state, out, job, one)
+
+
+def named_groups(state: State, event: TerminateAsked) -> Iterator[JobGroup]:
+    """The living groups that a request to end jobs means."""
+    session = state.sessions.get(event.session)
+    own = session.namespace if session is not None else ""
+    for group in list(state.job_groups.values()) if event.group else ():
+        is_it = event.group == group.config.name and is_there(group, own, event.namespace)
+        if group.ended_at is None and (is_it or event.group == group.group_id):
+            yield group
+
+
+# After every step -----------------------------------------------------------------------------------------------------
+
+
+def settle(state: State, out: Outbox) -> None:
+    """After the handler: what the news of members mean to their groups."""
+    while out.members:
+        job_id, ended = out.members.popleft()
+        job = state.jobs[job_id]
+        group = state.job_groups[job.spec.job_group]
+        if ended:
+            _count(state, out, group, job)
+        elif job.phase is JobPhase.HELD and group.config.restart is Restart.GROUP:
+            _begin_anew(state, out, group, job)
+        _regroup(state, out, group)
+        _begin_due(state, out, group)
+
+
+def _begin_anew(state: State, out: Outbox, group: JobGroup, failed: Job) -> None:
+    """All others that have machines are ended, to be placed again with it."""
+    muster = state.musters[group.group_id]
+    for job_id in [*muster.phases.get(JobPhase.STARTING, ()), *muster.phases.get(JobPhase.RUNNING, ())]:
+        other = state.jobs[job_id]
+        out.happened(job_id, "beginning anew", f"with its group, after {failed.job_id}")
+        cut(state, out, other, Outcome(cause=Cause.SIBLING, message=begins_with(failed)), Cause.SIBLING)
+        reconsider(state, out, other)
+
+
+def _regroup(state: State, out: Outbox, group: JobGroup) -> None:
+    """Nobody has machines any more: those that wait by themselves wait with the others again."""
+    muster = state.musters[group.group_id]
+    if not muster.placed:
+        for job_id in list(muster.phases.get(JobPhase.QUEUED, ())):
+            hold(state, out, state.jobs[job_id])
+        state.assemble(group.group_id)
+
+
+def _begin_due(state: State, out: Outbox, group: JobGroup) -> None:
+    """Stages whose time has come."""
+    muster = state.musters[group.group_id]
+    if muster.front == muster.begun:
+        return
+    muster.begun = muster.front
+    for job_id in list(muster.phases.get(JobPhase.STARTING, ())):
+        job = state.jobs[job_id]
+        if is_kept(state, job) and stage_has_come(state, job):
+            begin(state, out, job)
+
+
+# The end --------------------------------------------------------------------------------------------------------------
+
+
+def verdict(group: JobGroup) -> bool | None:
+    """Whether it has succeeded, or can no more; None: neither is decided yet."""
+    won, lost, success = group.primaries_succeeded, group.primaries_lost, group.config.success
+    if success is Success.ANY and won:
+        return True
+    if won == group.primaries and (success is not Success.ALL or group.auxiliaries_succeeded == group.auxiliaries):
+        return True
+    if lost == group.primaries or (lost and success is not Success.ANY):
+        return False
+    if group.auxiliaries_failed and group.config.auxiliary_failure is AuxiliaryFailure.ESCALATE:
+        return False
+    return False if group.auxiliaries_lost and success is Success.ALL else None
+
+
+def _count(state: State, out: Outbox, group: JobGroup, job: Job) -> None:
+    """A member has ended: that may be the end of all."""
+    _score(group, job)
+    state.touch("job_group", group.group_id)
+    decided = group.outcome is not None
+    won = None if decided else verdict(group)
+    if won is not None:
+        _decide(state, out, group, job, won)
+    elif job_state(job) is JobState.FAILED:
+        job.absorbed = True
+        out.job(job.job_id)
+        if not decided:
+            out.happened(group.group_id, "absorbed", f"the failure of {job.job_id}")
+    if _missing(group) == 0:
+        assert group.outcome is not None
+        group.ended_at = state.now
+        state.bury_group(group)
+        out.happened(group.group_id, "group ended", told(group.outcome))
+
+
+def _missing(group: JobGroup) -> int:
+    """Members whose end has not been counted yet."""
+    ended = group.primaries_succeeded + group.primaries_lost + group.auxiliaries_succeeded + group.auxiliaries_lost
+    return group.primaries + group.auxiliaries - ended
+
+
+def _score(group: JobGroup, job: Job) -> None:
+    assert job.outcome is not None
+    won, auxiliary = job.outcome.cause is Cause.SUCCEEDED, role_of(job.spec).auxiliary
+    if auxiliary:
+        group.auxiliaries_succeeded += won
+        group.auxiliaries_lost += not won
+        group.auxiliaries_failed += job_state(job) is JobState.FAILED
+    else:
+        group.primaries_succeeded += won
+        group.primaries_lost += not won
+
+
+def _decide(state: State, out: Outbox, group: JobGroup, job: Job, won: bool) -> None:
+    """Once and for good."""
+    assert job.outcome is not None
+    cause, why = job.outcome.cause, told(job.outcome)
+    group.decided_by = job.job_id
+    group.outcome = Outcome(cause=Cause.SUCCEEDED) if won else Outcome(cause=cause, message=f"{job.job_id}: {why}")
+    ended = "has succeeded" if won else f"ended: {job.job_id} ended by {why}"
+    out.happened(group.group_id, "group decided", told(group.outcome))
+    for other in [each for phase in list(state.musters[group.group_id].phases.values()) for each in phase]:
+        stop_job(state, out, state.jobs[other], Cause.GROUP, f"its group {group.config.name} {ended}")

@@ -1,0 +1,51 @@
+"""Jobs that may not be placed yet, whatever the machines have free.
+
+The law. A job waits for the time of its back-off; for every earlier job that still has its name (those were being ended
+when it was accepted, or it would have been refused); and for siblings that are being ended to begin anew with it. As
+long as none of a job group is placed its members then wait for each other; the last one puts the group into the queue.
+"""
+
+from __future__ import annotations
+
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.jobs.hold_reasons import gathers, waits_for
+from fray.scheduler.jobs.transitions import turn
+from fray.scheduler.lifecycle import JobTurn
+from fray.scheduler.state.rows import Job
+from fray.scheduler.state.state import State
+
+
+def release(state: State, out: Outbox) -> None:
+    """After every step: into the queue with those that wait for nothing any more, in the order of acceptance."""
+    while state.alarms and state.alarms[0][0] <= state.now:
+        job = state.jobs[state.alarms[0][2]]
+        state.unhold(job)
+        job.held_until = None
+        state.hold(job)
+    if not state.held:
+        return
+    gathering: dict[str, None] = {}
+    for job in sorted((state.jobs[job_id] for job_id in state.held), key=lambda job: job.order):
+        if next(waits_for(state, job), None) is None:
+            state.unhold(job)
+            if gathers(state, job):
+                state.gather(job)
+                gathering[job.spec.job_group] = None
+            else:
+                _let_go(state, out, job)
+    for group_id in gathering:
+        _gathered(state, group_id)
+
+
+def _let_go(state: State, out: Outbox, job: Job) -> None:
+    turn(state, out, job, JobTurn.RELEASED)
+    job.queued_at = state.now
+    state.enqueue(job)
+
+
+def _gathered(state: State, group_id: str) -> None:
+    """The last of them may have been missing: only then the group begins to wait for machines."""
+    if state.musters[group_id].complete:
+        state.job_groups[group_id].queued_at = state.now
+        state.touch("job_group", group_id)
+        state.assemble(group_id)

@@ -1,0 +1,130 @@
+"""Jobs by name, by prefix and by tree; who is who; and whether two requests are the same.
+
+A name means a job of the asker's namespace. Where no namespace is given it also means a root: a detached job that was
+launched by a driver without a namespace, and so has one that its own name begins with (`fray.api.jobs.job`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from attrs import evolve
+
+from fray.model.environment import EnvironmentSpec
+from fray.model.ids import JobId, Namespace, SessionId
+from fray.model.messages.client import Role
+from fray.model.specs import JobSpec
+from fray.scheduler.effects import TerminateAsked
+from fray.scheduler.state.rows import Job
+from fray.scheduler.state.state import State
+
+EVERYWHERE = "*"
+
+
+def is_root(spec: JobSpec) -> bool:
+    """Its namespace was made of its name, or of that of its job group."""
+    whole = spec.detached and bool(spec.namespace)
+    return whole and (spec.name.startswith(spec.namespace) or spec.job_group.startswith(spec.namespace))
+
+
+def _there(spec: JobSpec, own: Namespace, asked: Namespace | None) -> bool:
+    if asked is None:
+        return spec.namespace == own or is_root(spec)
+    return asked in (EVERYWHERE, spec.namespace)
+
+
+def find(state: State, own: Namespace, name: str, asked: Namespace | None = None) -> JobId | None:
+    """The living job of this name (of the own namespace first), else the one that ended last, else that of this id."""
+    found = [job for job in living(state, own, asked, name) if job.spec.name == name]
+    if found:
+        return min(found, key=lambda job: (job.spec.namespace != own, job.stop_cause is not None, job.order)).job_id
+    for job_id in reversed(state.finished):
+        spec = state.jobs[job_id].spec
+        if spec.name == name and _there(spec, own, asked):
+            return job_id
+    return name if name in state.jobs else None
+
+
+def living(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[Job]:
+    """Living jobs whose names begin so, oldest name first."""
+    for (_, name), holders in state.named.items():
+        if name.startswith(prefix):
+            jobs = [state.jobs[job_id] for job_id in holders]
+            yield from (job for job in jobs if _there(job.spec, own, asked))
+
+
+def named(state: State, event: TerminateAsked) -> Iterator[JobId]:
+    """What a request to end jobs means by its name and its prefix."""
+    session = state.sessions.get(event.session)
+    own = session.namespace if session is not None else ""
+    if event.name:
+        yield from (j.job_id for j in living(state, own, event.namespace, event.name) if j.spec.name == event.name)
+    if event.prefix:
+        yield from (job.job_id for job in living(state, own, event.namespace, event.prefix))
+
+
+def tree(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
+    """All that these jobs have launched, at any depth, whoever owns it; also below those that have ended."""
+    below: dict[JobId, list[JobId]] = {}
+    for job in state.jobs.values():
+        if job.parent:
+            below.setdefault(job.parent, []).append(job.job_id)
+    waiting = list(roots)
+    while waiting:
+        for job_id in below.pop(waiting.pop(), ()):
+            yield job_id
+            waiting.append(job_id)
+
+
+def who(state: State, session: SessionId) -> str:
+    """A session in words: which driver or job, and whose; of a tool, whose hand it is."""
+    known = state.sessions.get(session)
+    if known is None:
+        return f"session {session}"
+    if known.attempt_id is not None:
+        return f"job {state.attempts[known.attempt_id].job_id}" if known.attempt_id in state.attempts else session
+    if known.role is Role.TOOL:
+        return known.user or "a tool"
+    return f"driver {session}" + (f" of {known.user}" if known.user else "")
+
+
+# The same request ----------------------------------------------------------------------------------------------------
+
+_COMPARED = {
+    "name": "name",
+    "namespace": "namespace",
+    "entry": "entrypoint",
+    "argv": "entrypoint",
+    "demand": "resources",
+    "members": "replicas",
+    "env_vars": "environment.env_vars",
+    "secrets": "environment.env_vars",
+    **{name: name for name in ("max_retries_failure", "max_retries_preemption", "max_retries_machine_loss")},
+    **{name: name for name in ("max_retries_out_of_memory", "exit_codes", "backoff_s", "backoff_max_s", "detached")},
+    **{name: name for name in ("ladder", "ports", "health", "stall_s", "on_stall", "result_storage")},
+    **{name: name for name in ("time_limit_s", "wait_limit_s")},
+    "actor": "actor_config",
+    "reservation_id": "reservation_id",
+    "job_group": "its job group",
+    "role": "role",
+}
+"""Fields of a spec that make it another request, and how its author calls them. Where it was asked from, as whom, and
+by which id is no difference; nor is the code, only what is called, with which arguments."""
+
+
+def _without_code(environment: EnvironmentSpec) -> EnvironmentSpec:
+    """What was asked for: not the files that happen to be in the workspace, nor whose interpreter asked."""
+    return evolve(environment, bundle=None, python="")
+
+
+def differences(first: JobSpec, second: JobSpec) -> list[str]:
+    """In what two requests differ, in their authors' words; empty: they are the same."""
+    words = [word for field, word in _COMPARED.items() if getattr(first, field) != getattr(second, field)]
+    if _without_code(first.environment) != _without_code(second.environment):
+        words.append("environment")
+    if first.signature and second.signature:
+        if first.signature != second.signature:
+            words.append("entrypoint or its arguments")
+    elif first.payload != second.payload:
+        words.append("entrypoint or its arguments")
+    return list(dict.fromkeys(words))

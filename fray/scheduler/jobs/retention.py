@@ -1,0 +1,127 @@
+"""What is kept of what has ended, and for how long.
+
+Of a job that has ended everything is kept, but for what only a living one needs; then a line (`Past`), so that its id
+is known again, and never runs anew (P4). Both are bounded, by `Rules`. What attempts say of their ends is cut to a
+length, and of earlier generations only so many attempts are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from fray.model.ids import JobId, attempt_id
+from fray.model.specs import Outcome
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.state.rows import Attempt, Job, Past
+from fray.scheduler.state.state import State
+
+MESSAGE_LIMIT = 8_000
+"""Characters of what an attempt says of its end."""
+MESSAGES_LIMIT = 4_000_000
+"""Of those of all members of a generation: a gang of 500 and more has less for each."""
+CAPTURED_LIMIT = 64_000
+"""Characters of the stacks captured of all members of a generation."""
+CAPTURED_LEAST = 2_000
+"""But so many of each, however many members there are."""
+CAPTURED_GENERATIONS = 8
+"""Stacks are kept of so many."""
+LINE_LIMIT = 300
+"""Characters of the message of a job of which only a line is kept."""
+
+
+def bounded(outcome: Outcome, members: int) -> Outcome:
+    """The outcome with texts of a length that can be kept and told to everybody."""
+    captured = max(CAPTURED_LEAST, CAPTURED_LIMIT // members)
+    message = max(LINE_LIMIT, min(MESSAGE_LIMIT, MESSAGES_LIMIT // members))
+    if len(outcome.message) <= message and len(outcome.captured) <= captured:
+        return outcome
+    return evolve(outcome, message=_cut(outcome.message, message), captured=_cut(outcome.captured, captured))
+
+
+def _cut(text: str, most: int) -> str:
+    """Its beginning and its end: errors say what they are in their first line, or in their last."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def slim(state: State, job: Job) -> None:
+    """It has ended, and so has every attempt of it: leave out what only the living need."""
+    if job.spec.sys_path or job.spec.cwd is not None:
+        job.spec = evolve(job.spec, sys_path=(), cwd=None)
+    state.touch("job", job.job_id)
+
+
+def strip_value(state: State, out: Outbox, attempt: Attempt) -> None:
+    """Keep the attempt's outcome for the record, without its pickled value."""
+    if attempt.outcome is not None and attempt.outcome.value is not None:
+        out.release(attempt.outcome.value)
+        attempt.outcome = evolve(attempt.outcome, value=None)
+        state.touch("attempt", attempt.attempt_id)
+
+
+def forget_generations(state: State, job: Job) -> None:
+    """A new generation begins: of those before, the oldest are forgotten, and stacks sooner."""
+    for member in range(job.spec.members):
+        attempt = state.attempts.get(attempt_id(job.job_id, job.generation - 1 - CAPTURED_GENERATIONS, member))
+        if attempt is not None and attempt.outcome is not None and attempt.outcome.captured:
+            attempt.outcome = evolve(attempt.outcome, captured="")
+            state.touch("attempt", attempt.attempt_id)
+    generations = max(1, state.rules.records_limit // job.spec.members)
+    while job.oldest < job.generation - generations:
+        for member in range(job.spec.members):
+            state.drop_attempt(state.attempts[attempt_id(job.job_id, job.oldest, member)])
+        job.oldest += 1
+
+
+def forget_finished(state: State, out: Outbox) -> None:
+    """After every step: of jobs that are over the limit, or over so long, only a line; of older ones, nothing."""
+    rules = state.rules
+    surplus = len(state.finished) - rules.finished_limit
+    oldest = state.now - rules.finished_keep_s
+    for job_id in list(_over(state, surplus, oldest)):
+        job = state.jobs[job_id]
+        out.release(job.outcome.value if job.outcome else None)
+        state.drop_job(job)
+        state.put_past(_line(job))
+    while state.valued_bytes > rules.results_limit_bytes:
+        _forget_value(state, out, state.jobs[next(iter(state.valued))])
+    while len(state.past) > rules.history_limit:
+        state.drop_past(next(iter(state.past)))
+
+
+def _forget_value(state: State, out: Outbox, job: Job) -> None:
+    assert job.outcome is not None
+    state.unvalue(job)
+    out.release(job.outcome.value)
+    job.outcome, job.value_forgotten = evolve(job.outcome, value=None, value_bytes=0), True
+    state.touch("job", job.job_id)
+
+
+def _over(state: State, surplus: int, oldest: float) -> Iterator[JobId]:
+    """Ended jobs to forget, oldest end first; one that still has an attempt on a silent machine waits for that."""
+    for job_id in state.finished:
+        ended_at = state.jobs[job_id].ended_at or 0.0
+        if surplus <= 0 and ended_at > oldest:
+            return
+        if not state.tally[job_id].living:
+            surplus -= 1
+            yield job_id
+
+
+def _line(job: Job) -> Past:
+    assert job.outcome is not None
+    return Past(
+        job_id=job.job_id,
+        name=job.spec.name,
+        namespace=job.spec.namespace,
+        cause=job.outcome.cause,
+        message=job.outcome.message[:LINE_LIMIT],
+        exit_code=job.outcome.exit_code,
+        had_value=job.outcome.value is not None or job.value_forgotten,
+        ended_at=job.ended_at or 0.0,
+        order=job.order,
+    )

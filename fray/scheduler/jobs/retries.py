@@ -1,0 +1,272 @@
+"""How often what has ended may begin anew, who pays for it, and how long it waits before.
+
+Two kinds of accounts. A job has budgets by cause, for its whole life. An actor has one for all causes: ``max_restarts``
+within ``restart_period_s``, and a supervised group has that one for all its members. A restart that only follows a
+sibling's costs nothing.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from fray.model.exit_rules import ExitRule
+from fray.model.ids import attempt_id
+from fray.model.restart_policy import (
+    CRASH_S,
+    CRASHES,
+    Curve,
+    allows,
+    back_off_s,
+    counting,
+    crash_wait_s,
+    jittered,
+    next_streak,
+)
+from fray.model.specs import ActorConfig, Cause, JobSpec, Outcome, Siblings, Strategy
+from fray.scheduler.jobs.exit_codes import rule_of
+from fray.scheduler.lifecycle import BUDGETS, MACHINES_DOING, OWN_DOING, PAID_BY, Budget
+from fray.scheduler.state.rows import Attempt, Job
+from fray.scheduler.state.tables import Tables
+
+FREE = (Budget.SIBLING, Budget.PORTS)
+"""What no user's budget pays for."""
+PORT_TRIES = 100
+"""Strangers who hold ports of so many placements hold too many of them."""
+PORT_WAIT_S, PORT_WAIT_MOST_S = 0.1, 30.0
+"""Before the next placement; doubled with each."""
+
+
+def limit(spec: JobSpec, budget: Budget) -> int | None:
+    """Retries the budget has; negative: no limit. None: the author has set none, and another pays (`PAID_BY`)."""
+    return {
+        Budget.FAILURE: spec.max_retries_failure,
+        Budget.PREEMPTION: spec.max_retries_preemption,
+        Budget.MACHINE_LOSS: spec.max_retries_machine_loss,
+        Budget.OUT_OF_MEMORY: spec.max_retries_out_of_memory,
+        Budget.SIBLING: -1,
+        Budget.PORTS: PORT_TRIES,
+    }[budget]
+
+
+def payer(spec: JobSpec, cause: Cause) -> Budget | None:
+    """The budget that is charged for a retry after ``cause``, whether it has anything left or not."""
+    budget = BUDGETS[cause]
+    if budget is not None and limit(spec, budget) is None:
+        return PAID_BY[budget]
+    return budget
+
+
+def spent(job: Job, budget: Budget) -> int:
+    """Retries it has paid for."""
+    return sum(count for cause, count in job.retried.items() if payer(job.spec, cause) is budget)
+
+
+def policy(job: Job) -> ActorConfig | None:
+    """What counts an actor's restarts; None: the job's budgets do."""
+    config = job.spec.actor
+    return config if config is not None and config.max_restarts is not None else None
+
+
+def own_restarts(job: Job) -> int:
+    """How often it was made anew on an account of its own."""
+    return sum(count for cause, count in job.retried.items() if BUDGETS[cause] not in FREE and not unpaid(job, cause))
+
+
+def unpaid(job: Job, cause: Cause) -> bool:
+    """To be ended for the sake of others is no failure of an actor whose restarts are counted."""
+    return cause is Cause.PREEMPTED and policy(job) is not None
+
+
+def recent(state: Tables, job: Job) -> list[float]:
+    """When it and its siblings were made anew, as far as that counts now; oldest first.
+
+    Siblings that fell at the same instant (with their machine) had one setback; one of this instant is its own too.
+    """
+    config = policy(job) or ActorConfig()
+    if job.spec.siblings is None:
+        return counting(config, job.restarts, state.now)
+    others = {at for mate in state.group_of(job) if mate is not job for at in mate.restarts}
+    others -= {*job.restarts, state.now}
+    return sorted(counting(config, (*job.restarts, *others), state.now))
+
+
+def affordable(state: Tables, job: Job, first: Outcome) -> Budget | None:
+    """The budget that would pay for a retry after ``first``."""
+    budget = payer(job.spec, first.cause)
+    config = policy(job)
+    if budget is None or rule_of(job.spec, first) is ExitRule.FAIL:
+        return None
+    if unpaid(job, first.cause):
+        return budget
+    if config is not None and config.must_start and first.constructing and not job.retried:
+        return None
+    if config is None or budget in FREE:
+        most, used = limit(job.spec, budget) or 0, spent(job, budget)
+    else:
+        most, used = config.max_restarts or 0, len(recent(state, job))
+    return budget if allows(most, used) else None
+
+
+def paying(state: Tables, job: Job, first: Outcome) -> Budget | None:
+    """The budget that pays for a retry after ``first``; None: no retry."""
+    return None if job.stop_cause is not None else affordable(state, job, first)
+
+
+# Paying --------------------------------------------------------------------------------------------------------------
+
+
+def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[Attempt]) -> None:
+    """Write a retry down, and until when it has to wait."""
+    job.retried[first.cause] = job.retried.get(first.cause, 0) + 1
+    if budget is Budget.SIBLING or unpaid(job, first.cause):
+        return
+    if budget is Budget.PORTS:
+        job.held_until = state.now + min(PORT_WAIT_MOST_S, PORT_WAIT_S * 2 ** (spent(job, budget) - 1))
+        return
+    config = policy(job)
+    if not (own_restarts(job) > 1 if config is None else recent(state, job)):
+        job.spree = told(first)
+    if config is not None:
+        most = max(0, config.max_restarts or 0)
+        job.restarts = (*job.restarts, state.now)[-(most + 1) :]  # one more than may be: `invariants` would see it
+    if first.cause in OWN_DOING:
+        job.crashes = job.crashes + 1 if _crashed(members) else 0
+    elif config is None:
+        return  # the machine's doing: it may go elsewhere at once
+    job.streak = next_streak(_curve(job), job.streak, _lived_s(members))
+    wait_s = _wait_s(job, first)
+    job.held_until = state.now + wait_s if wait_s else None
+
+
+def _curve(job: Job) -> Curve:
+    return policy(job) or job.spec
+
+
+def _wait_s(job: Job, first: Outcome) -> float:
+    curve = _curve(job)
+    crash_s = crash_wait_s(curve, job.crashes) if first.cause in OWN_DOING else 0.0
+    return jittered(max(back_off_s(curve, job.streak), crash_s), attempt_id(job.job_id, job.generation, 0))
+
+
+def _crashed(members: list[Attempt]) -> bool:
+    """It failed within seconds of its start; an actor that has registered has started well."""
+    return _lived_s(members) < CRASH_S and not any(attempt.ready for attempt in members)
+
+
+def crash_loop(job: Job) -> str:
+    """In words; empty: it is in none."""
+    return f"failed {job.crashes} times in a row within {CRASH_S:g} s of its start" if job.crashes >= CRASHES else ""
+
+
+def _lived_s(members: list[Attempt]) -> float:
+    return max(map(_span_s, members), default=0.0)
+
+
+def _span_s(attempt: Attempt) -> float:
+    told_s = attempt.outcome.duration_s if attempt.outcome else 0.0
+    if attempt.ended_at is None or attempt.started_at is None:
+        return told_s
+    return max(told_s, attempt.ended_at - attempt.started_at)
+
+
+def places_again(job: Job, members: list[Attempt]) -> tuple[str, ...]:
+    """Where the next generation would like to be: where this one was, but for machines that were at fault.
+
+    Actors go where there is most room, and after a crash loop the places are suspect too.
+    """
+    if job.spec.actor is not None or crash_loop(job):
+        return ()
+    return tuple(
+        "" if attempt.outcome is not None and attempt.outcome.cause in MACHINES_DOING else attempt.node
+        for attempt in members
+    )
+
+
+def told(outcome: Outcome) -> str:
+    """An outcome in a line."""
+    return f"{outcome.cause.value}: {outcome.message}" if outcome.message else outcome.cause.value
+
+
+def measured(outcome: Outcome) -> str:
+    """What is known of its end in figures, behind a blank; empty: nothing."""
+    parts = [
+        f"exit code {outcome.exit_code}" if outcome.exit_code else "",
+        f"{outcome.duration_s:.3g} s" if outcome.duration_s else "",
+        f"{outcome.cpu_s:.3g} CPU s" if outcome.cpu_s else "",
+        f"peak {outcome.peak_memory_bytes / 1e6:.4g} MB" if outcome.peak_memory_bytes else "",
+        "stacks captured" if outcome.captured else "",
+    ]
+    told = ", ".join(part for part in parts if part)
+    return f" [{told}]" if told else ""
+
+
+def concerns(failed: Siblings, other: Siblings) -> bool:
+    """Whether a restart of ``failed`` takes ``other`` with it."""
+    if failed.strategy is Strategy.ONE_FOR_ALL:
+        return failed.index != other.index
+    return failed.strategy is Strategy.REST_FOR_ONE and other.index > failed.index
+
+
+def begins_with(failed: Job) -> str:
+    """Why a sibling is ended that shall begin anew with ``failed``."""
+    return f"begins anew with {failed.job_id}"
+
+
+# The end -------------------------------------------------------------------------------------------------------------
+
+
+def final_outcome(state: Tables, job: Job, first: Outcome, members: list[Attempt]) -> Outcome:
+    """What is committed when no retry follows ``first``."""
+    if job.stop_cause is None:
+        return _with_history(state, job, first)
+    if members and all(attempt.outcome and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members):
+        own = members[0].outcome
+        assert own is not None
+        return own  # it was done before the request arrived
+    if affordable(state, job, first) is None:
+        return first
+    again = f"it would have been retried after: {first.message or first.cause.value}"
+    text = job.stop_reason if first.cause is Cause.SIBLING else f"{job.stop_reason}; {again}"
+    return evolve(first, cause=job.stop_cause, message=text, value=None, stored=None)
+
+
+def _with_history(state: Tables, job: Job, last: Outcome) -> Outcome:
+    """The last error, who of a gang had it, and that it was not the first."""
+    notes = [note for note in (broke_first(state, job), _spree(state, job, last)) if note]
+    if not notes:
+        return last
+    return evolve(last, message=f"{last.message or last.cause.value} ({'; '.join(notes)})")
+
+
+def broke_first(state: Tables, job: Job) -> str:
+    """Which member of a gang ended its generation; empty of a job with one member, or when none did."""
+    if job.first_member is None or job.spec.members == 1:
+        return ""
+    broken = state.attempts[attempt_id(job.job_id, job.generation, job.first_member)]
+    return f"member {broken.member} of {job.spec.members}, on {broken.node}, was the first to end"
+
+
+def _spree(state: Tables, job: Job, last: Outcome) -> str:
+    if policy(job) is None:
+        return _retries(job, last)
+    times = recent(state, job) if BUDGETS[last.cause] is not None else []
+    if not times:
+        return ""
+    count = "once" if len(times) == 1 else f"{len(times)} times"
+    whose = "its group was" if job.spec.siblings else "it was"
+    return f"{whose} restarted {count} in {state.now - times[0]:.4g} s{_needed(job, last)}"
+
+
+def _retries(job: Job, last: Outcome) -> str:
+    """How often a job without a policy was retried, by cause."""
+    count = own_restarts(job)
+    if count < 2:
+        return f"it was retried once, after {job.spree}" if count else ""
+    after = [f"after {cause.value.replace('_', ' ')}" for cause in job.retried]
+    causes = [f"{n} {text}" for n, text in zip(job.retried.values(), after, strict=True)]
+    told_all = f" {after[0]}" if len(causes) == 1 else f": {', '.join(causes)}"
+    return f"it was retried {count} times{told_all}{_needed(job, last)}"
+
+
+def _needed(job: Job, last: Outcome) -> str:
+    return f"; the first was needed after {job.spree}" if job.spree not in ("", told(last)) else ""

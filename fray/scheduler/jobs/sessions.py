@@ -1,0 +1,168 @@
+"""Owners: drivers with their grace, jobs' processes, tools; what ends with them.
+
+A driver's jobs are owned by its session. What a job's process launches is owned by its attempt, whatever becomes of
+the conversation. A tool owns nothing.
+"""
+
+from __future__ import annotations
+
+from fray.errors import SessionEnded
+from fray.model.ids import SessionId
+from fray.model.messages.client import Done, Role
+from fray.model.specs import Cause
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened
+from fray.scheduler.jobs.registry import drop_session
+from fray.scheduler.jobs.transitions import stop_job, stop_owned
+from fray.scheduler.reservations.reservations import close_owned
+from fray.scheduler.state.rows import Session, SessionPhase
+from fray.scheduler.state.state import State
+
+
+def opened(state: State, event: SessionOpened, out: Outbox) -> None:
+    """A conversation begins or goes on; one that has ended stays ended."""
+    session = state.sessions.get(event.session)
+    if session is None:
+        session = _new(state, event)
+    elif session.phase is SessionPhase.LOST:
+        session.phase = SessionPhase.OPEN
+    elif session.phase is SessionPhase.ENDED:
+        out.over(session.session, session.reason)
+        return
+    state.put_session(session)
+    if session.attempt_id is not None and not state.attempt_living(session.attempt_id):
+        _end(state, out, session, f"attempt {session.attempt_id} has ended")
+
+
+def _new(state: State, event: SessionOpened) -> Session:
+    return Session(
+        session=event.session,
+        role=event.role,
+        namespace=event.namespace,
+        grace_s=event.grace_s,
+        attempt_id=event.attempt_id,
+        user=event.user,
+        process=event.process,
+    )
+
+
+def lost(state: State, event: SessionLost, out: Outbox) -> None:
+    """No goodbye: a driver's grace begins; for a job its attempt decides; a tool is gone."""
+    session = state.sessions.get(event.session)
+    if session is not None and session.phase is SessionPhase.OPEN:
+        _lose(state, session)
+        if session.role is Role.DRIVER:
+            out.happened("", "driver silent", f"{session.session} has {session.grace_s:g} s to come back")
+
+
+def _lose(state: State, session: Session) -> None:
+    if session.role is Role.TOOL:
+        state.drop_session(session)
+        return
+    session.phase, session.lost_at = SessionPhase.LOST, state.now
+    state.session_changed(session)
+
+
+def closed(state: State, event: SessionClosed, out: Outbox) -> None:
+    """Goodbye, or proof of death. Repeating it waits for the same end."""
+    session = state.sessions.get(event.session)
+    if session is None or session.phase is SessionPhase.ENDED:
+        if event.ref is not None:
+            out.reply(event.session, event.ref, Done(), late=True)
+        return
+    if event.ref is not None:
+        session.refs = (*session.refs, event.ref)
+    close(state, out, session, event.reason)
+
+
+def close(state: State, out: Outbox, session: Session, reason: str) -> None:
+    """End all that it owns; `settle` ends the session once nothing of that lives."""
+    if session.phase is not SessionPhase.CLOSING:
+        session.phase, session.reason, session.ended_at = SessionPhase.CLOSING, reason, state.now
+        drop_session(state, out, session, reason)
+        _stop_all(state, out, session, f"its owner {session.session} ended: {reason}")
+    state.session_changed(session)
+
+
+def _stop_all(state: State, out: Outbox, session: Session, reason: str) -> None:
+    close_owned(state, out, session.owner, reason, None if session.attempt_id is None else session.session)
+    if session.attempt_id is None:
+        stop_owned(state, out, session.session, reason)
+        return
+    for job_id in list(state.children.get(session.attempt_id, ())):
+        if state.jobs[job_id].launched_by == session.session:
+            stop_job(state, out, state.jobs[job_id], Cause.OWNER_ENDED, reason)
+
+
+def ticked(state: State, out: Outbox) -> None:
+    """Drivers whose grace is over: if one comes back now, it is told so, and not what becomes of its jobs."""
+    for name in list(state.lost):
+        session = state.sessions[name]
+        if session.lost_at + session.grace_s <= state.now:
+            reason = f"the driver was gone for {session.grace_s:g} s"
+            close(state, out, session, reason)
+            if _owns_any(state, session):
+                out.over(name, reason)  # else `settle` does
+
+
+def restarted(state: State) -> None:
+    """Every connection is gone with the old controller; grace is counted from now."""
+    for session in list(state.sessions.values()):
+        if session.refs:
+            session.refs = ()  # asked of the old controller; who still wants to know asks again
+            state.session_changed(session)
+        if session.phase in (SessionPhase.OPEN, SessionPhase.LOST):
+            _lose(state, session)
+
+
+def settle(state: State, out: Outbox) -> None:
+    """After every step: end the sessions of ended attempts, and those of which nothing is left."""
+    for attempt_id in out.ended_attempts:
+        for name in list(state.sessions_of.get(attempt_id, ())):
+            session = state.sessions[name]
+            if session.phase is not SessionPhase.ENDED:
+                _end(state, out, session, f"attempt {attempt_id} has ended")
+            state.drop_session(session)  # its attempt is dead, and that is all that needs to be remembered
+    for name in list(state.closing):
+        session = state.sessions[name]
+        if not _owns_any(state, session):
+            _end(state, out, session, session.reason)
+    _forget(state)
+
+
+def _owns_any(state: State, session: Session) -> bool:
+    if session.attempt_id is None:
+        return session.session in state.rooted or session.session in state.reserved_by
+    mine = state.reserved_by.get(session.attempt_id, ())
+    if any(state.reservations[one].created_by == session.session for one in mine):
+        return True
+    below = state.below(session.attempt_id)
+    return any(state.jobs[job_id].launched_by == session.session for job_id in below)
+
+
+def _end(state: State, out: Outbox, session: Session, reason: str) -> None:
+    for ref in session.refs:
+        out.reply(session.session, ref, Done(), late=True)
+    out.over(session.session, reason)
+    if session.phase is not SessionPhase.CLOSING:
+        session.ended_at = state.now
+    session.phase, session.reason, session.refs = SessionPhase.ENDED, reason, ()
+    state.session_changed(session)
+
+
+def _forget(state: State) -> None:
+    while len(state.over) > state.rules.finished_limit:
+        state.drop_session(state.sessions[next(iter(state.over))])
+
+
+def living(state: State, name: SessionId) -> Session:
+    """The session, if it may still ask for things.
+
+    Raises:
+        SessionEnded: it has ended, or its attempt has.
+    """
+    session = state.sessions.get(name)
+    if session is None or session.over:
+        reason = session.reason if session else "nobody knows it"
+        raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
+    return session

@@ -1,0 +1,322 @@
+"""Requests of users: launch, all or nothing, where a repetition attaches to the first; and terminate."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from fray.errors import FrayError, InvalidRequest, NameTaken, NeverSchedulable
+from fray.model.ids import JobId
+from fray.model.job_groups import JobGroupSpec
+from fray.model.messages.client import Ended, Role
+from fray.model.specs import Cause, EntryKind, JobSpec
+from fray.scheduler.autoscaler.available_capacity import all_machines, declares, known_machines
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effects import LaunchAsked, TerminateAsked
+from fray.scheduler.explain.infeasible import contradiction, impossible, never_text
+from fray.scheduler.jobs.actor_queries import living_actor
+from fray.scheduler.jobs.groups import (
+    accept_group,
+    check_job_group,
+    named_groups,
+    no_room,
+)
+from fray.scheduler.jobs.queries import (
+    differences,
+    named,
+    tree,
+    who,
+)
+from fray.scheduler.jobs.registry import bound, taken
+from fray.scheduler.jobs.sessions import living
+from fray.scheduler.jobs.supervision import check_group
+from fray.scheduler.jobs.transitions import accept, never, stop_job
+from fray.scheduler.lifecycle import job_state
+from fray.scheduler.pool.requests import part_of
+from fray.scheduler.queue.queue import Kind
+from fray.scheduler.reservations.reservations import check_inside
+from fray.scheduler.state.rows import JobGroup, Session
+from fray.scheduler.state.state import State
+
+POSSIBLE_LIMIT = 1000
+"""Parts that are known to be possible; looking at all machines costs too much for each launch."""
+
+
+def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
+    """Accept every job of the request, or refuse with what is wrong with the first bad one."""
+    ids = tuple(spec.job_id for spec in event.launch.jobs)
+    try:
+        specs = _at_home(state, event)
+        if not _repeated(state, specs):
+            ids = _accept_all(state, event, specs, out)
+    except FrayError as error:
+        out.refuse(event.session, event.ref, error)
+    else:
+        out.launched(event.session, event.ref, ids)
+    for spec in event.launch.jobs:
+        out.unused(spec.payload)
+
+
+def _at_home(state: State, event: LaunchAsked) -> list[JobSpec]:
+    """Those that name no namespace are in that of whoever asks."""
+    session = state.sessions.get(event.session)
+    own = session.namespace if session is not None else ""
+    return [spec if spec.namespace else evolve(spec, namespace=own) for spec in event.launch.jobs]
+
+
+def _repeated(state: State, specs: list[JobSpec]) -> bool:
+    """All of it is known already."""
+    known = [spec for spec in specs if _is_known(state, spec)]
+    for spec in known:
+        if differing := _differs(state, spec):
+            raise InvalidRequest(
+                f"job id {spec.job_id!r} belongs to a different request: it differs in {', '.join(differing)}; "
+                "launch this one under another id"
+            )
+    if known and not all(spec.adopt_existing or _is_known(state, spec) for spec in specs):
+        raise InvalidRequest(f"a repeated launch must name the same jobs; only {known[0].job_id!r}… is known")
+    return bool(known) and len(known) == len(specs)
+
+
+def _differs(state: State, spec: JobSpec) -> list[str]:
+    """In what it differs from the request of its id; of one that ended long ago only the name is known."""
+    if spec.job_id in state.jobs:
+        return differences(state.jobs[spec.job_id].spec, spec)
+    return ["name"] if state.past[spec.job_id].name != spec.name else []
+
+
+def _accept_all(state: State, event: LaunchAsked, specs: list[JobSpec], out: Outbox) -> tuple[JobId, ...]:
+    """The ids to answer with: those of the new jobs, or of the one that is there already."""
+    session = living(state, event.session)
+    there = _existing(state, specs)
+    if there is not None:
+        return (there,)
+    adopted = {spec.job_id: found for spec in specs if (found := _adopted(state, spec)) is not None}
+    fresh = [spec for spec in specs if spec.job_id not in adopted and not _is_known(state, spec)]
+    owner = session.owner if session.role is not Role.TOOL else ""
+    if fresh:
+        _check(state, fresh, owner)
+        check_job_group(state, event.launch, fresh)
+        _check_room(state, event.launch.group, fresh)
+    if event.launch.group is not None:
+        accept_group(state, out, event.launch.group, fresh, session.session)
+    parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
+    for spec in fresh:
+        mine = "" if spec.detached else owner
+        accept(state, out, spec, mine, _root(state, session) if mine else "", session.session, parent)
+    for job_id in adopted.values():
+        out.happened(job_id, "adopted", f"by {who(state, session.session)}")
+    return tuple(adopted.get(spec.job_id, spec.job_id) for spec in specs)
+
+
+def _is_known(state: State, spec: JobSpec) -> bool:
+    return spec.job_id in state.jobs or spec.job_id in state.past
+
+
+def _adopted(state: State, spec: JobSpec) -> JobId | None:
+    """The living job that a launch with ``adopt_existing`` means; None: launch it.
+
+    Raises:
+        NameTaken: the living one is of another request.
+    """
+    if not spec.adopt_existing or _is_known(state, spec):
+        return None  # or it is here since the request was first made
+    staying = _staying(state, spec)
+    if staying is None:
+        return None
+    if differing := differences(state.jobs[staying].spec, spec):
+        raise NameTaken(
+            f"job name {spec.name!r} is taken in namespace {spec.namespace!r} by a different request: job {staying} "
+            f"differs in {', '.join(differing)}; ask for the same, end that one, or choose another name",
+            name=spec.name,
+            namespace=spec.namespace,
+            holder=staying,
+            differs=tuple(differing),
+        )
+    return staying
+
+
+def _staying(state: State, spec: JobSpec) -> JobId | None:
+    """Who has the name, and is not being ended."""
+    holders = state.named.get((spec.namespace, spec.name), ())
+    return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
+
+
+def _existing(state: State, specs: list[JobSpec]) -> JobId | None:
+    """The living actor that a launch with ``get_if_exists`` means; None: launch it.
+
+    Raises:
+        InvalidRequest: it asks for several, or for what is no actor.
+    """
+    asking = [spec for spec in specs if spec.get_if_exists]
+    if not asking:
+        return None
+    if len(specs) > 1 or asking[0].entry is not EntryKind.ACTOR:
+        raise InvalidRequest(f"job {asking[0].name!r}: get_if_exists is for a launch of one actor by itself")
+    return living_actor(state, asking[0].namespace, asking[0].name)
+
+
+def _root(state: State, session: Session) -> str:
+    if session.attempt_id is None:
+        return session.session
+    attempt = state.attempts[session.attempt_id]
+    return state.jobs[attempt.job_id].root
+
+
+def _check(state: State, specs: list[JobSpec], owner: str) -> None:
+    """Raises: InvalidRequest, NameTaken, NeverSchedulable."""
+    if len({spec.job_id for spec in specs}) < len(specs):
+        raise InvalidRequest("a launch names the same job id twice")
+    if state.living_jobs() + len(specs) > state.rules.living_limit:
+        raise InvalidRequest(f"the cluster holds its limit of {state.rules.living_limit} living jobs; end some first")
+    _check_depth(state, specs, owner)
+    check_group(state, specs)
+    others: dict[tuple[str, str], str] = {}
+    for spec in specs:
+        _check_spec(spec, owner)
+        _check_unshared(state, spec)
+        _check_name(state, spec, others)
+        _check_size(state, spec)
+        _check_band(state, spec)
+        others[spec.namespace, spec.name] = spec.job_id
+
+
+def _check_depth(state: State, specs: list[JobSpec], owner: str) -> None:
+    depth, attempt = 1, state.attempts.get(owner)
+    while attempt is not None:
+        depth, attempt = depth + 1, state.attempts.get(state.jobs[attempt.job_id].owner)
+    if depth > state.rules.depth_limit and not all(spec.detached for spec in specs):
+        raise InvalidRequest(
+            f"job {specs[0].name!r} would be number {depth} in a line of jobs that were launched by each other, and "
+            f"{state.rules.depth_limit} is the limit: does it launch itself? Who must go on like this launches with "
+            "detached=True"
+        )
+
+
+def _check_spec(spec: JobSpec, owner: str) -> None:
+    if spec.members < 1:
+        raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 or more")
+    if not owner and not spec.detached:
+        raise InvalidRequest(f"job {spec.name!r}: a tool owns nothing, so it can only launch with detached=True")
+
+
+def _check_band(state: State, spec: JobSpec) -> None:
+    allowed = state.policy.user(spec.user).bands
+    if spec.band is not None and spec.band not in allowed:
+        whose = f"user {spec.user!r}" if spec.user else "a job without a user"
+        raise InvalidRequest(
+            f"job {spec.name!r}: {whose} may not have priority={spec.band.value!r} by this cluster's policy, only "
+            f"{', '.join(repr(band.value) for band in allowed)}; ask for one of these, or its operator for more"
+        )
+
+
+def _check_unshared(state: State, spec: JobSpec) -> None:
+    """An actor's process binds its name, which nobody may hold for himself then."""
+    for holder in bound(state, spec.namespace, spec.name) if spec.entry is EntryKind.ACTOR else ():
+        if holder.exclusive:
+            raise taken(state, holder)
+
+
+def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str]) -> None:
+    if not spec.exclusive_name:
+        return
+    holder = others.get((spec.namespace, spec.name)) or _staying(state, spec)
+    if holder is None:
+        return
+    job = state.jobs.get(holder)
+    doing = f"job {holder} ({job_state(job).value}) has it" if job else "this launch uses it twice"
+    raise NameTaken(
+        f"job name {spec.name!r} is taken in namespace {spec.namespace!r}: {doing}; "
+        f"wait for its end or choose another name",
+        name=spec.name,
+        namespace=spec.namespace,
+        holder=holder,
+    )
+
+
+def _check_size(state: State, spec: JobSpec) -> None:
+    if spec.reservation_id:
+        check_inside(state, spec)
+        return
+    demand = spec.demand
+    if demand.regions and demand.zones:
+        where = contradiction(demand, {zone: state.pool.regions_of(zone) for zone in demand.zones})
+        if where:
+            raise InvalidRequest(f"job {spec.name!r}: {where}")
+    reason = _never(state, spec)
+    if reason:
+        raise NeverSchedulable(f"job {spec.name!r} can never run here: {reason}", name=spec.name)
+
+
+def check_feasible(state: State, spec: JobSpec) -> None:
+    """Raises: InvalidRequest, NeverSchedulable: no machine of this cluster could ever hold it."""
+    _check_spec(spec, "anybody")
+    _check_size(state, spec)
+    _check_band(state, spec)
+
+
+def _never(state: State, spec: JobSpec) -> str:
+    """Why no machine of this cluster could ever hold the job; empty when one might."""
+    if not declares(state) or spec.reservation_id:
+        return ""
+    part = part_of(spec)
+    if state.pool.could_hold(part) or state.possible.get(part) == state.pool.machines_version:
+        return ""
+    machines = all_machines(state, spec.members)
+    if impossible(part, machines):
+        return never_text(spec, machines)
+    if len(state.possible) >= POSSIBLE_LIMIT:
+        state.possible.clear()
+    state.possible[part] = state.pool.machines_version
+    return ""
+
+
+def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) -> None:
+    """Each job would fit by itself, but do they fit together?"""
+    if group is None or not declares(state) or specs[0].reservation_id:
+        return
+    if reason := _no_room(state, group.config.same, specs):
+        name = group.config.name
+        raise NeverSchedulable(f"job group {name!r} can never run here: {reason}", name=name)
+
+
+def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
+    """Why these jobs could never be there together; empty when they could."""
+    reason = no_room(known_machines(state), same, specs)
+    if reason and state.policy.groups:
+        reason = no_room(all_machines(state, sum(spec.members for spec in specs)), same, specs)
+    return reason
+
+
+def end_the_impossible(state: State, out: Outbox) -> None:
+    """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
+    waiting = [applicant.id for applicant in state.queue if applicant.kind is Kind.JOB]
+    for job_id in [*waiting, *state.held, *(job_id for _, _, job_id in state.alarms)]:
+        job = state.jobs[job_id]
+        reason = _never(state, job.spec)
+        if reason:
+            never(state, out, job, reason)
+    for applicant in [each for each in state.queue if each.kind is Kind.GROUP]:
+        _end_if_impossible(state, out, state.job_groups[applicant.id])
+
+
+def _end_if_impossible(state: State, out: Outbox, group: JobGroup) -> None:
+    jobs = state.gathered(group.group_id)
+    specs = [job.spec for job in jobs]
+    if not declares(state) or specs[0].reservation_id:
+        return
+    if reason := _no_room(state, group.config.same, specs):
+        never(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
+
+
+def terminate(state: State, event: TerminateAsked, out: Outbox) -> None:
+    """Ask for the end of jobs; answered at once with those that were not being ended already."""
+    by = who(state, event.session)
+    found = dict.fromkeys((*event.jobs, *named(state, event)))
+    for group in named_groups(state, event):
+        found |= state.musters[group.group_id].jobs
+    if event.tree:
+        found |= dict.fromkeys(tree(state, found))
+    jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]
+    wanted = [job for job in jobs if not event.own or job.launched_by == event.session]
+    ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, Cause.STOPPED, event.reason, by))
+    out.reply(event.session, event.ref, Ended(jobs=ended))

@@ -1,0 +1,77 @@
+"""Supervised groups: what the failure of one member means to the others, in Erlang's words.
+
+The law. A member that fails and may begin anew takes the members its strategy names with it: they are ended, at
+nobody's cost, and once the last of them has ended they all begin anew, in the order of their creation. A member that
+fails for good (the group's restarts are used up) ends the whole group; its error is the group's.
+"""
+
+from __future__ import annotations
+
+from fray.errors import InvalidRequest
+from fray.model.specs import Cause, EntryKind, JobSpec, Outcome
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.jobs.retries import begins_with, concerns
+from fray.scheduler.jobs.transitions import (
+    cut,
+    hold,
+    reconsider,
+    stop_job,
+)
+from fray.scheduler.state.rows import Job, JobPhase
+from fray.scheduler.state.state import State
+
+
+def settle(state: State, out: Outbox) -> None:
+    """After the handler: have the siblings of those that begin anew, or have failed, follow."""
+    while out.setbacks:
+        job = state.jobs[out.setbacks.pop(0)]
+        if job.ended:
+            _end_group(state, out, job)
+        elif job.phase in (JobPhase.QUEUED, JobPhase.HELD):
+            _begin_anew(state, out, job)
+
+
+def _begin_anew(state: State, out: Outbox, failed: Job) -> None:
+    mine = failed.spec.siblings
+    assert mine is not None
+    for other in state.group_of(failed):
+        theirs = other.spec.siblings
+        if theirs is not None and other.stop_cause is None and concerns(mine, theirs):
+            _follow(state, out, other, failed)
+    if ending := [mate for mate in state.group_of(failed) if mate.phase is JobPhase.CLOSING]:
+        hold(state, out, failed)
+        out.happened(failed.job_id, "waiting", f"for the end of {', '.join(mate.job_id for mate in ending)}")
+
+
+def _follow(state: State, out: Outbox, job: Job, failed: Job) -> None:
+    """End it, or keep it from starting, until all can begin."""
+    if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
+        out.happened(job.job_id, "beginning anew", f"with its sibling {failed.job_id}")
+        job.held_until = failed.held_until
+        cut(state, out, job, Outcome(cause=Cause.SIBLING, message=begins_with(failed)), Cause.SIBLING)
+        reconsider(state, out, job)
+    elif job.phase in (JobPhase.QUEUED, JobPhase.HELD):
+        hold(state, out, job, until=failed.held_until)
+
+
+def _end_group(state: State, out: Outbox, failed: Job) -> None:
+    assert failed.outcome is not None
+    why = failed.outcome.message or failed.outcome.cause.value
+    for other in state.group_of(failed):
+        if other is not failed:
+            stop_job(state, out, other, Cause.SIBLING, f"its group ended: {failed.job_id} failed: {why}")
+
+
+def check_group(state: State, specs: list[JobSpec]) -> None:
+    """Raises: InvalidRequest: not all of one new group of actors, each at its own place."""
+    groups = {spec.siblings.group_id if spec.siblings else None for spec in specs}
+    if groups == {None}:
+        return
+    members = [spec.siblings for spec in specs if spec.siblings is not None]
+    name = members[0].group_id
+    if len(groups) > 1 or name in state.groups or len({mate.strategy for mate in members}) > 1:
+        raise InvalidRequest(f"supervised group {name!r}: all its members, and no others, are launched together, once")
+    if sorted(mate.index for mate in members) != list(range(len(members))):
+        raise InvalidRequest(f"supervised group {name!r}: its members must be numbered from 0 in order")
+    if any(spec.entry is not EntryKind.ACTOR for spec in specs):
+        raise InvalidRequest(f"supervised group {name!r}: its members must be actors")

@@ -1,0 +1,467 @@
+"""Jobs and attempts on their way through the tables of `lifecycle`, and what follows from each move.
+
+What ends takes with it what it owns: an attempt's end removes the names it had and stops the jobs it launched.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from fray.model.gangs import port_names
+from fray.model.ids import JobId, SessionId, attempt_id
+from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.jobs.exit_codes import as_ruled
+from fray.scheduler.jobs.registry import drop_incarnation
+from fray.scheduler.jobs.retention import (
+    bounded,
+    forget_generations,
+    slim,
+    strip_value,
+)
+from fray.scheduler.jobs.retries import (
+    FREE,
+    broke_first,
+    crash_loop,
+    final_outcome,
+    limit,
+    measured,
+    pay,
+    paying,
+    places_again,
+    policy,
+    recent,
+    spent,
+    told,
+    unpaid,
+)
+from fray.scheduler.lifecycle import (
+    ATTEMPT_TABLE,
+    DONE_ANYWAY,
+    JOB_TABLE,
+    Budget,
+    JobTurn,
+    Sight,
+    first_cause,
+    job_state,
+    moved,
+)
+from fray.scheduler.nodes.quarantine import judge
+from fray.scheduler.pool.ports import AVOID_S
+from fray.scheduler.pool.requests import Grant, Placed
+from fray.scheduler.state.group_members import stage_of
+from fray.scheduler.state.rows import (
+    Attempt,
+    AttemptPhase,
+    Job,
+    JobPhase,
+)
+from fray.scheduler.state.state import State
+
+# Coming ---------------------------------------------------------------------------------------------------------------
+
+
+def accept(
+    state: State, out: Outbox, spec: JobSpec, owner: str, root: SessionId, session: SessionId, parent: JobId = ""
+) -> None:
+    """A new job, at the end of the queue."""
+    job = Job(
+        spec=spec,
+        order=state.next_order(),
+        owner=owner,
+        root=root,
+        launched_by=session,
+        parent=parent,
+        launched_at=state.now,
+        queued_at=state.now,
+        phase=JobPhase.HELD if spec.job_group else JobPhase.QUEUED,
+        band=spec.band or (state.jobs[parent].band if parent in state.jobs else state.policy.user(spec.user).band),
+    )
+    state.add_job(job)
+    out.job(job.job_id)
+    out.happened(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
+    if not spec.job_group and spec.exclusive_name and len(state.named[spec.namespace, spec.name]) > 1:
+        hold(state, out, job)  # those who have the name are being ended, or it would have been refused
+
+
+def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
+    """Every member has its machine; the pool has given its share already."""
+    grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
+    if job.phase is JobPhase.HELD:
+        state.unhold(job)
+    turn(state, out, job, JobTurn.PLACED)
+    state.tally[job.job_id].ran = 0
+    phase = AttemptPhase.WISHED if stage_has_come(state, job) else AttemptPhase.KEPT
+    names = port_names(job.spec) if grants[0].ports else ()
+    job_id, generation, now = job.job_id, job.generation, state.now
+    for member, grant in enumerate(grants):
+        node = state.nodes[grant.node]
+        attempt = Attempt(
+            attempt_id=attempt_id(job_id, generation, member),
+            job_id=job_id,
+            generation=generation,
+            member=member,
+            node=grant.node,
+            incarnation=node.incarnation,
+            devices=grant.devices,
+            ports=dict(zip(names, grant.ports, strict=False)) if names else {},
+            host=node.host,
+            phase=phase,
+            placed_at=now,
+        )
+        state.add_attempt(attempt)
+        if phase is AttemptPhase.WISHED:
+            out.wish(attempt)
+    out.happened(job_id, "placed", ", ".join(map(_place, grants)))
+
+
+def stage_has_come(state: State, job: Job) -> bool:
+    """All living jobs of earlier stages of its group run."""
+    if not job.spec.job_group:
+        return True
+    front = state.musters[job.spec.job_group].front
+    return front is None or stage_of(job.spec) <= front
+
+
+def begin(state: State, out: Outbox, job: Job) -> None:
+    """Its stage has come: its nodes are asked for what they have been kept for."""
+    for attempt in state.living_members(job):
+        attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, Sight.DUE)
+        state.touch("attempt", attempt.attempt_id)
+        out.wish(attempt)
+    out.job(job.job_id)
+    out.happened(job.job_id, "begins", f"stage {stage_of(job.spec)} of its group")
+
+
+def _place(grant: Grant) -> str:
+    return f"{grant.node}[{','.join(grant.devices)}]" if grant.devices else grant.node
+
+
+def turn(state: State, out: Outbox, job: Job, what: JobTurn) -> None:
+    """The one place where a job's phase changes."""
+    before = job.phase
+    job.phase = moved(JOB_TABLE, before, what)
+    state.turned(job, before)
+    if job.spec.job_group:
+        state.mustered(job, before)
+    out.job(job.job_id)
+
+
+def hold(state: State, out: Outbox, job: Job, until: float | None = None) -> None:
+    """Keep a waiting job from being placed, until a time or until `holding.release` finds nothing in its way."""
+    _dequeue(state, job)
+    turn(state, out, job, JobTurn.HELD_BACK)
+    job.held_until = until if job.held_until is None else max(job.held_until, until or 0.0)
+    state.hold(job)
+
+
+# Being observed -------------------------------------------------------------------------------------------------------
+
+
+def observe(state: State, out: Outbox, attempt: Attempt, observed: Observed) -> None:
+    """A node speaks of a living attempt."""
+    if attempt.phase is AttemptPhase.KEPT:
+        return  # nobody has asked it
+    sight = Sight(observed.phase.value)
+    if observed.pid is not None and observed.pid != attempt.pid:
+        attempt.pid = observed.pid
+        state.touch("attempt", attempt.attempt_id)
+    if sight is Sight.ENDED:
+        outcome = observed.outcome or Outcome(cause=Cause.KILLED, message="its node told no outcome")
+        end_attempt(state, out, attempt, sight, outcome)
+        return
+    phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
+    if phase is attempt.phase:
+        return
+    attempt.phase = phase
+    state.touch("attempt", attempt.attempt_id)
+    if phase is AttemptPhase.RUNNING:
+        _ran(state, out, attempt, state.now)
+
+
+def _ran(state: State, out: Outbox, attempt: Attempt, since: float) -> None:
+    """It runs, or has run to its good end; the last member to do so makes the job RUNNING."""
+    if attempt.ran:
+        return
+    attempt.ran = True
+    attempt.started_at = max(since, attempt.placed_at)
+    state.touch("attempt", attempt.attempt_id)
+    job = state.jobs[attempt.job_id]
+    tally = state.tally[job.job_id]
+    tally.ran += 1
+    out.member(job)
+    if job.phase is JobPhase.STARTING and tally.ran == job.spec.members:
+        turn(state, out, job, JobTurn.ALL_RAN)
+        job.started_at = attempt.started_at if job.started_at is None else job.started_at
+        out.happened(job.job_id, "running")
+        _tell_group(out, job)
+
+
+def absent(state: State, out: Outbox, attempt: Attempt) -> None:
+    """Its node, asked for everything it holds, did not name it."""
+    if attempt.phase is AttemptPhase.KEPT:
+        return
+    if moved(ATTEMPT_TABLE, attempt.phase, Sight.ABSENT) is AttemptPhase.ENDED:
+        gone = Outcome(cause=Cause.KILLED, message=f"the node {attempt.node} no longer knows it")
+        end_attempt(state, out, attempt, Sight.ABSENT, gone)
+    else:
+        out.wish(attempt)
+
+
+def lose(state: State, out: Outbox, attempt: Attempt, message: str, since: float) -> None:
+    """Its machine is gone, by proof or by lease."""
+    outcome = Outcome(cause=Cause.MACHINE_LOST, message=message)
+    end_attempt(state, out, attempt, Sight.LOST, outcome, max(since, attempt.placed_at))
+
+
+# Ending ---------------------------------------------------------------------------------------------------------------
+
+
+def end_attempt(
+    state: State, out: Outbox, attempt: Attempt, sight: Sight, outcome: Outcome, at: float | None = None
+) -> None:
+    """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
+    spec = state.jobs[attempt.job_id].spec
+    outcome = bounded(as_ruled(spec, outcome), spec.members)
+    if outcome.cause is Cause.SUCCEEDED:
+        _ran(state, out, attempt, state.now - outcome.duration_s)
+    elif attempt.started_at is None and outcome.duration_s:
+        attempt.started_at = max(attempt.placed_at, state.now - outcome.duration_s)
+    if outcome.cause is Cause.PORT_TAKEN:
+        state.avoid_ports(attempt, state.now + AVOID_S)
+    attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
+    attempt.outcome = outcome
+    attempt.ended_at = state.now if at is None else at
+    state.retain(outcome.value)
+    state.vacate(attempt)
+    out.wish(attempt)
+    job = state.jobs[attempt.job_id]
+    out.member(job)
+    text = f"{attempt.attempt_id} on {attempt.node}: {told(outcome)}{measured(outcome)}"
+    out.happened(job.job_id, "attempt ended", text)
+    _sever(state, out, attempt, outcome)
+    judge(state, out, attempt, outcome)
+    _follow(state, out, job, attempt, outcome)
+
+
+def _sever(state: State, out: Outbox, attempt: Attempt, outcome: Outcome) -> None:
+    """From now on nothing is its: names go, the jobs it launched stop, its conversations end."""
+    out.ended_attempts.append(attempt.attempt_id)
+    drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {told(outcome)}")
+    stop_owned(state, out, attempt.attempt_id, f"its owner {attempt.attempt_id} ended ({outcome.cause.value})")
+
+
+def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outcome) -> None:
+    """What a member's end means to its job."""
+    if job.ended:
+        _leftover(state, out, job, attempt)
+        return
+    if outcome.cause is not Cause.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
+        if outcome.cause is Cause.SIBLING:  # nobody has asked for that
+            outcome = evolve(outcome, cause=Cause.FAILURE)
+        cut(state, out, job, outcome, Cause.GANG, attempt.member)
+    if job.phase is JobPhase.RUNNING and not state.tally[job.job_id].living:
+        _succeed(state, out, job)
+    reconsider(state, out, job)
+
+
+def _leftover(state: State, out: Outbox, job: Job, attempt: Attempt) -> None:
+    """An attempt on a silent machine that its job did not wait for (see `reconsider`)."""
+    strip_value(state, out, attempt)
+    if not state.tally[job.job_id].living:
+        out.release(job.spec.payload)
+        slim(state, job)
+
+
+def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause, member: int | None = None) -> None:
+    """This generation ends, by a ``member`` or by somebody's word: ask for the end of every member that lives."""
+    turn(state, out, job, JobTurn.CUT)
+    job.first, job.first_at, job.first_member = first, state.now, member
+    for attempt in state.living_members(job):
+        attempt.stop_cause = cause
+        state.touch("attempt", attempt.attempt_id)
+        if attempt.phase is AttemptPhase.KEPT:
+            end_attempt(state, out, attempt, Sight.CALLED_OFF, Outcome(cause=cause, message="it had not begun"))
+        else:
+            out.wish(attempt)
+
+
+def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str, by: str = "") -> bool:
+    """End a job on request of ``by``, or with its owner; False: that was decided before, and nothing has changed."""
+    if job.ended or job.stop_cause is not None:
+        return False
+    job.stop_cause, job.stop_reason, job.ended_by = cause, reason, by or reason
+    out.job(job.job_id)
+    out.happened(job.job_id, "stopping", reason + (f", asked for by {by}" if by else ""))
+    first = Outcome(cause=cause, message=reason)
+    if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
+        _dequeue(state, job)
+        turn(state, out, job, JobTurn.COMMITTED)
+        _commit(state, out, job, first)
+    elif job.phase is not JobPhase.CLOSING:
+        cut(state, out, job, first, cause)
+    reconsider(state, out, job)
+    return True
+
+
+def preempt(state: State, out: Outbox, job: Job, why: str) -> bool:
+    """End a placed job as a whole, for the sake of others, to begin again as its budgets allow; False: it is none, or
+    its end was decided before."""
+    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+        return False
+    job.notice_s = min(job.spec.notice_s, state.policy.preemption.notice_limit_s)
+    out.happened(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
+    cut(state, out, job, Outcome(cause=Cause.PREEMPTED, message=why), Cause.PREEMPTED)
+    reconsider(state, out, job)
+    return True
+
+
+def never(state: State, out: Outbox, job: Job, reason: str) -> None:
+    """A waiting job that no machine will ever hold."""
+    _dequeue(state, job)
+    turn(state, out, job, JobTurn.COMMITTED)
+    _commit(state, out, job, Outcome(cause=Cause.UNSCHEDULABLE, message=reason))
+
+
+def _dequeue(state: State, job: Job) -> None:
+    if job.phase is JobPhase.HELD:
+        state.unhold(job)
+        return
+    state.queue.remove(job.job_id)
+
+
+def stop_owned(state: State, out: Outbox, owner: str, reason: str) -> None:
+    """Stop all jobs whose owner has ended."""
+    for job_id in list(state.children.get(owner, ())):
+        stop_job(state, out, state.jobs[job_id], Cause.OWNER_ENDED, reason)
+
+
+# Settling -------------------------------------------------------------------------------------------------------------
+
+
+def reconsider(state: State, out: Outbox, job: Job) -> None:
+    """Retry or commit a CLOSING job if that can be decided now.
+
+    It can when every member has ended. If the rest is on machines that have been silent for ``suspect_s``, a retry has
+    to wait for proof, but an end without retry does not: those attempts keep their machines' shares until then.
+    """
+    if job.phase is not JobPhase.CLOSING:
+        return
+    members = state.members(job)
+    living = [attempt for attempt in members if attempt.living]
+    if not all(map(state.suspect, living)):
+        return
+    expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
+    if _was_done(job, members):
+        turn(state, out, job, JobTurn.COMMITTED)
+        _commit(state, out, job, expected[0].outcome or Outcome(cause=Cause.SUCCEEDED))
+        return
+    first, job.first_member = first_cause(job, expected, state.rules.suspect_s)
+    budget = paying(state, job, first)
+    if budget is not None and not living:
+        _retry(state, out, job, members, budget, first)
+    elif budget is None:
+        turn(state, out, job, JobTurn.COMMITTED)
+        _commit(state, out, job, final_outcome(state, job, first, expected))
+
+
+def _was_done(job: Job, members: list[Attempt]) -> bool:
+    """The law has asked for its end, and it had done its work before it noticed."""
+    return (
+        job.stop_cause is None
+        and job.first is not None
+        and job.first.cause in DONE_ANYWAY
+        and all(attempt.outcome is not None and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members)
+    )
+
+
+def _as_lost(state: State, attempt: Attempt) -> Attempt:
+    """How a silent machine's attempt will have ended."""
+    node = state.nodes[attempt.node]
+    message = f"its machine {node.name} is silent"
+    return evolve(
+        attempt,
+        outcome=Outcome(cause=Cause.MACHINE_LOST, message=message),
+        ended_at=max(node.silent_since, attempt.placed_at),
+    )
+
+
+def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: Budget, first: Outcome) -> None:
+    crashed = crash_loop(job)
+    pay(state, job, budget, first, members)
+    job.places = places_again(job, members)
+    for attempt in members:
+        strip_value(state, out, attempt)
+    turn(state, out, job, JobTurn.RETRIED)
+    _tell_retry(state, out, job, budget, first)
+    if crash_loop(job) and not crashed:
+        out.happened(job.job_id, "crash_loop", crash_loop(job))
+    job.generation += 1
+    job.queued_at = state.now
+    job.first = job.first_member = None
+    forget_generations(state, job)
+    if job.held_until is not None or budget is Budget.SIBLING or job.spec.job_group:
+        turn(state, out, job, JobTurn.HELD_BACK)
+        state.hold(job)
+    else:
+        state.enqueue(job)
+    if job.spec.siblings is not None and budget not in FREE:
+        out.setbacks.append(job.job_id)
+    _tell_group(out, job)
+
+
+def _tell_retry(state: State, out: Outbox, job: Job, budget: Budget, first: Outcome) -> None:
+    wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
+    broken = broke_first(state, job)
+    text = f"{_account(state, job, budget, first.cause)} after {told(first)}" + (f" ({broken})" if broken else "")
+    out.happened(job.job_id, "retrying", text + wait)
+
+
+def _account(state: State, job: Job, budget: Budget, cause: Cause) -> str:
+    """What of it is spent, in words."""
+    config = policy(job)
+    if unpaid(job, cause):
+        return f"{budget.value} {job.retried[cause]}, which costs no restart,"
+    if config is None or budget in FREE:
+        most, used = limit(job.spec, budget) or 0, spent(job, budget)
+    else:
+        most, used = config.max_restarts or 0, len(recent(state, job))
+    within = f" within {config.restart_period_s:g} s" if config and config.restart_period_s else ""
+    return f"{budget.value} {used}" + (f" of {most}{within}" if most >= 0 else "")
+
+
+def _succeed(state: State, out: Outbox, job: Job) -> None:
+    """All members have succeeded; the first one's value is the job's."""
+    own = state.members(job)[0].outcome
+    assert own is not None
+    turn(state, out, job, JobTurn.ALL_SUCCEEDED)
+    _commit(state, out, job, own)
+
+
+def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
+    """The outcome, once and for good."""
+    job.outcome, job.ended_at, job.first = outcome, state.now, None
+    state.retain(outcome.value)
+    if job.checkpoint is not None:
+        out.release(job.checkpoint.blob)
+        job.checkpoint = None
+    state.bury_job(job)
+    for attempt in state.members(job):
+        strip_value(state, out, attempt)
+        if attempt.living:
+            _sever(state, out, attempt, outcome)
+    if not state.tally[job.job_id].living:
+        out.release(job.spec.payload)
+        slim(state, job)
+    if job.spec.entry is EntryKind.ACTOR:
+        out.actor(job.job_id)
+    if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
+        out.setbacks.append(job.job_id)
+    out.happened(job.job_id, "ended", told(outcome))
+    _tell_group(out, job, ended=True)
+
+
+def _tell_group(out: Outbox, job: Job, ended: bool = False) -> None:
+    """For `job_groups.settle`, after the handler."""
+    if job.spec.job_group:
+        out.members.append((job.job_id, ended))

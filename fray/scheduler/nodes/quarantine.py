@@ -1,0 +1,283 @@
+"""Machines that are suspected: what speaks against one, when nothing new is placed there, and how it comes back.
+
+The law. Some ends of attempts speak against the machine they were on (`SIGNS`): points, until a job has done well
+there. Points of jobs that are alike (of one user and namespace, with names that differ only in digits, or in what Fray
+made up) count once, and not at all once jobs like them have ended so on another machine: they are bad themselves.
+Unless one has done well elsewhere: that proves them good, and each counts. `ENOUGH` points of at least two jobs put the
+machine into quarantine, unless `Rules.quarantine_share` of the fleet is there already. What runs there stays. From time
+to time the machine is asked to probe itself; when it finds nothing wrong it is back in service, and so it is when an
+operator says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from attrs import evolve
+
+from fray.model.ids import ANONYMOUS, stem_of
+from fray.model.specs import Cause, JobSpec, Outcome
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effects import NodeProbed
+from fray.scheduler.jobs.retries import PORT_TRIES, spent, told
+from fray.scheduler.lifecycle import Budget
+from fray.scheduler.state.rows import (
+    Attempt,
+    Blame,
+    Job,
+    Node,
+    NodePhase,
+    Quarantine,
+)
+from fray.scheduler.state.state import State
+
+ENOUGH = 3
+"""Points that put a machine into quarantine."""
+OWN_WORD = 2
+"""Points of an end of which the machine itself says that it is to blame; of other signs: 1."""
+AT_START_S = 10.0
+"""A process that is killed within so long was killed at its start."""
+DID_WELL_S = 60.0
+"""Who ran for so long before it ended, however that was, has not met a bad machine."""
+KEPT_S = 3600.0
+"""What is older speaks against nobody."""
+KEPT = 8
+"""Blames kept of a machine; the oldest go."""
+WAIT_S, WAIT_MOST_S = 60.0, 3600.0
+"""Before the first probe of a quarantine, and the longest such wait: doubled with each probe that finds something, and
+with each quarantine in a row."""
+RELAPSE_S = 6 * 3600.0
+"""A quarantine within so long after the last one is one more in a row."""
+SAID_LIMIT_CHARS = 300
+
+
+# What speaks against a machine ----------------------------------------------------------------------------------------
+
+
+def _always(job: Job, attempt: Attempt, outcome: Outcome) -> bool:
+    return True
+
+
+def _at_start(job: Job, attempt: Attempt, outcome: Outcome) -> bool:
+    return not attempt.ran or _lived_s(attempt, outcome) < AT_START_S
+
+
+def _exhausted(job: Job, attempt: Attempt, outcome: Outcome) -> bool:
+    return spent(job, Budget.PORTS) >= PORT_TRIES
+
+
+SIGNS: Mapping[Cause, Callable[[Job, Attempt, Outcome], bool]] = {
+    Cause.ENVIRONMENT: _always,
+    Cause.KILLED: _at_start,
+    Cause.PORT_TAKEN: _exhausted,
+}
+"""Ends that nobody has asked for, and when they speak against the machine."""
+
+
+def points(job: Job, attempt: Attempt, outcome: Outcome) -> int:
+    """How much this end speaks against its machine."""
+    if attempt.stop_cause is not None or job.stop_cause is not None:
+        return 0
+    if outcome.machine_fault:
+        return OWN_WORD
+    sign = SIGNS.get(outcome.cause)
+    return int(sign is not None and sign(job, attempt, outcome))
+
+
+def did_well(attempt: Attempt, outcome: Outcome) -> bool:
+    return outcome.cause is Cause.SUCCEEDED or (attempt.ran and _lived_s(attempt, outcome) >= DID_WELL_S)
+
+
+def _lived_s(attempt: Attempt, outcome: Outcome) -> float:
+    if attempt.started_at is None or attempt.ended_at is None:
+        return outcome.duration_s
+    return max(outcome.duration_s, attempt.ended_at - attempt.started_at)
+
+
+def kind_of(spec: JobSpec) -> str:
+    """Equal for jobs that are alike. What was made up for one run tells nothing: a driver's own namespace, tokens in
+    names."""
+    namespace = "" if spec.namespace.startswith(ANONYMOUS) else spec.namespace
+    return f"{spec.user}/{namespace}/{stem_of(spec.name)}"
+
+
+# Judging --------------------------------------------------------------------------------------------------------------
+
+
+def judge(state: State, out: Outbox, attempt: Attempt, outcome: Outcome) -> None:
+    """An attempt has ended: what does that say of its machine, and of others?"""
+    if not state.blamed and outcome.cause is Cause.SUCCEEDED:
+        return  # nearly always
+    job, node = state.jobs[attempt.job_id], state.nodes.get(attempt.node)
+    if node is None:
+        return
+    if weight := points(job, attempt, outcome):
+        what = told(outcome)[:SAID_LIMIT_CHARS]
+        blame = Blame(job_id=job.job_id, kind=kind_of(job.spec), what=what, at=state.now, points=weight)
+        _set_blames(state, node, (*_fresh(state, node), blame))
+        _consider(state, out, node)
+    elif did_well(attempt, outcome) and state.blamed:
+        _set_blames(state, node, ())
+        _prove(state, out, kind_of(job.spec))
+
+
+def _prove(state: State, out: Outbox, kind: str) -> None:
+    """Jobs like this one do well: where they did not, the machine is to blame."""
+    for name in list(state.blamed.get(kind, ())):
+        node = state.nodes[name]
+        if any(blame.kind == kind and not blame.proven for blame in node.blames):
+            proven = (evolve(blame, proven=True) if blame.kind == kind else blame for blame in node.blames)
+            _set_blames(state, node, tuple(proven))
+            _consider(state, out, node)
+
+
+def _fresh(state: State, node: Node) -> tuple[Blame, ...]:
+    return tuple(blame for blame in node.blames if state.now - blame.at < KEPT_S)
+
+
+def _set_blames(state: State, node: Node, blames: tuple[Blame, ...]) -> None:
+    if node.blames != blames:
+        state.set_blames(node, blames[-KEPT:])
+
+
+def score(state: State, node: Node) -> int:
+    """The points that count against it now."""
+    counted: dict[str, int] = {}
+    for blame in _fresh(state, node):
+        if blame.proven or len(state.blamed.get(blame.kind, ())) == 1:  # or on this machine alone
+            whose = blame.job_id if blame.proven else f"all like {blame.kind}"
+            counted[whose] = max(counted.get(whose, 0), blame.points)
+    return sum(counted.values())
+
+
+def _consider(state: State, out: Outbox, node: Node) -> None:
+    found = score(state, node)
+    jobs = dict.fromkeys(blame.job_id for blame in _fresh(state, node))
+    if node.quarantine is not None or found < ENOUGH or len(jobs) < 2:
+        return
+    why = f"{len(jobs)} jobs in a row could not do well there; the last: {node.blames[-1].what}"
+    if len(there(state)) >= most(state):
+        out.happened("", "node suspected", f"{node.name}: {why}; as many as may be are in quarantine already")
+        return
+    node.relapses = node.relapses + 1 if node.well_since > 0 and state.now - node.well_since < RELAPSE_S else 0
+    node.quarantine = Quarantine(since=state.now, why=why, jobs=tuple(jobs), probe_at=state.now + wait_s(node, 0))
+    state.node_changed(node)
+    out.happened("", "node in quarantine", f"{node.name}: {why}")
+
+
+def most(state: State) -> int:
+    """So many machines may be in quarantine at a time: a share of all, at least one; never the only one."""
+    machines = len(state.nodes) - sum(state.nodes[name].phase is NodePhase.LOST for name in state.unwell)
+    share = int(machines * state.rules.quarantine_share)
+    return max(1, share) if machines > 1 and state.rules.quarantine_share > 0 else 0
+
+
+def there(state: State) -> list[Node]:
+    """Those in quarantine that are not lost, the first first."""
+    found = [node for name in state.quarantined if (node := state.nodes[name]).phase is not NodePhase.LOST]
+    return sorted(found, key=lambda node: (node.quarantine.since if node.quarantine else 0.0, node.name))
+
+
+def settle(state: State, out: Outbox) -> None:
+    """After every handler: when the fleet has become smaller, those that came first are let back."""
+    if not state.quarantined:
+        return
+    for node in there(state)[: max(0, len(there(state)) - most(state))]:
+        lift(state, node)
+        out.happened("", "quarantine lifted", f"{node.name}: too many of the machines that are left would be there")
+
+
+def wait_s(node: Node, probes: int) -> float:
+    """Before the next probe, after so many in this quarantine."""
+    return min(WAIT_MOST_S, WAIT_S * 2.0 ** min(probes + node.relapses, 10))
+
+
+# Coming back ----------------------------------------------------------------------------------------------------------
+
+
+def due(state: State, out: Outbox, name: str) -> None:
+    """It is time to probe, or too late for an answer."""
+    node = state.nodes.get(name)
+    if node is None or node.quarantine is None:
+        return
+    if node.quarantine.asked_at is not None:
+        _unwell(state, out, node, f"it did not answer within {state.rules.probe_limit_s:g} s")
+    elif node.phase is NodePhase.ALIVE:
+        node.quarantine = evolve(node.quarantine, asked_at=state.now, probe_at=None)
+        state.node_changed(node)
+        out.probe(node)
+    else:
+        node.quarantine = evolve(node.quarantine, probe_at=None)  # when it is back
+        state.node_changed(node)
+
+
+def probed(state: State, event: NodeProbed, out: Outbox) -> None:
+    """What it has found."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return
+    if node.quarantine is None or node.quarantine.asked_at is None:
+        return  # somebody has let it back meanwhile, or it is asked anew
+    if event.trouble:
+        _unwell(state, out, node, event.trouble[:SAID_LIMIT_CHARS])
+    else:
+        lift(state, node)
+        node.well_since = state.now
+        out.happened("", "node back in service", f"{node.name}: its probe found nothing wrong")
+
+
+def _unwell(state: State, out: Outbox, node: Node, trouble: str) -> None:
+    assert node.quarantine is not None
+    probes = node.quarantine.probes + 1
+    next_s = wait_s(node, probes)
+    node.quarantine = evolve(node.quarantine, probes=probes, said=trouble, asked_at=None, probe_at=state.now + next_s)
+    state.node_changed(node)
+    out.happened("", "probe failed", f"{node.name}: {trouble}; the next one in {next_s:g} s")
+
+
+def lift(state: State, node: Node) -> None:
+    """It is in service again, and nothing is held against it."""
+    node.quarantine = None
+    state.set_blames(node, ())
+    state.node_changed(node)
+
+
+def came_back(state: State, node: Node) -> None:
+    """A machine in quarantine has joined (again): what could not be asked meanwhile is asked now."""
+    if node.quarantine is not None and node.quarantine.probe_at is None:
+        node.quarantine = evolve(node.quarantine, probe_at=state.now, asked_at=None)
+        state.node_changed(node)
+
+
+def restarted(state: State) -> None:
+    """Whoever was asked has nobody to answer any more."""
+    for name in list(state.quarantined):
+        node = state.nodes[name]
+        if node.quarantine is not None and node.quarantine.asked_at is not None:
+            node.quarantine = evolve(node.quarantine, asked_at=None)
+            state.node_changed(node)
+
+
+def carry_over(old: Node, new: Node) -> None:
+    """What is held against a machine outlives its process; a probe shows whether that was all it needed."""
+    new.blames, new.relapses, new.well_since = old.blames, old.relapses, old.well_since
+    if old.quarantine is not None:
+        new.quarantine = evolve(old.quarantine, asked_at=None, probe_at=None)
+
+
+# Looking --------------------------------------------------------------------------------------------------------------
+
+
+def broken(state: State) -> Iterator[str]:
+    """See `fray.scheduler.invariants.check`."""
+    if len(there(state)) > most(state):
+        yield f"{sorted(state.quarantined)} are in quarantine, {most(state)} may be"
+    for node in state.nodes.values():
+        found = node.quarantine
+        if found is None:
+            continue
+        if len(set(found.jobs)) < 2:
+            yield f"{node.name} is in quarantine because of {list(found.jobs)} alone"
+        for attempt_id in state.on_node[node.name]:
+            if state.attempts[attempt_id].placed_at > found.since:
+                yield f"{attempt_id} was placed on {node.name}, which is in quarantine since {found.since}"

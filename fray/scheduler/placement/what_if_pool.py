@@ -1,0 +1,121 @@
+"""What a pool would say if something were otherwise: what if these ended, and that one was placed?
+
+Whatever is tried within is as before afterwards, unless `Trial.keep` was called. Only what `Pool` offers to everybody
+is used, in pairs: what was released is taken again, what was placed is given back. The order of port numbers and the
+pool's counters are put back too, so that nobody can tell that somebody has asked. A trial costs what it changes,
+twice; it never looks at the rest of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from types import TracebackType
+
+from fray.model.ids import NodeName
+from fray.model.resources import Demand
+from fray.scheduler.pool.requests import Ask, Placed
+from fray.scheduler.state.rows import Job
+from fray.scheduler.state.tables import Tables
+
+
+class Trial:
+    """A context manager.
+
+    Args:
+        reservation: whose machines; empty: those of the fleet.
+    """
+
+    def __init__(self, state: Tables, reservation: str = "") -> None:
+        self.state, self.reservation = state, reservation
+        self.pool = state.pool_for(reservation)
+        self._undo: list[Callable[[], object]] = []
+        self._marks: dict[NodeName, int] = {}
+        self.ended: dict[str, None] = {}
+        """Jobs whose shares have been given back."""
+        self.work = 0
+        """How many jobs were looked at in it (`victims`)."""
+
+    def __enter__(self) -> Trial:
+        pool = self.pool
+        self._before, self._freed = (pool.now, pool.version, pool.changes), dict(pool.freed)
+        pool.now = self.state.now
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.undo_to(0)
+        for name, mark in self._marks.items():
+            self.pool.machines[name].ports.reset(mark)
+        self.pool.now, self.pool.version, self.pool.changes = self._before
+        self.pool.freed.clear()
+        self.pool.freed.update(self._freed)
+
+    @property
+    def mark(self) -> int:
+        """What `undo_to` gets back to."""
+        return len(self._undo)
+
+    def undo_to(self, mark: int) -> None:
+        while len(self._undo) > mark:
+            self._undo.pop()()
+
+    # As if
+
+    def end(self, jobs: Iterable[Job]) -> None:
+        """They had ended. (What is in other reservations changes nothing here.)"""
+        for job in jobs:
+            if job.job_id not in self.ended:
+                self.ended[job.job_id] = None
+                self._undo.append(lambda job_id=job.job_id: self.ended.pop(job_id))  # type: ignore[misc]
+                if job.spec.reservation_id == self.reservation:
+                    self._end(job)
+
+    def _end(self, job: Job) -> None:
+        demand = self.state.demand(job)
+        for attempt in self.state.living_members(job):
+            if attempt.node in self.pool.machines:
+                self.free(attempt.node, demand, attempt.devices, tuple(attempt.ports.values()))
+
+    def free(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
+        """So much there were free."""
+        if ports:
+            self._mark_ports((node,))
+        self.pool.release(node, demand, devices, ports)
+        self._undo.append(lambda: self.pool.take(node, demand, devices, ports))
+
+    def take(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
+        """Somebody had been given so much there."""
+        if ports:
+            self._mark_ports((node,))
+        self.pool.take(node, demand, devices, ports)
+        self._undo.append(lambda: self.pool.release(node, demand, devices, ports))
+
+    def place(
+        self, ask: Ask, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placed, ...] | None:
+        """It had its places: as `Pool.place`, until `undo_to`."""
+        if any(demand.ports for demand in ask.demands):
+            self._mark_ports(self.pool.machines)
+        placed = self.pool.place(ask, closed, preferred)
+        if placed is not None:
+            self._undo.append(lambda: self.pool.give_back(ask, placed))
+        return placed
+
+    def fits(self, ask: Ask, closed: Container[NodeName] = ()) -> bool:
+        """It could be placed."""
+        mark = self.mark
+        found = self.place(ask, closed) is not None
+        self.undo_to(mark)
+        return found
+
+    def keep(self) -> None:
+        """What was done so far stays."""
+        self._undo.clear()
+        self._marks.clear()
+        self._before = self._before[0], self.pool.version, self.pool.changes
+        self._freed = dict(self.pool.freed)
+
+    def _mark_ports(self, names: Iterable[NodeName]) -> None:
+        """Which of them come next is no sum that could be put back by subtraction."""
+        for name in names:
+            if name not in self._marks:
+                self._marks[name] = self.pool.machines[name].ports.mark()

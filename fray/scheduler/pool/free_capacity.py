@@ -1,0 +1,89 @@
+"""What a machine has free, in plain numbers: for questions about what would be free, asked too often for a `Trial`."""
+
+from __future__ import annotations
+
+from attrs import define
+
+from fray.model.resources import Demand
+from fray.scheduler.pool.pool import Machine, Variant, variants
+
+MANY = 1 << 30
+
+
+@define
+class Space:
+    """May become negative: then more is promised than there is."""
+
+    cpu_milli: int
+    memory_bytes: int
+    disk_bytes: int
+    ports: int
+    devices: dict[Variant, int]
+
+    @classmethod
+    def of(cls, machine: Machine) -> Space:
+        """What the machine has free now."""
+        devices = {variant: len(ids) for variant, ids in machine.devices.items()}
+        return cls(machine.cpu_milli, machine.memory_bytes, machine.disk_bytes, machine.ports.free, devices)
+
+    def copy(self) -> Space:
+        return Space(self.cpu_milli, self.memory_bytes, self.disk_bytes, self.ports, dict(self.devices))
+
+    def least(self, other: Space) -> Space:
+        """What is in both."""
+        return Space(
+            min(self.cpu_milli, other.cpu_milli),
+            min(self.memory_bytes, other.memory_bytes),
+            min(self.disk_bytes, other.disk_bytes),
+            min(self.ports, other.ports),
+            {variant: min(count, other.devices.get(variant, 0)) for variant, count in self.devices.items()},
+        )
+
+    def give(self, machine: Machine, demand: Demand, devices: tuple[str, ...]) -> None:
+        """Somebody's share of that machine becomes free."""
+        self._shift(demand, 1)
+        for device in devices:
+            if device not in machine.withheld:
+                self.devices[machine.places[device][0]] += 1
+
+    def take(self, demand: Demand) -> bool:
+        """One member comes; False: it does not fit, and nothing has changed."""
+        if not self.holds(demand):
+            return False
+        self._shift(demand, -1)
+        if demand.device_count:
+            fitting = [v for v in variants(demand, self.devices) if self.devices[v] >= demand.device_count]
+            self.devices[min(fitting, key=lambda v: (self.devices[v], v))] -= demand.device_count
+        return True
+
+    def _shift(self, demand: Demand, sign: int) -> None:
+        self.cpu_milli += sign * demand.cpu_milli
+        self.memory_bytes += sign * demand.memory_bytes
+        self.disk_bytes += sign * demand.disk_bytes
+        self.ports += sign * demand.ports
+
+    def holds(self, demand: Demand) -> bool:
+        """One member fits."""
+        return (
+            self.cpu_milli >= demand.cpu_milli
+            and self.memory_bytes >= demand.memory_bytes
+            and self.disk_bytes >= demand.disk_bytes
+            and self.ports >= demand.ports
+            and (not demand.device_count or self._groups(demand) > 0)
+        )
+
+    def count(self, demand: Demand) -> int:
+        """How many members fit."""
+        if not self.holds(demand):
+            return 0
+        pairs = (
+            (self.cpu_milli, demand.cpu_milli),
+            (self.memory_bytes, demand.memory_bytes),
+            (self.disk_bytes, demand.disk_bytes),
+            (self.ports, demand.ports),
+        )
+        held = min((have // want for have, want in pairs if want), default=MANY)
+        return min(held, self._groups(demand)) if demand.device_count else held
+
+    def _groups(self, demand: Demand) -> int:
+        return sum(self.devices[v] // demand.device_count for v in variants(demand, self.devices))

@@ -1,0 +1,343 @@
+"""Where the members of an `Ask` go. The tests compare the `Pool` with a twin that looks at every machine.
+
+The law:
+
+- A demand without devices goes where the fewest devices lie idle, then to the tightest CPU, memory and name.
+- A demand for devices goes where the fewest of the wanted kind are left, then as above.
+- A demand for nothing (an actor) goes where the fewest attempts are.
+- A part is placed member by member, all or none. Members that prefer a machine (they were there before) get it first
+  if it fits; as members are alike, that never keeps a part from fitting.
+- A part with ``slice_hosts`` takes whole TPU slices (`fray.scheduler.pool.slices`).
+- A part has one of its choices for all members: the first that can be had.
+- The parts of an ask are placed one after another, the hardest first: slices, then the most devices of a member, then
+  the most CPU. What one takes is not there for the next.
+- With ``same`` all parts go into one region or zone: of those where all fit, the one that gives the better liked
+  choices; then the one with the least room left over (for members of these parts, in all their choices); then by name.
+
+For callers (placement, groups, reservations, preemption, scaling):
+
+- `Pool.place` takes places or nothing; `give_back` undoes it, as if nothing had been asked.
+- `take` and `release` move one member; `version`, `freed` and `changes` say what has happened since.
+- `held_now`, `usable` and `could_hold` count without placing; the last two as if machines were empty, as `ever`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+
+from fray.model.ids import NodeName
+from fray.model.resources import Capacity, Demand
+from fray.scheduler.pool.machine import (
+    AUTO,
+    Machine,
+    Variant,
+    admits,
+    fit,
+    grant,
+    members_held,
+    preference,
+    takes,
+    variants,
+)
+from fray.scheduler.pool.machine_index import Place
+from fray.scheduler.pool.pool_index import Overview
+from fray.scheduler.pool.requests import (
+    Ask,
+    Grant,
+    Part,
+    Placed,
+)
+from fray.scheduler.pool.slices import choose, has_ports
+
+__all__ = [
+    "AUTO",
+    "Grant",
+    "Machine",
+    "Place",
+    "Pool",
+    "Variant",
+    "admits",
+    "ever",
+    "fit",
+    "members_held",
+    "preference",
+    "takes",
+    "variants",
+]
+
+FEW = 50
+TOLD_S = 5.0
+TOLD_LIMIT = 1000
+
+
+class Pool(Overview):
+    """All machines, and where the next member goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        """Of the law, when something was last placed."""
+        self.version = 0
+        self.loosened = 0
+        """Grows when something has really become free: a `Trial` gives back what it releases."""
+        """Grows when what did not fit before may fit now on any machine."""
+        self.freed: dict[NodeName, None] = {}
+        """Machines on which something has become free since the last look; whoever looks clears it."""
+        self._told: dict[object, tuple[int, float, str]] = {}
+
+    # Machines
+
+    def add(self, name: NodeName, capacity: Capacity, open: bool = True) -> None:
+        """An empty machine; one of the same name is replaced."""
+        self.remove(name)
+        self._joined(Machine.empty(name, capacity, False))
+        self.set_open(name, open)
+
+    def remove(self, name: NodeName) -> None:
+        machine = self.machines.get(name)
+        if machine is None:
+            return
+        self.set_open(name, False)
+        self.freed.pop(name, None)
+        self._left(machine)
+
+    def set_open(self, name: NodeName, open: bool) -> None:
+        machine = self.machines[name]
+        if machine.open is open:
+            return
+        machine.open = open
+        if open:
+            self.freed[name] = None
+            self.open_machines += 1
+        else:
+            self.open_machines -= 1
+        self.slices.met(machine)
+        self._changed(name)
+
+    def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
+        """A member is there."""
+        machine = self.machines[name]
+        machine.shift(demand, devices, -1)
+        if ports:
+            machine.ports.take(ports)
+        self._changed(name)
+
+    def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
+        """A member is no longer there."""
+        self._untake(name, demand, devices, ports)
+        self.freed[name] = None
+
+    def _untake(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int]) -> None:
+        machine = self.machines[name]
+        machine.shift(demand, devices, +1)
+        if ports:
+            machine.ports.release(ports)
+        self._changed(name)
+
+    def withhold(self, name: NodeName, devices: Collection[str]) -> None:
+        """These ids of a machine may not be given now, whether somebody has them or not; all others may."""
+        if self.machines[name].withhold(devices):
+            self.freed[name] = None
+            self._changed(name)
+
+    def loosen(self, names: Iterable[NodeName]) -> None:
+        """Less is kept of these for anybody: others may fit there now."""
+        self.freed.update((name, None) for name in names if name in self.machines)
+        self.loosened += 1
+
+    # Placing
+
+    def place(
+        self, ask: Ask, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placed, ...] | None:
+        """Take places for all parts of an ask and return them part by part, or None and nothing is taken.
+
+        Args:
+            closed: machines that may not be used.
+            preferred: for each part in turn, the machine each member would like to have; empty: none.
+        """
+        if len(ask.parts) == 1 and not ask.same:
+            one = self._place_part(ask.parts[0], None, closed, preferred[0] if preferred else ())
+            return None if one is None else (one,)
+        best: tuple[tuple[int, ...], Place | None] | None = None
+        for place in self._places(ask):
+            placed = self._place_all(ask, place, closed, preferred)
+            if placed is None:
+                continue
+            choices = tuple(one.choice for one in placed)
+            if not any(choices):
+                return placed
+            if best is None or choices < best[0]:
+                best = choices, place
+            self.give_back(ask, placed)
+        return self._place_all(ask, best[1], closed, preferred) if best else None
+
+    def _place_all(
+        self, ask: Ask, place: Place | None, closed: Container[NodeName], preferred: Sequence[Sequence[NodeName]]
+    ) -> tuple[Placed, ...] | None:
+        placed: dict[int, Placed] = {}
+        for index in sorted(range(len(ask.parts)), key=lambda index: hardness(ask.parts[index])):
+            liked = preferred[index] if index < len(preferred) else ()
+            one = self._place_part(ask.parts[index], place, closed, liked)
+            if one is None:
+                for done, taken in placed.items():
+                    self._give_back(ask.parts[done].choices[taken.choice], taken.grants)
+                return None
+            placed[index] = one
+        return tuple(placed[index] for index in range(len(ask.parts)))
+
+    def _place_part(
+        self, part: Part, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
+    ) -> Placed | None:
+        for choice, demand in enumerate(part.choices):
+            if part.slice_hosts:
+                grants = self._place_slices(demand, part, place, closed, liked)
+            else:
+                grants = self._place_members(demand, part.members, place, closed, liked)
+            if grants is not None:
+                return Placed(tuple(grants), choice)
+        return None
+
+    def give_back(self, ask: Ask, placed: Sequence[Placed]) -> None:
+        """Undo a `place` that was only a question."""
+        for part, one in zip(ask.parts, placed, strict=True):
+            self._give_back(part.choices[one.choice], one.grants)
+
+    def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
+        for one in grants:
+            self._untake(one.node, demand, one.devices, one.ports)
+
+    # In one region or zone
+
+    def _places(self, ask: Ask) -> list[Place | None]:
+        """Where all parts may fit together: those with the least room first."""
+        if not ask.same:
+            return [None]
+        held = [self._held_by_place(part, ask.same) for part in ask.parts]
+        common = [place for place in held[0] if all(place in one for one in held)]
+        return [*sorted(common, key=lambda place: (sum(one[place] for one in held), place))]
+
+    def _held_by_place(self, part: Part, same: str) -> dict[Place, int]:
+        """Regions or zones that can hold the part in one of its choices; and how many members in all of them."""
+        enough: dict[Place, int] = {}
+        total: dict[Place, int] = {}
+        for demand in part.choices:
+            for place, count in self._counted(demand, part.slice_hosts).items():
+                if place[0] == same and count:
+                    total[place] = total.get(place, 0) + count
+                    if count >= part.members:
+                        enough[place] = 0
+        return {place: total[place] for place in enough}
+
+    def _counted(self, demand: Demand, slice_hosts: int) -> dict[Place, int]:
+        """Members that fit now, by region and zone."""
+        if not slice_hosts:
+            return self._tally(demand).places
+        found: dict[Place, int] = {}
+        for one in self._slices(demand, slice_hosts):
+            for place in (("region", one.id[0]), ("zone", one.id[1])):
+                found[place] = found.get(place, 0) + slice_hosts
+        return found
+
+    # Members, one by one
+
+    def _place_members(
+        self,
+        demand: Demand,
+        members: int,
+        place: Place | None,
+        closed: Container[NodeName],
+        liked: Sequence[NodeName],
+    ) -> list[Grant] | None:
+        if members > 1 and self.held_now(demand) < members:
+            return None
+        grants: dict[int, Grant] = {}
+        for member, name in enumerate(liked[:members]):
+            self._grant(demand, grants, member, self._at(demand, name, closed, place))
+        for member in range(members):
+            if member not in grants and not self._grant(demand, grants, member, self._best(demand, place, closed)):
+                self._give_back(demand, grants.values())
+                return None
+        return [grants[member] for member in range(members)]
+
+    def _grant(self, demand: Demand, grants: dict[int, Grant], member: int, one: Grant | None) -> bool:
+        if one is None:
+            return False
+        self.take(one.node, demand, one.devices, one.ports)
+        grants[member] = one
+        return True
+
+    def _at(self, demand: Demand, name: NodeName, closed: Container[NodeName], place: Place | None) -> Grant | None:
+        machine = self.machines.get(name)
+        if machine is None or name in closed:
+            return None
+        if place is not None and machine.capacity.attributes.get(place[0], "") != place[1]:
+            return None
+        return fit(demand, machine, self.now)
+
+    def _best(self, demand: Demand, place: Place | None, closed: Container[NodeName]) -> Grant | None:
+        """On the machine that is liked best, by `preference`."""
+        orders = self._orders_for(demand, place)
+        best: tuple[int, int, int, str, NodeName] | None = None
+        for variant, least, order in orders:
+            order.look(self._log)
+            found = order.first(demand, least, closed)
+            if found is None:
+                continue
+            level, (cpu, memory, name) = found
+            if len(orders) == 1:
+                return grant(demand, self.machines[name], self.now)
+            liked = (level, cpu, memory, variant, name)
+            best = liked if best is None else min(best, liked)
+        return None if best is None else grant(demand, self.machines[best[4]], self.now)
+
+    # Slices
+
+    def _place_slices(
+        self, demand: Demand, part: Part, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
+    ) -> list[Grant] | None:
+        usable = self._slices(demand, part.slice_hosts, closed, place)
+        known = [self.machines[name].slice for name in liked if name in self.machines]
+        liked_slices = {id: None for id in known if id is not None}
+        chosen = choose(usable, part.members // part.slice_hosts, liked_slices)
+        if chosen is not None and demand.ports and not all(has_ports(demand, one) for one in chosen):
+            with_ports = [one for one in usable if has_ports(demand, one)]
+            chosen = choose(with_ports, part.members // part.slice_hosts, liked_slices)
+        if chosen is None:
+            return None
+        grants = [one for group in chosen for one in self._take_slice(demand, group.hosts)]
+        return grants
+
+    def _take_slice(self, demand: Demand, hosts: list[Machine]) -> list[Grant]:
+        """As `take` for each of its hosts, of which there may be a thousand."""
+        now, grants = self.now, []
+        for host in hosts:
+            one = grant(demand, host, now)
+            host.shift(demand, one.devices, -1)
+            if one.ports:
+                host.ports.take(one.ports)
+            grants.append(one)
+        self._all_changed([host.name for host in hosts])
+        return grants
+
+    def told(self, key: object, now: float, text: Callable[[], str]) -> str:
+        """``text()``, which looks at all machines: up to `TOLD_S` old where there are many of them."""
+        changes, at, known = self._told.get(key, (-1, 0.0, ""))
+        is_new = changes == self.changes or (changes >= 0 and now - at < TOLD_S and len(self.machines) > FEW)
+        if not is_new:
+            if len(self._told) >= TOLD_LIMIT:
+                self._told.clear()
+            known = text()
+            self._told[key] = self.changes, now, known
+        return known
+
+
+def ever(demand: Demand, members: int, capacities: Iterable[Capacity]) -> bool:
+    """So many members would fit if all these machines were empty."""
+    return sum(members_held(demand, capacity) for capacity in capacities) >= members
+
+
+def hardness(part: Part) -> tuple[int, int, int]:
+    """The least is placed first."""
+    most = max(demand.device_count for demand in part.choices)
+    return -bool(part.slice_hosts), -most, -max(demand.cpu_milli for demand in part.choices)

@@ -1,0 +1,195 @@
+"""The machines of a pool, and everything it remembers of them to find the right ones soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import TypeVar
+
+from fray.model.ids import NodeName
+from fray.model.resources import Demand
+from fray.scheduler.pool.machine import Machine, Variant, variants
+from fray.scheduler.pool.machine_index import (
+    BEHIND,
+    Filter,
+    Follower,
+    Order,
+    Place,
+    Tally,
+    Usable,
+    by_calm,
+    by_size,
+    by_variant,
+)
+from fray.scheduler.pool.requests import Part, weightless
+from fray.scheduler.pool.slices import Slice, Slices
+
+FOLLOWERS_LIMIT = 512
+"""Orders and tallies kept; beyond, those that nobody has asked for longest go first."""
+SIZE, CALM = "size", "calm"
+F = TypeVar("F", bound=Follower)
+
+
+class Overview:
+    """Machines, and who follows their changes."""
+
+    def __init__(self) -> None:
+        self.machines: dict[NodeName, Machine] = {}
+        self.machines_version = 0
+        """Grows when a machine comes or goes."""
+        self.open_machines = 0
+        self.changes = 0
+        """Grows with every change of any machine."""
+        self.slices = Slices(self.machines)
+        self._log: list[NodeName] = []
+        """Machines that have changed, for those who follow; it is cut now and then."""
+        self._variants: dict[Variant, int] = {}
+        """On how many machines there are some."""
+        self._named: dict[tuple[str, str], dict[NodeName, None]] = {}
+        """Machines by attribute and value."""
+        self._followers: dict[object, Follower] = {}
+        self._orders: dict[tuple[Demand, Place | None], list[tuple[str, int, Order]]] = {}
+
+    def _joined(self, machine: Machine) -> None:
+        self.machines[machine.name] = machine
+        self.machines_version += 1
+        self.slices.met(machine)
+        for attribute in machine.capacity.attributes.items():
+            self._named.setdefault(attribute, {})[machine.name] = None
+        for variant in machine.whole:
+            self._variants[variant] = self._variants.get(variant, 0) + 1
+            if self._variants[variant] == 1:
+                self._orders.clear()  # demands for any variant have one list more to look at
+
+    def _left(self, machine: Machine) -> None:
+        self._changed(machine.name)
+        self.machines_version += 1
+        for attribute in machine.capacity.attributes.items():
+            del self._named[attribute][machine.name]
+            if not self._named[attribute]:
+                del self._named[attribute]
+        for variant in machine.whole:
+            self._variants[variant] -= 1
+        del self.machines[machine.name]
+        self.slices.met(machine)
+        for follower in self._followers.values():
+            follower.forget(machine.name)
+
+    # What has changed
+
+    def _changed(self, name: NodeName) -> None:
+        self.changes += 1
+        self._log.append(name)
+        if len(self._log) > BEHIND:
+            self._cut()
+
+    def _all_changed(self, names: list[NodeName]) -> None:
+        self.changes += len(names)
+        self._log.extend(names)
+        if len(self._log) > BEHIND:
+            self._cut()
+
+    def _cut(self) -> None:
+        for follower in (self.slices, *self._followers.values()):
+            follower.note(self._log)
+        self._log.clear()
+        if len(self._followers) > FOLLOWERS_LIMIT:
+            by_use = sorted(self._followers, key=lambda key: self._followers[key].idle)
+            for key in by_use[FOLLOWERS_LIMIT // 2 :]:
+                del self._followers[key]
+            self._orders.clear()
+
+    def _follow(self, key: object, make: Callable[[], F]) -> F:
+        """The follower of this key, up to date."""
+        known = self._followers.get(key)
+        if known is None:  # one that has no machines yet is none the less one
+            known = self._followers[key] = make()
+            known.seen = len(self._log)
+        else:
+            known.look(self._log)
+        found: F = known  # type: ignore[assignment]  # keys say of which kind it is
+        return found
+
+    def _orders_for(self, demand: Demand, place: Place | None) -> list[tuple[str, int, Order]]:
+        """Where to look for the demand: variant, fewest devices, machines in order."""
+        key = demand, place
+        orders = self._orders.get(key)
+        if orders is None:
+            if len(self._orders) >= 2 * FOLLOWERS_LIMIT:
+                self._orders.clear()
+            orders = self._orders[key] = self._orders_of(demand, place)
+        return orders
+
+    def _orders_of(self, demand: Demand, place: Place | None) -> list[tuple[str, int, Order]]:
+        filter = Filter.of(demand, place)
+        if weightless(demand):
+            return [("", 0, self._order(filter, CALM))]
+        if not demand.device_count:
+            return [("", 0, self._order(filter, SIZE))]
+        return [(v[1], demand.device_count, self._order(filter, v)) for v in variants(demand, self._variants)]
+
+    def _order(self, filter: Filter, kind: str | Variant) -> Order:
+        def make() -> Order:
+            where = by_variant(kind) if isinstance(kind, tuple) else by_calm if kind == CALM else by_size
+            order = Order(filter, self.machines, where)
+            order.fill(self._likely(filter))
+            return order
+
+        return self._follow((filter, kind), make)
+
+    def _likely(self, filter: Filter) -> Iterable[NodeName]:
+        """Few machines among which are all that pass."""
+        found: Collection[NodeName] = self.machines
+        for group in filter.likely():
+            named = [self._named.get(attribute, {}) for attribute in group]
+            if sum(map(len, named)) < len(found):
+                found = [name for names in named for name in names]
+        return found
+
+    def _slices(
+        self, demand: Demand, hosts: int, closed: Container[NodeName] = (), place: Place | None = None
+    ) -> list[Slice]:
+        return self.slices.usable(demand, hosts, self._log, closed, place)
+
+    # Counting
+
+    def _tally(self, demand: Demand) -> Tally:
+        def make() -> Tally:
+            tally = Tally(demand, self.machines)
+            tally.fill(self._likely(Filter.of(demand)))
+            return tally
+
+        return self._follow(("now", demand), make)
+
+    def held_now(self, demand: Demand) -> int:
+        """How many members fit on open machines beside what is there: so many at most, as ports are not looked at."""
+        return self._tally(demand).total
+
+    def usable(self, demand: Demand) -> dict[NodeName, int]:
+        """Open machines that could hold members of this demand if they were empty, and how many. Not to be changed."""
+        return self._usable(demand).counts
+
+    def _usable(self, demand: Demand) -> Usable:
+        def make() -> Usable:
+            usable = Usable(demand, self.machines)
+            usable.fill(self._likely(Filter.of(demand)))
+            return usable
+
+        return self._follow(("usable", demand), make)
+
+    def could_hold(self, part: Part) -> bool:
+        """Open machines could hold the part in one of its choices, if they were empty."""
+        if not part.slice_hosts:
+            return any(self._usable(demand).total >= part.members for demand in part.choices)
+        wanted = part.members // part.slice_hosts
+        return any(self.slices.could_hold(one, part.slice_hosts, wanted, self._log) for one in part.choices)
+
+    # Places
+
+    def localities(self, same: str) -> list[str]:
+        """Regions or zones of the machines, in order; empty is that of those that name none."""
+        return sorted({machine.capacity.attributes.get(same, "") for machine in self.machines.values()})
+
+    def regions_of(self, zone: str) -> list[str]:
+        """Of the machines in this zone."""
+        named = self._named.get(("zone", zone), {})
+        return sorted({region for name in named if (region := self.machines[name].capacity.attributes.get("region"))})

@@ -1,0 +1,201 @@
+"""TPU slices of several hosts: each is one unit, taken whole or not at all.
+
+The hosts of a slice are the open machines that name it (attribute ``slice``, of one region and zone), in the order of
+their own numbers (``tpu_worker``). A slice can be given while exactly as many of them are open as its type has hosts,
+no two with the same number, and all chips of each are free. So a slice one of whose hosts is missing, silent, cordoned
+or has a busy chip is not given, nor one whose name two slices share.
+
+Several slices are taken of one zone if one has enough of them, else of one region, else of as few zones as will do;
+among zones with enough, of the one with the fewest left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from attrs import define, field
+
+from fray.model.ids import NodeName
+from fray.model.resources import Demand
+from fray.scheduler.pool.machine import (
+    AUTO,
+    Machine,
+    SliceId,
+    held_empty,
+)
+from fray.scheduler.pool.machine_index import (
+    EVERYWHERE,
+    Filter,
+    Follower,
+    Place,
+)
+
+Chips: TypeAlias = tuple[str, int, int]
+"""Variant, hosts, chips of each."""
+
+
+@define(eq=False)
+class Slice:
+    """All open hosts that name it, and what the one with the least has free."""
+
+    id: SliceId
+    hosts: list[Machine] = field(factory=list)
+    """In order."""
+    chips: tuple[Chips, ...] = ()
+    """What it has; none if hosts differ, or two have the same number."""
+    kinds: tuple[Chips, ...] = ()
+    """Those of which all are free."""
+    room: tuple[int, int, int] = (0, 0, 0)
+    """Milli-CPUs, bytes of memory, bytes of disk."""
+    admitted: dict[Filter, bool] = field(factory=dict)
+
+    def meet(self, hosts: Iterable[Machine]) -> None:
+        """Others belong to it, or are open, than before."""
+        self.hosts = sorted((host for host in hosts if host.open), key=lambda host: (host.worker, host.name))
+        self.admitted = {}
+        whole = self.hosts[0].whole if self.hosts else {}
+        is_sound = len({host.worker for host in self.hosts}) == len(self.hosts)
+        alike = is_sound and all(host.whole == whole for host in self.hosts)
+        chips = ((variant[1], len(self.hosts), count) for variant, count in whole.items() if variant[0] == "tpu")
+        self.chips = tuple(chips) if alike else ()
+
+    def count(self) -> None:
+        """What is free of it."""
+        hosts = self.hosts
+        self.kinds = tuple(
+            kind for kind in self.chips if all(len(host.devices["tpu", kind[0]]) == kind[2] for host in hosts)
+        )
+        if self.kinds:
+            self.room = (
+                min([host.cpu_milli for host in hosts]),
+                min([host.memory_bytes for host in hosts]),
+                min([host.disk_bytes for host in hosts]),
+            )
+
+
+def has_ports(demand: Demand, one: Slice) -> bool:
+    """So many are free on every host; looked at apart, since it takes a look at all of them."""
+    return all(host.ports.free >= demand.ports for host in one.hosts)
+
+
+class Slices(Follower):
+    """All slices of a pool."""
+
+    def __init__(self, machines: Mapping[NodeName, Machine]) -> None:
+        super().__init__(EVERYWHERE, machines)
+        self.members: dict[SliceId, dict[NodeName, None]] = {}
+        """Machines that name it, open or not."""
+        self._known: dict[SliceId, Slice] = {}
+        self._whole: dict[Chips, dict[SliceId, Slice]] = {}
+        """Slices with all chips free, by what they have."""
+        self._stale: dict[SliceId, bool] = {}
+        """Slices to look at, and whether other machines are their hosts than before."""
+
+    def met(self, machine: Machine) -> None:
+        """It is there, is gone, or was opened or closed."""
+        if machine.slice is None:
+            return
+        members = self.members.setdefault(machine.slice, {})
+        if self._machines.get(machine.name) is machine:
+            members[machine.name] = None
+        else:
+            members.pop(machine.name, None)
+        self._stale[machine.slice] = True
+
+    def _see(self, name: NodeName, machine: Machine | None) -> None:
+        if machine is not None and machine.slice is not None:
+            self._stale.setdefault(machine.slice, False)
+
+    def _count(self) -> None:
+        """All that have changed."""
+        for id, others in self._stale.items():
+            one = self._known.setdefault(id, Slice(id))
+            for kind in one.kinds:
+                del self._whole[kind][id]
+            if others:
+                one.meet(self._machines[name] for name in self.members[id])
+            one.count()
+            for kind in one.kinds:
+                self._whole.setdefault(kind, {})[id] = one
+            if not self.members[id]:
+                del self.members[id], self._known[id]
+        self._stale = {}
+
+    def could_hold(self, demand: Demand, hosts: int, wanted: int, log: list[NodeName]) -> bool:
+        """So many could be given if nobody had anything of them."""
+        self.look(log)
+        if self._stale:
+            self._count()
+        filter = Filter.of(demand)
+        for one in self._known.values():
+            if wanted > 0 and any(_are_such(demand, hosts, chips) for chips in one.chips):
+                wanted -= (filter == EVERYWHERE or _admitted(one, filter)) and _holds(demand, one)
+        return wanted <= 0
+
+    def usable(
+        self, demand: Demand, hosts: int, log: list[NodeName], closed: Container[NodeName], place: Place | None
+    ) -> list[Slice]:
+        """Slices that can be given now, as far as it does not depend on ports."""
+        self.look(log)
+        if self._stale:
+            self._count()
+        filter = Filter.of(demand, place)
+        cpu, memory, disk = demand.cpu_milli, demand.memory_bytes, demand.disk_bytes
+        found: list[Slice] = []
+        for kind, whole in self._whole.items():
+            if _are_such(demand, hosts, kind):
+                for one in whole.values():
+                    room = one.room
+                    if room[0] >= cpu and room[1] >= memory and room[2] >= disk:
+                        found.append(one)
+        if filter != EVERYWHERE:
+            found = [one for one in found if _admitted(one, filter)]
+        if closed:
+            found = [one for one in found if not any(host.name in closed for host in one.hosts)]
+        return found
+
+
+def _are_such(demand: Demand, hosts: int, chips: Chips) -> bool:
+    return chips[1] == hosts and chips[2] >= demand.device_count and demand.device_variant.lower() in (chips[0], AUTO)
+
+
+def _holds(demand: Demand, one: Slice) -> bool:
+    return all(held_empty(demand, host) for host in one.hosts)
+
+
+def _admitted(one: Slice, filter: Filter) -> bool:
+    known = one.admitted.get(filter)
+    if known is None:
+        known = one.admitted[filter] = all(map(filter.test(), one.hosts))
+    return known
+
+
+# Choosing ------------------------------------------------------------------------------------------------------------
+
+
+def choose(usable: Sequence[Slice], wanted: int, liked: Collection[SliceId] = ()) -> list[Slice] | None:
+    """So many of these, or None: by the rule at the top; where some that are ``liked`` are, rather."""
+    if len(usable) < wanted:
+        return None
+    for parts in (2, 1, 0):  # of one zone, of one region, of anywhere
+        near: dict[tuple[str, ...], list[Slice]] = {}
+        for one in usable:
+            near.setdefault(one.id[:parts], []).append(one)
+        enough = [(_not_liked(group, liked), len(group), name) for name, group in near.items() if len(group) >= wanted]
+        if enough:
+            return _first(near[min(enough)[2]], wanted, liked)
+    return None
+
+
+def _not_liked(group: Sequence[Slice], liked: Collection[SliceId]) -> int:
+    return -sum(one.id in liked for one in group) if liked else 0
+
+
+def _first(group: Sequence[Slice], wanted: int, liked: Collection[SliceId]) -> list[Slice]:
+    """Of the zones with the most; those that are liked, then by name; told in the order of their names."""
+    zones: dict[tuple[str, ...], int] = {}
+    for one in group:
+        zones[one.id[:2]] = zones.get(one.id[:2], 0) + 1
+    ranked = sorted(group, key=lambda one: (one.id not in liked, -zones[one.id[:2]], one.id))
+    return sorted(ranked[:wanted], key=lambda one: one.id)

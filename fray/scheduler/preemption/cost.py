@@ -1,0 +1,107 @@
+"""What is lost when a job is ended: its cost, what ends with it, and how large it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from attrs import frozen
+
+from fray.model.policy.priority import Band
+from fray.model.resources import Demand
+from fray.scheduler.state.rows import Job, JobPhase
+from fray.scheduler.state.tables import Tables
+
+DEVICE_MILLI = 16_000
+"""A device counts as so many CPUs."""
+MEMORY_MILLI = 4 * 1024**3
+"""So much memory counts as a CPU."""
+
+Cost: TypeAlias = tuple[int, ...]
+"""Work lost, by band, the earliest first; then how many jobs are ended."""
+NOTHING: Cost = (0,) * (len(Band) + 1)
+
+
+def added(one: Cost, other: Cost) -> Cost:
+    return tuple(map(int.__add__, one, other))
+
+
+@frozen(eq=False)
+class Unit:
+    """What ends together.
+
+    Attributes:
+        key: id of the job or job group that is ended.
+        roots: that job, or all members of that group that have machines; the others are owned by these.
+        cost: of its end.
+    """
+
+    key: str
+    roots: tuple[Job, ...]
+    jobs: tuple[Job, ...]
+    cost: Cost
+
+    @property
+    def order(self) -> tuple[Cost, int]:
+        return self.cost, -self.roots[0].order
+
+
+def total(units: Iterable[Unit]) -> Cost:
+    cost = NOTHING
+    for unit in units:
+        cost = added(cost, unit.cost)
+    return cost
+
+
+def size(demand: Demand) -> int:
+    """Of one member, in thousandths of a CPU."""
+    return demand.cpu_milli + demand.memory_bytes * 1000 // MEMORY_MILLI + demand.device_count * DEVICE_MILLI
+
+
+def lost_s(state: Tables, job: Job) -> float:
+    """What it has run and would have to run again: since its last checkpoint, if it keeps some."""
+    since = job.placed_at or 0.0
+    if job.checkpoint is not None:
+        since = max(since, job.checkpoint.saved_at)
+    return max(0.0, state.now - since)
+
+
+def cost_of(state: Tables, job: Job) -> Cost:
+    work = round(lost_s(state, job) * size(state.demand(job)) * job.spec.members / 1000)
+    return *(max(1, work) if band is job.band else 0 for band in Band), 1
+
+
+def roots_of(state: Tables, job: Job) -> tuple[Job, ...]:
+    """The job itself; of a job group, all members that run."""
+    if not job.spec.job_group:
+        return (job,)
+    phases = state.musters[job.spec.job_group].phases
+    mates = (state.jobs[job_id] for phase in (JobPhase.STARTING, JobPhase.RUNNING) for job_id in phases.get(phase, ()))
+    return tuple(sorted(mates, key=lambda mate: mate.order))
+
+
+def unit_of(state: Tables, job: Job) -> Unit:
+    """The job (its whole group), and all that it owns."""
+    roots = roots_of(state, job)
+    jobs = tuple(one for root in roots for one in (root, *below(state, root)))
+    cost = NOTHING
+    for one in jobs:
+        cost = added(cost, cost_of(state, one))
+    return Unit(job.spec.job_group or job.job_id, roots, jobs, cost)
+
+
+def below(state: Tables, job: Job) -> Iterator[Job]:
+    """Living jobs that end with it."""
+    for attempt in state.living_members(job):
+        for job_id in state.children.get(attempt.attempt_id, ()):
+            yield state.jobs[job_id]
+            yield from below(state, state.jobs[job_id])
+
+
+def owners(state: Tables, job: Job) -> Iterator[Job]:
+    """The job whose process owns it, and so on upwards."""
+    attempt = state.attempts.get(job.owner)
+    while attempt is not None:
+        owner = state.jobs[attempt.job_id]
+        yield owner
+        attempt = state.attempts.get(owner.owner)

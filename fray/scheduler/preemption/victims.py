@@ -1,0 +1,431 @@
+"""Whose end would make room: the cheapest whole jobs, and none that could be spared.
+
+The law of the choice. Jobs of later bands first, whatever is lost with them; then as little work as can be (time run
+since the last checkpoint, times size); then few. A job ends whole, wherever its members are, and all that it owns ends
+with it. Places are sites: a machine, or all hosts of a TPU slice. Of each site that comes into question the cheapest
+jobs are found whose end makes room for one member (one run of members) more; the cheapest sites are taken until there
+is room for all; and then every victim that can be spared is spared, the dearest first.
+
+The cost is never in an earlier band than it must be. Within a band it may be above the least, by a factor of at most
+the number of victims times the number of members; `tests/test_victims.py` compares it with a search of all sets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import TypeAlias
+
+from attrs import Factory, define, frozen
+
+from fray.model.ids import JobId, NodeName, attempt_id
+from fray.model.policy.priority import Band
+from fray.model.resources import Demand
+from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.pool.free_capacity import Space
+from fray.scheduler.pool.machine import held_empty
+from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.requests import Ask, Part, Placed
+from fray.scheduler.preemption.cost import (
+    NOTHING,
+    Cost,
+    Unit,
+    below,
+    owners,
+    total,
+    unit_of,
+)
+from fray.scheduler.state.rows import Job
+from fray.scheduler.state.tables import Tables
+
+SITES, WIDER = 24, 4
+"""Places looked at first (or twice as many as are needed), those of the cheapest jobs; so many times more each time."""
+SOON, FEW_MACHINES = 200, 64
+"""After so many jobs, where so few machines come into question, jobs are looked for on these."""
+SPARED = 64
+"""Of an ask of several parts: so many victims are tried to be spared."""
+Eligible: TypeAlias = Callable[[Job], bool]
+
+
+@frozen
+class Choice:
+    """Whose end makes room.
+
+    Attributes:
+        placed: where the applicant goes then.
+    """
+
+    units: tuple[Unit, ...]
+    placed: tuple[Placed, ...]
+
+    @property
+    def victims(self) -> tuple[JobId, ...]:
+        """Jobs that are ended, without what they own."""
+        return tuple(job.job_id for unit in self.units for job in unit.roots)
+
+    @property
+    def cost(self) -> Cost:
+        return total(self.units)
+
+
+def choose(
+    trial: Trial, ask: Ask, eligible: Eligible, bands: Sequence[Band], since: float, closed: Container[NodeName] = ()
+) -> Choice | None:
+    """The cheapest whole jobs whose end makes the ask fit; None: there are none.
+
+    Args:
+        trial: the pool with all that ends anyway ended; it is left so.
+        eligible: who may be ended.
+        bands: where to look, the latest first.
+        since: jobs that were placed later are left alone.
+        closed: machines that may not be used.
+    """
+    search = _Search(trial, eligible, bands, since)
+    found = [units for shut in _realms(trial.pool, ask, closed) if (units := search.ask(ask, shut)) is not None]
+    for units in sorted(found, key=total):
+        choice = search.proven(ask, units, closed)
+        if choice is not None:
+            return choice
+    if len(ask.parts) > 1:  # they stand in one another's way
+        return search.proven(ask, search.one_by_one(ask, closed), closed)
+    return None
+
+
+def _realms(pool: Pool, ask: Ask, closed: Container[NodeName]) -> Iterator[Container[NodeName]]:
+    """What is closed: once for each region or zone in which the whole ask might be."""
+    if not ask.same:
+        yield closed
+        return
+    for realm in filter(None, pool.localities(ask.same)):
+        elsewhere = (name for name, one in pool.machines.items() if one.capacity.attributes.get(ask.same) != realm)
+        yield {*elsewhere, *(name for name in pool.machines if name in closed)}
+
+
+@define(eq=False)
+class _Site:
+    """A machine, or all hosts of a slice."""
+
+    nodes: tuple[NodeName, ...]
+    rooms: dict[NodeName, Space]
+    """When nobody has been ended."""
+    units: list[Unit]
+    """That have something of it and may be ended, the cheapest first."""
+    gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
+    """What becomes free with the end of a job."""
+    base: int = 0
+    """Runs of members it holds as it is."""
+    offer: list[Unit] | None = None
+    """The cheapest that make room for one run more; as long as nobody else is chosen who has something of it."""
+    offered: bool = False
+
+
+@define(eq=False)
+class _Search:
+    """One search in one trial."""
+
+    trial: Trial
+    eligible: Eligible
+    bands: Sequence[Band]
+    since: float
+    _units: dict[str, Unit | None] = Factory(dict)
+    """By key."""
+
+    @property
+    def state(self) -> Tables:
+        return self.trial.state
+
+    @property
+    def pool(self) -> Pool:
+        return self.trial.pool
+
+    # The whole ask
+
+    def ask(self, ask: Ask, closed: Container[NodeName]) -> tuple[Unit, ...] | None:
+        """Part by part: each with those before it in their places."""
+        mark = self.trial.mark
+        found: dict[str, Unit] = {}
+        try:
+            for part in ask.parts:
+                units = self._part(part, closed)
+                if units is None:
+                    return None
+                found |= {unit.key: unit for unit in units}
+                self.trial.end(job for unit in units for job in unit.jobs)
+                if len(ask.parts) > 1 and self.trial.place(Ask((part,)), closed) is None:
+                    return None
+        finally:
+            self.trial.undo_to(mark)
+        return tuple(found.values())
+
+    def one_by_one(self, ask: Ask, closed: Container[NodeName]) -> list[Unit]:
+        """The cheapest, until all of it fits or there are too many."""
+        mark, found = self.trial.mark, dict[str, Unit]()
+        for job in self._jobs():
+            unit = self._unit(job)
+            if unit is not None and unit.key not in found:
+                found[unit.key] = unit
+                self.trial.end(unit.jobs)
+                if len(found) >= SPARED or self.trial.fits(ask, closed):
+                    break
+        self.trial.undo_to(mark)
+        return list(found.values())
+
+    def proven(self, ask: Ask, units: Sequence[Unit], closed: Container[NodeName]) -> Choice | None:
+        """It does fit then, by the pool's own word; and none of them can be spared."""
+        mark = self.trial.mark
+        chosen = list(units)
+        if len(ask.parts) > 1 or ask.same:
+            for unit in sorted(units, key=lambda unit: unit.order, reverse=True)[:SPARED]:
+                self.trial.end(job for other in chosen if other is not unit for job in other.jobs)
+                if self.trial.fits(ask, closed):
+                    chosen.remove(unit)
+                self.trial.undo_to(mark)
+        self.trial.end(job for unit in chosen for job in unit.jobs)
+        placed = self.trial.place(ask, closed)
+        self.trial.undo_to(mark)
+        return Choice(tuple(chosen), placed) if placed is not None else None
+
+    def _part(self, part: Part, closed: Container[NodeName]) -> list[Unit] | None:
+        found = [self._demand(demand, part, closed) for demand in part.choices]
+        return min((units for units in found if units is not None), key=total, default=None)
+
+    # One demand
+
+    def _demand(self, demand: Demand, part: Part, closed: Container[NodeName]) -> list[Unit] | None:
+        hosts = part.slice_hosts or 1
+        missing = part.members // hosts - self._free(demand, part, closed)
+        if missing <= 0:
+            return []
+        names = self._candidates(demand, closed, hosts)
+        sites: list[_Site] = []
+        limit = max(SITES, 2 * missing)
+        while True:
+            for nodes in names:
+                sites.append(self._site(nodes, demand))
+                if len(sites) >= limit:
+                    break
+            units = self._cheapest(sites, demand, missing)
+            if units is not None or len(sites) < limit:
+                return units
+            limit *= WIDER
+
+    def _free(self, demand: Demand, part: Part, closed: Container[NodeName]) -> int:
+        """Runs of members that fit without anybody's end."""
+        mark, hosts = self.trial.mark, part.slice_hosts or 1
+        one, count = Ask((Part((demand,), hosts, part.slice_hosts),)), 0
+        while count < part.members // hosts and self.trial.place(one, closed) is not None:
+            count += 1
+        self.trial.undo_to(mark)
+        return count
+
+    def _candidates(self, demand: Demand, closed: Container[NodeName], hosts: int) -> Iterator[tuple[NodeName, ...]]:
+        """Sites with somebody on them who may be ended: those of the cheapest jobs first."""
+        if all(name in closed for name in self.pool.machines):
+            return
+        known: dict[NodeName, bool] = {}
+        """Whether it may still be one."""
+        jobs = self._jobs()
+        yield from self._sites(islice(jobs, SOON), known, demand, closed, hosts)
+        more = next(jobs, None)
+        if more is None:
+            return
+        serving = (name for name in self.pool.machines if self._serves(known, demand, name, closed))
+        left = list(islice(serving, FEW_MACHINES + 1))
+        others = self._jobs_on(left) if len(left) <= FEW_MACHINES else chain((more,), jobs)
+        yield from self._sites(others, known, demand, closed, hosts)
+
+    def _sites(
+        self,
+        jobs: Iterable[Job],
+        known: dict[NodeName, bool],
+        demand: Demand,
+        closed: Container[NodeName],
+        hosts: int,
+    ) -> Iterator[tuple[NodeName, ...]]:
+        for job in jobs:
+            for attempt in self.state.living_members(job):
+                name = attempt.node
+                if not self._serves(known, demand, name, closed):
+                    continue
+                nodes = self._nodes_of(name, hosts)
+                if len(nodes) != hosts or not all(self._serves(known, demand, host, closed) for host in nodes):
+                    known[name] = False
+                elif self._unit(job) is not None:
+                    known |= dict.fromkeys(nodes, False)
+                    yield nodes
+
+    def _nodes_of(self, name: NodeName, hosts: int) -> tuple[NodeName, ...]:
+        """The machine, or all open hosts of its slice."""
+        if hosts == 1:
+            return (name,)
+        machine = self.pool.machines.get(name)
+        members = self.pool.slices.members.get(machine.slice, ()) if machine and machine.slice else ()
+        return tuple(host for host in members if self.pool.machines[host].open)
+
+    def _serves(self, known: dict[NodeName, bool], demand: Demand, name: NodeName, closed: Container[NodeName]) -> bool:
+        """It could hold a member if it were empty."""
+        if name not in known:
+            machine = self.pool.machines.get(name)
+            is_open = machine is not None and machine.open and name not in closed
+            known[name] = is_open and held_empty(demand, self.pool.machines[name]) > 0
+        return known[name]
+
+    def _jobs(self) -> Iterator[Job]:
+        """Of the latest band first, and of a band those first that were placed last; each with what it owns."""
+        for band in self.bands:
+            line = self.state.runs[band]
+            for at in range(bisect_right(line, self.since, key=lambda entry: entry[0]) - 1, -1, -1):
+                job = self.state.jobs[line[at][2]]
+                self.trial.work += 1
+                yield job
+                if self._has_children(job):
+                    yield from below(self.state, job)
+
+    def _jobs_on(self, names: Iterable[NodeName]) -> list[Job]:
+        """Those of them that are on these machines, and in the same order."""
+        found: dict[JobId, tuple[tuple[int, float, int], Job]] = {}
+        ranks = {band: rank for rank, band in enumerate(self.bands)}
+        for attempt in (self.state.attempts[id_] for name in names for id_ in self.state.on_node[name]):
+            job = self.state.jobs[attempt.job_id]
+            self.trial.work += 1
+            keys = [
+                (ranks[one.band], -(one.placed_at or 0.0), -one.order)
+                for one in (job, *owners(self.state, job))
+                if one.runs and one.band in ranks and (one.placed_at or 0.0) <= self.since
+            ]
+            if keys:
+                found[job.job_id] = min(keys), job
+        return [job for _, job in sorted(found.values(), key=lambda pair: (pair[0], pair[1].order))]
+
+    def _has_children(self, job: Job) -> bool:
+        members = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
+        return any(member in self.state.children for member in members)
+
+    def _unit(self, job: Job) -> Unit | None:
+        """What ends with this job; None: it may not be ended, or is over already."""
+        key = job.spec.job_group or job.job_id
+        if key not in self._units:
+            may = job.runs and job.job_id not in self.trial.ended and self.eligible(job)
+            self._units[key] = unit_of(self.state, job) if may else None
+        return self._units[key]
+
+    def _site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _Site:
+        found: dict[str, Unit] = {}
+        gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
+        for node in nodes:
+            for attempt in map(self.state.attempts.__getitem__, self.state.on_node[node]):
+                job = self.state.jobs[attempt.job_id]
+                if job.job_id not in self.trial.ended:
+                    gifts.setdefault(job.job_id, []).append((node, self.state.demand(job), attempt.devices))
+                for one in (job, *owners(self.state, job)):
+                    unit = self._unit(one)
+                    if unit is not None and (one.placed_at or 0.0) <= self.since:
+                        found[unit.key] = unit
+        rooms = {node: Space.of(self.pool.machines[node]) for node in nodes}
+        site = _Site(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
+        site.base = self._runs(site, demand, ())
+        return site
+
+    def _runs(self, site: _Site, demand: Demand, ended: Iterable[Unit]) -> int:
+        """Runs of members that the site holds when these have ended."""
+        rooms, _ = self._emptied(site, ended)
+        return min(room.count(demand) for room in rooms.values())
+
+    def _emptied(self, site: _Site, ended: Iterable[Unit]) -> tuple[dict[NodeName, Space], dict[JobId, None]]:
+        """What is free there then, and who has gone."""
+        rooms = {node: room.copy() for node, room in site.rooms.items()}
+        gone: dict[JobId, None] = {}
+        for unit in ended:
+            self._empty(site, rooms, gone, unit)
+        return rooms, gone
+
+    def _empty(self, site: _Site, rooms: dict[NodeName, Space], gone: dict[JobId, None], unit: Unit) -> None:
+        for job in unit.jobs:
+            gifts = site.gifts.get(job.job_id)
+            if gifts is not None and job.job_id not in gone:
+                gone[job.job_id] = None
+                for node, share, devices in gifts:
+                    rooms[node].give(self.pool.machines[node], share, devices)
+
+    def _on_site(self, site: _Site, ended: dict[str, Unit]) -> dict[str, Unit]:
+        return {unit.key: unit for unit in site.units if unit.key in ended} if ended else {}
+
+    def _offer(self, site: _Site, demand: Demand, chosen: dict[str, Unit]) -> list[Unit] | None:
+        """The cheapest whose end makes room for one run more there; None: nothing does."""
+        if not site.offered:
+            site.offer, site.offered = self._find_offer(site, demand, self._on_site(site, chosen)), True
+        return site.offer
+
+    def _find_offer(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> list[Unit] | None:
+        rooms, gone = self._emptied(site, ended.values())
+        want = min(room.count(demand) for room in rooms.values()) + 1
+        picked: dict[str, Unit] = {}
+        for unit in site.units:
+            if unit.key not in ended:
+                picked[unit.key] = unit
+                self._empty(site, rooms, gone, unit)
+                if min(room.count(demand) for room in rooms.values()) >= want:
+                    break
+        else:
+            return None
+        for unit in sorted(picked.values(), key=lambda unit: unit.order, reverse=True) if len(picked) > 1 else ():
+            fewer = {key: other for key, other in picked.items() if other is not unit}
+            if self._runs(site, demand, (*ended.values(), *fewer.values())) >= want:
+                picked = fewer
+        return list(picked.values())
+
+    def _cheapest(self, sites: Sequence[_Site], demand: Demand, missing: int) -> list[Unit] | None:
+        """Take the cheapest offers until there is room enough; then spare whom it can do without."""
+        chosen: dict[str, Unit] = {}
+        sites_of: dict[str, list[int]] = {}
+        for index, site in enumerate(sites):
+            for unit in site.units:
+                sites_of.setdefault(unit.key, []).append(index)
+        gains = [0] * len(sites)
+        line: list[tuple[Cost, int]] = []
+        for index, site in enumerate(sites):
+            offer = self._offer(site, demand, chosen)
+            if offer is not None:
+                line.append((total(offer), index))
+        heapq.heapify(line)
+        while sum(gains) < missing:
+            if not line:
+                return None
+            cost, index = heapq.heappop(line)
+            offer = self._offer(sites[index], demand, chosen)
+            if offer is None:
+                continue
+            if total(offer) > cost:
+                heapq.heappush(line, (total(offer), index))
+                continue
+            chosen |= {unit.key: unit for unit in offer}
+            for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.key])]):
+                sites[touched].offered = False
+                gains[touched] = self._gain(sites[touched], demand, chosen)
+                heapq.heappush(line, (NOTHING, touched))
+        return self._spared(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
+
+    def _gain(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> int:
+        return self._runs(site, demand, self._on_site(site, ended).values()) - site.base
+
+    def _spared(
+        self,
+        sites: Sequence[_Site],
+        sites_of: dict[str, list[int]],
+        demand: Demand,
+        chosen: dict[str, Unit],
+        surplus: int,
+        gains: list[int],
+    ) -> list[Unit]:
+        """Without those that it can do without, the dearest first."""
+        for unit in sorted(chosen.values(), key=lambda unit: unit.order, reverse=True):
+            fewer = {job_id: other for job_id, other in chosen.items() if other is not unit}
+            after = {index: self._gain(sites[index], demand, fewer) for index in sites_of[unit.key]}
+            loss = sum(gains[index] - gain for index, gain in after.items())
+            if loss <= surplus:
+                chosen, surplus = fewer, surplus - loss
+                for index, gain in after.items():
+                    gains[index] = gain
+        return list(chosen.values())

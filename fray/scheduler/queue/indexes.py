@@ -1,0 +1,209 @@
+"""How what waits is kept, so that a pass looks at little of it.
+
+- A `Want` is a shape that something waits with: all of it fits or does not fit together.
+- A `Lane` is what one tenant waits for with one shape in one band, in order.
+- A `Space` is all that one tenant waits for in one band: its lanes by their heads.
+- `Needs` finds the wants that could fit into some room, without looking at the others.
+- `Blocks` is a sorted list for millions of entries: adding and removing move a thousand of them at most.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from attrs import Factory, define
+
+from fray.scheduler.queue.fair_share import Amount, Tenant
+
+if TYPE_CHECKING:
+    from fray.scheduler.queue.queue import Shape
+
+T = TypeVar("T", bound=Any)
+Entry: TypeAlias = tuple[int, int, int, str]
+"""(rank of the band, less priority, order of acceptance, id)"""
+BLOCK = 1000
+NEEDS_BLOCK = 64
+
+
+class Blocks(Generic[T]):
+    """A sorted list."""
+
+    __slots__ = ("_blocks", "_lasts", "_size")
+
+    def __init__(self) -> None:
+        self._blocks: list[list[T]] = []
+        self._lasts: list[T] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[T]:
+        for block in self._blocks:
+            yield from block
+
+    @property
+    def first(self) -> T:
+        return self._blocks[0][0]
+
+    def add(self, item: T) -> None:
+        self._size += 1
+        if not self._blocks:
+            self._blocks.append([item])
+            self._lasts.append(item)
+            return
+        at = len(self._blocks) - 1
+        if item > self._lasts[-1]:
+            last = self._blocks[-1]
+            if len(last) < 2 * BLOCK:  # nearly always: what comes later goes behind
+                last.append(item)
+                self._lasts[-1] = item
+                return
+        elif at:
+            at = bisect_left(self._lasts, item)
+        block = self._blocks[at]
+        insort(block, item)
+        if len(block) > 2 * BLOCK:
+            self._blocks[at : at + 1] = block[:BLOCK], block[BLOCK:]
+            self._lasts.insert(at, block[BLOCK - 1])
+            at += 1
+        self._lasts[at] = self._blocks[at][-1]
+
+    def remove(self, item: T) -> None:
+        blocks = self._blocks
+        at = 0 if item <= self._lasts[0] else bisect_left(self._lasts, item)
+        block = blocks[at]
+        del block[0 if block[0] == item else bisect_left(block, item)]
+        self._size -= 1
+        if not block:
+            del blocks[at], self._lasts[at]
+        elif item == self._lasts[at]:
+            self._lasts[at] = block[-1]
+
+    def before(self, item: T) -> int:
+        """How many are smaller."""
+        at = bisect_left(self._lasts, item)
+        if at == len(self._blocks):
+            return self._size
+        return sum(map(len, self._blocks[:at])) + bisect_left(self._blocks[at], item)
+
+
+@define(eq=False)
+class Want:
+    """A shape that something waits with."""
+
+    shape: Shape
+    number: int
+    """Of its coming."""
+    exempt: bool
+    """Never held back: it takes nothing, or is part of what runs."""
+    cpu_milli: int
+    memory_bytes: int
+    """The least that any member might take."""
+    kind: str
+    """Of device, if it cannot do without: members need at least ``count`` of it."""
+    count: int
+    need: Amount
+    """Of all members together, the most of each thing that any choice takes."""
+    devices: dict[str, int]
+    """The same by ``kind:variant``."""
+    lanes: dict[tuple[int, Tenant], Lane] = Factory(dict)
+    failed: int = -1
+    """Version of the pool at which it last did not fit."""
+    turn: int = -1
+    """Number of the pass in which it was last refused."""
+    hopeless: int = -1
+    """Number of the pass in which nothing had changed for it."""
+
+    def waiting(self) -> int:
+        """How many wait with it."""
+        return sum(len(lane.line) for lane in self.lanes.values())
+
+
+@define(eq=False)
+class Lane:
+    """What one tenant waits for with one shape in one band."""
+
+    want: Want
+    space: Space
+    line: Blocks[Entry] = Factory(Blocks)
+    failed: int = -1
+    """Version of the pool at which its first did not fit."""
+
+    @property
+    def head(self) -> Entry:
+        return self.line.first
+
+
+@define(eq=False)
+class Space:
+    """What one tenant waits for in one band."""
+
+    rank: int
+    tenant: Tenant
+    line: Blocks[Entry] = Factory(Blocks)
+    heads: list[tuple[Entry, Lane]] = Factory(list)
+    """Its lanes by their first entries."""
+
+    @property
+    def accepted(self) -> int:
+        """When the first of what waits here was accepted, in the order of acceptances."""
+        return self.heads[0][0][2]
+
+    def put(self, head: Entry, lane: Lane) -> None:
+        insort(self.heads, (head, lane))
+
+    def take(self, head: Entry) -> None:
+        del self.heads[bisect_left(self.heads, (head,))]
+
+
+class Needs:
+    """Wants by the least CPU they need, in blocks of which the least memory is known."""
+
+    def __init__(self) -> None:
+        self._blocks: list[list[tuple[int, int, int, Want]]] = []
+        self._least: list[int] = []
+        """Memory, by block."""
+
+    def add(self, want: Want) -> None:
+        item = want.cpu_milli, want.memory_bytes, want.number, want
+        at = self._find(item)
+        if at == len(self._blocks):
+            self._blocks.append([])
+            self._least.append(want.memory_bytes)
+        block = self._blocks[at]
+        insort(block, item)
+        self._least[at] = min(self._least[at], want.memory_bytes)
+        if len(block) > 2 * NEEDS_BLOCK:
+            halves = block[:NEEDS_BLOCK], block[NEEDS_BLOCK:]
+            self._blocks[at : at + 1] = halves
+            self._least[at : at + 1] = (min(one[1] for one in half) for half in halves)
+
+    def remove(self, want: Want) -> None:
+        item = want.cpu_milli, want.memory_bytes, want.number, want
+        at = self._find(item)
+        block = self._blocks[at]
+        del block[bisect_left(block, item)]
+        if block:
+            self._least[at] = min(one[1] for one in block)
+        else:
+            del self._blocks[at], self._least[at]
+
+    def _find(self, item: tuple[int, int, int, Want]) -> int:
+        """The block where it is or belongs."""
+        at = bisect_right(self._blocks, item, key=lambda block: block[0])
+        return max(0, at - 1) if self._blocks else 0
+
+    def within(self, cpu_milli: int, memory_bytes: int) -> Iterator[Want]:
+        """Those that need no more."""
+        for block, least in zip(self._blocks, self._least, strict=True):
+            if block[0][0] > cpu_milli:
+                return
+            if least <= memory_bytes:
+                for cpu, memory, _, want in block:
+                    if cpu > cpu_milli:
+                        break
+                    if memory <= memory_bytes:
+                        yield want

@@ -1,0 +1,355 @@
+"""What waits for machines: by tenant, band and shape.
+
+Applicants of one `Shape` fit or do not fit together, so a pass tries each shape once more than it succeeds, and a shape
+that did not fit is not tried again before something has changed for it. The order in which they are tried is that of
+`turns`: it depends on who has what, so no list of it is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from itertools import takewhile
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from attrs import fields, frozen
+
+from fray.model.ids import NodeName
+from fray.model.policy.priority import Band
+from fray.model.resources import Demand
+from fray.model.specs import JobSpec
+from fray.scheduler.pool.requests import Ask, ask_of
+from fray.scheduler.queue.fair_share import Shares, amount_of, nothing
+from fray.scheduler.queue.fair_share import Tenant as Tenant
+from fray.scheduler.queue.indexes import (
+    Entry,
+    Lane,
+    Needs,
+    Space,
+    Want,
+)
+from fray.scheduler.state.start_plans import Kept
+
+T = TypeVar("T")
+NOBODY = Tenant()
+NEVER = float("inf")
+"""Since when those wait who cannot starve."""
+_demand_fields = attrgetter(*(field.name for field in fields(Demand)))
+
+
+class Kind(StrEnum):
+    """What an applicant is, and so who is told of its places (`placement.STARTERS`)."""
+
+    JOB = "job"
+    GROUP = "group"
+    """A job group: all its jobs at once."""
+    RESERVATION = "reservation"
+    """The minimum of a reservation."""
+    GROWTH = "growth"
+    """One unit more of a reservation."""
+
+
+@frozen(cache_hash=True)
+class Shape:
+    """What decides whether an applicant fits."""
+
+    ask: Ask
+    child: bool = False
+    """Launched by a running job, and so part of it: never held back for a starving one."""
+    reservation: str = ""
+    """Whose machines it takes; empty: those of the fleet."""
+    growth: bool = False
+    """It is one of a reservation, which stands behind everybody else."""
+
+
+@frozen
+class Applicant:
+    """Something that waits for machines."""
+
+    id: str
+    """Of the job, the group, or the reservation (growth has a mark behind it)."""
+    shape: Shape
+    order: int
+    """Of acceptance."""
+    since: float
+    """When it began to wait, by the law's time."""
+    kind: Kind = Kind.JOB
+    band: Band = Band.INTERACTIVE
+    tenant: Tenant = NOBODY
+    time_limit_s: float | None = None
+    """It is known to be over so long after its start."""
+    priority: int = 0
+    """Among those of its tenant and band: higher goes first."""
+
+    @property
+    def entry(self) -> Entry:
+        """Its place among those of its tenant."""
+        return self.band.rank, -self.priority, self.order, self.id
+
+
+class Queue:
+    """Waiting applicants, and the indexes over them."""
+
+    def __init__(self, shares: Shares | None = None) -> None:
+        self.shares = shares or Shares()
+        self.applicants: dict[str, Applicant] = {}
+        self.waiting: dict[Shape, Want] = {}
+        self.spaces: dict[int, dict[str, dict[Tenant, Space]]] = {}
+        """By rank of the band, user, and tenant."""
+        self.needs: dict[str, Needs] = {}
+        """By kind of device, empty for wants that may do without. Exempt ones have their own: ``!`` before it."""
+        self.exempt: dict[Lane, None] = {}
+        self.fresh: dict[Lane, None] = {}
+        """What has come into these has not been tried."""
+        self.over_quota: dict[str, dict[Lane, None]] = {}
+        """Lanes that were refused for a quota, by whose it is: ``user:NAME`` or ``space:NAME``."""
+        self.refused: dict[Shape, None] = {}
+        """What came, or did not fit, since the last look: whoever looks (`lending.make_room`) clears it."""
+        self.apart: dict[Lane, None] = {}
+        """Lanes that take machines of a reservation."""
+        self.missed: dict[NodeName, None] = {}
+        """Machines that have become freer while all were kept for the first: the others were not asked about them."""
+        self.cut = False
+        """The last pass ended early, as all machines were kept for somebody."""
+        self.holders: dict[str, Kept] = {}
+        """For whom it kept machines, in order, and which."""
+        self.looked: object = None
+        """What it was that the last pass looked at."""
+        self.seen = -1
+        """Version of the pool at the last pass."""
+        self.turn = 0
+        """Number of the last pass."""
+        self.seeking: dict[Lane, None] = {}
+        """Where somebody came who may take another's place: whoever looks (`preemption`) clears it."""
+        self.searches = 0
+        """For victims, in this step."""
+        self.changes = 0
+        """Grows with every change."""
+        self._arrivals: deque[Applicant] = deque()
+        self._sorted = True
+        self._keys: dict[object, Shape] = {}
+        self._wants = 0
+        self._cache: tuple[object, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.applicants)
+
+    def __contains__(self, applicant_id: str) -> bool:
+        return applicant_id in self.applicants
+
+    def __iter__(self) -> Iterator[Applicant]:
+        """By band and acceptance."""
+        return iter(sorted(self.applicants.values(), key=lambda applicant: applicant.entry))
+
+    def shape_of(self, spec: JobSpec, child: bool) -> Shape:
+        """What a job asks for; one object for all that ask for the same."""
+        key = (_demand_fields(spec.demand), spec.alternatives, spec.members, child, spec.reservation_id)
+        shape = self._keys.get(key)
+        if shape is None:
+            shape = Shape(ask_of(spec), child, spec.reservation_id)
+            want = self.waiting.get(shape)
+            shape = self._keys[key] = want.shape if want is not None else shape
+            if len(self._keys) > 2 * len(self.waiting) + 1000:
+                self._keys = {key: shape for key, shape in self._keys.items() if shape in self.waiting}
+        return shape
+
+    # Coming and going
+
+    def add(self, applicant: Applicant) -> None:
+        lane = self._lane(applicant)
+        entry, line = applicant.entry, lane.line
+        if not len(line):
+            lane.space.put(entry, lane)
+        elif entry < line.first:
+            lane.space.take(line.first)
+            lane.space.put(entry, lane)
+        line.add(entry)
+        lane.space.line.add(entry)
+        self.applicants[applicant.id] = applicant
+        self.fresh[lane] = None
+        self.refused[applicant.shape] = None
+        self.seeking[lane] = None
+        if applicant.since != NEVER:
+            self._sorted = self._sorted and (not self._arrivals or self._arrivals[-1].since <= applicant.since)
+            self._arrivals.append(applicant)
+        if len(self._arrivals) > 2 * len(self.applicants) + 64:
+            self._arrivals = deque(self._living())
+        self.changes += 1
+
+    def remove(self, applicant_id: str) -> None:
+        applicant = self.applicants.pop(applicant_id)
+        entry = applicant.entry
+        lane = self.lane_of(applicant)
+        line, space = lane.line, lane.space
+        was_head = line.first == entry
+        if was_head:
+            space.take(entry)
+        line.remove(entry)
+        space.line.remove(entry)
+        if not len(line):
+            self._drop(lane)
+        elif was_head:
+            space.put(line.first, lane)
+        self.changes += 1
+
+    def lane_of(self, applicant: Applicant) -> Lane:
+        return self.waiting[applicant.shape].lanes[applicant.band.rank, applicant.tenant]
+
+    def _lane(self, applicant: Applicant) -> Lane:
+        want = self.waiting.get(applicant.shape) or self._add_want(applicant.shape)
+        key = applicant.band.rank, applicant.tenant
+        lane = want.lanes.get(key)
+        if lane is None:
+            lane = want.lanes[key] = Lane(want, self._space(*key))
+            if want.exempt:
+                self.exempt[lane] = None
+            if want.shape.reservation:
+                self.apart[lane] = None
+        return lane
+
+    def _space(self, rank: int, tenant: Tenant) -> Space:
+        users = self.spaces.setdefault(rank, {})
+        spaces = users.get(tenant.user)
+        if spaces is None:
+            spaces = users[tenant.user] = {}
+            self.shares.waits(rank, tenant.user)
+        return spaces.setdefault(tenant, Space(rank, tenant))
+
+    def _drop(self, lane: Lane) -> None:
+        """Nothing waits in it."""
+        space, want = lane.space, lane.want
+        del want.lanes[space.rank, space.tenant]
+        self.fresh.pop(lane, None)
+        self.exempt.pop(lane, None)
+        self.apart.pop(lane, None)
+        for whose in (f"user:{space.tenant.user}", f"space:{space.tenant.namespace}"):
+            lanes = self.over_quota.get(whose)
+            if lanes is not None and lanes.pop(lane, lane) is None and not lanes:
+                del self.over_quota[whose]
+        if not want.lanes:
+            del self.waiting[want.shape]
+            for needs in self._needs_of(want):
+                needs.remove(want)
+        if not space.line:
+            spaces = self.spaces[space.rank][space.tenant.user]
+            del spaces[space.tenant]
+            if not spaces:
+                del self.spaces[space.rank][space.tenant.user]
+                self.shares.waits_not(space.rank, space.tenant.user)
+
+    def _add_want(self, shape: Shape) -> Want:
+        self._wants += 1
+        want = self.waiting[shape] = make_want(shape, self._wants)
+        for needs in self._needs_of(want):
+            needs.add(want)
+        return want
+
+    def _needs_of(self, want: Want) -> list[Needs]:
+        if want.shape.reservation:
+            return []
+        return [self.needs.setdefault(("!" if want.exempt else "") + want.kind, Needs())]
+
+    def ease(self, whose: str) -> None:
+        """This user or namespace (see `over_quota`) has less now: what waited for that may be tried again."""
+        self.fresh.update(self.over_quota.pop(whose, {}))
+
+    def retry(self, applicant_id: str) -> None:
+        """Something has changed for this one, whatever machines have free."""
+        lane = self.lane_of(self.applicants[applicant_id])
+        lane.want.failed = -1
+        self.fresh[lane] = None
+        self.changes += 1
+
+    def look_inside(self, reservation_id: str) -> None:
+        """It has more machines: whatever waits for them may be tried again."""
+        inside = (lane for lane in self.apart if lane.want.shape.reservation == reservation_id)
+        self.fresh.update(dict.fromkeys(inside))
+
+    # Looking
+
+    def head(self, shape: Shape) -> Applicant:
+        """The first of this shape by acceptance, whoever's it is."""
+        return self.applicants[min(lane.head for lane in self.waiting[shape].lanes.values())[-1]]
+
+    def ahead(self, applicant_id: str) -> int:
+        """How many are tried before this one if nobody was given anything, quotas apart."""
+        return self.ahead_of(self.applicants[applicant_id])
+
+    def ahead_of(self, applicant: Applicant) -> int:
+        """The same, also of one that does not wait."""
+        rank, tenant = applicant.band.rank, applicant.tenant
+        count = sum(_count(spaces) for other in range(rank) for spaces in self.spaces.get(other, {}).values())
+        own = self.spaces.get(rank, {}).get(tenant.user, {}).get(tenant)
+        first = own.accepted if own is not None else applicant.entry[2]
+        mine = self.shares.score(tenant), first, tenant.namespace
+        score = self.shares.user_score(tenant.user), tenant.user
+        for user, spaces in self.spaces.get(rank, {}).items():
+            if user != tenant.user:
+                count += _count(spaces) if (self.shares.user_score(user), user) < score else 0
+                continue
+            for sibling, space in spaces.items():
+                if sibling == tenant:
+                    count += space.line.before(applicant.entry)
+                elif (self.shares.score(sibling), space.accepted, sibling.namespace) < mine:
+                    count += len(space.line)
+        return count
+
+    def first(self, lane: Lane) -> Applicant:
+        return self.applicants[lane.head[-1]]
+
+    def aged(self, before: float, limit: int) -> list[Lane] | None:
+        """Lanes in which something has waited since ``before`` or longer; None: that are more than ``limit``."""
+        if not self._sorted:
+            self._arrivals = deque(sorted(self._living(), key=lambda applicant: applicant.since))
+            self._sorted = True
+        arrivals = self._arrivals
+        while arrivals and self.applicants.get(arrivals[0].id) is not arrivals[0]:
+            arrivals.popleft()
+        if len(arrivals) > limit and arrivals[limit].since <= before:
+            return None
+        aged = takewhile(lambda applicant: applicant.since <= before, arrivals)
+        return list(dict.fromkeys(self.lane_of(a) for a in aged if self.applicants.get(a.id) is a))
+
+    def _living(self) -> Iterator[Applicant]:
+        return (applicant for applicant in self._arrivals if self.applicants.get(applicant.id) is applicant)
+
+    def cached(self, key: object, make: Callable[[], T]) -> T:
+        """``make()``, computed once for each ``key`` and state of the queue."""
+        if self._cache is None or self._cache[0] != (self.changes, key):
+            self._cache = (self.changes, key), make()
+        value: T = self._cache[1]
+        return value
+
+
+def _count(spaces: dict[Tenant, Space]) -> int:
+    return sum(len(space.line) for space in spaces.values())
+
+
+def make_want(shape: Shape, number: int = 0) -> Want:
+    """What a shape comes to."""
+    demands = shape.ask.demands
+    kinds = {demand.device_kind if demand.device_count else None for demand in demands}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    need, devices = nothing(), dict[str, int]()
+    for part in shape.ask.parts:
+        choices = [amount_of(demand, part.members) for demand in part.choices]
+        need = [one + max(choice[i] for choice in choices) for i, one in enumerate(need)]
+        mine: dict[str, int] = {}
+        for demand in part.choices:
+            if demand.device_count:
+                key = f"{demand.device_kind}:{demand.device_variant.lower()}"
+                mine[key] = max(mine.get(key, 0), demand.device_count * part.members)
+        devices = {key: devices.get(key, 0) + mine.get(key, 0) for key in [*devices, *mine]}
+    return Want(
+        shape=shape,
+        number=number,
+        exempt=shape.child or shape.ask.weightless,
+        cpu_milli=min(demand.cpu_milli for demand in demands),
+        memory_bytes=min(demand.memory_bytes for demand in demands),
+        kind=kind or "",
+        count=min(demand.device_count for demand in demands) if kind else 0,
+        need=need,
+        devices=devices,
+    )

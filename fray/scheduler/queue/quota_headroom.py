@@ -1,0 +1,58 @@
+"""How much more each tenant may have by the quotas: machines are asked for what may run, not for all that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import define, field
+
+from fray.model.policy.policy import Amounts
+from fray.scheduler.queue.fair_share import (
+    KINDS,
+    Account,
+    Shares,
+    Tenant,
+)
+from fray.scheduler.queue.indexes import Want
+from fray.scheduler.queue.quotas import ceiling, limits
+
+
+@define
+class Headroom:
+    """Of one plan: what it has let in counts as had."""
+
+    shares: Shares
+    taken: dict[tuple[str, str], int] = field(factory=dict)
+    """By whose quota, and by what of it."""
+
+    def waiting(self, want: Want) -> int:
+        """How many of those that wait so may be placed, whoever's they are; they are let in."""
+        if not self.shares.has_quotas:
+            return want.waiting()
+        return sum(self._let_in(lane.space.tenant, want, len(lane.line)) for lane in want.lanes.values())
+
+    def _let_in(self, tenant: Tenant, want: Want, count: int) -> int:
+        found = [
+            (whose, key, needed, left)
+            for whose, terms, account in limits(self.shares, tenant)
+            if (most := ceiling(terms)) is not None
+            for key, needed, left in _left(account, want, most)
+        ]
+        for whose, key, needed, left in found:
+            count = min(count, max(0, left - self.taken.get((whose, key), 0)) // needed)
+        for whose, key, needed, _ in found:
+            self.taken[whose, key] = self.taken.get((whose, key), 0) + count * needed
+        return count
+
+
+def _left(account: Account | None, want: Want, most: Amounts) -> Iterator[tuple[str, int, int]]:
+    """Each thing that is limited and asked for: how much of it one takes, and how much is left."""
+    used, variants = (account.used, account.variants) if account is not None else ([0, 0, 0, 0], {})
+    for at, (key, limit) in enumerate((("cpu", most.cpu_milli), ("memory", most.memory_bytes))):
+        if limit is not None and want.need[at]:
+            yield key, want.need[at], limit - used[at]
+    for key, limit in most.devices.items():
+        kind, _, variant = key.partition(":")
+        needed = want.devices.get(key, 0) + want.devices.get(f"{kind}:auto", 0) if variant else want.need[KINDS[kind]]
+        if needed:
+            yield key, needed, limit - (variants.get(key, 0) if variant else used[KINDS[kind]])

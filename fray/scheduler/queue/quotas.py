@@ -1,0 +1,177 @@
+"""What a quota leaves to an applicant: it goes first, it borrows, or it waits. Pure, and nothing is kept here.
+
+A quota says what goes before all that is borrowed. What exceeds it is placed behind everything of its band that is
+within, as far as ``borrow`` allows. Both the user's quota and that of his namespace count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from fray.model.policy.policy import Amounts, Terms
+from fray.model.resources import Demand, show_bytes
+from fray.scheduler.queue.fair_share import (
+    KINDS,
+    Account,
+    Amount,
+    Shares,
+    Tenant,
+)
+from fray.scheduler.queue.indexes import Want
+
+if TYPE_CHECKING:
+    from fray.scheduler.queue.queue import Applicant
+    from fray.scheduler.state.tables import Tables
+
+
+class Standing(IntEnum):
+    """In the order in which they are tried."""
+
+    WITHIN = 0
+    BORROWS = 1
+    GROWS = 2
+    """It is a unit more for a reservation: behind everybody else."""
+    WAITS = 3
+    """It would take more than may be borrowed."""
+
+
+def exceeds(used: Amount, variants: Mapping[str, int], more: Amount, devices: Mapping[str, int], most: Amounts) -> str:
+    """What of it would be more than allowed, in a word; empty: nothing. What is not asked for cannot exceed.
+
+    Args:
+        devices: of ``more``, by ``kind:variant``; ``kind:auto`` counts against every variant of the kind.
+    """
+    if most.cpu_milli is not None and more[0] and used[0] + more[0] > most.cpu_milli:
+        return "cpu"
+    if most.memory_bytes is not None and more[1] and used[1] + more[1] > most.memory_bytes:
+        return "memory"
+    for key, amount in most.devices.items():
+        kind, _, variant = key.partition(":")
+        wanted = devices.get(key, 0) + devices.get(f"{kind}:auto", 0) if variant else more[KINDS[kind]]
+        have = variants.get(key, 0) if variant else used[KINDS[kind]]
+        if wanted and have + wanted > amount:
+            return key
+    return ""
+
+
+def ceiling(terms: Terms) -> Amounts | None:
+    """The most that may be had at all; None: there is no limit."""
+    if terms.quota is None or terms.borrow is True:
+        return None
+    if terms.borrow is False:
+        return terms.quota
+    quota, more = terms.quota, terms.borrow
+    return Amounts(
+        cpu_milli=_sum(quota.cpu_milli, more.cpu_milli),
+        memory_bytes=_sum(quota.memory_bytes, more.memory_bytes),
+        devices={key: amount + more.devices[key] for key, amount in quota.devices.items() if key in more.devices},
+    )
+
+
+def _sum(quota: int | None, more: int | None) -> int | None:
+    return None if quota is None or more is None else quota + more
+
+
+def limits(shares: Shares, tenant: Tenant) -> Iterator[tuple[str, Terms, Account | None]]:
+    """Whose terms bind a tenant, and what they count."""
+    policy = shares.policy
+    yield f"user:{tenant.user}", policy.user(tenant.user), shares.users.get(tenant.user)
+    yield f"space:{tenant.namespace}", policy.namespace(tenant.namespace), shares.spaces.get(tenant.namespace)
+
+
+def standing(shares: Shares, tenant: Tenant, want: Want) -> tuple[Standing, str]:
+    """How a want of a tenant stands to the quotas now; and if it waits, for whose."""
+    found = Standing.GROWS if want.shape.growth else Standing.WITHIN
+    if not shares.has_quotas or want.shape.reservation:  # that has been charged as a whole
+        return found, ""
+    for key, terms, account in limits(shares, tenant):
+        if terms.quota is None or not _over(account, want, terms.quota):
+            continue
+        most = ceiling(terms)
+        if most is not None and _over(account, want, most):
+            return Standing.WAITS, key
+        found = max(found, Standing.BORROWS)
+    return found, ""
+
+
+def quota_text(state: Tables, applicant: Applicant) -> str:
+    """Why an applicant waits for a quota, in words; empty: it does not."""
+    want = state.queue.waiting[applicant.shape]
+    stands, whose = standing(state.shares, applicant.tenant, want)
+    if stands is not Standing.WAITS:
+        return ""
+    for key, terms, account in limits(state.shares, applicant.tenant):
+        most = ceiling(terms)
+        what = _over(account, want, most) if key == whose and most is not None else ""
+        if most is not None and what:
+            kind, _, name = key.partition(":")
+            if never := _over(None, want, most):
+                return f"asks for more than the quota of {WHOSE[kind]} {name} ever allows ({_told(most, never)})"
+            has = amount_text(what, _amount(account, what))
+            return f"over the quota of {WHOSE[kind]} {name} ({has} in use of {_told(most, what)})"
+    return ""
+
+
+def _told(most: Amounts, what: str) -> str:
+    return amount_text(what, _limit(most, what))
+
+
+def eases(state: Tables, applicant: Applicant) -> str:
+    """What would let one start that waits for a quota."""
+    want = state.queue.waiting[applicant.shape]
+    for _, terms, _ in limits(state.shares, applicant.tenant):
+        most = ceiling(terms)
+        if most is not None and _over(None, want, most):
+            return "only another policy would let it start"
+    return "it would start if some of what counts there ended, or if the policy allowed more"
+
+
+WHOSE = {"user": "user", "space": "namespace"}
+
+
+def _amount(account: Account | None, what: str) -> int:
+    if account is None:
+        return 0
+    if what in ("cpu", "memory"):
+        return account.used[what == "memory"]
+    return account.variants.get(what, 0) if ":" in what else account.used[KINDS[what]]
+
+
+def _limit(most: Amounts, what: str) -> int:
+    return {"cpu": most.cpu_milli, "memory": most.memory_bytes}.get(what) or most.devices.get(what, 0)
+
+
+def amount_text(what: str, amount: int) -> str:
+    """``2 CPUs``, ``3GB memory``, ``4 gpu:h100``."""
+    if what == "cpu":
+        return f"{amount / 1000:g} CPU{'s' * (amount != 1000)}"
+    return f"{show_bytes(amount)} memory" if what == "memory" else f"{amount} {what}"
+
+
+def _over(account: Account | None, want: Want, most: Amounts) -> str:
+    used, variants = (account.used, account.variants) if account is not None else (_NOTHING, {})
+    return exceeds(used, variants, want.need, want.devices, most)
+
+
+_NOTHING = [0, 0, 0, 0]
+
+
+def excess(account: Account, most: Amounts) -> dict[str, int]:
+    """What of it is more than so much, and by how much: ``cpu`` (thousandths), ``memory``, ``gpu``, ``gpu:h100``."""
+    if not any(account.used):
+        return {}
+    found = {"cpu": (account.used[0], most.cpu_milli), "memory": (account.used[1], most.memory_bytes)}
+    for key, amount in most.devices.items():
+        found[key] = (account.variants.get(key, 0) if ":" in key else account.used[KINDS[key]]), amount
+    return {key: have - limit for key, (have, limit) in found.items() if limit is not None and have > limit}
+
+
+def takes(demand: Demand, key: str) -> bool:
+    """It is of what a quota counts under this key."""
+    kind, _, variant = key.partition(":")
+    if kind in KINDS:
+        wanted = demand.device_variant.lower()
+        return demand.device_kind == kind and demand.device_count > 0 and wanted in (variant or wanted, "auto")
+    return bool(demand.cpu_milli if key == "cpu" else demand.memory_bytes)

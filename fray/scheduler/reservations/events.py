@@ -1,0 +1,43 @@
+"""What happens to reservations, numbered: in their rows, and in the event log."""
+
+from __future__ import annotations
+
+from fray.model.ids import JobId, NodeName
+from fray.model.reservations import CHANGES_KEPT, Change, ChangeKind
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.state.reservation_rows import Reservation, Unit
+from fray.scheduler.state.tables import Tables
+
+
+def note(
+    state: Tables,
+    out: Outbox,
+    reservation: Reservation,
+    kind: ChangeKind,
+    text: str = "",
+    *,
+    unit: Unit | None = None,
+    nodes: tuple[NodeName, ...] = (),
+    jobs: tuple[JobId, ...] = (),
+    notice_s: float = 0.0,
+) -> None:
+    """Something has happened to it."""
+    reservation.change += 1
+    change = Change(
+        number=reservation.change,
+        kind=kind,
+        time=state.now,
+        unit=unit.number if unit is not None else None,
+        nodes=nodes or (unit.nodes if unit is not None else ()),
+        jobs=jobs,
+        notice_s=notice_s,
+        text=text,
+    )
+    reservation.changes = (*reservation.changes[1 - CHANGES_KEPT :], change)
+    out.happened(reservation.id, kind.value, _line(change))
+    out.reservation(reservation.id)
+
+
+def _line(change: Change) -> str:
+    parts = [f"unit {change.unit} on {', '.join(change.nodes)}" if change.unit is not None else "", change.text]
+    return ": ".join(part for part in parts if part)

@@ -1,0 +1,406 @@
+"""Reservations: machines that are held for jobs to come.
+
+The law. A reservation waits for its minimum as a gang does: all units at once or none. From then on it holds them, and
+grows one unit at a time towards its maximum by what nobody else in its band has a use for. What it holds beyond its
+minimum it gives back when somebody else needs it (`giving_back`); a lost machine takes its unit with it, and what is
+missing of the minimum is owed and waits in the queue with its old place. It ends when it is released, when its time to
+live is over, or with its owner: then what runs in it is ended, and each unit is the fleet's again once it is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from fray.errors import FrayError, InvalidRequest, NeverSchedulable, NoSuchReservation
+from fray.model.ids import JobId, NodeName, SessionId
+from fray.model.messages.client import Done, Role
+from fray.model.policy.priority import Band
+from fray.model.reservations import (
+    EXPIRY_NOTICE_S,
+    ChangeKind,
+    ReservationId,
+    ReservationSpec,
+    ReservationState,
+    check_reservation,
+)
+from fray.model.resources import Capacity, Demand, Device
+from fray.model.specs import Cause, JobSpec
+from fray.scheduler.autoscaler.available_capacity import all_machines, declares
+from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effects import ReservationAsked, ReservationReleased, ReservationRenewed
+from fray.scheduler.explain.resource_text import needs
+from fray.scheduler.jobs.queries import who
+from fray.scheduler.jobs.transitions import stop_job
+from fray.scheduler.pool.pool import ever, members_held
+from fray.scheduler.pool.requests import Grant, Placed, part_of
+from fray.scheduler.queue.queue import Applicant
+from fray.scheduler.reservations.events import note
+from fray.scheduler.reservations.release_units import end_jobs, give_back, is_idle
+from fray.scheduler.reservations.view import reservation_of
+from fray.scheduler.state.reservation_rows import Host, Reservation, Unit
+from fray.scheduler.state.rows import Session
+from fray.scheduler.state.state import State
+
+KEPT = 1_000
+"""Ended reservations on record."""
+LIVING_LIMIT = 10_000
+
+# Requests ------------------------------------------------------------------------------------------------------------
+
+
+def create(state: State, event: ReservationAsked, out: Outbox) -> None:
+    """Accept it, or refuse with what is wrong; a repetition is answered with the first."""
+    try:
+        _create(state, event, out)
+    except FrayError as error:
+        out.refuse(event.session, event.ref, error)
+    else:
+        out.reservation_asked(event.session, event.ref, event.spec.reservation_id)
+
+
+def _create(state: State, event: ReservationAsked, out: Outbox) -> None:
+    session = _living(state, event.session)
+    spec = event.spec if event.spec.namespace else evolve(event.spec, namespace=session.namespace)
+    known = state.reservations.get(spec.reservation_id)
+    if known is not None:
+        _check_same(known.spec, spec)
+        return
+    owner = session.owner if session.role is not Role.TOOL else ""
+    _check(state, spec, owner)
+    mine = "" if spec.detached else owner
+    parent = state.jobs[state.attempts[session.attempt_id].job_id] if session.attempt_id else None
+    reservation = Reservation(
+        spec=spec,
+        order=state.next_order(),
+        owner=mine,
+        root=(session.session if parent is None else parent.root) if mine else "",
+        created_by=session.session,
+        created_at=state.now,
+        queued_at=state.now,
+        expires_at=state.now + spec.ttl_s,
+        band=spec.band or (parent.band if parent is not None else Band.INTERACTIVE),
+        phase=ReservationState.WAITING if spec.min_units else ReservationState.HELD,
+        held_at=None if spec.min_units else state.now,
+    )
+    state.add_reservation(reservation)
+    out.reservation(reservation.id)
+    units = f"{spec.min_units} to {spec.max_units} units of {needs(spec.demand)}"
+    out.happened(reservation.id, "created", f"by {owner or session.session}: {units}")
+
+
+def _living(state: State, name: SessionId) -> Session:
+    from fray.scheduler.jobs.sessions import living  # it ends what sessions own, and so imports this
+
+    return living(state, name)
+
+
+def _check_same(known: ReservationSpec, spec: ReservationSpec) -> None:
+    if evolve(known, ttl_s=spec.ttl_s, user=spec.user) != spec:
+        raise InvalidRequest(
+            f"reservation id {spec.reservation_id!r} belongs to a different request: create this one under another id"
+        )
+
+
+def _check(state: State, spec: ReservationSpec, owner: str) -> None:
+    check_reservation(spec)
+    if not owner and not spec.detached:
+        raise InvalidRequest(f"reservation {spec.name!r}: a tool owns nothing, so it must be detached=True")
+    allowed = state.policy.user(spec.user).bands
+    if spec.band is not None and spec.band not in allowed:
+        raise InvalidRequest(
+            f"reservation {spec.name!r}: band={spec.band.value!r} is not for this user by this cluster's policy, only "
+            f"{', '.join(repr(band.value) for band in allowed)}"
+        )
+    if len(state.reserved) >= LIVING_LIMIT:
+        raise InvalidRequest(f"the cluster holds its limit of {LIVING_LIMIT} reservations; release some first")
+    if declares(state) and spec.min_units:
+        members = spec.min_units * spec.hosts
+        capacities = list(all_machines(state, members).values())
+        if not any(ever(demand, members, capacities) for demand in (spec.demand, *spec.alternatives)):
+            raise NeverSchedulable(
+                f"reservation {spec.name!r} can never be held here: it needs {members} times {needs(spec.demand)}, and "
+                f"all {len(capacities)} machines together hold fewer",
+                name=spec.name,
+            )
+
+
+def renew(state: State, event: ReservationRenewed, out: Outbox) -> None:
+    """Its time to live begins anew."""
+    try:
+        reservation = _open(state, event.reservation_id)
+        spec = reservation.spec if event.ttl_s is None else evolve(reservation.spec, ttl_s=event.ttl_s)
+        check_reservation(spec)
+    except FrayError as error:
+        out.refuse(event.session, event.ref, error)
+        return
+    reservation.spec, reservation.expires_at = spec, state.now + spec.ttl_s
+    if reservation.warned:
+        reservation.warned = False
+        note(state, out, reservation, ChangeKind.RENEWED, f"for {reservation.spec.ttl_s:g} s")
+    out.reservation(reservation.id)
+    state.reservation_changed(reservation)
+    out.reservation_asked(event.session, event.ref, reservation.id)
+
+
+def _open(state: State, reservation_id: str) -> Reservation:
+    reservation = reservation_of(state, reservation_id)
+    if reservation.over:
+        raise NoSuchReservation(
+            f"reservation {reservation_id} has ended: {reservation.reason}", reservation_id=reservation_id
+        )
+    return reservation
+
+
+def released(state: State, event: ReservationReleased, out: Outbox) -> None:
+    """Asked for; answered at once. One that has ended is left alone."""
+    try:
+        reservation = reservation_of(state, event.reservation_id)
+    except FrayError as error:
+        out.refuse(event.session, event.ref, error)
+        return
+    close(state, out, reservation, event.reason, Cause.STOPPED, who(state, event.session))
+    out.reply(event.session, event.ref, Done())
+
+
+# Jobs inside ---------------------------------------------------------------------------------------------------------
+
+
+def check_inside(state: State, spec: JobSpec) -> None:
+    """Whether a job may be launched in the reservation it names.
+
+    Raises:
+        NoSuchReservation: there is none, or it is over.
+        NeverSchedulable: it would not fit if the reservation had all it may have, on machines as large as can be.
+    """
+    reservation = _open(state, spec.reservation_id)
+    most = _at_most(reservation.spec)
+    part = part_of(spec)
+    for demand in part.choices:
+        asked = evolve(demand, preemptible=True, containers=False, ports=0, regions=(), zones=())
+        if (
+            _together(demand, reservation.spec.demand)
+            and sum(members_held(asked, capacity) for capacity in most) >= part.members
+        ):
+            return
+    gang = f"{part.members} members of " if part.members > 1 else ""
+    raise NeverSchedulable(
+        f"job {spec.name!r} can never run in reservation {reservation.id}: it needs {gang}{needs(spec.demand)}, and "
+        f"that one has at most {reservation.spec.max_units} units of {needs(reservation.spec.demand)}",
+        name=spec.name,
+        reservation_id=reservation.id,
+    )
+
+
+def _together(one: Demand, other: Demand) -> bool:
+    """Their places do not exclude each other."""
+    pairs = ((one.regions, other.regions), (one.zones, other.zones))
+    return all(not mine or not theirs or set(mine) & set(theirs) for mine, theirs in pairs)
+
+
+def _at_most(spec: ReservationSpec) -> list[Capacity]:
+    """Its machines if it had all its units: in one machine, or of several hosts, one each."""
+    found = []
+    for demand in (spec.demand, *spec.alternatives):
+        pieces, machines = (spec.max_units, 1) if spec.hosts == 1 else (1, spec.max_units * spec.hosts)
+        count = demand.device_count * pieces
+        devices = tuple(
+            Device(f"device-{number}", demand.device_kind or "", demand.device_variant) for number in range(count)
+        )
+        size = demand.cpu_milli * pieces, demand.memory_bytes * pieces, demand.disk_bytes * pieces
+        found += [Capacity(*size, devices)] * machines
+    return found
+
+
+# Having --------------------------------------------------------------------------------------------------------------
+
+
+def granted(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Placed]) -> None:
+    """Its minimum is there, or a unit more; the fleet's pool has given its share already."""
+    reservation = state.reservations[applicant.id.partition(":")[2]]
+    hosts = reservation.spec.hosts
+    grants = placed[0].grants
+    units = [
+        _unit(state, reservation, grants[at : at + hosts], placed[0].choice) for at in range(0, len(grants), hosts)
+    ]
+    if reservation.phase is ReservationState.WAITING:
+        reservation.phase, reservation.held_at = ReservationState.HELD, reservation.held_at or state.now
+        reservation.expires_at, reservation.warned = state.now + reservation.spec.ttl_s, False
+        nodes = tuple(dict.fromkeys(node for unit in units for node in unit.nodes))
+        text = f"{len(units)} unit{'s' * (len(units) != 1)} on {', '.join(nodes)}"
+        note(state, out, reservation, ChangeKind.HELD, text, nodes=nodes)
+    else:
+        for unit in units:
+            note(state, out, reservation, ChangeKind.GROWN, unit=unit)
+    if len(reservation.staying) >= reservation.spec.min_units:
+        reservation.phase = ReservationState.HELD
+    state.reservation_changed(reservation)
+    state.queue.look_inside(reservation.id)
+
+
+def _unit(state: State, reservation: Reservation, grants: Sequence[Grant], choice: int) -> Unit:
+    reservation.last_unit += 1
+    hosts = tuple(Host(grant.node, grant.devices) for grant in grants)
+    unit = Unit(number=reservation.last_unit, hosts=hosts, choice=choice)
+    state.add_unit(reservation, unit)
+    return unit
+
+
+def inside_on(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, ...]]:
+    """What runs on the units of a machine, by reservation."""
+    found: dict[ReservationId, tuple[JobId, ...]] = {}
+    for reservation_id in state.units_on.get(name, ()):
+        jobs = (attempt.job_id for attempt in state.attempts_inside(reservation_id, name))
+        found[reservation_id] = tuple(dict.fromkeys(jobs))
+    return found
+
+
+def lose_node(state: State, out: Outbox, name: NodeName, why: str, ran: dict[ReservationId, tuple[JobId, ...]]) -> None:
+    """A machine is gone, and nothing lives on it any more: its units are gone with it, and so is what ``ran`` there."""
+    for reservation_id in list(state.units_on.get(name, ())):
+        reservation = state.reservations[reservation_id]
+        for unit in [unit for unit in reservation.units if name in unit.nodes]:
+            _lose(state, out, reservation, unit, name, why, ran.get(reservation_id, ()))
+        _short(state, reservation)
+        state.reservation_changed(reservation)
+
+
+def _lose(
+    state: State,
+    out: Outbox,
+    reservation: Reservation,
+    unit: Unit,
+    name: NodeName,
+    why: str,
+    ran: tuple[JobId, ...],
+) -> None:
+    """What is left of a slice is of no use: it is given back as soon as nothing runs there."""
+    if not reservation.over:
+        note(state, out, reservation, ChangeKind.LOST, why, unit=unit, jobs=ran)
+    unit.leaving, unit.lost, unit.why = True, True, why
+    state.drop_unit(reservation, unit, only=name)
+    if unit.hosts:
+        state.unit_leaves(reservation, unit)
+        end_jobs(state, out, reservation, unit)
+
+
+def evacuate(state: State, out: Outbox, name: NodeName, why: str) -> None:
+    """A machine is emptied, by somebody's word: its units leave as soon as nothing runs on them any more, and what they
+    leave short is owed elsewhere."""
+    for reservation_id in list(state.units_on.get(name, ())):
+        reservation = state.reservations[reservation_id]
+        for unit in [unit for unit in reservation.staying if name in unit.nodes]:
+            unit.leaving, unit.why = True, why
+            note(state, out, reservation, ChangeKind.SHRINKING, why, unit=unit)
+            state.unit_leaves(reservation, unit)
+        _short(state, reservation)
+        state.reservation_changed(reservation)
+
+
+def _short(state: State, reservation: Reservation) -> None:
+    """It may have less than its minimum now: the rest is owed to it."""
+    is_short = len(reservation.staying) < reservation.spec.min_units
+    if reservation.phase is ReservationState.HELD and is_short:
+        reservation.phase, reservation.queued_at = ReservationState.DEGRADED, state.now
+
+
+# Ending --------------------------------------------------------------------------------------------------------------
+
+
+def close(state: State, out: Outbox, reservation: Reservation, why: str, cause: Cause, by: str = "") -> None:
+    """It is over: what is in it ends by its ladder, and `settle` gives back what that leaves idle."""
+    if reservation.over:
+        return
+    reservation.phase, reservation.reason, reservation.ended_by = ReservationState.CLOSING, why, by or why
+    reservation.stop_cause = cause
+    for unit in reservation.units:
+        unit.leaves_at = None
+    state.reservation_changed(reservation)
+    state.pool.version += 1  # what it held back may fit now
+    note(state, out, reservation, ChangeKind.CLOSING, why, jobs=tuple(state.inside.get(reservation.id, ())))
+    for job_id in list(state.inside.get(reservation.id, ())):
+        stop_job(state, out, state.jobs[job_id], cause, f"its reservation {reservation.id} ended: {why}", by)
+
+
+def close_owned(state: State, out: Outbox, owner: str, why: str, session: SessionId | None = None) -> None:
+    """Those whose owner has ended; with ``session`` only what that one has created."""
+    for reservation_id in list(state.reserved_by.get(owner, ())):
+        reservation = state.reservations[reservation_id]
+        if session is None or reservation.created_by == session:
+            close(state, out, reservation, why, Cause.OWNER_ENDED)
+
+
+def settle(state: State, out: Outbox) -> None:
+    """After the handler: what owners left, what has become idle, what is over."""
+    for attempt_id in out.ended_attempts:
+        if attempt_id in state.reserved_by:
+            close_owned(state, out, attempt_id, f"its owner {attempt_id} ended")
+    for reservation_id in list(state.unsettled):
+        _settle(state, out, state.reservations[reservation_id])
+
+
+def _settle(state: State, out: Outbox, reservation: Reservation) -> None:
+    for unit in list(reservation.units):
+        if (unit.leaving or reservation.over) and is_idle(state, reservation, unit):
+            give_back(state, out, reservation, unit)
+    if not reservation.over:
+        return
+    pool = state.reserved[reservation.id]
+    if not reservation.units and not pool.machines and not state.inside.get(reservation.id):
+        _end(state, out, reservation)
+
+
+def _end(state: State, out: Outbox, reservation: Reservation) -> None:
+    reservation.phase, reservation.ended_at = ReservationState.ENDED, state.now
+    note(state, out, reservation, ChangeKind.ENDED, reservation.reason)
+    state.reservation_changed(reservation)
+    while len(state.reserved_over) > min(KEPT, state.rules.finished_limit):
+        state.drop_reservation(state.reservations[next(iter(state.reserved_over))])
+
+
+# Time ----------------------------------------------------------------------------------------------------------------
+
+
+def due(state: State, out: Outbox, reservation_id: ReservationId) -> None:
+    """A notice is over, growth may go on, an end is near or here."""
+    reservation = state.reservations.get(reservation_id)
+    if reservation is not None:
+        _due(state, out, reservation)
+        state.reservation_changed(reservation)
+
+
+def _due(state: State, out: Outbox, reservation: Reservation) -> None:
+    for unit in list(reservation.units):
+        if unit.leaves_at is not None and unit.leaves_at <= state.now:
+            end_jobs(state, out, reservation, unit)
+    if reservation.grows_from <= state.now:
+        reservation.grows_from = 0.0
+    if reservation.over or reservation.warns_at > state.now:
+        return
+    if not reservation.warned:
+        _warn(state, out, reservation)
+    if reservation.expires_at <= state.now:
+        waited = "" if reservation.held_at is not None else " while it waited"
+        close(state, out, reservation, f"it expired{waited}: nobody renewed it", Cause.STOPPED)
+
+
+def _warn(state: State, out: Outbox, reservation: Reservation) -> None:
+    reservation.warned = True
+    left_s = max(0.0, reservation.expires_at - state.now)
+    jobs = tuple(state.inside.get(reservation.id, ()))
+    text = f"in {left_s:.0f} s, unless it is renewed"
+    note(state, out, reservation, ChangeKind.EXPIRING, text, jobs=jobs, notice_s=left_s)
+    for job_id in jobs:
+        out.happened(job_id, "reservation expiring", f"{reservation.id} ends {text}")
+
+
+def restarted(state: State) -> None:
+    """Nobody could renew anything while the controller was away: each has its warning time, at least."""
+    grace_s = EXPIRY_NOTICE_S + state.rules.driver_grace_s
+    for reservation_id in state.reserved:
+        reservation = state.reservations[reservation_id]
+        least = state.now + min(reservation.spec.ttl_s, grace_s)
+        if not reservation.over and reservation.expires_at < least:
+            reservation.expires_at, reservation.warned = least, False
+            state.reservation_changed(reservation)

@@ -1,0 +1,111 @@
+"""All there is to know of a reservation: what it holds, what it waits for, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fray.errors import NoSuchReservation
+from fray.model.ids import Namespace
+from fray.model.reservations import ReservationId, ReservationInfo, ReservationState, UnitInfo
+from fray.scheduler.explain.resource_text import needs
+from fray.scheduler.state.reservation_rows import Reservation
+from fray.scheduler.state.tables import Tables
+
+JOBS_SHOWN = 4
+
+
+def reservation_of(state: Tables, reservation_id: ReservationId) -> Reservation:
+    """Raises: NoSuchReservation."""
+    found = state.reservations.get(reservation_id)
+    if found is None:
+        raise NoSuchReservation(
+            f"the cluster knows no reservation {reservation_id!r} (it may be long over)", reservation_id=reservation_id
+        )
+    return found
+
+
+def reservation_info(state: Tables, reservation_id: ReservationId) -> ReservationInfo:
+    """Raises: NoSuchReservation."""
+    row = reservation_of(state, reservation_id)
+    spec = row.spec
+    return ReservationInfo(
+        reservation_id=row.id,
+        demand=spec.demand,
+        jobs=tuple(state.inside.get(row.id, ())),
+        expires_at=row.expires_at,
+        state=row.phase,
+        name=spec.name,
+        namespace=spec.namespace,
+        user=spec.user,
+        owner=row.owner,
+        band=row.band,
+        priority=spec.priority,
+        preemptible=spec.preemptible,
+        ttl_s=spec.ttl_s,
+        notice_s=spec.notice_s,
+        hosts=spec.hosts,
+        min_units=spec.min_units,
+        max_units=spec.max_units,
+        units=tuple(UnitInfo(number=u.number, nodes=u.nodes, devices=u.devices, leaving=u.leaving) for u in row.units),
+        reason=why(state, row),
+        changes=row.changes,
+        created_at=row.created_at,
+        held_at=row.held_at,
+        ended_at=row.ended_at,
+    )
+
+
+def list_reservations(state: Tables, namespace: Namespace | None, ended: bool = False) -> tuple[ReservationInfo, ...]:
+    """Oldest first; of one namespace, or of all."""
+    rows = [row for row in state.reservations.values() if namespace in (None, row.spec.namespace)]
+    return tuple(reservation_info(state, row.id) for row in rows if ended or row.phase is not ReservationState.ENDED)
+
+
+# Why ------------------------------------------------------------------------------------------------------------------
+
+
+def why(state: Tables, row: Reservation) -> str:
+    """In one line: what it holds and what it waits for, or why it ends."""
+    if row.over:
+        return row.reason
+    spec = row.spec
+    many = f"{spec.min_units}" if spec.min_units == spec.max_units else f"{spec.min_units} to {spec.max_units}"
+    leaving = len(row.units) - len(row.staying)
+    are = "is" if leaving == 1 else "are"
+    text = f"holds {len(row.staying)} of {many} units" + (f", {leaving} more {are} being given back" if leaving else "")
+    return f"{text}{_next(state, row)}"
+
+
+def _next(state: Tables, row: Reservation) -> str:
+    waits = state.reservation_applicant(row)
+    if waits is None:
+        return ""
+    spec = row.spec
+    is_first = row.phase is ReservationState.WAITING
+    what = f"its minimum of {spec.min_units}" if is_first else "the next one"
+    hosts = f"{spec.hosts} machines of one slice, each with " if spec.hosts > 1 else ""
+    each = " each" if is_first and spec.min_units > 1 and spec.hosts == 1 else ""
+    text = f"; {what} needs {hosts}{needs(spec.demand)}{each}"
+    if waits.id not in state.queue:
+        return text
+    return f"{text}; number {state.queue.ahead(waits.id) + 1} of {len(state.queue)} in the queue"
+
+
+def explain_reservation(state: Tables, reservation_id: ReservationId) -> str:
+    """A page for people. Raises: NoSuchReservation."""
+    row = reservation_of(state, reservation_id)
+    return "\n".join(_page(state, row))
+
+
+def _page(state: Tables, row: Reservation) -> Iterator[str]:
+    yield f"{row.id} is {row.phase.value}: {why(state, row)}"
+    if row.phase is ReservationState.ENDED:
+        return
+    left_s = max(0.0, row.expires_at - state.now)
+    yield f"expires in {left_s:.0f} s unless it is renewed (each renewal gives it {row.spec.ttl_s:g} s)"
+    for unit in row.units:
+        gone = f", being given back: {unit.why}" if unit.leaving else ""
+        yield f"  unit {unit.number} on {', '.join(unit.nodes)}{gone}"
+    jobs = list(state.inside.get(row.id, ()))
+    more = f" and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
+    yield f"jobs in it: {', '.join(jobs[:JOBS_SHOWN]) or 'none'}{more}"

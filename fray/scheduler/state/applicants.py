@@ -1,0 +1,107 @@
+"""Who waits for machines, in the tables: a job as one that applies, what it asks for, what is kept for it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from fray.model.ids import NodeName
+from fray.model.policy.priority import Band
+from fray.scheduler.pool.requests import (
+    Ask,
+    Part,
+    ask_of,
+    within,
+)
+from fray.scheduler.queue.fair_share import Tenant
+from fray.scheduler.queue.queue import Applicant, Kind, Shape
+from fray.scheduler.state.group_members import Muster
+from fray.scheduler.state.reservations import ReservedTables
+from fray.scheduler.state.rows import Claim, Job
+from fray.scheduler.state.start_plans import Plan
+
+Sought: TypeAlias = tuple[Shape, Band, Tenant | None]
+
+
+class ApplicantTables(ReservedTables):
+    """What `Tables` knows of those that wait for machines."""
+
+    def _make_indexes(self) -> None:
+        super()._make_indexes()
+        self.possible: dict[Part, int] = {}
+        """What machines that are here, declared or to be had could hold, and at which `Pool.machines_version`."""
+        self.musters: dict[str, Muster] = {}
+        """Members of job groups."""
+        self.plans: dict[str, Plan] = {}
+        """By applicant, while it is the first that waits, or starves. No index: made anew after a restart."""
+        self.sought: dict[Sought, tuple[float, float]] = {}
+        """Who found nobody whose place it may take: when it looks again, and after what pause. No index."""
+
+    def applicant(self, job: Job) -> Applicant:
+        """The job as something that waits for machines."""
+        spec = job.spec
+        return Applicant(
+            job.job_id,
+            self._shape(job),
+            job.order,
+            job.queued_at,
+            band=job.band,
+            tenant=self.shares.tenant(spec.user, spec.namespace),
+            time_limit_s=spec.time_limit_s,
+        )
+
+    def _shape(self, job: Job) -> Shape:
+        if job.spec.job_group:
+            return Shape(self.ask(job), is_child(job), job.spec.reservation_id)
+        return self.queue.shape_of(job.spec, is_child(job))
+
+    def job_of(self, applicant: Applicant) -> Job | None:
+        """The job that waits, or the first of a group; None of what is no job."""
+        if applicant.kind is Kind.GROUP and applicant.id in self.musters:
+            return self.jobs[next(iter(self.musters[applicant.id].gathered))]
+        return self.jobs.get(applicant.id)
+
+    def ask(self, job: Job) -> Ask:
+        """A member of a job group goes where the others are."""
+        group = self.job_groups[job.spec.job_group] if job.spec.job_group else None
+        if group is None or group.place is None or not group.config.same:
+            return ask_of(job.spec)
+        return within(ask_of(job.spec), group.config.same, group.place)
+
+    def places_of(self, applicant: Applicant) -> tuple[tuple[NodeName, ...], ...]:
+        """Where its members would like to be, part by part; empty: anywhere."""
+        if applicant.kind is Kind.GROUP:
+            return tuple(job.places for job in self.gathered(applicant.id))
+        job = self.jobs.get(applicant.id)
+        return (job.places,) if job is not None and job.places else ()
+
+    def gathered(self, group_id: str) -> list[Job]:
+        """Members that are placed together next, in order of acceptance."""
+        return sorted(map(self.jobs.__getitem__, self.musters[group_id].gathered), key=lambda job: job.order)
+
+    def enqueue(self, job: Job) -> None:
+        self.queue.add(self.applicant(job))
+        self._limit_wait(job, job.queued_at)
+
+    def _limit_wait(self, job: Job, since: float) -> None:
+        limit_s = job.spec.wait_limit_s
+        self.timers.set(("wait", job.job_id), None if limit_s is None else since + limit_s)
+
+    # Claims
+
+    def put_claim(self, claim: Claim) -> None:
+        self.claims[claim.applicant] = claim
+        self.touch("claim", claim.applicant)
+
+    def drop_claim(self, applicant_id: str) -> None:
+        """What was kept may fit others now."""
+        claim = self.claims.pop(applicant_id)
+        if not claim.reservation or claim.reservation in self.reserved:
+            self.pool_for(claim.reservation).loosen(share.node for share in claim.shares)
+        if applicant_id in self.queue:
+            self.queue.retry(applicant_id)
+        self.touch("claim", applicant_id)
+
+
+def is_child(job: Job) -> bool:
+    """Launched by a running job, and part of it."""
+    return bool(job.owner) and job.owner != job.root

@@ -1,0 +1,63 @@
+"""Payloads and values in the tables: which blobs some row still needs."""
+
+from __future__ import annotations
+
+from fray.model.ids import BlobId, JobId
+from fray.model.specs import Outcome
+from fray.scheduler.state.attempts import AttemptTables
+from fray.scheduler.state.rows import Attempt, Job
+
+
+class ValueTables(AttemptTables):
+    """What `Tables` knows of blobs."""
+
+    def _make_indexes(self) -> None:
+        super()._make_indexes()
+        self.valued: dict[JobId, int] = {}
+        """Ended jobs that have a value, and its size; oldest end first."""
+        self.valued_bytes = 0
+        self.blobs: dict[BlobId, int] = {}
+        """How many rows refer to a payload or value."""
+
+    def refers(self, blob: BlobId) -> bool:
+        """Some row still needs this payload or value."""
+        return blob in self.blobs
+
+    def retain(self, blob: BlobId | None) -> None:
+        if blob is not None:
+            self.blobs[blob] = self.blobs.get(blob, 0) + 1
+
+    def release(self, blob: BlobId | None) -> None:
+        if blob is not None:
+            self.blobs[blob] -= 1
+            if not self.blobs[blob]:
+                del self.blobs[blob]
+
+    def needs_payload(self, job: Job) -> bool:
+        return not job.ended or self.tally[job.job_id].living > 0
+
+    def count_blobs(self) -> dict[BlobId, int]:
+        """References counted from the rows: what ``blobs`` must be."""
+        found: dict[BlobId, int] = {}
+        payloads = [job.spec.payload for job in self.jobs.values() if self.needs_payload(job)]
+        states = [job.checkpoint.blob for job in self.jobs.values() if job.checkpoint is not None]
+        rows: list[Job | Attempt] = [*self.jobs.values(), *self.attempts.values()]
+        for blob in [*payloads, *states, *(_value(row.outcome) for row in rows)]:
+            if blob is not None:
+                found[blob] = found.get(blob, 0) + 1
+        return found
+
+    # Values of ended jobs
+
+    def _index_value(self, job: Job) -> None:
+        if job.outcome is not None and job.outcome.value is not None:
+            self.valued[job.job_id] = job.outcome.value_bytes
+            self.valued_bytes += job.outcome.value_bytes
+
+    def unvalue(self, job: Job) -> None:
+        """Its value is no longer kept."""
+        self.valued_bytes -= self.valued.pop(job.job_id, 0)
+
+
+def _value(outcome: Outcome | None) -> BlobId | None:
+    return outcome.value if outcome else None

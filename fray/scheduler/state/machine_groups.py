@@ -1,0 +1,181 @@
+"""The books of the fleet: units and groups as rows, which nodes are whose, and what the policy says of them.
+
+Without decisions: those are in `scaling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from attrs import evolve
+
+from fray.model.ids import NodeName
+from fray.model.policy.machine_groups import GroupConfig, MachineState
+from fray.model.policy.policy import Policy
+from fray.scheduler.lifecycle import moved
+from fray.scheduler.queue.queue import Shape
+from fray.scheduler.state.rows import Node
+from fray.scheduler.state.unit_rows import (
+    UNIT_TABLE,
+    GroupRow,
+    Unit,
+    UnitPhase,
+    UnitTurn,
+)
+
+
+def unit_name(node: Node) -> str:
+    """The unit a node belongs to: the one it names, else the machine of its own name (of provider ``fixed``)."""
+    return node.capacity.attributes.get("machine") or node.name
+
+
+def in_zone(unit: Unit) -> str:
+    """For messages."""
+    return f" in {unit.zone}" if unit.zone else ""
+
+
+class Books:
+    """Part of `Tables`; every change of a row goes through here and is marked to be saved."""
+
+    def __init__(self, touch: Callable[[str, str], None]) -> None:
+        self._touch = touch
+        self.units: dict[str, Unit] = {}
+        self.groups: dict[str, GroupRow] = {}
+        self.of_group: dict[str, dict[str, Unit]] = {}
+        """Units by group, those that are gone among them."""
+        self.nodes: dict[str, dict[NodeName, None]] = {}
+        """Nodes by the unit they name; also units that are not ours."""
+        self.orders: dict[str, None] = {}
+        """Units with something to do for their provider."""
+        self.reordered = False
+        """There are orders that were not there."""
+        self.policy = Policy()
+        self.cluster = ""
+        """What is part of every name that is made."""
+        self.used_at: dict[NodeName, float] = {}
+        """When an attempt came or went last; since the last start of the controller."""
+        self.busy_at: dict[str, float] = {}
+        """When a unit was last seen to hold something."""
+        self.held: dict[str, None] = {}
+        """Units that held something when the last plan began."""
+        self.listed: dict[str, None] = {}
+        """Providers that have listed what they have since the controller started: before that nothing is asked for."""
+        self.troubles: dict[str, str] = {}
+        """Why a provider's last list failed."""
+        self.limits: dict[Shape, str] = {}
+        """Why machines for what waits are not asked for, as the last plan found it."""
+        self.plan_at: float | None = None
+        """When the next plan is due."""
+        self.touched: dict[str, None] = {}
+        """Units whose nodes have come or gone: looked at before anything else."""
+        self.moved = False
+        """Something has changed that the next plan wants to know soon."""
+
+    # Policy
+
+    def group(self, name: str) -> GroupConfig | None:
+        """As the policy has it, with what was set at run time."""
+        config = self._configs.get(name)
+        row = self.groups.get(name)
+        if config is None or row is None or (row.min is None and row.max is None):
+            return config
+        most = config.max if row.max is None else row.max
+        least = config.min if row.min is None else row.min
+        return evolve(config, max=most, min=min(least, most))
+
+    def configs(self) -> Iterator[GroupConfig]:
+        """All groups, as written."""
+        return (config for config in map(self.group, self._configs) if config is not None)
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        self._configs = {group.name: group for group in policy.groups}
+
+    def row(self, group: str) -> GroupRow:
+        """What is remembered of a group; call `group_changed` after a change."""
+        return self.groups.setdefault(group, GroupRow(name=group))
+
+    def group_changed(self, row: GroupRow) -> None:
+        self.groups[row.name] = row
+        self._touch("fleet_group", row.name)
+        self.moved = True
+
+    # Units
+
+    def put(self, unit: Unit) -> None:
+        self.units[unit.name] = unit
+        self.of_group.setdefault(unit.group, {})[unit.name] = unit
+        self.changed(unit)
+
+    def changed(self, unit: Unit) -> None:
+        self._index(unit)
+        self._touch("unit", unit.name)
+        self.moved = True
+
+    def _index(self, unit: Unit) -> None:
+        if unit.ordered:
+            self.orders[unit.name] = None
+            self.reordered = True
+        else:
+            self.orders.pop(unit.name, None)
+
+    def turn(self, unit: Unit, turn: UnitTurn, now: float) -> None:
+        """The next phase by the table."""
+        unit.phase, unit.since = moved(UNIT_TABLE, unit.phase, turn), now
+        unit.answered, unit.tries, unit.order_at = False, 0, now
+        self.changed(unit)
+
+    def drop(self, unit: Unit) -> None:
+        del self.units[unit.name], self.of_group[unit.group][unit.name]
+        self.orders.pop(unit.name, None)
+        self.busy_at.pop(unit.name, None)
+        self._touch("unit", unit.name)
+
+    def load(self) -> None:
+        """Indexes, from the rows."""
+        self.units = dict(sorted(self.units.items(), key=lambda item: item[1].order))
+        self.groups = dict(sorted(self.groups.items()))
+        for unit in self.units.values():
+            self.of_group.setdefault(unit.group, {})[unit.name] = unit
+            self._index(unit)
+
+    def live(self, group: str) -> list[Unit]:
+        """That count towards its max: on their way, or here to stay."""
+        return [unit for unit in self.of_group.get(group, {}).values() if unit.live]
+
+    def spent_per_hour(self) -> float:
+        """For all that may be there, those that are going among them; what is dead costs nothing."""
+        dead = (MachineState.PREEMPTED, MachineState.FAILED)
+        there = (unit for unit in self.units.values() if unit.phase is not UnitPhase.GONE and unit.state not in dead)
+        return sum(unit.price_per_hour for unit in there)
+
+    # Nodes
+
+    def node_put(self, node: Node) -> None:
+        self.nodes.setdefault(unit_name(node), {})[node.name] = None
+        self.touched[unit_name(node)] = None
+        self.moved = True
+
+    def node_dropped(self, node: Node) -> None:
+        of = self.nodes.get(unit_name(node))
+        if of is not None:
+            of.pop(node.name, None)
+            if not of:
+                del self.nodes[unit_name(node)]
+        self.used_at.pop(node.name, None)
+        self.moved = True
+
+    def leaving(self, node: Node) -> bool:
+        """Its unit is being given back: nothing new is placed there."""
+        unit = self.units.get(unit_name(node))
+        return unit is not None and not unit.live
+
+    def used(self, node: NodeName, now: float) -> None:
+        """An attempt came to it, or left it."""
+        self.used_at[node] = now
+        self.moved = True

@@ -1,0 +1,92 @@
+"""Machines in the tables: whether anything may be placed there, and what speaks against it."""
+
+from __future__ import annotations
+
+from fray.model.ids import NodeName
+from fray.scheduler.nodes.availability import takes_work
+from fray.scheduler.state.base import discard
+from fray.scheduler.state.reservations import ReservedTables
+from fray.scheduler.state.rows import Blame, Node, NodePhase
+from fray.scheduler.state.usage import weight
+
+
+class MachineTables(ReservedTables):
+    """What `Tables` knows of nodes."""
+
+    def _make_indexes(self) -> None:
+        super()._make_indexes()
+        self.unwell: dict[NodeName, None] = {}
+        """Nodes that are not alive."""
+        self.blamed: dict[str, dict[NodeName, None]] = {}
+        """On which machines jobs that are alike have ended badly; see `quarantine`."""
+        self.quarantined: dict[NodeName, None] = {}
+        self.emptied: dict[NodeName, None] = {}
+        """Nodes whose last attempt has ended since the last look; whoever looks clears it (`drain.settle`)."""
+
+    def put_node(self, node: Node) -> None:
+        """A new one, or another incarnation."""
+        if node.name in self.nodes:
+            self.set_blames(self.nodes[node.name], ())
+        self.nodes[node.name] = node
+        node.leaving = self.fleet.leaving(node)
+        self.index_node(node)
+        self._weigh(node.name, weight(node))
+        self.touch("node", node.name)
+
+    def index_node(self, node: Node) -> None:
+        self.pool.add(node.name, node.capacity, takes_work(node))
+        self.pool.machines[node.name].ports.avoided = {taken.port: taken.until for taken in node.taken}
+        self.pool.withhold(node.name, node.busy)
+        self.on_node.setdefault(node.name, {})
+        self.fleet.node_put(node)
+        self._time_node(node)
+        self._index_blames(node)
+
+    def _time_node(self, node: Node) -> None:
+        if node.phase is NodePhase.ALIVE:
+            self.unwell.pop(node.name, None)
+        else:
+            self.unwell[node.name] = None
+        self.timers.set(("drain", node.name), node.cordon.until if node.cordon is not None else None)
+        self._index_quarantine(node)
+
+    def _index_quarantine(self, node: Node) -> None:
+        found, at = node.quarantine, None
+        if found is None:
+            self.quarantined.pop(node.name, None)
+        else:
+            self.quarantined[node.name] = None
+            at = found.probe_at if found.asked_at is None else found.asked_at + self.rules.probe_limit_s
+        self.timers.set(("probe", node.name), at)
+
+    def set_blames(self, node: Node, blames: tuple[Blame, ...]) -> None:
+        """What speaks against it."""
+        for blame in node.blames:
+            discard(self.blamed, blame.kind, node.name)
+        node.blames = blames
+        self._index_blames(node)
+        self.touch("node", node.name)
+
+    def _index_blames(self, node: Node) -> None:
+        for blame in node.blames:
+            self.blamed.setdefault(blame.kind, {})[node.name] = None
+
+    def node_changed(self, node: Node) -> None:
+        """Its phase, strays, settledness, busy devices or cordon may have changed."""
+        self._time_node(node)
+        self._weigh(node.name, weight(node))
+        self.pool.set_open(node.name, takes_work(node))
+        self.pool.withhold(node.name, node.busy)
+        self.reserved_on(node.name)
+        self.touch("node", node.name)
+
+    def drop_node(self, node: Node) -> None:
+        node.quarantine = node.cordon = None
+        self.set_blames(node, ())
+        self._time_node(node)
+        del self.nodes[node.name], self.on_node[node.name]
+        self.fleet.node_dropped(node)
+        self.unwell.pop(node.name, None)
+        self.pool.remove(node.name)
+        self._weigh(node.name, None)
+        self.touch("node", node.name)

@@ -1,0 +1,128 @@
+"""The row of a reservation, and what can be read from it alone."""
+
+from __future__ import annotations
+
+from attrs import Factory, define, frozen
+
+from fray.model.ids import JobId, NodeName, SessionId
+from fray.model.policy.priority import Band
+from fray.model.reservations import EXPIRY_NOTICE_S, Change, ReservationId, ReservationSpec, ReservationState
+from fray.model.resources import Demand
+from fray.model.specs import Cause
+from fray.scheduler.pool.requests import Ask, Part
+
+
+@frozen
+class Host:
+    """One machine's part of a unit."""
+
+    node: NodeName
+    devices: tuple[str, ...] = ()
+
+
+@define(kw_only=True)
+class Unit:
+    """One unit that is held; its share is taken out of the fleet's pool."""
+
+    number: int
+    hosts: tuple[Host, ...]
+    """One, or all of its slice; fewer once a machine of it is lost."""
+    choice: int = 0
+    """Which of the any-of devices it is."""
+    leaving: bool = False
+    """It is asked back, or half lost: nothing new is placed on its machines until it is gone."""
+    leaves_at: float | None = None
+    """While LEAVING: when the jobs on it are ended; None: they are being ended."""
+    jobs: tuple[JobId, ...] = ()
+    """Those that have to end for it."""
+    why: str = ""
+    lost: bool = False
+
+    @property
+    def nodes(self) -> tuple[NodeName, ...]:
+        return tuple(dict.fromkeys(host.node for host in self.hosts))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(device for host in self.hosts for device in host.devices)
+
+
+@define(kw_only=True)
+class Reservation:
+    spec: ReservationSpec
+    order: int
+    """Place in the order of acceptance."""
+    owner: str
+    """Session or attempt whose end ends it; empty when detached."""
+    root: SessionId = ""
+    created_by: SessionId = ""
+    created_at: float = 0.0
+    band: Band = Band.INTERACTIVE
+    phase: ReservationState = ReservationState.WAITING
+    queued_at: float = 0.0
+    """Since when it waits for what it is owed."""
+    expires_at: float = 0.0
+    warned: bool = False
+    """Of its end by time."""
+    held_at: float | None = None
+    ended_at: float | None = None
+    units: list[Unit] = Factory(list)
+    last_unit: int = 0
+    """Number of the last unit it was given."""
+    seized: tuple[float, ...] = ()
+    """When an earlier band has taken all of it, the last times."""
+    grows_from: float = 0.0
+    """Not before then: it has just given something back that was in use."""
+    changes: tuple[Change, ...] = ()
+    change: int = 0
+    """Number of the last one."""
+    reason: str = ""
+    """Why it ends, or has ended."""
+    ended_by: str = ""
+    stop_cause: Cause | None = None
+    """While CLOSING: how the jobs inside end."""
+
+    @property
+    def id(self) -> ReservationId:
+        return self.spec.reservation_id
+
+    @property
+    def over(self) -> bool:
+        return self.phase.over
+
+    @property
+    def staying(self) -> list[Unit]:
+        """Units that nobody has asked back."""
+        return [unit for unit in self.units if not unit.leaving]
+
+    @property
+    def spare(self) -> int:
+        """How many units it holds beyond its minimum."""
+        return 0 if self.over else max(0, len(self.staying) - self.spec.min_units)
+
+    def demand_of(self, unit: Unit) -> Demand:
+        """Of one host."""
+        return (self.spec.demand, *self.spec.alternatives)[unit.choice]
+
+    def ask(self, units: int) -> Ask:
+        """For so many units at once."""
+        hosts = self.spec.hosts
+        choices = (self.spec.demand, *self.spec.alternatives)
+        return Ask((Part(choices, units * hosts, hosts if hosts > 1 else 0),))
+
+    @property
+    def next_time(self) -> float | None:
+        """When something of it is due next."""
+        if self.phase is ReservationState.ENDED:
+            return None
+        times = [unit.leaves_at for unit in self.units if unit.leaves_at is not None]
+        if self.phase is ReservationState.CLOSING:
+            return min(times, default=None)
+        if self.phase is ReservationState.HELD and self.grows_from and len(self.units) < self.spec.max_units:
+            times.append(self.grows_from)
+        return min([*times, self.expires_at if self.warned else self.warns_at])
+
+    @property
+    def warns_at(self) -> float:
+        """When its end is announced."""
+        return self.expires_at - min(EXPIRY_NOTICE_S, self.spec.ttl_s / 2)

@@ -1,0 +1,486 @@
+"""What the law remembers: one class a table, plain typed fields only, so that each row is one JSON text in the store.
+
+`TABLES` maps the name of a table to the class of its rows.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import Factory, define, frozen
+
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
+from fray.model.job_groups import JobGroupConfig
+from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
+from fray.model.policy.priority import Band
+from fray.model.resources import Capacity, Demand
+from fray.model.specs import Cause, JobSpec, Outcome
+from fray.scheduler.state.reservation_rows import Reservation
+from fray.scheduler.state.unit_rows import GroupRow, Unit
+
+
+class JobPhase(StrEnum):
+    """Where a job is; `JobState` is the same with fewer words (see `lifecycle.PUBLIC`)."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    """Not in the queue yet: its back-off is not over, an earlier holder of its name is still being ended, or siblings
+    with which it begins anew are (see `holding`). Or it waits with its job group, which is in the queue for it."""
+    STARTING = "starting"
+    """Placed; not every member has been seen running yet."""
+    RUNNING = "running"
+    CLOSING = "closing"
+    """Its end (or the end of this generation) is decided; members are still being ended."""
+    ENDED = "ended"
+
+
+class AttemptPhase(StrEnum):
+    """Where an attempt is, as far as the law knows. All but ENDED hold their share of the machine."""
+
+    KEPT = "kept"
+    """Placed; its node is not asked for it before the stage of its job has come (see `job_groups`)."""
+    WISHED = "wished"
+    """Placed; its node has not spoken of it yet."""
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class NodePhase(StrEnum):
+    ALIVE = "alive"
+    SILENT = "silent"
+    """No connection, for less than ``suspect_s``."""
+    SUSPECT = "suspect"
+    """Silent for ``suspect_s``: its actors' callers are told, its attempts are not placed again yet."""
+    LOST = "lost"
+    """Silent for ``lease_s``: all it held counts as ended."""
+
+
+class SessionPhase(StrEnum):
+    OPEN = "open"
+    LOST = "lost"
+    """The connection is gone; a driver has its grace."""
+    CLOSING = "closing"
+    """All it owns is being ended."""
+    ENDED = "ended"
+    """Nothing of it is left; remembered so that it can change nothing when it comes back."""
+
+
+@frozen(kw_only=True)
+class Kept:
+    """The latest checkpoint of an actor."""
+
+    attempt_id: AttemptId
+    """Whose it is."""
+    number: int
+    blob: BlobId | None = None
+    location: str = ""
+    saved_at: float = 0.0
+
+
+@define(kw_only=True)
+class Job:
+    spec: JobSpec
+    order: int
+    """Place in the order of acceptance; a retry keeps it."""
+    owner: str
+    """Session or attempt whose end ends this job; empty when detached."""
+    root: SessionId = ""
+    """The driver's session at the top of the chain of owners; empty below a detached job."""
+    launched_by: SessionId = ""
+    parent: JobId = ""
+    """The job whose process launched it."""
+    launched_at: float = 0.0
+    queued_at: float = 0.0
+    band: Band = Band.INTERACTIVE
+    """As asked for, else that of the job it was launched by, else interactive."""
+    choice: int = 0
+    """Which of its any-of devices it was given last: 0 is ``spec.demand``, then ``spec.alternatives``."""
+    phase: JobPhase = JobPhase.QUEUED
+    generation: int = 0
+    """Of the attempts there are, or of the next ones while it is queued."""
+    oldest: int = 0
+    """The first generation whose attempts are still on record."""
+    placed_at: float | None = None
+    """When this generation was given its machines; None before the first was."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    retried: dict[Cause, int] = Factory(dict)
+    """How often it was made anew, by the cause that ended the generation before; budgets are counted from these."""
+    restarts: tuple[float, ...] = ()
+    """When it was made anew on its own account, as far back as its `ActorConfig` counts."""
+    streak: int = 0
+    """Restarts without a long life between them: each doubles the back-off."""
+    spree: str = ""
+    """Why the first of the restarts that count now was needed."""
+    crashes: int = 0
+    """Failures in a row, each within seconds of its start (see `fray.model.restart_policy`)."""
+    held_until: float | None = None
+    """While HELD: when its back-off is over."""
+    stop_cause: Cause | None = None
+    stop_reason: str = ""
+    ended_by: str = ""
+    """Who asked for its end."""
+    first: Outcome | None = None
+    """While CLOSING: what ended this generation."""
+    first_at: float = 0.0
+    first_member: int | None = None
+    """Which member broke first, in the generation that is ending or, once the job has ended, in the last one."""
+    places: tuple[NodeName, ...] = ()
+    """Where the members of the generation before were, by member, empty where the machine was at fault: they go there
+    again if there is room."""
+    checkpoint: Kept | None = None
+    preempted: tuple[float, ...] = ()
+    """When it was ended for the sake of others, as far back as the policy counts."""
+    preempted_for: str = ""
+    """For whose sake its last generation was ended, or this one is; empty: no generation was."""
+    notice_s: float = 0.0
+    """While CLOSING: how long its members were given before their ladders begin."""
+    outcome: Outcome | None = None
+    """Committed exactly once."""
+    value_forgotten: bool = False
+    """It had a value, which is no longer kept (`Rules.results_limit_bytes`)."""
+    gathered: bool = False
+    """While HELD: it waits for nothing but to be placed with its job group."""
+    absorbed: bool = False
+    """It failed, and its job group did not fail by that."""
+
+    @property
+    def job_id(self) -> JobId:
+        return self.spec.job_id
+
+    @property
+    def runs(self) -> bool:
+        """It has its machines, and nobody has decided its end."""
+        return self.phase in (JobPhase.STARTING, JobPhase.RUNNING)
+
+    @property
+    def over_at(self) -> float | None:
+        """Of one that runs: when its time is over; None: it has no limit."""
+        if self.spec.time_limit_s is None or self.placed_at is None:
+            return None
+        return self.placed_at + self.spec.time_limit_s
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is JobPhase.ENDED
+
+
+@define(kw_only=True)
+class JobGroup:
+    """Jobs that are placed together; its members are the jobs that name it."""
+
+    group_id: str
+    config: JobGroupConfig
+    """With a name."""
+    namespace: Namespace
+    order: int
+    """Before its first job's."""
+    launched_by: SessionId = ""
+    launched_at: float = 0.0
+    queued_at: float = 0.0
+    """When the last of its members began to wait for machines."""
+    place: str | None = None
+    """The region or zone where its members were placed together last; None: they have not been."""
+    placed_at: float | None = None
+    """When that was first."""
+    primaries: int = 0
+    auxiliaries: int = 0
+    primaries_succeeded: int = 0
+    auxiliaries_succeeded: int = 0
+    primaries_lost: int = 0
+    """Ended without success."""
+    auxiliaries_lost: int = 0
+    auxiliaries_failed: int = 0
+    """Of the lost ones, those that nobody has ended."""
+    outcome: Outcome | None = None
+    """Decided once, by the end of one of its jobs; the others are being ended then."""
+    decided_by: JobId = ""
+    ended_at: float | None = None
+    """When the last of its jobs had ended."""
+
+
+@define(kw_only=True)
+class Attempt:
+    attempt_id: AttemptId
+    job_id: JobId
+    generation: int
+    member: int
+    node: NodeName
+    incarnation: str
+    """Of the node: another incarnation never held it."""
+    devices: tuple[str, ...] = ()
+    ports: dict[str, int] = Factory(dict)
+    """By name; no other living attempt of the machine has one of them."""
+    host: str = ""
+    """How peers reach its machine, as it was known when this was placed."""
+    phase: AttemptPhase = AttemptPhase.WISHED
+    ran: bool = False
+    """Has been seen running (or has succeeded)."""
+    ready: bool = False
+    """Its actor has registered: it has served, so whatever ends it is no crash at its start."""
+    stop_cause: Cause | None = None
+    """Set once the node is asked to end it."""
+    pid: int | None = None
+    outcome: Outcome | None = None
+    placed_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def living(self) -> bool:
+        return self.phase is not AttemptPhase.ENDED
+
+
+@frozen
+class TakenPort:
+    port: int
+    until: float
+    """Others are given first until then."""
+
+
+@frozen(kw_only=True)
+class Cordon:
+    """By somebody's word nothing new is placed on a machine, and what runs there may have to go (see `drain`)."""
+
+    since: float
+    by: str
+    reason: str = ""
+    drain: bool = False
+    """What runs there is ended, to begin elsewhere."""
+    until: float | None = None
+    """While draining: when those are ended that may end by themselves until then. None: they were asked to end."""
+    drained_at: float | None = None
+    """Since when nothing is there any more."""
+    leaving: bool = False
+    """It is the machine's own word, which is about to end: it goes with this incarnation."""
+
+
+@frozen(kw_only=True)
+class Blame:
+    """An end of an attempt that speaks against its machine (see `quarantine`)."""
+
+    job_id: JobId
+    kind: str
+    """Equal for jobs that are alike."""
+    what: str
+    at: float
+    points: int = 1
+    proven: bool = False
+    """One like it has done well elsewhere."""
+
+
+@frozen(kw_only=True)
+class Quarantine:
+    """A machine is suspected: nothing new is placed there until its probe, or an operator, says that it is well."""
+
+    since: float
+    why: str
+    jobs: tuple[JobId, ...] = ()
+    """Whose ends spoke against it."""
+    probes: int = 0
+    """That have found something."""
+    probe_at: float | None = None
+    """When the next one is due. None: it is under way, or the machine is silent."""
+    asked_at: float | None = None
+    said: str = ""
+    """What the last one has found."""
+
+
+@define(kw_only=True)
+class Node:
+    name: NodeName
+    incarnation: str
+    boot_id: str
+    capacity: Capacity
+    host: str = ""
+    process: ProcessMark | None = None
+    phase: NodePhase = NodePhase.ALIVE
+    silent_since: float = 0.0
+    settled: bool = True
+    """It has told what it holds since it connected; nothing new is placed before."""
+    strays: tuple[AttemptId, ...] = ()
+    """Living attempts it holds and nobody wants: nothing new is placed until they are gone."""
+    serial: int = 0
+    """Highest `Report.serial` seen of this incarnation."""
+    busy: dict[str, str] = Factory(dict)
+    """Accelerators that it says nobody may be given, and who holds them."""
+    taken: tuple[TakenPort, ...] = ()
+    """Ports that strangers held when they were last tried."""
+    leaving: bool = False
+    """The unit it belongs to is being given back (`units.Unit`): nothing new is placed."""
+    log_archive: str = ""
+    """Where it copies its logs to, for those who look for them when it is gone."""
+    cordon: Cordon | None = None
+    blames: tuple[Blame, ...] = ()
+    """Since a job has done well there, oldest first."""
+    quarantine: Quarantine | None = None
+    relapses: int = 0
+    """Quarantines before this one, each soon after the one before."""
+    well_since: float = 0.0
+    """When its last probe found nothing wrong."""
+
+
+@define(kw_only=True)
+class Session:
+    session: SessionId
+    role: Role
+    namespace: Namespace
+    grace_s: float = 30.0
+    attempt_id: AttemptId | None = None
+    user: str = ""
+    process: ProcessMark | None = None
+    """Of the controller's own machine: its death is known, also to the next controller, without any grace."""
+    phase: SessionPhase = SessionPhase.OPEN
+    lost_at: float = 0.0
+    ended_at: float = 0.0
+    """When its end was decided."""
+    reason: str = ""
+    refs: tuple[int, ...] = ()
+    """Requests that wait for its end."""
+
+    @property
+    def owner(self) -> str:
+        """What jobs it launches are owned by."""
+        return self.attempt_id or self.session
+
+    @property
+    def over(self) -> bool:
+        return self.phase in (SessionPhase.CLOSING, SessionPhase.ENDED)
+
+
+@define(kw_only=True)
+class Binding:
+    """A living actor in the registry."""
+
+    endpoint: ActorEndpoint
+    session: SessionId
+    """Who registered it."""
+    exclusive: bool
+    order: int
+
+
+@frozen(kw_only=True)
+class ClaimedShare:
+    """So many members' worth of one machine."""
+
+    node: NodeName
+    demand: Demand
+    members: int = 1
+
+
+@define(kw_only=True)
+class Claim:
+    """What is kept for an applicant for whose sake others are being ended (see `preemption`)."""
+
+    applicant: str
+    reservation: str = ""
+    """Of whose machines; empty: of the fleet's."""
+    shares: tuple[ClaimedShare, ...]
+    victims: tuple[JobId, ...]
+    made_at: float = 0.0
+
+
+@define(kw_only=True)
+class Grave:
+    """Why an actor that was no job of its own is gone."""
+
+    actor_id: ActorId
+    outcome: Outcome
+    order: int
+    name: str = ""
+    namespace: Namespace = ""
+    ended_at: float = 0.0
+
+
+@define(kw_only=True)
+class Past:
+    """What is kept of a job that ended long ago: enough to know its id again."""
+
+    job_id: JobId
+    name: str
+    namespace: Namespace
+    cause: Cause
+    ended_at: float
+    order: int
+    message: str = ""
+    exit_code: int | None = None
+    had_value: bool = False
+
+
+@define(kw_only=True)
+class Usage:
+    """What a user had of the cluster, or (with ``namespace``) one namespace of his."""
+
+    user: str
+    namespace: Namespace | None = None
+    mean: float = 0.0
+    """Of its dominant share, decayed, up to ``at``."""
+    at: float = 0.0
+
+
+@define(kw_only=True)
+class Law:
+    """The one row of table ``law``."""
+
+    now: float = 0.0
+    """Seconds since the epoch; never decreases, also over restarts."""
+    epoch: int = 0
+    order: int = 0
+    """Last number given to a job, binding or grave."""
+
+
+@frozen(kw_only=True)
+class Rules:
+    """Limits the law goes by; not stored."""
+
+    suspect_s: float = 30.0
+    lease_s: float = 600.0
+    starve_s: float = 60.0
+    driver_grace_s: float = 30.0
+    """How long a driver that is lost without a goodbye may stay away, unless it asked for another time."""
+    finished_limit: int = 10_000
+    """Ended jobs, sessions and actors on record; of older jobs only a line is kept."""
+    finished_keep_s: float = 7 * 86_400.0
+    """How long an ended job is on record, at most."""
+    results_limit_bytes: int = 4 * 1000**3
+    """Results of ended jobs together; those of the oldest are forgotten first, and their jobs stay on record."""
+    history_limit: int = 50_000
+    """Lines of jobs that ended before: whoever repeats their launch is told so. One older still would run anew."""
+    living_limit: int = 100_000
+    """Jobs that have not ended; more are refused."""
+    depth_limit: int = 64
+    """Jobs launched by jobs that were launched by jobs, and so on. Who goes deeper launches himself by mistake, and
+    what ends them all goes down through them in one step."""
+    records_limit: int = 100
+    """Attempts of earlier generations on record for each job."""
+    forget_node_s: float = 86_400.0
+    """How long a lost node is listed."""
+    tenants_limit: int = 10_000
+    """Users, and namespaces of users, whose past use is remembered."""
+    probe_limit_s: float = 90.0
+    """A machine that was asked to probe itself and has not answered by then has found something."""
+    quarantine_share: float = 1 / 3
+    """Of the machines, that may be in quarantine at a time: a bad job must not take all of them. 0: none ever is."""
+    forget_cordoned_s: float = 30 * 86_400.0
+    """How long one is that is cordoned: it shall still be so when it comes back from its repair."""
+
+
+TABLES: dict[str, type] = {
+    "law": Law,
+    "node": Node,
+    "session": Session,
+    "job": Job,
+    "job_group": JobGroup,
+    "attempt": Attempt,
+    "name": Binding,
+    "grave": Grave,
+    "past": Past,
+    "usage": Usage,
+    "unit": Unit,
+    "fleet_group": GroupRow,
+    "reservation": Reservation,
+    "claim": Claim,
+}
+"""In the order in which `State.restore` can be given the rows (any order will do)."""

@@ -1,0 +1,129 @@
+"""Shares in the tables: who is charged for what runs, of how large a cluster, and when that is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fray.model.ids import NodeName
+from fray.model.policy.policy import Policy
+from fray.model.resources import Demand
+from fray.scheduler.queue.fair_share import (
+    KEPT_MEAN,
+    Account,
+    Amount,
+    Shares,
+    Tenant,
+    capacity_of,
+)
+from fray.scheduler.queue.queue import Queue
+from fray.scheduler.queue.quotas import ceiling, excess, limits
+from fray.scheduler.state.base import TableBase
+from fray.scheduler.state.rows import Job, Node, NodePhase
+
+
+class ChargedTables(TableBase):
+    """What `Tables` knows of shares."""
+
+    def _make_indexes(self) -> None:
+        super()._make_indexes()
+        self.shares = Shares()
+        self.queue = Queue(self.shares)
+        self.excused: dict[tuple[str, str], int] = {}
+        """What users and namespaces had beyond what they may have, when the policy was set that says so."""
+        self.policy = Policy()
+
+    # Use
+
+    def charge(self, tenant: Tenant, demand: Demand, variant: str, times: int) -> None:
+        """So many members of a tenant's run from now on (or, less than 0, no longer).
+
+        Args:
+            variant: of the devices they were given (`variant_of`).
+        """
+        shares, now = self.shares, self.now
+        accounts = shares.account(tenant, now)[:2]
+        for account in accounts:
+            if now > account.row.at:
+                shares.settle(account, now)
+        shares.count(tenant, demand, variant, times, now)
+        for account in accounts:
+            shares.moved(account, now)
+            self.usage[account.key] = account.row
+            self.touch("usage", account.key)
+        if times < 0 and self.queue.over_quota:
+            self.queue.ease(f"user:{tenant.user}")
+            self.queue.ease(f"space:{tenant.namespace}")
+
+    def demand(self, job: Job) -> Demand:
+        """What each of its members takes of a machine, or will: of any-of devices those it was given last."""
+        return (job.spec.demand, *job.spec.alternatives)[job.choice]
+
+    def variant_of(self, node: NodeName, devices: tuple[str, ...]) -> str:
+        """Of what devices of a machine are; empty for none."""
+        return self.pool.machines[node].places[devices[0]][0][1] if devices else ""
+
+    # The cluster
+
+    def _weigh(self, name: NodeName, size: Amount | None) -> None:
+        """The cluster is larger or smaller: what it was until now goes into the means."""
+        if self.shares.weight_of(name) != size:
+            self._settle_all()
+            self.shares.weigh(name, size)
+            self.shares.rank_all(self.now)
+
+    def _settle_all(self) -> None:
+        self.shares.settle_all(self.now)
+        for key in self.usage:
+            self.touch("usage", key)
+
+    def set_policy(self, policy: Policy, *, anew: bool = False) -> None:
+        """What was until now counts by the old one.
+
+        Args:
+            anew: nobody knows the old one, as the controller has just begun.
+        """
+        if not anew:
+            self._settle_all()
+        self.policy = policy
+        self.shares.adopt(policy)
+        self.shares.rank_all(self.now)
+        self.excused = dict(self._over_ceilings())
+        self.pool.version += 1  # what was kept back may start now
+
+    def _over_ceilings(self) -> Iterator[tuple[tuple[str, str], int]]:
+        for tenant in self.shares.tenants if self.shares.has_quotas else ():
+            for whose, terms, account in limits(self.shares, tenant):
+                most = ceiling(terms)
+                if most is not None and account is not None:
+                    yield from (((whose, what), more) for what, more in excess(account, most).items())
+
+    # Time
+
+    def rank_by_time(self) -> None:
+        """Scores are of now, about; and tenants of which nothing is left are forgotten."""
+        if self.shares.rank_by_time(self.now):
+            for account in self._idle():
+                self.shares.forget(account)
+                if self.usage.pop(account.key, None) is not None:
+                    self.touch("usage", account.key)
+
+    def _idle(self) -> list[Account]:
+        half_life_s = self.policy.half_life_s
+        unused = [account for account in self.shares.accounts.values() if not self._is_busy(account)]
+        unused.sort(key=lambda account: account.mean(self.now, half_life_s))
+        surplus = len(self.shares.accounts) - self.rules.tenants_limit
+        small = sum(account.mean(self.now, half_life_s) < KEPT_MEAN for account in unused)
+        return unused[: max(small, surplus)]
+
+    def _is_busy(self, account: Account) -> bool:
+        row = account.row
+        users = [users[row.user] for users in self.queue.spaces.values() if row.user in users]
+        if row.namespace is None:
+            return bool(users) or any(account.used)
+        tenant = self.shares.tenant(row.user, row.namespace)
+        return any(tenant in spaces for spaces in users) or any(account.used)
+
+
+def weight(node: Node) -> Amount | None:
+    """What of the cluster it is; a lost machine is none of it."""
+    return capacity_of(node.capacity) if node.phase is not NodePhase.LOST else None

@@ -1,0 +1,111 @@
+"""Workspaces without files: what a simulated driver has, and where a simulated machine keeps what it fetched.
+
+``/sim/7`` is the directory in its seventh version: of six files one or two differ from one version to the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import trio
+from attrs import define, field, frozen
+
+from fray.model.ids import BlobId
+from fray.model.workspace import (
+    Entry,
+    Manifest,
+    Piece,
+    content_of,
+    cut,
+    manifest_parts,
+    pack,
+    spans,
+    write_manifest,
+)
+
+ROOT = "/sim/"
+FILES = 6
+FILE_BYTES = 300_000
+"""Large enough for pieces of its own; it packs well."""
+
+
+@frozen
+class SimSource:
+    """A bundle of one version (`fray.runtime.workspaces.upload.Source`)."""
+
+    bundle: BlobId
+    manifest: Manifest
+    data: dict[BlobId, bytes] = field(repr=False)
+    parts: tuple[BlobId, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.manifest.size_bytes
+
+    async def read(self, blob: BlobId) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self.data[blob]
+
+
+async def find(path: str) -> SimSource:
+    """How a simulated driver makes a bundle of a directory."""
+    await trio.lowlevel.checkpoint()
+    return version(int(path.removeprefix(ROOT)))
+
+
+@lru_cache(64)
+def version(number: int) -> SimSource:
+    files = {f"m{index}.py": _content(index, number) for index in range(FILES)}
+    data: dict[BlobId, bytes] = {}
+    pieces = []
+    for spans_ in cut([(path, len(content)) for path, content in files.items()]):
+        content = b"".join(list(files.values())[index][at : at + size] for index, at, size in spans_)
+        blob, packed = pack(content)
+        pieces.append(Piece(_name(blob), len(content), packed))
+        data[pieces[-1].blob] = blob
+    entries = [Entry(path, "f", _name(content), len(content)) for path, content in files.items()]
+    manifest = Manifest(tuple(entries), tuple(pieces))
+    text = write_manifest(manifest)
+    parts = manifest_parts(text)
+    data |= {_name(part): part for part in parts}
+    return SimSource(_name(text), manifest, data, tuple(map(_name, parts)))
+
+
+def _content(index: int, number: int) -> bytes:
+    """A file changes with every (index + 1)th version."""
+    return hashlib.sha256(f"{index}/{number // (index + 1)}".encode()).digest() * (FILE_BYTES // 32)
+
+
+def _name(data: bytes) -> BlobId:
+    return hashlib.sha256(data).hexdigest()
+
+
+@define
+class SimShelf:
+    """The disk of one machine (`fray.node.workspaces.preparer.Shelf`); it outlives its nodes."""
+
+    kept: dict[BlobId, bytes] = field(factory=dict)
+
+    async def has(self, blob: BlobId) -> bool:
+        return blob in self.kept
+
+    async def put(self, blob: BlobId, data: bytes) -> None:
+        self.kept[blob] = data
+
+    async def get(self, blob: BlobId) -> bytes:
+        return self.kept[blob]
+
+    async def lacking(self, manifest: Manifest) -> list[Piece]:
+        return [piece for piece in manifest.pieces if piece.blob not in self.kept]
+
+    def damage(self, bundle: BlobId, manifest: Manifest) -> str:
+        """What is wrong with the tree that comes of this, as the workspace of that bundle; empty: nothing."""
+        if _name(write_manifest(manifest)) != bundle:
+            return "its manifest is another one"
+        contents = [content_of(piece, self.kept[piece.blob]) for piece in manifest.pieces]
+        for entry, where in spans(manifest):
+            content = b"".join(contents[span.piece][span.at : span.at + span.size_bytes] for span in where)
+            if _name(content) != entry.blob:
+                return f"{entry.path} is not what it was"
+        return ""

@@ -1,0 +1,300 @@
+"""What simulated jobs and actors do: user code that writes every execution into the book (`fray.testing.ground_truth`).
+
+All of it is importable, so that it travels by name and its bytes are the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import trio
+from attrs import frozen
+
+import fray
+from fray import ActorHandle, Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig, Secret
+from fray.runtime.context import current
+from fray.testing.ground_truth import Truth
+
+SMALL = ResourceConfig(cpu=0.5, memory="100MB")
+_books: list[Truth] = []
+
+
+@contextmanager
+def book(truth: Truth) -> Iterator[None]:
+    """The book that errands write into while entered."""
+    _books.append(truth)
+    try:
+        yield
+    finally:
+        _books.pop()
+
+
+class Boom(Exception):
+    """The errors of errands that shall fail; ``token`` says whose."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
+        self.token = token
+
+
+@contextmanager
+def running(token: str) -> Iterator[None]:
+    """One execution of ``token`` by the process this code runs in."""
+    truth = _books[-1]
+    run = truth.run_begins(token, current().session)
+    try:
+        yield
+    finally:
+        truth.run_ends(run)
+
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+async def give(token: str, value: int, sleep_s: float) -> int:
+    """Sleep, then return."""
+    with running(token):
+        await trio.sleep(sleep_s)
+        return value
+
+
+def give_at_once(token: str, value: int) -> int:
+    """The same as sync code."""
+    with running(token):
+        return value
+
+
+async def fail(token: str, sleep_s: float) -> None:
+    """Sleep, then raise."""
+    with running(token):
+        await trio.sleep(sleep_s)
+        raise Boom(token)
+
+
+async def stumble(token: str, fails: int, sleep_s: float) -> int:
+    """Sleep, then raise, in the first few executions; a later one returns."""
+    with running(token):
+        await trio.sleep(sleep_s)
+        if _books[-1].times_run(token) <= fails:
+            raise Boom(token)
+        return fails
+
+
+async def give_unless_first(token: str, value: int) -> int:
+    """The first of all executions raises; the others return after a while."""
+    with running(token):
+        if _books[-1].times_run(token) == 1:
+            raise Boom(token)
+        await trio.sleep(1.0)
+        return value
+
+
+async def linger(token: str, cleanup_s: float) -> None:
+    """Stay until cancelled, then take a while to leave."""
+    with running(token):
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(cleanup_s)
+
+
+async def leave(token: str, left_s: float) -> None:
+    """Launch a detached job, and stay until cancelled."""
+    with running(token):
+        left = f"{token}.left"
+        await fray.current_cluster().launch(request(left, give, left, 1, left_s, detached=True))
+        await trio.sleep_forever()
+
+
+async def dawdle(token: str, pauses_s: Sequence[float], for_ever: bool) -> None:
+    """Say progress after each pause; then stay, if it is for ever."""
+    with running(token):
+        for done, pause_s in enumerate(pauses_s, 1):
+            await trio.sleep(pause_s)
+            fray.progress(done, len(pauses_s), "pauses")
+        if for_ever:
+            await trio.sleep_forever()
+
+
+async def fall_ill(token: str, after_s: float) -> None:
+    """Answer well for a while, and badly from then on."""
+    with running(token):
+        await trio.sleep(after_s)
+        _books[-1].sick.add(current().session)
+        await trio.sleep_forever()
+
+
+@frozen
+class Child:
+    """A child job of `family`: what it does, and its own children."""
+
+    token: str
+    value: int
+    sleep_s: float
+    fails: bool = False
+    children: tuple[Child, ...] = ()
+
+    def total(self) -> int:
+        """What the family comes to if nothing fails."""
+        return self.value + sum(child.total() for child in self.children)
+
+    def tokens(self) -> Iterator[str]:
+        """Of itself and all below."""
+        yield self.token
+        for child in self.children:
+            yield from child.tokens()
+
+    def booms(self) -> Iterator[str]:
+        """Tokens of those that fail."""
+        if self.fails:
+            yield self.token
+        for child in self.children:
+            yield from child.booms()
+
+
+async def family(me: Child) -> int:
+    """Launch the children in a scope, sleep, and return the sum of all values; or raise."""
+    with running(me.token):
+        async with fray.current_cluster().open_scope(me.token) as scope:
+            jobs = [await scope.launch(request(child.token, family, child)) for child in me.children]
+            await trio.sleep(me.sleep_s)
+            if me.fails:
+                raise Boom(me.token)
+        total = me.value
+        for job in jobs:
+            total += await job.wait()
+        return total
+
+
+def request(
+    name: str,
+    fn: object,
+    *args: object,
+    resources: ResourceConfig = SMALL,
+    replicas: int | None = None,
+    max_retries_failure: int = 0,
+    detached: bool = False,
+    ports: Sequence[str] = (),
+    secrets: Sequence[str] = (),
+) -> JobRequest:
+    """A job that runs an errand."""
+    return JobRequest(
+        name=name,
+        resources=resources,
+        entrypoint=Entrypoint.from_callable(fn, args),  # type: ignore[arg-type]
+        replicas=replicas,
+        max_retries_failure=max_retries_failure,
+        detached=detached,
+        ports=ports,
+        environment=EnvironmentConfig.create(env_vars={name: Secret(name) for name in secrets}),
+    )
+
+
+# Actors --------------------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Counts tokens; lives in the loop."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def add(self, token: str) -> int:
+        """Count one."""
+        with running(token):
+            self.count += 1
+            return self.count
+
+    def look(self) -> int:
+        """The count."""
+        return self.count
+
+    async def slow_add(self, token: str, sleep_s: float) -> int:
+        """Sleep, then count one."""
+        with running(token):
+            await trio.sleep(sleep_s)
+            self.count += 1
+            return self.count
+
+    async def relay(self, token: str, others: Sequence[ActorHandle], sleep_s: float) -> int:
+        """Count one, and have the others count, one after another, nested."""
+        with running(token):
+            self.count += 1
+            if not others:
+                await trio.sleep(sleep_s)
+                return 1
+            return 1 + int(await others[0].relay(f"{token}+", others[1:], sleep_s))
+
+    async def boom(self, token: str) -> None:
+        """Raise."""
+        with running(token):
+            await trio.lowlevel.checkpoint()
+            raise Boom(token)
+
+
+class Fragile(Counter):
+    """Fails when it is told to."""
+
+    async def quit(self, token: str) -> None:
+        """Take the whole actor along."""
+        with running(token):
+            raise SystemExit(1)
+
+
+class Keeper:
+    """Gathers tokens, and keeps them over restarts."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    async def add(self, token: str) -> list[str]:
+        """One more; all that are there."""
+        with running(token):
+            self.tokens.append(token)
+            return list(self.tokens)
+
+    async def keep(self, token: str) -> list[str]:
+        """Have the state kept; what it was."""
+        with running(token):
+            tokens = list(self.tokens)
+            await fray.current_actor().checkpoint()
+            return tokens
+
+    async def look(self) -> list[str]:
+        """All that are there."""
+        return list(self.tokens)
+
+    async def quit(self, token: str) -> None:
+        """Take the whole actor along."""
+        with running(token):
+            raise SystemExit(1)
+
+    def __fray_checkpoint__(self) -> list[str]:
+        return self.tokens
+
+    def __fray_restore__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+
+
+class Tally:
+    """The same without async methods: one thread, here the loop."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def add(self, token: str) -> int:
+        """Count one."""
+        with running(token):
+            self.count += 1
+            return self.count
+
+    def look(self) -> int:
+        """The count."""
+        return self.count
+
+    def boom(self, token: str) -> None:
+        """Raise."""
+        with running(token):
+            raise Boom(token)

@@ -1,0 +1,154 @@
+"""Actors of `FrayClient`: handles by name, on the calls of `fray.blocking`."""
+
+from __future__ import annotations
+
+from time import monotonic, sleep
+from typing import Any
+
+from fray.api.actors import handle as native
+from fray.blocking import ActorHandle, ActorMethod, Cluster
+from fray.blocking.bridge.call_sender import Line, line_of
+from fray.blocking.futures import ActorFuture
+from fray.errors import ChannelClosed, NoSuchActor
+from fray.v2.fray.current_cluster import cluster_here
+from fray.v2.types import ActorConfig
+
+COMING_S = 60.0
+"""How long a call waits for an actor of which only a name is known, and that has never been there."""
+FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.25
+
+
+class FrayActorMethod(ActorMethod):
+    """As `fray.v2.ActorMethod`, and as `fray.blocking.ActorMethod`, whose every call it makes."""
+
+    __slots__ = ()
+
+    _handle: FrayActorHandle
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
+        """Begin a call; calls of one thread begin in the order in which they are made.
+
+        Raises:
+            RuntimeError: no actor of this name has come within `COMING_S`; or the client is closed, or was made before
+                a fork.
+            TypeError, ValueError: an argument cannot be pickled, or the arguments have more than 4 GiB.
+        """
+        try:
+            line = self._handle._line
+            if line is None or line.is_over:
+                line = self._handle._connect()
+            call = line.make(self._name, args, kwargs)
+        except ChannelClosed as error:
+            raise _closed(self._handle._name, error) from error
+        future: ActorFuture[Any] = ActorFuture(call, line.portal)
+        line.send(call, self._options)
+        return future
+
+    submit = remote
+
+
+class FrayActorHandle(ActorHandle):
+    """An actor of a cluster of Fray, by its name: usable before it is there, for any thread, picklable.
+
+    It remembers which actor answered to the name; when that one has ended, and another has the name, it is that one.
+    Unknown names are AttributeErrors at access where the class is known (`FrayClient.create_actor` and what was pickled
+    from there), else when the call is answered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        actor: native.ActorHandle | None = None,
+        *,
+        cluster: Cluster | None = None,
+        retries: int = 0,
+    ) -> None:
+        self._name, self._cluster, self._retries = name, cluster, retries
+        super().__init__(actor if actor is not None else native.ActorHandle("", name))
+
+    def __getattr__(self, name: str) -> FrayActorMethod:
+        method = getattr(self._native, name)
+        if self._retries:
+            method = method.options(retry=max(0, self._retries), idempotent=self._retries < 0)
+        found = FrayActorMethod(self, method)
+        self.__dict__[name] = found  # the next time it is found at once
+        return found
+
+    def _connect(self) -> Line:
+        """The line to the actor that has the name now; to the last one, where none has."""
+        cluster = self._cluster = self._cluster or cluster_here(f"actor handle {self._name!r}")
+        known = self._native
+        if self._line is not None and self._line.is_over:
+            known = _living(cluster, known) or known
+        elif not native.actor_id_of(known):
+            known = _coming(cluster, known)
+        if known is not self._native or self._line is None:
+            self._native = _at(cluster, known)
+            self._line = line_of(cluster._runtime, self._native._way)
+        return self._line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._name, self._native, self._retries)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FrayActorHandle) and other._name == self._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        return f"FrayActorHandle({self._name!r})"
+
+
+def _arrived(name: str, actor: native.ActorHandle, retries: int) -> FrayActorHandle:
+    return FrayActorHandle(name, actor, retries=retries)
+
+
+def _at(cluster: Cluster, actor: native.ActorHandle) -> native.ActorHandle:
+    """The same actor, seen from this cluster's connection."""
+    return native.ActorHandle(actor._actor_id, actor._label, actor._methods, cluster._runtime)
+
+
+def _named(actor: native.ActorHandle, actor_id: str) -> native.ActorHandle:
+    return native.ActorHandle(actor_id, actor._label, actor._methods)
+
+
+def _living(cluster: Cluster, before: native.ActorHandle) -> native.ActorHandle | None:
+    """Who has the name now, after ``before``; None: nobody."""
+    try:
+        found = cluster.get_actor(native.label_of(before))._native
+    except NoSuchActor:
+        return None
+    return None if found == before else _named(before, native.actor_id_of(found))
+
+
+def _coming(cluster: Cluster, wanted: native.ActorHandle) -> native.ActorHandle:
+    """Who has the name, as soon as somebody has.
+
+    Raises:
+        RuntimeError: whoever had it has ended, or nobody has come within `COMING_S`.
+    """
+    name, until, pause = native.label_of(wanted), monotonic() + COMING_S, FIRST_LOOK_S
+    while True:
+        try:
+            info = cluster.actor_info(name)
+        except NoSuchActor as nobody:
+            if monotonic() > until:
+                raise RuntimeError(f"no actor {name!r} has come within {COMING_S:g} s: {nobody}") from nobody
+        else:
+            if info.ended is not None:
+                raise RuntimeError(f"actor {name!r} has ended: {info.why or 'in order'}")
+            return _named(wanted, info.actor_id)
+        sleep(pause)
+        pause = min(LAST_LOOK_S, 2 * pause)
+
+
+def _closed(name: str, error: ChannelClosed) -> ChannelClosed:
+    text = f"the client of this handle of actor {name!r} has ended ({error}): make another, and ask it for its actors"
+    return ChannelClosed(text, **error.details)
+
+
+def handle_of(cluster: Cluster, name: str, actor_id: str, cls: type, config: ActorConfig) -> FrayActorHandle:
+    """Of an actor that this process has made."""
+    actor = native.ActorHandle(actor_id, name, native.methods_of(cls), cluster._runtime)
+    return FrayActorHandle(name, actor, cluster=cluster, retries=config.max_task_retries or 0)

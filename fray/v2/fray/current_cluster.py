@@ -1,0 +1,38 @@
+"""Which cluster of Fray the running code means: what came by pickle asks here when it is first used."""
+
+from __future__ import annotations
+
+import os
+
+from fray.blocking import Cluster
+from fray.blocking.bridge import background_loop
+from fray.blocking.open import cluster_of
+from fray.v2.client import _current_client_var, client_of
+
+
+def cluster_here(what: str) -> Cluster:
+    """That of the current client if it is one of Fray, else of the job whose code runs, else of ``FRAY_CLIENT_SPEC``,
+    else the one that this process opened last.
+
+    Raises:
+        RuntimeError: there is none; ``what`` was in need of it.
+    """
+    if (found := _of(_current_client_var.get())) is not None:
+        return found
+    runtime = background_loop.job_runtime()
+    if runtime is not None:
+        return cluster_of(runtime)
+    spec = os.environ.get("FRAY_CLIENT_SPEC", "")
+    if (found := _of(client_of(spec) if spec not in ("", "local") else None)) is not None:
+        return found
+    if background_loop.opened:
+        return cluster_of(background_loop.opened[-1])
+    raise RuntimeError(
+        f"{what} belongs to a cluster of Fray, and there is none here: make a FrayClient for it and use it in "
+        "`with set_current_client(client)`, or set FRAY_CLIENT_SPEC"
+    )
+
+
+def _of(client: object) -> Cluster | None:
+    cluster = getattr(client, "_bound", None)  # one that came by pickle, and is not bound yet, asks here itself
+    return cluster if isinstance(cluster, Cluster) else None

@@ -1,0 +1,220 @@
+"""Actors on Iris: each in a job of its own that registers its name; handles and groups of them."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import Any
+
+from fray.v2.actor import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
+from fray.v2.iris.convert import iris_client, iris_context
+from fray.v2.iris.jobs import HostingJob, IrisJobHandle
+from fray.v2.job import JobHandle, JobStatus, refuse_async
+from fray.v2.local.threads import begin
+
+PORT = "actor"
+"""Of the jobs that host actors."""
+LOOK_S = 0.02
+"""How often it is looked whether an actor is there yet."""
+UNSEEN_S, GONE_S = 60.0, 5.0
+"""How long a handle that knows no job waits for an actor: one that it has never seen, and one that was there."""
+
+
+def _address(port: int) -> str:
+    """``host:port`` at which other machines reach this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737): nothing is sent, a route is looked up
+            host = probe.getsockname()[0]
+        except OSError:
+            host = "127.0.0.1"
+    return f"{host}:{port}"
+
+
+class _Served:
+    """What is registered in place of an actor: it answers with what came of a call, an error too, so that whatever the
+    wire raises is the wire's own."""
+
+    def __init__(self, instance: Any, about: ActorContext) -> None:
+        self._instance, self._about = instance, about
+
+    def fray_call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        context = copy_context()
+        try:
+            found = getattr(self._instance, method)
+            if method.startswith("_") or not callable(found):
+                raise AttributeError(f"{method!r} is no method that others can call")
+            refuse_async(found, f"method {method!r}")
+            return True, context.run(_as_actor, self._about, found, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 (it belongs to the caller)
+            return False, error
+
+
+def _as_actor(about: ActorContext, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    _set_current_actor(about)
+    return fn(*args, **kwargs)
+
+
+def serve(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, context: Any, port: int) -> Any:
+    """Make the actor and serve it; its name is registered once it is made. Raises what its constructor raises."""
+    from iris.actor import ActorServer
+
+    about = ActorContext(IrisActorHandle(name, methods_of(cls)), index, group)
+    instance = copy_context().run(_as_actor, about, cls, args, kwargs)
+    server = ActorServer(host="0.0.0.0", port=port)
+    server.register(name, _Served(instance, about))
+    server.serve_background()
+    context.registry.register(name, _address(server.port))
+    return server, about
+
+
+def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int) -> None:
+    """The entrypoint of an actor's job: serve it until the job is ended, or the actor ends itself."""
+    context = iris_client().iris_ctx()
+    _, about = serve(cls, args, kwargs, name, group, index, context, context.get_port(PORT))
+    _set_process_actor(about)
+    about.shutdown_event.wait()
+    context.registry.unregister(name)
+
+
+def methods_of(cls: type) -> frozenset[str]:
+    """Names that a handle of this class has."""
+    return frozenset(name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name)))
+
+
+class IrisActorHandle:
+    """An actor on Iris, by name: that is all of it that is pickled. See `fray.v2.ActorHandle`."""
+
+    def __init__(self, name: str, methods: frozenset[str] | None = None, job: HostingJob | None = None) -> None:
+        self._name, self._methods, self._job = name, methods, job
+        self._found: tuple[Any, Any] | None = None
+        self._seen = False
+
+    def __getattr__(self, method_name: str) -> IrisActorMethod:
+        if method_name.startswith("_") or (self._methods is not None and method_name not in self._methods):
+            raise AttributeError(f"actor {self._name!r} has no method {method_name!r}")
+        return IrisActorMethod(self, method_name)
+
+    def _way(self) -> tuple[Any, Any]:
+        """Resolver and client, by the job of the code that uses this; else by the job that hosts the actor."""
+        if self._found is None:
+            from iris.actor import ActorClient
+
+            context = iris_context()
+            if context is not None:
+                resolver = context.resolver
+            elif self._job is not None:
+                resolver = self._job.resolver
+            else:
+                raise RuntimeError(f"actor {self._name!r}: this code is in no job of Iris, and cannot find it")
+            self._found = resolver, ActorClient(resolver, self._name)
+        return self._found
+
+    def _is_there(self) -> bool:
+        return not self._way()[0].resolve(self._name).is_empty
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._wait_there()
+        try:
+            well, answer = self._way()[1].fray_call(method, args, kwargs)
+        except Exception as error:
+            raise RuntimeError(f"actor {self._name!r} does not answer: {error}") from error
+        if not well:
+            raise answer
+        return answer
+
+    def _wait_there(self) -> None:
+        """Until its name is registered. Raises RuntimeError: its job has ended, or nobody's job has it."""
+        until = time.monotonic() + (GONE_S if self._seen else UNSEEN_S)
+        while not self._is_there():
+            if self._job is not None:
+                if JobStatus.finished(self._job.status()):
+                    raise RuntimeError(f"actor {self._name!r} has ended: {self._job.why()}")
+            elif time.monotonic() > until:
+                raise RuntimeError(f"actor {self._name!r} {'has ended' if self._seen else 'is not there'}")
+            time.sleep(LOOK_S)
+        self._seen = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IrisActorHandle, (self._name,)
+
+    def __repr__(self) -> str:
+        return f"IrisActorHandle({self._name!r})"
+
+
+class IrisActorMethod:
+    """A method of an actor on Iris."""
+
+    __slots__ = ("_handle", "_method")
+
+    def __init__(self, handle: IrisActorHandle, method: str) -> None:
+        self._handle, self._method = handle, method
+
+    def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin the call: Iris's own blocks, so it has a thread."""
+        name = f"{self._handle._name}.{self._method}"
+        return begin(copy_context(), name, self._handle._call, self._method, args, kwargs)
+
+    submit = remote
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle._call(self._method, args, kwargs)
+
+
+class IrisActorGroup:
+    """Actors on Iris, each in a job of its own; see `fray.v2.ActorGroup`."""
+
+    def __init__(self, handles: list[IrisActorHandle], jobs: list[IrisJobHandle]) -> None:
+        self._handles, self._jobs = handles, jobs
+        self._given: set[int] = set()
+
+    @property
+    def _ready(self) -> list[int]:
+        return [index for index, handle in enumerate(self._handles) if handle._is_there()]
+
+    @property
+    def ready_count(self) -> int:
+        return len(self._ready)
+
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
+        """As `fray.v2.ActorGroup.wait_ready`."""
+        wanted = len(self._handles) if count is None else count
+        until = time.monotonic() + timeout
+        while len(ready := self._ready) < wanted:
+            ended = [job for job in self._jobs if JobStatus.finished(job.status())]
+            if len(self._jobs) - len(ended) < wanted:
+                why = "; ".join(f"{job.job_id}: {job.why()}" for job in ended[:3])
+                raise RuntimeError(f"{len(ended)} of {len(self._jobs)} members have ended: {why}")
+            if time.monotonic() > until:
+                raise TimeoutError(f"{len(ready)} of {wanted} members are there after {timeout:g} s")
+            time.sleep(LOOK_S)
+        chosen = ready[:wanted]
+        self._given.update(chosen)
+        return [self._handles[index] for index in chosen]
+
+    def discover_new(self) -> list[ActorHandle]:
+        new = [index for index in self._ready if index not in self._given]
+        self._given.update(new)
+        return [self._handles[index] for index in new]
+
+    def is_done(self) -> bool:
+        return all(map(JobStatus.finished, self.statuses()))
+
+    @property
+    def jobs(self) -> list[JobHandle]:
+        return list(self._jobs)
+
+    def statuses(self) -> list[JobStatus]:
+        return [job.status() for job in self._jobs]
+
+    def shutdown(self) -> None:
+        """End the jobs of all members, with the calls that run there: Iris kills containers."""
+        for job in self._jobs:
+            if not JobStatus.finished(job.status()):
+                job.terminate()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IrisActorGroup, (self._handles, self._jobs)

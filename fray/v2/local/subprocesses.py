@@ -1,0 +1,123 @@
+"""Programs as jobs of this process: started, read, ended. None outlives this process's exit.
+
+Each has a session, and so a process group, of its own: what it has started ends with it, unless it left the group.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from contextvars import Context
+from time import monotonic
+
+from fray.v2.local.threads import begin
+
+log = logging.getLogger("fray.v2")
+
+KEPT_LINES = 10_000
+"""Of a program's output, the last ones."""
+END_S, END_AT_EXIT_S = 5.0, 1.0
+"""After SIGTERM, before SIGKILL: usually, and when the interpreter exits."""
+READ_S = 1.0
+"""For the rest of its output, when it has ended and somebody else may hold its pipe."""
+
+_running: set[Program] = set()
+
+
+class Program:
+    """A child process; what it prints, both streams, goes to the log and is kept."""
+
+    def __init__(self, name: str, argv: list[str]) -> None:
+        self._name, self._argv = name, argv
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lock = threading.Lock()
+        self._group: int | None = None
+        """Its process group, from its start until its end has been seen."""
+        self._killed = False
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Run it to its end.
+
+        Raises:
+            subprocess.CalledProcessError: it ended with another code than 0.
+            OSError: there is no such program.
+        """
+        _running.add(self)
+        try:
+            code = self._run()
+        finally:
+            _running.discard(self)
+            self.ended.set()
+        if code:
+            raise subprocess.CalledProcessError(code, self._argv, output=self.output())
+
+    def _run(self) -> int:
+        process = subprocess.Popen(
+            self._argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        with self._lock:
+            self._group = process.pid
+        if self._killed:
+            self.kill()
+        reading = begin(Context(), f"{self._name}-output", self._read, process)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its number is still its own
+        self._send(signal.SIGKILL)
+        with self._lock:
+            self._group = None
+        code = process.wait()
+        try:
+            reading.exception(READ_S)
+        except TimeoutError:
+            log.warning("%s: has ended, and something it started still holds its output", self._name)
+        return code
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._lines.append(line)
+                log.info("%s: %s", self._name, line.rstrip("\n"))
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return "".join(tuple(self._lines))
+
+    def kill(self, within_s: float = END_S) -> None:
+        """Ask for its end, and insist after ``within_s`` seconds; returns at once."""
+        self._killed = True
+        if self._send(signal.SIGTERM):
+            insist = threading.Timer(within_s, self._send, (signal.SIGKILL,))
+            insist.daemon = True
+            insist.start()
+
+    def _send(self, number: int) -> bool:
+        with self._lock:
+            if self._group is None:
+                return False
+            os.killpg(self._group, number)
+            return True
+
+
+def _end_all() -> None:
+    programs = list(_running)
+    for program in programs:
+        program.kill(END_AT_EXIT_S)
+    until = monotonic() + 2 * END_AT_EXIT_S
+    for program in programs:
+        program.ended.wait(max(0.0, until - monotonic()))
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_running.clear)  # they are not the child's to end

@@ -1,0 +1,202 @@
+"""The Ray actors of user actors: `Host` has one in its process, `Mailbox` brings calls to one elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+import ray
+
+from fray.v2.actor import ActorContext, _set_current_actor, _set_process_actor
+from fray.v2.client import _current_client_var
+from fray.v2.job import JobStatus, refuse_async
+from fray.v2.ray_backend import process_context
+from fray.v2.ray_backend.errors import Carried, packed
+from fray.v2.ray_backend.output_capture import Output
+from fray.v2.ray_backend.specs import ActorSpec, Outcome
+
+LINGER_S = 0.5
+"""For the last answer to leave: Ray sends it after the call has returned, and a kill would take it along."""
+CONTROL = "fray"
+"""Calls of the board do not wait behind those of users."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _of_the_board(**options: int) -> Callable[[F], F]:
+    """Marks its methods."""
+    marking: Callable[[F], F] = process_context.untyped.method(concurrency_group=CONTROL, **options)
+    return marking
+
+
+def gone(name: str) -> RuntimeError:
+    """For calls of an actor that has ended."""
+    return RuntimeError(f"actor {name!r} is dead: it has ended, or was never made")
+
+
+class Host:
+    """Makes a user's actor and calls it. Methods of the group ``fray`` are the board's."""
+
+    def __init__(self, spec: ActorSpec, board: Any, work: list[Any]) -> None:
+        self._spec = spec
+        self._change = threading.Condition()
+        self._running = 0
+        self._last_answer = -LINGER_S
+        self._end: Outcome | None = None
+        self._instance: Any = None
+        self.about: ActorContext | None = None
+        self.failure: Carried | None = None
+        process_context.enter(spec.job_id, board)
+        Output(lambda text: board.printed.remote(spec.job_id, text)).__enter__()
+        try:
+            self._make(*ray.get(work[0]))
+        except BaseException as error:  # noqa: BLE001 (the board is told why, and ends this process)
+            self.failure = packed(error)
+
+    def _make(self, client: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._context, self.about = context_of(self._spec, client, self._ending)
+        _set_process_actor(self.about)
+        self._instance = self._context.copy().run(cls, *args, **kwargs)
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the user's method. Raises Carried: with what it raised."""
+        with self._change:
+            if self._end is not None or self._instance is None:
+                raise packed(gone(self._spec.name))
+            self._running += 1
+        try:
+            found = getattr(self._instance, method)
+            refuse_async(found, f"method {method!r} of actor {self._spec.name!r}")
+            return self._context.copy().run(found, *args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 (it is the caller's; also SystemExit)
+            raise packed(error) from None
+        finally:
+            with self._change:
+                self._running -= 1
+                self._last_answer = monotonic()
+                self._change.notify_all()
+
+    @_of_the_board()
+    def has(self, method: str) -> bool:
+        return callable(getattr(self._instance, method, None))
+
+    @_of_the_board(max_task_retries=-1)
+    def ready(self) -> Carried | None:
+        """Answers when it is made: why it is not."""
+        return self.failure
+
+    @_of_the_board(max_task_retries=-1)
+    def life(self) -> Outcome:
+        """Answers when it has ended itself; asked again by Ray when it was made anew."""
+        if self.failure is not None:
+            return Outcome(JobStatus.FAILED, self.failure)
+        self._finished()
+        assert self._end is not None
+        return self._end
+
+    @_of_the_board()
+    def end(self) -> None:
+        """Take no more calls; answers when none runs."""
+        self._ending(Outcome(JobStatus.STOPPED))
+        self._finished()
+
+    def _ending(self, outcome: Outcome) -> None:
+        if self.about is not None:
+            self.about.shutdown_event.set()
+        with self._change:
+            self._end = self._end or outcome
+            self._change.notify_all()
+
+    def _finished(self) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._end is not None and self._running == 0)
+            lingering = self._last_answer + LINGER_S - monotonic()
+        sleep(max(0.0, lingering))
+
+
+def context_of(spec: ActorSpec, client: Any, end: Callable[[Outcome], None]) -> tuple[Context, ActorContext]:
+    """In which an actor's code runs: with itself as current actor, and its maker's client."""
+    from fray.v2.ray_backend.backend import client_here
+    from fray.v2.ray_backend.handles import RayActorHandle
+
+    def terminate() -> None:
+        end(Outcome(JobStatus.SUCCEEDED))
+
+    def fail(message: str) -> None:
+        end(Outcome(JobStatus.FAILED, packed(RuntimeError(message))))
+
+    about = ActorContext(RayActorHandle(spec.name), spec.index, spec.group, terminate=terminate, fail=fail)
+    context = copy_context()
+    context.run(_set_current_actor, about)
+    context.run(_current_client_var.set, client if client is not None else client_here())
+    return context, about
+
+
+class Mailbox:
+    """Where calls wait for an actor that lives in its maker's process, which takes them from here: that process can
+    call others, and nobody can call it."""
+
+    def __init__(self, spec: ActorSpec, board: Any, work: list[Any]) -> None:
+        self._name = spec.name
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
+        self._come = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._over: Outcome | None = None
+        self._ended = asyncio.Event()
+
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        if self._over is not None:
+            raise packed(gone(self._name))
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._waiting.append((number, method, args, kwargs))
+        self._come.set()
+        failure, value = await answer
+        if failure is not None:
+            raise failure
+        return value
+
+    async def take(self) -> list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] | None:
+        """Calls that have come; None: none will come any more."""
+        await self._come.wait()
+        if self._over is not None and not self._waiting:
+            return None
+        self._come.clear()
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    async def give(self, number: int, failure: Carried | None, value: Any) -> None:
+        """The answer to one of them."""
+        answer = self._answers.pop(number, None)
+        if answer is not None:
+            answer.set_result((failure, value))
+        if self._over is not None and not self._answers:
+            self._ended.set()
+
+    async def has(self, method: str) -> bool:
+        return False  # its maker has told the board all of its methods
+
+    async def ready(self) -> None:
+        return None
+
+    async def life(self) -> Outcome:
+        await self._ended.wait()
+        await asyncio.sleep(LINGER_S)
+        assert self._over is not None
+        return self._over
+
+    async def end(self, outcome: Outcome = Outcome(JobStatus.STOPPED)) -> None:  # noqa: B008 (frozen)
+        """Take no more calls; answers when all are answered."""
+        self._over = self._over or outcome
+        self._come.set()
+        if not self._answers:
+            self._ended.set()
+        await self._ended.wait()
+        await asyncio.sleep(LINGER_S)
