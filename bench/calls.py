@@ -31,7 +31,7 @@ from fray import ActorHandle, blocking, open_cluster
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.actors.server import Host
+from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.caller import Caller, Route
 
 MESSAGE = b"x" * 60
@@ -80,7 +80,7 @@ async def serve(directory: str) -> None:
         echoes = await nursery.start(trio.serve_tcp, tcp_echo, 0)
         sockets = await nursery.start(trio_websocket.serve_websocket, websocket_echo, "127.0.0.1", 0, None)
         rng = random.SystemRandom()
-        host = Host(WebSocketNetwork(), incarnation="bench", rng=rng, directory=lambda: directory)
+        host = ActorHostServer(WebSocketNetwork(), incarnation="bench", rng=rng, directory=lambda: directory)
         await nursery.start(host.run)
         await host.listen()
         await host.listen_tcp()
@@ -96,7 +96,7 @@ async def serve(directory: str) -> None:
         nursery.cancel_scope.cancel()
 
 
-def endpoint(host: Host, number: int) -> ActorEndpoint:
+def endpoint(host: ActorHostServer, number: int) -> ActorEndpoint:
     return ActorEndpoint(
         actor_id=str(number),
         name=str(number),

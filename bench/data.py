@@ -33,7 +33,7 @@ from bench.measure import Number, Probe, Results, report
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.actors.server import Host
+from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.caller import Caller, Route
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "10 MB": 10 << 20, "100 MB": 100 << 20}
@@ -65,7 +65,9 @@ class Echo:
 async def serve(directory: str) -> None:
     """The actor and a plain socket that echoes; addresses go out as a line of JSON. Ends with its standard input."""
     async with trio.open_nursery() as nursery:
-        host = Host(WebSocketNetwork(), incarnation="bench", rng=random.SystemRandom(), directory=lambda: directory)
+        host = ActorHostServer(
+            WebSocketNetwork(), incarnation="bench", rng=random.SystemRandom(), directory=lambda: directory
+        )
         await nursery.start(host.run)
         await host.listen()
         await host.listen_tcp()
@@ -81,7 +83,7 @@ async def serve(directory: str) -> None:
         nursery.cancel_scope.cancel()
 
 
-def _endpoint(host: Host, number: int, name: str) -> ActorEndpoint:
+def _endpoint(host: ActorHostServer, number: int, name: str) -> ActorEndpoint:
     return ActorEndpoint(
         actor_id=name,
         name=name,

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 
 from fray.model.messages.client import Launch, Role
-from fray.model.messages.node import NodeHello, Report
+from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Observed, Outcome, Phase
-from fray.scheduler.effects import Event, LaunchAsked, NodeJoined, NodeReported, SessionOpened, TerminateAsked
+from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, ObservedAttempt, Outcome, Phase
+from fray.scheduler.effects import Event, LaunchRequested, NodeJoined, NodeReported, SessionOpened, TerminateRequested
 from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
@@ -32,13 +32,13 @@ def story(state: State) -> Iterator[tuple[str, Event]]:
             NodeJoined(hello=NodeHello(node=f"n{number}", incarnation="i", boot_id="b", capacity=capacity)),
         )
     for number in range(ACTORS):
-        yield "launch", LaunchAsked(session="d", ref=number, launch=Launch(jobs=(_spec(f"a{number}"),)))
+        yield "launch", LaunchRequested(session="d", ref=number, launch=Launch(jobs=(_spec(f"a{number}"),)))
     for attempt in list(state.attempts.values()):
         yield "running", _report(state, attempt.attempt_id, Phase.RUNNING)
     for number in range(0, ACTORS, 4):
         yield "failed", _report(state, f"a{number}:0:0", Phase.ENDED)
     for number in range(0, ACTORS, 5):
-        yield "terminate", TerminateAsked(session="d", ref=number, jobs=(f"a{number}",), reason="")
+        yield "terminate", TerminateRequested(session="d", ref=number, jobs=(f"a{number}",), reason="")
 
 
 def _spec(name: str) -> JobSpec:
@@ -55,8 +55,8 @@ def _spec(name: str) -> JobSpec:
 
 
 def _report(state: State, attempt_id: str, phase: Phase) -> Event:
-    outcome = Outcome(cause=Cause.FAILURE, message="boom") if phase is Phase.ENDED else None
-    report = Report(full=False, observed=(Observed(attempt_id=attempt_id, phase=phase, outcome=outcome),))
+    outcome = Outcome(cause=EndReason.FAILURE, message="boom") if phase is Phase.ENDED else None
+    report = ObservedState(full=False, observed=(ObservedAttempt(attempt_id=attempt_id, phase=phase, outcome=outcome),))
     return NodeReported(node=state.attempts[attempt_id].node, incarnation="i", report=report)
 
 

@@ -20,11 +20,20 @@ from typing import Any
 
 from fray.controller.store import Store
 from fray.model.messages.client import Launch, Role
-from fray.model.messages.node import NodeHello, Report
+from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase
-from fray.scheduler.effects import Effect, Event, Forget, Happened, LaunchAsked, NodeJoined, NodeReported, SessionOpened
-from fray.scheduler.state.rows import Rules
+from fray.model.specs import EndReason, EntryKind, JobSpec, ObservedAttempt, Outcome, Phase
+from fray.scheduler.effects import (
+    DeleteBlobs,
+    Effect,
+    Event,
+    EventRecorded,
+    LaunchRequested,
+    NodeJoined,
+    NodeReported,
+    SessionOpened,
+)
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
@@ -35,7 +44,7 @@ BATCH = 50
 class Controller:
     """The loop's work without the loop: step, save, carry out."""
 
-    def __init__(self, store: Store, rules: Rules) -> None:
+    def __init__(self, store: Store, rules: SchedulerConfig) -> None:
         self.store, self.now = store, 1_000_000.0
         self.state = State(self.now, rules)
         capacity = Capacity(64_000, 1 << 40, 1 << 40)
@@ -48,10 +57,10 @@ class Controller:
             self.now += 0.001
             effects += step(self.state, event, self.now)
         upserts, deletes = self.state.take_dirty()
-        happened = [effect.event for effect in effects if isinstance(effect, Happened)]
+        happened = [effect.event for effect in effects if isinstance(effect, EventRecorded)]
         self.store.save(upserts, deletes, happened, {"now": self.now})
         for effect in effects:
-            if isinstance(effect, Forget):
+            if isinstance(effect, DeleteBlobs):
                 self.store.forget(blob for blob in effect.blobs if not self.state.refers(blob))
 
     def run(self, first: int, count: int) -> None:
@@ -59,7 +68,7 @@ class Controller:
         payload = self.store.put_blob(b"one payload for all")
         specs = [_spec(number, payload) for number in range(first, first + count)]
         attempts = [f"{spec.job_id}:0:0" for spec in specs]
-        self.tell(*(LaunchAsked(session="driver", ref=n, launch=Launch(jobs=(s,))) for n, s in enumerate(specs)))
+        self.tell(*(LaunchRequested(session="driver", ref=n, launch=Launch(jobs=(s,))) for n, s in enumerate(specs)))
         self.tell(*(_opened(attempt) for attempt in attempts))
         self.tell(*(_report(attempt, Phase.RUNNING) for attempt in attempts))
         values = [self.store.put_blob(f"the result of {attempt}".encode() * 8) for attempt in attempts]
@@ -88,9 +97,11 @@ def _opened(attempt: str) -> Event:
 
 
 def _report(attempt: str, phase: Phase, value: str | None = None) -> Event:
-    ended = Outcome(cause=Cause.SUCCEEDED, exit_code=0, value=value, duration_s=0.001, peak_memory_bytes=9 << 20)
+    ended = Outcome(cause=EndReason.SUCCEEDED, exit_code=0, value=value, duration_s=0.001, peak_memory_bytes=9 << 20)
     outcome = ended if phase is Phase.ENDED else None
-    report = Report(full=False, observed=(Observed(attempt_id=attempt, phase=phase, pid=4711, outcome=outcome),))
+    report = ObservedState(
+        full=False, observed=(ObservedAttempt(attempt_id=attempt, phase=phase, pid=4711, outcome=outcome),)
+    )
     return NodeReported(node="n1", incarnation="i", report=report)
 
 
@@ -121,7 +132,7 @@ def look(controller: Controller, directory: Path, jobs: int, took_s: float) -> d
     }
 
 
-def measure(total: int, every: int, rules: Rules) -> Iterator[dict[str, Any]]:
+def measure(total: int, every: int, rules: SchedulerConfig) -> Iterator[dict[str, Any]]:
     """A line at the start and after each ``every`` jobs."""
     with tempfile.TemporaryDirectory(prefix="fray-records-") as directory:
         store = Store(Path(directory) / "store", synchronous="OFF")
@@ -145,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     heads = ("finished", "RSS MB", "store MB", "blobs", "jobs", "attempts", "sessions", "past")
     print("".join(f"{head:>10}" for head in heads))
     lines = []
-    for line in measure(found.jobs, found.every, Rules()):
+    for line in measure(found.jobs, found.every, SchedulerConfig()):
         lines.append(line)
         size = (line["rss_bytes"], line["store_bytes"])
         megabytes = "".join(f"{amount / 1e6:>10.1f}" for amount in size)

@@ -39,7 +39,7 @@ from fray.deploy import embedded_controller
 from fray.net.transport import Credential
 from fray.runtime.calls.wire import CALLER_KEY_ID
 from fray.runtime.context import current
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 
 AT_A_TIME = 4
 LOAD_S = 5.0
@@ -312,7 +312,7 @@ def few_on_record() -> Iterator[None]:
     """The embedded controller forgets ended jobs after `FINISHED_LIMIT`, and events after `EVENTS_LIMIT`."""
     were = embedded_controller.run_controller, store.EVENTS_LIMIT
     embedded_controller.run_controller = partial(  # type: ignore[assignment]
-        run_controller, rules=Rules(finished_limit=FINISHED_LIMIT)
+        run_controller, rules=SchedulerConfig(finished_limit=FINISHED_LIMIT)
     )
     store.EVENTS_LIMIT = EVENTS_LIMIT
     try:

@@ -29,7 +29,7 @@ import fray
 from bench.actors import compiled_modules
 from bench.measure import Number, Results, report
 from fray import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
-from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
+from fray.model.specs import AttemptSpec, EntryKind, JobSpec, ObservedAttempt, Phase
 from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.testing.wheels import make_wheel, offline
 
@@ -65,7 +65,7 @@ async def tickets(results: Results, rounds: int) -> None:
         launcher, ended = ProcessLauncher(directory), dict[str, trio.Event]()
         values: dict[str, bytes] = {}
 
-        def on_observed(observed: Observed, value: bytes | None) -> None:
+        def on_observed(observed: ObservedAttempt, value: bytes | None) -> None:
             if observed.phase is Phase.ENDED:
                 values[observed.attempt_id] = value or b""
                 ended[observed.attempt_id].set()
@@ -80,7 +80,9 @@ async def tickets(results: Results, rounds: int) -> None:
                 )
                 ended[f"{name}:0:0"] = trio.Event()
                 begun = time.time()
-                launcher.start(Ticket(attempt_id=f"{name}:0:0", spec=spec, controller="unix:/none", key="k"), payload)
+                launcher.start(
+                    AttemptSpec(attempt_id=f"{name}:0:0", spec=spec, controller="unix:/none", key="k"), payload
+                )
                 await ended[f"{name}:0:0"].wait()
                 at = fray.runtime.serialization.pickling.loads(values[f"{name}:0:0"])
                 if index >= 3:

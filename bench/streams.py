@@ -26,7 +26,7 @@ from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.input_stream import BlockingStream, Stream
-from fray.runtime.actors.server import Host
+from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.caller import Caller, Route
 
 ITEMS = 5_000
@@ -66,7 +66,9 @@ class InLoop:
 async def serve(directory: str) -> None:
     """Both actors; their endpoints go out as one line of JSON. Ends with its standard input."""
     async with trio.open_nursery() as nursery:
-        host = Host(WebSocketNetwork(), incarnation="bench", rng=random.SystemRandom(), directory=lambda: directory)
+        host = ActorHostServer(
+            WebSocketNetwork(), incarnation="bench", rng=random.SystemRandom(), directory=lambda: directory
+        )
         await nursery.start(host.run)
         await host.listen()
         numbers = {"loop": host.register(InLoop(), "loop"), "thread": host.register(OnThread(), "thread")}

@@ -8,7 +8,7 @@ import trio
 
 import elastic_model as model
 import fray
-from fray import ChangeKind
+from fray import ReservationEventKind
 
 KILL_AFTER = 20
 """Rounds."""
@@ -81,9 +81,9 @@ class Leader:
         """Hear of slices that are to leave before they do."""
         reservation = await fray.current_cluster().follow_reservation(reservation_id)
         async for change in reservation.changes():
-            if change.kind is ChangeKind.SHRINKING:
+            if change.kind is ReservationEventKind.SHRINKING:
                 self._leaving |= set(change.jobs)
-            elif change.kind is ChangeKind.LOST:
+            elif change.kind is ReservationEventKind.LOST:
                 self._drop(*change.jobs)
                 self._next_round()
 

@@ -59,7 +59,7 @@ class NeverSchedulable(InvalidRequest):
     """No declared machine could ever hold the job, even if the whole cluster were empty."""
 
 
-class NameTaken(FrayError):
+class NameInUse(FrayError):
     """A living job or actor of this namespace already has the name."""
 
 
@@ -186,7 +186,7 @@ class ObjectLost(FrayError, RuntimeError):
     """An object that was put is gone: the job or driver that owned it has ended, or nobody held it any more."""
 
 
-class FutureForgotten(FrayError):
+class FutureExpired(FrayError):
     """A future that came from another process was settled so long ago that its author does not keep it any more."""
 
 
@@ -208,7 +208,7 @@ class RemoteError(FrayError):
 # The house itself ----------------------------------------------------------------------------------------------------
 
 
-class WrongPlace(FrayError, RuntimeError):
+class BlockingNotAllowed(FrayError, RuntimeError):
     """This process or thread cannot use the cluster: it was forked from the one that can, or it is the loop's own,
     where nobody may wait. The message says what to do instead."""
 
@@ -221,7 +221,7 @@ class StoreError(FrayError):
     """The controller's store cannot be used: damaged, of a later version, or held by another controller."""
 
 
-class NodeNameTaken(FrayError):
+class NodeNameInUse(FrayError):
     """Another living ``fray-node`` already serves under this name."""
 
 

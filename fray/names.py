@@ -20,7 +20,7 @@ from fray.api.actors.monitor import (
     link,
     monitor,
 )
-from fray.api.actors.supervision import Child, child
+from fray.api.actors.supervision import ChildSpec, child
 from fray.api.cluster import Cluster, current_cluster, open_cluster
 from fray.api.futures import Future, as_completed, wait_any
 from fray.api.jobs.job import Job
@@ -30,13 +30,14 @@ from fray.api.scope import Scope
 from fray.errors import (
     ActorDied,
     ActorFailed,
+    BlockingNotAllowed,
     CallCancelled,
     CallCycle,
     CancelIgnored,
     ConnectionFailed,
     DeadlineExceeded,
     FrayError,
-    FutureForgotten,
+    FutureExpired,
     GroupFailed,
     InvalidRequest,
     JobFailed,
@@ -44,7 +45,7 @@ from fray.errors import (
     LinkedActorDied,
     MachineLost,
     MessageTooLarge,
-    NameTaken,
+    NameInUse,
     NeverSchedulable,
     NoSuchActor,
     NoSuchJob,
@@ -59,22 +60,27 @@ from fray.errors import (
     Unauthorized,
     UnknownClusterSpec,
     Unreachable,
-    WrongPlace,
 )
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.exit_rules import ExitRule
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
-from fray.model.log_records import LineKind, LogLine
+from fray.model.log_records import LogLine, LogLineKind
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
-from fray.model.messages.maintenance import Forecast, Verdict
+from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
 from fray.model.requests import Entrypoint, JobRequest
-from fray.model.reservations import Change, ChangeKind, ReservationConfig, ReservationInfo, ReservationState
+from fray.model.reservations import (
+    ReservationConfig,
+    ReservationEvent,
+    ReservationEventKind,
+    ReservationInfo,
+    ReservationState,
+)
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import ActorConfig, AttemptInfo, Cause, JobInfo, JobState, Ladder, Peer
+from fray.model.specs import ActorConfig, AttemptInfo, EndReason, GangMember, JobInfo, JobState, TerminationPolicy
 from fray.runtime.actors.input_stream import BlockingStream, Stream
 from fray.runtime.actors.methods import method
 from fray.runtime.process.current_job import CurrentJob, current_job
@@ -105,14 +111,12 @@ __all__ = [
     "ActorServer",
     "ActorStatus",
     "AttemptInfo",
+    "BlockingNotAllowed",
     "BlockingStream",
     "CallCancelled",
     "CallCycle",
     "CancelIgnored",
-    "Cause",
-    "Change",
-    "ChangeKind",
-    "Child",
+    "ChildSpec",
     "Cluster",
     "ClusterResolver",
     "ConnectionFailed",
@@ -122,14 +126,17 @@ __all__ = [
     "CurrentJob",
     "DeadlineExceeded",
     "Down",
+    "EndReason",
     "Entrypoint",
     "EnvironmentConfig",
     "ExitRule",
     "FixedResolver",
     "Forecast",
+    "ForecastVerdict",
     "FrayError",
     "Future",
-    "FutureForgotten",
+    "FutureExpired",
+    "GangMember",
     "GpuConfig",
     "GroupFailed",
     "HealthCheck",
@@ -144,15 +151,14 @@ __all__ = [
     "JobRole",
     "JobState",
     "JobStopped",
-    "Ladder",
-    "LineKind",
     "Link",
     "LinkedActorDied",
     "LogLine",
+    "LogLineKind",
     "MachineLost",
     "MessageTooLarge",
     "Monitor",
-    "NameTaken",
+    "NameInUse",
     "NeverSchedulable",
     "NoSuchActor",
     "NoSuchJob",
@@ -162,12 +168,13 @@ __all__ = [
     "ObjectLost",
     "OnStall",
     "OutcomeUnknown",
-    "Peer",
     "PoolStats",
     "Progress",
     "RemoteError",
     "Reservation",
     "ReservationConfig",
+    "ReservationEvent",
+    "ReservationEventKind",
     "ReservationInfo",
     "ReservationState",
     "Resolver",
@@ -177,15 +184,14 @@ __all__ = [
     "Secret",
     "SessionEnded",
     "Stream",
+    "TerminationPolicy",
     "TpuConfig",
     "Unauthorized",
     "UnknownClusterSpec",
     "Unreachable",
     "Up",
-    "Verdict",
     "WorkerInfo",
     "WorkerPool",
-    "WrongPlace",
     "as_completed",
     "child",
     "current_actor",

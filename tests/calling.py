@@ -11,9 +11,9 @@ import trio
 from attrs import define, field
 
 from fray.model.messages.client import ActorEndpoint, Names
-from fray.model.specs import Cause, Outcome
-from fray.net.transports.memory import Fate, Hop, MemoryNetwork
-from fray.runtime.actors.server import Host, InlineExecutor, Runner
+from fray.model.specs import EndReason, Outcome
+from fray.net.transports.memory import InFlightMessage, MemoryNetwork, MessageFault
+from fray.runtime.actors.server import ActorHostServer, InlineExecutor, SerialExecutor
 from fray.runtime.calls.caller import (
     Caller,
     CallFuture,
@@ -45,11 +45,11 @@ class FakeDirectory:
         for listener in list(self.listeners.get(key, [])):
             listener(*self.known[key])
 
-    def end(self, key: str, cause: Cause, message: str = "", error: bytes | None = None) -> None:
+    def end(self, key: str, cause: EndReason, message: str = "", error: bytes | None = None) -> None:
         self.say(key, ended=Outcome(cause=cause, message=message), error=error)
 
 
-def inline(name: str, threads: int) -> Runner:
+def inline(name: str, threads: int) -> SerialExecutor:
     return InlineExecutor()
 
 
@@ -62,13 +62,15 @@ class Stage:
     caller: Caller
     nursery: trio.Nursery
     rng: random.Random
-    hosts: dict[str, Host] = field(factory=dict)
+    hosts: dict[str, ActorHostServer] = field(factory=dict)
     scopes: dict[str, trio.CancelScope] = field(factory=dict)
 
-    async def host(self, incarnation: str, *, machine: str = "", make_runner: Any = inline, **options: Any) -> Host:
+    async def host(
+        self, incarnation: str, *, machine: str = "", make_runner: Any = inline, **options: Any
+    ) -> ActorHostServer:
         """A host that runs and listens, at ``memory:MACHINE``."""
         machine = machine or incarnation
-        host = Host(
+        host = ActorHostServer(
             self.network.at(machine),
             incarnation=incarnation,
             rng=self.rng,
@@ -87,7 +89,7 @@ class Stage:
         self.hosts[incarnation] = host
         return host
 
-    def endpoint(self, host: Host, number: int, actor_id: str = "a") -> ActorEndpoint:
+    def endpoint(self, host: ActorHostServer, number: int, actor_id: str = "a") -> ActorEndpoint:
         return ActorEndpoint(
             actor_id=actor_id,
             name=actor_id,
@@ -141,13 +143,13 @@ async def open_stage(seed: int = 1) -> AsyncIterator[Stage]:
         nursery.cancel_scope.cancel()
 
 
-def cut_at(number: int, fate: Fate) -> Callable[[Hop], Fate]:
+def cut_at(number: int, fate: MessageFault) -> Callable[[InFlightMessage], MessageFault]:
     """A fault hook: the n-th message of the whole test meets ``fate``, all others arrive."""
     seen = 0
 
-    def on_hop(hop: Hop) -> Fate:
+    def on_hop(hop: InFlightMessage) -> MessageFault:
         nonlocal seen
         seen += 1
-        return fate if seen == number else Fate.DELIVER
+        return fate if seen == number else MessageFault.DELIVER
 
     return on_hop

@@ -15,16 +15,16 @@ from fray.errors import FrayError
 from fray.model.ids import mint
 from fray.model.log_records import record, records
 from fray.model.messages.client import ClientHello, ControllerHello, JobChanged, Jobs, Launch, ProcessMark, Role
-from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, ReadLog, Report, Wanted
+from fray.model.messages.node import AttemptLog, DesiredState, NodeGoodbye, NodeHello, ObservedState, ReadLog
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, Observed, Outcome, Phase, Wish
+from fray.model.specs import DesiredAttempt, EndReason, EntryKind, JobInfo, JobSpec, ObservedAttempt, Outcome, Phase
 from fray.net.channel.public import Channel, RedialPolicy, run_dialled
 from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, Kind, blob_id, decode_message, encode_message
 from fray.net.transport import Credential
 from fray.net.transports.memory import MemoryNetwork
 from fray.node.logs.pages import read_page
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 
 T = TypeVar("T")
 TOKEN = "a-token-nobody-guesses"
@@ -46,7 +46,7 @@ def spec(name: str = "work", payload: bytes = b"payload", **more: Any) -> JobSpe
 
 
 def succeeded(value: bytes = b"value") -> tuple[Outcome, bytes]:
-    return Outcome(cause=Cause.SUCCEEDED, value=blob_id(value)), value
+    return Outcome(cause=EndReason.SUCCEEDED, value=blob_id(value)), value
 
 
 class Peer:
@@ -173,8 +173,8 @@ class Node(Peer):
         super().__init__(greeting)
         self.name = greeting().node
         self.obedient = obedient
-        self.wishes: dict[str, Wish] = {}
-        self.held: dict[str, Observed] = {}
+        self.wishes: dict[str, DesiredAttempt] = {}
+        self.held: dict[str, ObservedAttempt] = {}
         self.values: dict[str, bytes] = {}
         self.payloads: dict[str, bytes] = {}
         self.logs: dict[str, list[tuple[int, bytes]]] = {}
@@ -189,10 +189,10 @@ class Node(Peer):
         observed = tuple(self.held.values()) if full else tuple(self.held[attempt] for attempt in attempts)
         values = [self.values[one.attempt_id] for one in observed if one.outcome is not None and one.outcome.value]
         assert self.channel is not None
-        self.channel.notice(Report(full=full, observed=observed, gone=tuple(gone)), values)
+        self.channel.notice(ObservedState(full=full, observed=observed, gone=tuple(gone)), values)
 
     def heard(self, message: Any, blobs: list[bytes]) -> None:
-        if isinstance(message, Wanted):
+        if isinstance(message, DesiredState):
             self.payloads |= {blob_id(blob): blob for blob in blobs}
             if message.full:
                 self.wishes = {}
@@ -214,14 +214,14 @@ class Node(Peer):
             if wish.stop and (held is None or held.phase is not Phase.ENDED):
                 self.end(attempt, Outcome(cause=wish.stop_cause))
             elif held is None:
-                self.held[attempt] = Observed(attempt_id=attempt, phase=Phase.RUNNING, pid=77)
+                self.held[attempt] = ObservedAttempt(attempt_id=attempt, phase=Phase.RUNNING, pid=77)
                 self.report(attempt)
 
     def end(self, attempt: str, outcome: Outcome, value: bytes = b"") -> None:
         assert self.channel is not None
         end = self.next_line(attempt)
         self.channel.notice(AttemptLog(attempt_id=attempt, first=end, end=end, over=True))
-        self.held[attempt] = Observed(attempt_id=attempt, phase=Phase.ENDED, outcome=outcome)
+        self.held[attempt] = ObservedAttempt(attempt_id=attempt, phase=Phase.ENDED, outcome=outcome)
         self.values[attempt] = value
         self.report(attempt)
 
@@ -256,7 +256,7 @@ class Node(Peer):
         assert self.channel is not None
         self.channel.notice(NodeGoodbye(reason="drained"))
 
-    async def wished(self, attempt: str) -> Wish:
+    async def wished(self, attempt: str) -> DesiredAttempt:
         return await self.until(lambda: self.wishes.get(attempt))
 
 
@@ -393,7 +393,7 @@ class Stage:
 @asynccontextmanager
 async def stage(store: Store | None = None, *, begin: bool = True, **options: Any) -> AsyncIterator[Stage]:
     """A cluster in memory; all of it ends with the block."""
-    options.setdefault("rules", Rules())
+    options.setdefault("rules", SchedulerConfig())
     try:
         async with trio.open_nursery() as nursery:
             place = Stage(nursery, store or Store.memory(), **options)

@@ -9,18 +9,19 @@ from attrs import evolve
 
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobGroupSpec, JobRole
 from fray.model.messages.client import ActorEndpoint, Launch, Names, Register, Role
-from fray.model.messages.node import NodeHello, Report
+from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.reservations import ReservationInfo, ReservationSpec
 from fray.model.resources import Capacity, Demand, Device, PortRange
-from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Observed, Outcome, Phase
+from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, ObservedAttempt, Outcome, Phase
 from fray.net.codec import from_json, to_json
 from fray.scheduler.backfill.starvation import holds_back, starving_heads
 from fray.scheduler.effects import (
     CheckpointTaken,
-    CordonAsked,
+    ControllerStarted,
+    CordonRequested,
     Effect,
     Event,
-    LaunchAsked,
+    LaunchRequested,
     NameRegistered,
     NameUnregistered,
     NodeDied,
@@ -31,24 +32,23 @@ from fray.scheduler.effects import (
     NodeSilent,
     Refusal,
     Reply,
-    ReservationAsked,
     ReservationReleased,
     ReservationRenewed,
-    Restarted,
+    ReservationRequested,
     SessionClosed,
     SessionLost,
     SessionOpened,
-    TerminateAsked,
+    TerminateRequested,
     Tick,
-    UncordonAsked,
+    UncordonRequested,
 )
 from fray.scheduler.explain.group_text import group_info
-from fray.scheduler.invariants.check import Decided, check
-from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.invariants.check import CommittedOutcomes, check
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.queue.order import in_order
 from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.queue.quotas import quota_text
-from fray.scheduler.state.rows import TABLES, Rules
+from fray.scheduler.state.rows import TABLES, SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
@@ -91,22 +91,22 @@ def member(name: str, role: str = "", stage: int = 0, auxiliary: bool = False, *
     return job(name, need, role=JobRole(role or name, stage, auxiliary), **more)
 
 
-def ended(cause: Cause = Cause.SUCCEEDED, message: str = "", **more: Any) -> Outcome:
+def ended(cause: EndReason = EndReason.SUCCEEDED, message: str = "", **more: Any) -> Outcome:
     return Outcome(cause=cause, message=message, **more)
 
 
 class Cluster:
     """A state with its clock. Every `tell` checks the invariants."""
 
-    def __init__(self, rules: Rules | None = None, **restarted: Any) -> None:
-        self.rules = rules or Rules()
+    def __init__(self, rules: SchedulerConfig | None = None, **restarted: Any) -> None:
+        self.rules = rules or SchedulerConfig()
         self.now = 0.0
         self.state = State(self.now, self.rules)
         self.store: dict[tuple[str, str], str] = {}
         self.refs = 0
         self.epoch = 0
         self.incarnations: dict[str, str] = {}
-        self.decided = Decided()
+        self.decided = CommittedOutcomes()
         self.restarted: dict[str, Any] = {}
         """With what a story's controller is started again."""
         self.tell(self._restarted(**restarted))
@@ -160,7 +160,7 @@ class Cluster:
         nothing = shape.ask.weightless and not any(demand.ports for demand in shape.ask.demands)
         exempt = shape.child or shape.ask.weightless
         closed = () if nothing else claimed if exempt else claimed | held
-        with Trial(self.state, shape.reservation) as trial:
+        with HypotheticalPool(self.state, shape.reservation) as trial:
             return trial.fits(shape.ask, closed)
 
     def save(self) -> None:
@@ -176,9 +176,9 @@ class Cluster:
         assert check(self.state) == []
         return self.tell(self._restarted(**restarted))
 
-    def _restarted(self, **restarted: Any) -> Restarted:
+    def _restarted(self, **restarted: Any) -> ControllerStarted:
         self.epoch += 1
-        return Restarted(epoch=self.epoch, **restarted)
+        return ControllerStarted(epoch=self.epoch, **restarted)
 
     def ref(self) -> int:
         self.refs += 1
@@ -227,13 +227,13 @@ class Cluster:
         return next(effect.message.jobs for effect in effects if isinstance(effect, Reply))  # type: ignore[attr-defined]
 
     def ask_launch(self, *specs: JobSpec, session: str = "d") -> list[Effect]:
-        return self.tell(LaunchAsked(session=session, ref=self.ref(), launch=Launch(jobs=specs)))
+        return self.tell(LaunchRequested(session=session, ref=self.ref(), launch=Launch(jobs=specs)))
 
     def ask_group(self, name: str, *specs: JobSpec, session: str = "d", **config: Any) -> list[Effect]:
         """Launch jobs as a group, whose id is its name."""
         group = JobGroupSpec(group_id=name, config=JobGroupConfig(name=name, **config))
         launch = Launch(jobs=tuple(evolve(spec, job_group=name) for spec in specs), group=group)
-        return self.tell(LaunchAsked(session=session, ref=self.ref(), launch=launch))
+        return self.tell(LaunchRequested(session=session, ref=self.ref(), launch=launch))
 
     def launch_group(self, name: str, *specs: JobSpec, session: str = "d", **config: Any) -> list[Effect]:
         """The same, and raise the refusal if it is refused."""
@@ -247,7 +247,7 @@ class Cluster:
         return group_info(self.state, self.state.job_groups[name])
 
     def terminate(self, *jobs: str, session: str = "d") -> list[Effect]:
-        return self.tell(TerminateAsked(session=session, ref=self.ref(), jobs=jobs, reason="terminated on request"))
+        return self.tell(TerminateRequested(session=session, ref=self.ref(), jobs=jobs, reason="terminated on request"))
 
     def reserve(self, name: str = "r", need: Demand | None = None, session: str = "d", **more: Any) -> ReservationInfo:
         """Create, and raise the refusal if it is refused. Its id is its name."""
@@ -260,7 +260,7 @@ class Cluster:
     def ask_reservation(self, name: str, need: Demand | None = None, session: str = "d", **more: Any) -> list[Effect]:
         more = {"min_units": 1, "max_units": max(1, more.get("min_units", 1)), "namespace": "ns"} | more
         spec = ReservationSpec(reservation_id=name, name=name, demand=need or demand(), **more)
-        return self.tell(ReservationAsked(session=session, ref=self.ref(), spec=spec))
+        return self.tell(ReservationRequested(session=session, ref=self.ref(), spec=spec))
 
     def renew(self, name: str = "r", ttl_s: float | None = None, session: str = "d") -> list[Effect]:
         return self.tell(ReservationRenewed(session=session, ref=self.ref(), reservation_id=name, ttl_s=ttl_s))
@@ -322,12 +322,12 @@ class Cluster:
         busy: dict[str, str] | None = None,
     ) -> list[Effect]:
         observed = tuple(
-            Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=what)
+            ObservedAttempt(attempt_id=attempt_id, phase=Phase.ENDED, outcome=what)
             if isinstance(what, Outcome)
-            else Observed(attempt_id=attempt_id, phase=what)
+            else ObservedAttempt(attempt_id=attempt_id, phase=what)
             for attempt_id, what in seen
         )
-        report = Report(full=full, observed=observed, gone=gone, serial=serial, busy=busy or {})
+        report = ObservedState(full=full, observed=observed, gone=gone, serial=serial, busy=busy or {})
         of = incarnation or self.incarnations[node]
         return self.tell(NodeReported(node=node, incarnation=of, report=report))
 
@@ -342,13 +342,13 @@ class Cluster:
 
     def cordon(self, *nodes: str, session: str = "d", **how: Any) -> list[Effect]:
         """``drain=True``, ``finish_s=S``, ``reason=``."""
-        return self.tell(CordonAsked(session=session, ref=self.ref(), nodes=nodes, **how))
+        return self.tell(CordonRequested(session=session, ref=self.ref(), nodes=nodes, **how))
 
     def drain(self, *nodes: str, finish_s: float = 0.0, reason: str = "") -> list[Effect]:
         return self.cordon(*nodes, drain=True, finish_s=finish_s, reason=reason)
 
     def uncordon(self, *nodes: str, session: str = "d") -> list[Effect]:
-        return self.tell(UncordonAsked(session=session, ref=self.ref(), nodes=nodes))
+        return self.tell(UncordonRequested(session=session, ref=self.ref(), nodes=nodes))
 
     def leave(self, node: str = "n1", finish_s: float = 0.0) -> list[Effect]:
         """It has been asked to end."""

@@ -18,7 +18,7 @@ from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.memory import MemoryNetwork
 from fray.net.tunnels.transport import Tunnels
 from fray.runtime.calls.caller import CallFuture, CallOptions
-from fray.runtime.context import Place, Runtime, open_runtime
+from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
 
 TOKEN = "a-token-nobody-guesses"
 CONTROLLER = "memory:controller/main"
@@ -67,7 +67,7 @@ class Split:
                 self.network.at(name),
                 [CONTROLLER],
                 Credential("cluster", TOKEN),
-                Place(role=Role.DRIVER, host_directory=lambda: f"memory:{name}/calls", **options),
+                RuntimeConfig(role=Role.DRIVER, host_directory=lambda: f"memory:{name}/calls", **options),
                 rng=self.rng,
             ) as runtime:
                 task_status.started(runtime)

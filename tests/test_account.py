@@ -9,7 +9,7 @@ import pytest
 from fray.api.jobs.job import error_of
 from fray.model.job_text import how_it_ended, in_short
 from fray.model.monitoring.health import Progress
-from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
+from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
 from fray.runtime.controller_client.jobs import JobRecord
 
 
@@ -26,10 +26,10 @@ def info(state: str = "running", *nodes: str, generation: int = 0, **more: Any) 
         (info("running", "a", "b", "a", "c", "d"), "running on a, b, c and 1 more"),
         (info("running", "a", progress=Progress(done=3, total=10, unit="files")), "running on a: 3 of 10 files (30%)"),
         (info("running", "a", progress=Progress(done=3)), "running on a: 3"),
-        (info("succeeded", "a", cause=Cause.SUCCEEDED), "succeeded on a"),
-        (info("failed", "a", cause=Cause.FAILURE, error_message="no luck\nmore"), "failed on a: no luck"),
-        (info("failed", "a", cause=Cause.OUT_OF_MEMORY), "failed (out_of_memory) on a"),
-        (info("stopped", cause=Cause.OWNER_ENDED, error_message="x" * 200), f"stopped (owner_ended): {'x' * 119}…"),
+        (info("succeeded", "a", cause=EndReason.SUCCEEDED), "succeeded on a"),
+        (info("failed", "a", cause=EndReason.FAILURE, error_message="no luck\nmore"), "failed on a: no luck"),
+        (info("failed", "a", cause=EndReason.OUT_OF_MEMORY), "failed (out_of_memory) on a"),
+        (info("stopped", cause=EndReason.OWNER_ENDED, error_message="x" * 200), f"stopped (owner_ended): {'x' * 119}…"),
     ],
 )
 def test_a_state_is_told_in_a_line(job: JobInfo, told: str) -> None:
@@ -39,18 +39,23 @@ def test_a_state_is_told_in_a_line(job: JobInfo, told: str) -> None:
 @pytest.mark.parametrize(
     ("job", "told"),
     [
-        (info("failed", "a", cause=Cause.KILLED, signal=9, error_message="killed"), "failed on a: killed (SIGKILL)"),
-        (info("failed", "a", cause=Cause.KILLED, signal=40), "failed on a: killed (signal 40)"),
         (
-            info("failed", "b", generation=2, cause=Cause.FAILURE, error_message="oops", retries={"failure": 2}),
+            info("failed", "a", cause=EndReason.KILLED, signal=9, error_message="killed"),
+            "failed on a: killed (SIGKILL)",
+        ),
+        (info("failed", "a", cause=EndReason.KILLED, signal=40), "failed on a: killed (signal 40)"),
+        (
+            info("failed", "b", generation=2, cause=EndReason.FAILURE, error_message="oops", retries={"failure": 2}),
             "failed on b at its third attempt: oops",
         ),
         (
-            info("stopped", "a", cause=Cause.STOPPED, error_message="wrong rate", ended_by="a tool of alice"),
+            info("stopped", "a", cause=EndReason.STOPPED, error_message="wrong rate", ended_by="a tool of alice"),
             "was stopped on a by a tool of alice: wrong rate",
         ),
         (
-            info("stopped", cause=Cause.OWNER_ENDED, error_message="its owner s ended", ended_by="its owner s ended"),
+            info(
+                "stopped", cause=EndReason.OWNER_ENDED, error_message="its owner s ended", ended_by="its owner s ended"
+            ),
             "was stopped: its owner s ended",
         ),
     ],

@@ -22,10 +22,10 @@ from fray.errors import (
     Unauthorized,
 )
 from fray.model.messages.client import ActorEndpoint
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from fray.net.codec import Kind
-from fray.net.transports.memory import Fate
-from fray.runtime.actors.server import Host
+from fray.net.transports.memory import MessageFault
+from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls import wire
 from fray.runtime.calls.caller import CallOptions
 from fray.runtime.calls.route import PROOF_WAIT_S
@@ -50,13 +50,13 @@ async def talk(stage: Stage, count: int = 12) -> tuple[list[Any], list[int]]:
 async def hops_of_a_conversation() -> int:
     async with open_stage() as stage:
         seen = []
-        stage.network.on_hop = lambda hop: (seen.append(hop), Fate.DELIVER)[1]
+        stage.network.on_hop = lambda hop: (seen.append(hop), MessageFault.DELIVER)[1]
         await talk(stage)
         return len(seen)
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST], ids=["lost", "arrived"])
-async def test_a_cut_at_any_message_loses_no_call_and_repeats_none(fate: Fate, autojump_clock: Any) -> None:
+@pytest.mark.parametrize("fate", [MessageFault.LOSE, MessageFault.LAST], ids=["lost", "arrived"])
+async def test_a_cut_at_any_message_loses_no_call_and_repeats_none(fate: MessageFault, autojump_clock: Any) -> None:
     async with open_stage() as stage:
         expected = await talk(stage)
     for number in range(1, await hops_of_a_conversation() + 3):
@@ -234,7 +234,7 @@ async def test_the_directory_says_why_an_actor_has_ended(autojump_clock: Any) ->
         stage.kill("h1")
         await trio.sleep(0.2)
         error = errors.dump_error(LookupError("no model"))
-        stage.directory.end(KEY, Cause.FAILURE, "its process exited with code 1", error)
+        stage.directory.end(KEY, EndReason.FAILURE, "its process exited with code 1", error)
         with pytest.raises(OutcomeUnknown, match="its process exited with code 1") as caught:
             await call
         assert isinstance(caught.value.__cause__, LookupError)
@@ -249,7 +249,7 @@ async def test_the_directory_can_end_calls_on_a_connection_that_nobody_answers(a
         await way.call("add")
         stage.network.freeze("h1")
         began = trio.current_time()
-        stage.directory.end(KEY, Cause.MACHINE_LOST, "node-3 has been silent for 30 s")
+        stage.directory.end(KEY, EndReason.MACHINE_LOST, "node-3 has been silent for 30 s")
         with pytest.raises(MachineLost, match="node-3"):
             await call
         assert trio.current_time() - began == pytest.approx(PROOF_WAIT_S)
@@ -263,7 +263,7 @@ async def test_an_answer_that_is_on_its_way_beats_the_word_of_the_directory(auto
         stage.network.set_delay("h1", "driver", 0.5)
         call = way.start("add")
         await trio.sleep(0.1)
-        stage.directory.end(KEY, Cause.SUCCEEDED)
+        stage.directory.end(KEY, EndReason.SUCCEEDED)
         assert await call == 2
 
 
@@ -293,7 +293,7 @@ async def test_an_actor_that_is_taken_off_the_registry_still_answers_what_it_has
         await trio.sleep(100)
         instance.gate.set()
         assert await call == "open"
-        stage.directory.end(KEY, Cause.SUCCEEDED, "it was unregistered")
+        stage.directory.end(KEY, EndReason.SUCCEEDED, "it was unregistered")
         with pytest.raises(ActorDied, match="unregistered"):
             await later
 
@@ -397,7 +397,7 @@ async def test_calls_that_a_host_no_longer_heard_are_no_unknown_outcomes(autojum
         await host.shutdown()
         with pytest.raises(ActorDied, match="shut down"):
             await heard
-        stage.directory.end("actor:a", Cause.STOPPED, "it was told to end")
+        stage.directory.end("actor:a", EndReason.STOPPED, "it was told to end")
         for call in late:
             with pytest.raises(ActorDied, match="told to end") as died:
                 await call
@@ -418,7 +418,7 @@ async def test_a_host_that_is_cancelled_says_goodbye(autojump_clock: Any) -> Non
 
 async def test_a_host_that_is_cancelled_as_it_begins_ends(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        host = Host(stage.network, incarnation="h1", rng=stage.rng)
+        host = ActorHostServer(stage.network, incarnation="h1", rng=stage.rng)
         with trio.CancelScope() as scope:
             scope.cancel()
             await host.run()
@@ -498,8 +498,8 @@ async def storm(seed: int) -> tuple[list[list[int]], dict[int, str]]:
         for life in range(1, 4):
             stage.network.set_delay("driver", f"h{life}", 0.0, 0.02)
 
-        def on_hop(hop: Any) -> Fate:
-            return rng.choices([Fate.DELIVER, Fate.LOSE, Fate.LAST], [96, 2, 2])[0]
+        def on_hop(hop: Any) -> MessageFault:
+            return rng.choices([MessageFault.DELIVER, MessageFault.LOSE, MessageFault.LAST], [96, 2, 2])[0]
 
         async def one(page: int) -> None:
             way = stage.way(stage.caller.route(KEY, "diary"))
@@ -557,7 +557,7 @@ async def test_an_actor_that_has_ended_and_whose_handle_is_gone_is_forgotten(aut
             way = stage.way(stage.caller.route(key))
             assert await way.call("add") == 1
             stage.kill(f"h{number}")
-            stage.directory.end(key, Cause.FAILURE, "killed")
+            stage.directory.end(key, EndReason.FAILURE, "killed")
             with pytest.raises(ActorDied):
                 await way.call("add")
             del way

@@ -12,7 +12,7 @@ from calling import Stage, open_stage
 from trio.testing import wait_all_tasks_blocked
 
 import fray
-from fray.api.pools.actor_pool import ActorPool, AtAddresses, InRegistry
+from fray.api.pools.actor_pool import ActorPool, AddressSource, RegistrySource
 from fray.errors import ActorDied, DeadlineExceeded, InvalidRequest, NoSuchActor, OutcomeUnknown
 from fray.runtime.context import Runtime
 from tests import bodies
@@ -60,7 +60,7 @@ class House:
                 nursery=stage.nursery,
             ),
         )
-        self.pool = ActorPool("m", InRegistry("ns"), self.runtime)
+        self.pool = ActorPool("m", RegistrySource("ns"), self.runtime)
 
     async def join(self, *names: str) -> None:
         for name in names:
@@ -233,7 +233,7 @@ async def test_sizes_are_told_as_they_change(autojump_clock: Any) -> None:
 
 
 def test_a_pool_travels_as_its_name_and_where_to_look() -> None:
-    for source in (InRegistry("ns"), AtAddresses(("localhost:1",), "key")):
+    for source in (RegistrySource("ns"), AddressSource(("localhost:1",), "key")):
         arrived = pickle.loads(pickle.dumps(ActorPool("m", source)))
         assert (arrived.name, arrived._source) == ("m", source)
 

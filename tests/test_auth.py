@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from fray.errors import Unauthorized
 from fray.net import auth
-from fray.net.auth import Answer, Ask, Doorkeeper
+from fray.net.auth import Authenticator, AuthRequest, AuthResponse
 
 RNG = random.Random(1)
 
 
-def door(key: str | None = "key", **options: int) -> Doorkeeper:
-    return Doorkeeper(lambda key_id: key, random.Random(2), **options)
+def door(key: str | None = "key", **options: int) -> Authenticator:
+    return Authenticator(lambda key_id: key, random.Random(2), **options)
 
 
 def test_both_sides_prove_that_they_know_the_key() -> None:
     asked = auth.ask("cluster", "key", RNG)
     answer = door().admit(asked)
     assert answer is not None
-    auth.confirm(asked, "key", answer)
+    auth.verify_listener(asked, "key", answer)
 
 
 @pytest.mark.parametrize("key", ["guess", "", "KEY", None])
@@ -33,9 +33,14 @@ def test_a_wrong_key_is_turned_away(key: str | None) -> None:
 
 def test_an_impostor_is_found_out() -> None:
     asked = auth.ask("cluster", "key", RNG)
-    for answer in (None, Answer("n", "0" * 64), Answer(asked.nonce, asked.proof), door("guess").admit(asked)):
+    for answer in (
+        None,
+        AuthResponse("n", "0" * 64),
+        AuthResponse(asked.nonce, asked.proof),
+        door("guess").admit(asked),
+    ):
         with pytest.raises(Unauthorized, match="does not know the key 'cluster'"):
-            auth.confirm(asked, "key", answer)
+            auth.verify_listener(asked, "key", answer)
 
 
 def test_a_request_is_good_once() -> None:
@@ -54,9 +59,9 @@ def test_the_memory_for_requests_is_bounded() -> None:
 
 
 def test_an_open_door_admits_those_without_proof() -> None:
-    assert door("").admit(Ask()) is not None
+    assert door("").admit(AuthRequest()) is not None
     assert door("").admit(auth.ask("", "", RNG)) is not None
-    assert door("key").admit(Ask()) is None
+    assert door("key").admit(AuthRequest()) is None
     assert door("").admit(auth.ask("", "some key", RNG)) is None
 
 
@@ -81,7 +86,7 @@ def test_headers_carry_any_key_id_and_no_key(key_id: str) -> None:
     assert header.isprintable()
     assert auth.read_ask(header) == asked
     assert "secret" not in header or "secret" in key_id
-    answer = Answer("n", "p")
+    answer = AuthResponse("n", "p")
     assert auth.read_answer(auth.write_answer(answer)) == answer
 
 

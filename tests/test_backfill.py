@@ -12,13 +12,13 @@ from law import Cluster, demand, ended, job, placed
 
 from fray.model.policy.policy import Policy, Preemption
 from fray.model.policy.priority import Band
-from fray.model.specs import Cause, JobSpec, Ladder
+from fray.model.specs import EndReason, JobSpec, TerminationPolicy
 from fray.scheduler.backfill.start_plan import MARGIN_S, ends_at, make_plan
-from fray.scheduler.placement.what_if_pool import Trial
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.state.rows import SchedulerConfig
 
 QUICK = settings(max_examples=30, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
-NO_LADDER = Ladder(cancel_s=0.0, term_s=0.0)
+NO_LADDER = TerminationPolicy(cancel_s=0.0, term_s=0.0)
 Run: TypeAlias = tuple[float, JobSpec, float]
 """When it is launched, and how long it would run."""
 
@@ -34,7 +34,7 @@ def law() -> Cluster:
 # Playing a whole course -----------------------------------------------------------------------------------------------
 
 
-def play(machines: list[int], runs: list[Run], rules: Rules | None = None) -> dict[str, float]:
+def play(machines: list[int], runs: list[Run], rules: SchedulerConfig | None = None) -> dict[str, float]:
     """When each job got its machines, if everybody runs as long as he says, or to the end of his limit."""
     law = Cluster(rules, policy=Policy(preemption=Preemption(enabled=False)))
     law.driver()
@@ -57,7 +57,7 @@ def play(machines: list[int], runs: list[Run], rules: Rules | None = None) -> di
             spec = law.state.jobs[name].spec
             limited = law.state.jobs[name].first is not None
             if end <= law.now or limited:
-                outcome = ended(Cause.TIME_LIMIT) if limited else ended()
+                outcome = ended(EndReason.TIME_LIMIT) if limited else ended()
                 for member in range(spec.members):
                     law.see(f"{name}:0:{member}", outcome)
         while coming and coming[0][0] <= law.now:
@@ -166,7 +166,7 @@ def test_a_plan_is_the_first_time_at_which_it_fits(
     running = [row for row in state.jobs.values() if row.runs]
     earliest = None
     for at in sorted(end for row in running if (end := ends_at(state, row)) is not None):
-        with Trial(state) as trial:
+        with HypotheticalPool(state) as trial:
             trial.end(row for row in running if (end := ends_at(state, row)) is not None and end <= at)
             if trial.fits(applicant.shape.ask):
                 earliest = at

@@ -97,7 +97,7 @@ def test_a_job_returns_its_value_and_raises_its_error(cluster: Cluster) -> None:
         failed.wait()
     assert "bodies.py" in str(caught.value.__cause__)
     assert cluster.wait(failed).state is fray.JobState.FAILED
-    assert cluster.wait([failed.id])[0].cause is fray.Cause.FAILURE
+    assert cluster.wait([failed.id])[0].cause is fray.EndReason.FAILURE
     assert cluster.poll(failed).job_id == failed.id
 
 

@@ -10,9 +10,9 @@ import trio.testing
 from attrs import define
 
 from fray.errors import LaunchFailed
-from fray.node.prepare import NotPrepared, Prepared
-from fray.node.zygotes.manager import Zygotes
-from fray.node.zygotes.pool import Broods
+from fray.node.prepare import NotPrepared, PreparedEnvironment
+from fray.node.zygotes.manager import ZygoteManager
+from fray.node.zygotes.pool import ZygotePool
 
 
 @define(eq=False)
@@ -33,30 +33,32 @@ class Stub:
         await trio.sleep_forever()
 
 
-def at(name: str) -> Prepared:
-    return Prepared(interpreter=name)
+def at(name: str) -> PreparedEnvironment:
+    return PreparedEnvironment(interpreter=name)
 
 
 @pytest.fixture
-async def broods(nursery: trio.Nursery) -> Broods:
+async def broods(nursery: trio.Nursery) -> ZygotePool:
     starts: list[str] = []
-    own = cast("Zygotes", Stub(starts, ""))
-    made = Broods(own, lambda prepared: cast("Zygotes", Stub(starts, prepared.interpreter)), idle_s=60, most_idle=1)
+    own = cast("ZygoteManager", Stub(starts, ""))
+    made = ZygotePool(
+        own, lambda prepared: cast("ZygoteManager", Stub(starts, prepared.interpreter)), idle_s=60, most_idle=1
+    )
     await nursery.start(made.run)
     return made
 
 
-def starts_of(broods: Broods) -> list[str]:
+def starts_of(broods: ZygotePool) -> list[str]:
     return cast("Stub", broods.own.zygotes).starts
 
 
-async def test_the_node_s_own_is_always_there(broods: Broods, autojump_clock: trio.testing.MockClock) -> None:
-    assert await broods.take(Prepared()) is broods.own
+async def test_the_node_s_own_is_always_there(broods: ZygotePool, autojump_clock: trio.testing.MockClock) -> None:
+    assert await broods.take(PreparedEnvironment()) is broods.own
     assert starts_of(broods) == [""]
 
 
 async def test_many_who_ask_together_share_one_that_ends_a_while_after_the_last(
-    broods: Broods, autojump_clock: trio.testing.MockClock
+    broods: ZygotePool, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(5):
@@ -76,7 +78,7 @@ async def test_many_who_ask_together_share_one_that_ends_a_while_after_the_last(
 
 
 async def test_of_those_that_wait_for_nothing_the_longest_idle_goes(
-    broods: Broods, autojump_clock: trio.testing.MockClock
+    broods: ZygotePool, autojump_clock: trio.testing.MockClock
 ) -> None:
     for name in ("a", "b"):
         brood = await broods.take(at(name))
@@ -86,7 +88,7 @@ async def test_of_those_that_wait_for_nothing_the_longest_idle_goes(
 
 
 async def test_one_that_cannot_start_fails_all_who_wait_and_the_next_one_tries_again(
-    broods: Broods, autojump_clock: trio.testing.MockClock
+    broods: ZygotePool, autojump_clock: trio.testing.MockClock
 ) -> None:
     for _ in range(2):
         with pytest.raises(NotPrepared, match="it cannot be imported"):

@@ -13,14 +13,14 @@ from fray.net.buffers.chunks import (
     FLOWS_AT_ONCE,
     PLACE_BYTES,
     TRANSFER_LIMIT_BYTES,
-    BulkIn,
-    BulkOut,
+    ChunkReceiver,
+    ChunkSender,
     check_transfer,
 )
 from fray.net.codec import ACK, HEADER
 
 
-def take_all(out: BulkOut, numbered: int = 1 << 60) -> list[tuple[int, bytes]]:
+def take_all(out: ChunkSender, numbered: int = 1 << 60) -> list[tuple[int, bytes]]:
     """Every chunk as (transfer, bytes)."""
     chunks = []
     while (chunk := out.take(numbered)) is not None:
@@ -39,7 +39,7 @@ def test_what_is_sent_arrives_whatever_the_flows_and_the_way_in(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bulk, "CHUNK_BYTES", chunk)
-        out, into = BulkOut(), BulkIn()
+        out, into = ChunkSender(), ChunkReceiver()
         landed: dict[int, bytes] = {}
         sent: dict[int, bytes] = {}
         for flow, size in buffers:
@@ -64,7 +64,7 @@ def test_what_is_sent_arrives_whatever_the_flows_and_the_way_in(
 
 
 def test_nothing_of_a_transfer_goes_before_the_frame_that_announces_it() -> None:
-    out = BulkOut()
+    out = ChunkSender()
     first, second = out.add("a", memoryview(b"1")), out.add("b", memoryview(b"2"))
     assert out.take(1 << 60) is None
     out.announced([second], 7)
@@ -76,7 +76,7 @@ def test_nothing_of_a_transfer_goes_before_the_frame_that_announces_it() -> None
 
 
 def test_flows_take_turns_and_each_keeps_its_order() -> None:
-    out = BulkOut()
+    out = ChunkSender()
     big = memoryview(bytes(2 * CHUNK_BYTES))
     numbers = {flow: [out.add(flow, big), out.add(flow, big)] for flow in "ab"}
     out.announced([*numbers["a"], *numbers["b"]], 0)
@@ -86,7 +86,7 @@ def test_flows_take_turns_and_each_keeps_its_order() -> None:
 
 
 def test_only_a_few_flows_take_turns_so_that_the_first_are_not_all_late() -> None:
-    out = BulkOut()
+    out = ChunkSender()
     numbers = [out.add(flow, memoryview(bytes(3 * CHUNK_BYTES))) for flow in range(FLOWS_AT_ONCE + 1)]
     out.announced(numbers, 0)
     turns = [number for number, _ in take_all(out)]
@@ -94,7 +94,7 @@ def test_only_a_few_flows_take_turns_so_that_the_first_are_not_all_late() -> Non
 
 
 def test_a_chunk_that_comes_again_after_a_cut_goes_to_the_same_place() -> None:
-    into, landed = BulkIn(), []
+    into, landed = ChunkReceiver(), []
     into.expect(1, 4, lambda buffer: landed.append(bytes(buffer)))
     start = ACK.pack(0) + HEADER.pack(4, bulk._BULK, 0, 0, 0, 1)
     half = into.place(start, PLACE_BYTES + 4)
@@ -105,7 +105,7 @@ def test_a_chunk_that_comes_again_after_a_cut_goes_to_the_same_place() -> None:
 
 
 def test_more_than_was_announced_ends_the_conversation() -> None:
-    into = BulkIn()
+    into = ChunkReceiver()
     into.expect(1, 4, lambda buffer: None)
     with pytest.raises(ProtocolMismatch, match="more than the 4 bytes"):
         into.on_chunk(1, b"12345")
@@ -116,7 +116,7 @@ def test_more_than_was_announced_ends_the_conversation() -> None:
 
 
 def test_what_nobody_waits_for_is_thrown_away() -> None:
-    into = BulkIn()
+    into = ChunkReceiver()
     into.on_chunk(9, b"1234")
     into.expect(1, 4, lambda buffer: pytest.fail("it was forgotten"))
     into.forget([1, 2])

@@ -15,12 +15,12 @@ from fray.errors import ActorDied, FrayError, MachineLost, OutcomeUnknown, Unaut
 from fray.model.messages.calls import CallMeta
 from fray.runtime.calls import wire
 from fray.runtime.calls.wire import (
-    CallTable,
-    End,
-    Fate,
-    Ledger,
-    Verdict,
-    fate,
+    Admission,
+    CallDeduplicator,
+    HostLoss,
+    LossAction,
+    PendingCalls,
+    on_host_lost,
 )
 
 RESULT = 33
@@ -66,60 +66,60 @@ def answer(text: bytes = b"x") -> wire.Answer:
 
 
 def test_a_new_call_runs_and_a_repeated_one_attaches() -> None:
-    ledger = Ledger()
-    assert ledger.admit(1) is Verdict.RUN
-    assert ledger.admit(1) is Verdict.ATTACH
+    ledger = CallDeduplicator()
+    assert ledger.admit(1) is Admission.RUN
+    assert ledger.admit(1) is Admission.ATTACH
 
 
 def test_an_answered_call_is_answered_again_with_the_same_answer() -> None:
-    ledger = Ledger()
+    ledger = CallDeduplicator()
     ledger.admit(1)
     assert ledger.answered(1, answer(b"first"))
     assert not ledger.answered(1, answer(b"second"))
-    assert ledger.admit(1) is Verdict.REPEAT
+    assert ledger.admit(1) is Admission.REPEAT
     assert ledger.answer(1) == answer(b"first")
 
 
 def test_a_settled_call_is_forgotten_and_never_run_again() -> None:
-    ledger = Ledger()
+    ledger = CallDeduplicator()
     ledger.admit(1)
     ledger.answered(1, answer())
     ledger.settle([1])
     assert len(ledger) == 0
-    assert ledger.admit(1) is Verdict.FORGOTTEN
-    assert ledger.admit(1) is Verdict.FORGOTTEN
+    assert ledger.admit(1) is Admission.FORGOTTEN
+    assert ledger.admit(1) is Admission.FORGOTTEN
 
 
 def test_a_running_call_cannot_be_settled() -> None:
-    ledger = Ledger()
+    ledger = CallDeduplicator()
     ledger.admit(1)
     ledger.settle([1, 2])
-    assert ledger.admit(1) is Verdict.ATTACH
+    assert ledger.admit(1) is Admission.ATTACH
 
 
 def test_a_ledger_that_began_anew_runs_no_call_that_comes_again() -> None:
-    ledger = Ledger(unbroken=False)
-    assert ledger.admit(4, again=True) is Verdict.FORGOTTEN
-    assert ledger.admit(4, again=True) is Verdict.FORGOTTEN
-    assert ledger.admit(5) is Verdict.RUN
+    ledger = CallDeduplicator(unbroken=False)
+    assert ledger.admit(4, again=True) is Admission.FORGOTTEN
+    assert ledger.admit(4, again=True) is Admission.FORGOTTEN
+    assert ledger.admit(5) is Admission.RUN
 
 
 def test_an_unbroken_ledger_runs_a_call_that_was_sent_and_never_arrived() -> None:
-    ledger = Ledger()
+    ledger = CallDeduplicator()
     ledger.admit(1)
-    assert ledger.admit(2, again=True) is Verdict.RUN
+    assert ledger.admit(2, again=True) is Admission.RUN
 
 
 def test_a_caller_with_too_many_open_calls_is_refused_until_it_settles() -> None:
-    ledger = Ledger(open_limit=2)
-    assert [ledger.admit(number) for number in (1, 2, 3)] == [Verdict.RUN, Verdict.RUN, Verdict.FULL]
+    ledger = CallDeduplicator(open_limit=2)
+    assert [ledger.admit(number) for number in (1, 2, 3)] == [Admission.RUN, Admission.RUN, Admission.FULL]
     ledger.answered(1, answer())
     ledger.settle([1])
-    assert ledger.admit(4) is Verdict.RUN
+    assert ledger.admit(4) is Admission.RUN
 
 
 def test_kept_answers_take_room_until_they_are_settled() -> None:
-    ledger = Ledger(kept_limit_bytes=10)
+    ledger = CallDeduplicator(kept_limit_bytes=10)
     for number in (1, 2):
         ledger.admit(number)
     ledger.answered(1, answer(b"x" * 10))
@@ -130,17 +130,17 @@ def test_kept_answers_take_room_until_they_are_settled() -> None:
 
 
 def test_after_a_reset_only_what_the_caller_still_waits_for_is_kept() -> None:
-    ledger = Ledger()
+    ledger = CallDeduplicator()
     for number in (1, 2, 3, 4):
         ledger.admit(number)
     for number in (1, 2, 3):
         ledger.answered(number, answer())
     ledger.settle_all_but([2, 4])
     assert [ledger.admit(number) for number in (1, 2, 3, 4)] == [
-        Verdict.FORGOTTEN,
-        Verdict.REPEAT,
-        Verdict.FORGOTTEN,
-        Verdict.ATTACH,
+        Admission.FORGOTTEN,
+        Admission.REPEAT,
+        Admission.FORGOTTEN,
+        Admission.ATTACH,
     ]
 
 
@@ -150,12 +150,12 @@ class Twin:
     def __init__(self) -> None:
         self.state: dict[int, str] = {}
 
-    def admit(self, number: int) -> Verdict:
+    def admit(self, number: int) -> Admission:
         known = self.state.setdefault(number, "new")
         if known == "new":
             self.state[number] = "running"
-            return Verdict.RUN
-        return {"running": Verdict.ATTACH, "answered": Verdict.REPEAT, "settled": Verdict.FORGOTTEN}[known]
+            return Admission.RUN
+        return {"running": Admission.ATTACH, "answered": Admission.REPEAT, "settled": Admission.FORGOTTEN}[known]
 
     def answered(self, number: int) -> bool:
         if self.state.get(number) != "running":
@@ -170,7 +170,7 @@ class Twin:
 
 @given(st.lists(st.tuples(st.sampled_from(["new", "again", "answer", "settle"]), st.integers(0, 30)), max_size=80))
 def test_the_ledger_decides_as_its_dumb_twin(steps: list[tuple[str, int]]) -> None:
-    ledger, twin, last = Ledger(), Twin(), 0
+    ledger, twin, last = CallDeduplicator(), Twin(), 0
     for what, pick in steps:
         number = 1 + pick % last if last else 0
         if what == "new":
@@ -193,7 +193,7 @@ def test_the_ledger_decides_as_its_dumb_twin(steps: list[tuple[str, int]]) -> No
 
 
 def test_calls_get_growing_numbers_when_they_are_sent() -> None:
-    table: CallTable[Call] = CallTable()
+    table: PendingCalls[Call] = PendingCalls()
     first, second = Call(), Call()
     table.queue(first)
     table.queue(second)
@@ -203,7 +203,7 @@ def test_calls_get_growing_numbers_when_they_are_sent() -> None:
 
 
 def test_a_call_that_could_not_be_handed_over_stays_first_in_the_queue() -> None:
-    table: CallTable[Call] = CallTable()
+    table: PendingCalls[Call] = PendingCalls()
     first, second = Call(), Call()
     table.sent(first)
     table.queue(second)
@@ -213,7 +213,7 @@ def test_a_call_that_could_not_be_handed_over_stays_first_in_the_queue() -> None
 
 
 def test_a_queued_call_can_be_withdrawn_and_a_sent_one_cannot() -> None:
-    table: CallTable[Call] = CallTable()
+    table: PendingCalls[Call] = PendingCalls()
     sent, queued = Call(), Call()
     table.sent(sent)
     table.queue(queued)
@@ -223,7 +223,7 @@ def test_a_queued_call_can_be_withdrawn_and_a_sent_one_cannot() -> None:
 
 
 def test_answers_are_settled_in_lots() -> None:
-    table: CallTable[Call] = CallTable()
+    table: PendingCalls[Call] = PendingCalls()
     for _ in range(wire.SETTLE_EVERY_CALLS):
         assert table.settlement() is None
         table.answered(table.sent(Call()), 10)
@@ -234,24 +234,24 @@ def test_answers_are_settled_in_lots() -> None:
 
 
 def test_a_large_answer_is_settled_at_once() -> None:
-    table: CallTable[Call] = CallTable()
+    table: PendingCalls[Call] = PendingCalls()
     table.answered(table.sent(Call()), wire.SETTLE_EVERY_BYTES)
     assert table.settlement() == wire.pack_numbers([1])
 
 
 def test_a_table_is_full_by_number_or_by_bytes() -> None:
-    by_number: CallTable[Call] = CallTable()
+    by_number: PendingCalls[Call] = PendingCalls()
     for _ in range(wire.OPEN_CALLS_LIMIT):
         assert not by_number.is_full
         by_number.queue(Call())
     assert by_number.is_full
-    by_bytes: CallTable[Call] = CallTable()
+    by_bytes: PendingCalls[Call] = PendingCalls()
     by_bytes.sent(Call(size=wire.OPEN_BYTES_LIMIT))
     assert by_bytes.is_full
 
 
 def test_the_calls_of_one_binding_can_be_taken_out_in_order() -> None:
-    table: CallTable[Call] = CallTable()
+    table: PendingCalls[Call] = PendingCalls()
     named = [Call(name) for name in "abab"]
     for call in named[:2]:
         table.sent(call)
@@ -269,24 +269,24 @@ def test_the_calls_of_one_binding_can_be_taken_out_in_order() -> None:
 @pytest.mark.parametrize(
     ("delivered", "may_come_back", "repeats", "expected"),
     [
-        (False, False, 0, Fate.DIED),
-        (False, False, 9, Fate.DIED),
-        (False, True, 0, Fate.REPEAT),
-        (False, True, 9, Fate.REPEAT),
-        (True, False, 0, Fate.UNKNOWN),
-        (True, False, 9, Fate.UNKNOWN),
-        (True, True, 0, Fate.UNKNOWN),
-        (True, True, 1, Fate.REPEAT),
+        (False, False, 0, LossAction.DIED),
+        (False, False, 9, LossAction.DIED),
+        (False, True, 0, LossAction.REPEAT),
+        (False, True, 9, LossAction.REPEAT),
+        (True, False, 0, LossAction.UNKNOWN),
+        (True, False, 9, LossAction.UNKNOWN),
+        (True, True, 0, LossAction.UNKNOWN),
+        (True, True, 1, LossAction.REPEAT),
     ],
 )
 def test_the_fate_of_a_call_whose_host_is_gone(
-    delivered: bool, may_come_back: bool, repeats: int, expected: Fate
+    delivered: bool, may_come_back: bool, repeats: int, expected: LossAction
 ) -> None:
-    assert fate(delivered=delivered, may_come_back=may_come_back, repeats=repeats) is expected
+    assert on_host_lost(delivered=delivered, may_come_back=may_come_back, repeats=repeats) is expected
 
 
 def test_an_undelivered_call_died_and_a_delivered_one_is_unknown_and_both_are_caught_as_actor_died() -> None:
-    end = End(text="killed by signal 9", cause=ValueError("why"))
+    end = HostLoss(text="killed by signal 9", cause=ValueError("why"))
     died, unknown = end.undelivered("counter"), end.delivered("counter", "add")
     assert type(died) is ActorDied
     assert type(unknown) is OutcomeUnknown
@@ -297,14 +297,14 @@ def test_an_undelivered_call_died_and_a_delivered_one_is_unknown_and_both_are_ca
 
 
 def test_calls_on_a_silent_machine_end_as_machine_lost() -> None:
-    end = End(text="silent", lost=True)
+    end = HostLoss(text="silent", lost=True)
     assert type(end.undelivered("a")) is MachineLost
     assert type(end.delivered("a", "m")) is MachineLost
 
 
 def test_calls_that_could_not_be_made_for_want_of_a_key_say_that() -> None:
     trouble: FrayError = Unauthorized("wrong key")
-    end = End(text="wrong key", trouble=trouble)
+    end = HostLoss(text="wrong key", trouble=trouble)
     assert end.undelivered("a") is trouble
     assert end.delivered("a", "m").__cause__ is trouble
 
@@ -319,8 +319,8 @@ class World:
     The channel below gives order and no repetition as long as it remembers; a reset is what it does not hide.
     """
 
-    table: CallTable[Call] = field(factory=CallTable)
-    ledger: Ledger = field(factory=Ledger)
+    table: PendingCalls[Call] = field(factory=PendingCalls)
+    ledger: CallDeduplicator = field(factory=CallDeduplicator)
     down: deque[tuple[str, int, bool, bytes]] = field(factory=deque)
     up: deque[tuple[int, bytes]] = field(factory=deque)
     runs: dict[int, int] = field(factory=dict)
@@ -343,14 +343,14 @@ class World:
 
     def admit(self, number: int, again: bool) -> None:
         verdict = self.ledger.admit(number, again)
-        if verdict is Verdict.RUN:
+        if verdict is Admission.RUN:
             self.runs[number] = self.runs.get(number, 0) + 1
             self.running.append(number)
-        elif verdict is Verdict.REPEAT:
+        elif verdict is Admission.REPEAT:
             kept = self.ledger.answer(number)
             assert kept is not None
             self.up.append((number, kept[2]))
-        elif verdict is Verdict.FORGOTTEN:
+        elif verdict is Admission.FORGOTTEN:
             self.up.append((number, b"unknown"))
 
     def finish(self, pick: int) -> None:
@@ -378,7 +378,7 @@ class World:
 
     def forget(self) -> None:
         """The host throws the ledger away; the caller says that it is known when it comes back."""
-        self.ledger = Ledger(unbroken=False)
+        self.ledger = CallDeduplicator(unbroken=False)
         self.running.clear()
         self.reset()
 

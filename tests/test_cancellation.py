@@ -13,7 +13,7 @@ from calling import Stage, Way, open_stage
 import fray
 from fray import blocking
 from fray.errors import CallCancelled, DeadlineExceeded, FrayError
-from fray.runtime.actors.lifecycle import Life
+from fray.runtime.actors.lifecycle import ActorLifecycle
 from fray.runtime.current_call import current_actor
 
 
@@ -130,9 +130,9 @@ class InLoop:
         return current_actor().wait_cancelled(1)
 
 
-async def on_thread(stage: Stage, instance: Any, **options: Any) -> tuple[Way, Life]:
+async def on_thread(stage: Stage, instance: Any, **options: Any) -> tuple[Way, ActorLifecycle]:
     host = await stage.host("h1", make_runner=None)
-    life = Life("a", "a", type(instance), incarnation="h1")
+    life = ActorLifecycle("a", "a", type(instance), incarnation="h1")
     number = host.register(instance, "a", life=life, **options)
     return stage.way(stage.caller.route_to(stage.endpoint(host, number))), life
 

@@ -48,12 +48,12 @@ from fray.net.channel.session import (
     Welcome,
 )
 from fray.net.codec import ACK, MORE, Bytes, Kind, encode_frame
-from fray.net.transport import Claim, Credential, Transport
+from fray.net.transport import Credential, PeerIdentity, Transport
 from fray.net.transports.memory import (
     PIPE_LIMIT_BYTES,
-    Fate,
-    Hop,
+    InFlightMessage,
     MemoryNetwork,
+    MessageFault,
 )
 from fray.net.transports.websocket import WebSocketNetwork
 
@@ -132,7 +132,7 @@ class House:
     seed: int = 0
     dials: int = 0
 
-    def greet(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+    def greet(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         self.greeted.append((claim.key_id, greeting))
         if self.refusal is not None:
             raise self.refusal
@@ -299,11 +299,11 @@ def numbers(recorder: Recorder) -> list[int]:
     return [int(body[:8].partition(b" ")[0]) for body in recorder.bodies]
 
 
-async def converse(seed: int, on_hop: Callable[[Hop], Fate]) -> int:
+async def converse(seed: int, on_hop: Callable[[InFlightMessage], MessageFault]) -> int:
     """A conversation with faults, which must not be noticeable; how many messages it took."""
     count, nudges, hops = 12, 15, 0
 
-    def counted(hop: Hop) -> Fate:
+    def counted(hop: InFlightMessage) -> MessageFault:
         nonlocal hops
         hops += 1
         return on_hop(hop)
@@ -331,39 +331,40 @@ async def converse(seed: int, on_hop: Callable[[Hop], Fate]) -> int:
     return hops
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST])
+@pytest.mark.parametrize("fate", [MessageFault.LOSE, MessageFault.LAST])
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_cut_at_any_message_loses_nothing_and_repeats_nothing(
-    seed: int, fate: Fate, autojump_clock: MockClock
+    seed: int, fate: MessageFault, autojump_clock: MockClock
 ) -> None:
-    total = await converse(seed, lambda hop: Fate.DELIVER)
+    total = await converse(seed, lambda hop: MessageFault.DELIVER)
     for k in range(1, total + 1):
         left = k
 
-        def cut(hop: Hop) -> Fate:
+        def cut(hop: InFlightMessage) -> MessageFault:
             nonlocal left
             left -= 1
-            return fate if left == 0 else Fate.DELIVER
+            return fate if left == 0 else MessageFault.DELIVER
 
         await converse(seed, cut)
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST])
+@pytest.mark.parametrize("fate", [MessageFault.LOSE, MessageFault.LAST])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("source", ["driver", "host"])
 async def test_every_early_connection_may_die_at_its_kth_message(
-    source: str, k: int, fate: Fate, autojump_clock: MockClock
+    source: str, k: int, fate: MessageFault, autojump_clock: MockClock
 ) -> None:
     await converse(
-        3, lambda hop: fate if hop.connection <= 12 and (hop.source, hop.number) == (source, k) else Fate.DELIVER
+        3,
+        lambda hop: fate if hop.connection <= 12 and (hop.source, hop.number) == (source, k) else MessageFault.DELIVER,
     )
 
 
 @pytest.mark.parametrize("seed", range(10, 40))
 async def test_random_cuts_lose_nothing_and_repeat_nothing(seed: int, autojump_clock: MockClock) -> None:
     rng = random.Random(seed)
-    fates = random.Random(seed).choices(list(Fate), [8, 1, 1], k=400)
-    await converse(seed, lambda hop: fates.pop() if fates and rng.random() < 0.9 else Fate.DELIVER)
+    fates = random.Random(seed).choices(list(MessageFault), [8, 1, 1], k=400)
+    await converse(seed, lambda hop: fates.pop() if fates and rng.random() < 0.9 else MessageFault.DELIVER)
 
 
 async def test_the_same_seed_gives_the_same_conversation(
@@ -373,13 +374,13 @@ async def test_the_same_seed_gives_the_same_conversation(
     shuffle = random.Random()
     monkeypatch.setattr("trio._core._run._r", shuffle)
 
-    async def record(seed: int) -> list[Hop]:
-        hops: list[Hop] = []
+    async def record(seed: int) -> list[InFlightMessage]:
+        hops: list[InFlightMessage] = []
         shuffle.seed(seed)
 
-        def note(hop: Hop) -> Fate:
+        def note(hop: InFlightMessage) -> MessageFault:
             hops.append(hop)
-            return Fate.LOSE if len(hops) % 7 == 0 else Fate.DELIVER
+            return MessageFault.LOSE if len(hops) % 7 == 0 else MessageFault.DELIVER
 
         await converse(seed, note)
         return hops
@@ -434,12 +435,12 @@ async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames
         await near.wait_told("suspended")
         lost = 0
 
-        def lose_three_welcomes(hop: Hop) -> Fate:
+        def lose_three_welcomes(hop: InFlightMessage) -> MessageFault:
             nonlocal lost
             if hop.source == "host" and hop.number == 1 and lost < 3:
                 lost += 1
-                return Fate.LOSE
-            return Fate.DELIVER
+                return MessageFault.LOSE
+            return MessageFault.DELIVER
 
         house.network.on_hop = lose_three_welcomes
         await serve(house, "host-2")
@@ -529,10 +530,10 @@ async def test_a_frozen_peer_is_noticed_by_the_heartbeat_and_forgiven(autojump_c
 async def test_an_idle_channel_pings_each_period_and_stays(autojump_clock: MockClock) -> None:
     hops = 0
 
-    def count(hop: Hop) -> Fate:
+    def count(hop: InFlightMessage) -> MessageFault:
         nonlocal hops
         hops += 1
-        return Fate.DELIVER
+        return MessageFault.DELIVER
 
     async with a_house() as house:
         near = await house.dial()

@@ -14,7 +14,7 @@ from fray.cli.run import span_of
 from fray.errors import InvalidRequest
 from fray.model.messages.client import NodeInfo
 from fray.model.monitoring.health import Progress
-from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
+from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
 
 
 def info(state: JobState, *attempts: AttemptInfo, **more: Any) -> JobInfo:
@@ -26,9 +26,9 @@ def attempt(number: int = 0, **more: Any) -> AttemptInfo:
 
 
 RUNNING = info(JobState.RUNNING, attempt(start_time=100.0, health="stalled"), start_time=100.0)
-HELD = info(JobState.PENDING, attempt(cause=Cause.FAILURE, start_time=100.0, end_time=110.0), start_time=100.0)
+HELD = info(JobState.PENDING, attempt(cause=EndReason.FAILURE, start_time=100.0, end_time=110.0), start_time=100.0)
 QUEUED = info(JobState.PENDING, launch_time=90.0, reason="needs 8 gpu h100")
-BROKEN = info(JobState.FAILED, cause=Cause.ENVIRONMENT, launch_time=90.0, end_time=100.0)
+BROKEN = info(JobState.FAILED, cause=EndReason.ENVIRONMENT, launch_time=90.0, end_time=100.0)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ BROKEN = info(JobState.FAILED, cause=Cause.ENVIRONMENT, launch_time=90.0, end_ti
         (HELD, "pending for 20s", "20s", "`fray logs train-k3x9`; `fray nodes`; `fray stop"),
         (QUEUED, "pending for 40s", "40s", "`fray explain train-k3x9` has it machine by machine"),
         (BROKEN, "failed (environment) 30s ago", "", "it is not retried: mend what it says"),
-        (info(JobState.FAILED, cause=Cause.FAILURE), "failed", "", "`fray story train-k3x9`"),
+        (info(JobState.FAILED, cause=EndReason.FAILURE), "failed", "", "`fray story train-k3x9`"),
     ],
 )
 def test_a_glance_says_what_it_does_since_when_and_what_can_be_done(

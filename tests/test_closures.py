@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fray.runtime.serialization import pickling
-from fray.runtime.serialization.function_cache import Closures
+from fray.runtime.serialization.function_cache import FunctionPickleCache
 from tests import bodies
 
 
@@ -33,7 +33,7 @@ def adder(k: Any) -> Callable[[int], Any]:
 
 
 def test_an_unchanged_function_is_pickled_once(made: list[object]) -> None:
-    closures, fn = Closures(), adder(3)
+    closures, fn = FunctionPickleCache(), adder(3)
     assert closures.dumps(fn, "it") == closures.dumps(fn, "it")
     assert len(made) == 1
     assert pickle.loads(closures.dumps(fn, "it"))(4) == (4, 3, "4")
@@ -41,7 +41,7 @@ def test_an_unchanged_function_is_pickled_once(made: list[object]) -> None:
 
 
 def test_a_variable_that_is_assigned_anew_is_seen(made: list[object]) -> None:
-    k, closures = 1, Closures()
+    k, closures = 1, FunctionPickleCache()
 
     def fn(n: int) -> int:
         return n + k
@@ -53,7 +53,7 @@ def test_a_variable_that_is_assigned_anew_is_seen(made: list[object]) -> None:
 
 
 def test_what_may_change_inside_is_pickled_each_time(made: list[object]) -> None:
-    basket, closures = [1], Closures()
+    basket, closures = [1], FunctionPickleCache()
 
     def fn() -> list[int]:
         return basket
@@ -68,7 +68,7 @@ def test_what_may_change_inside_is_pickled_each_time(made: list[object]) -> None
 
 
 def test_a_change_is_seen_through_functions_that_travel_along(made: list[object]) -> None:
-    k, closures = 1, Closures()
+    k, closures = 1, FunctionPickleCache()
 
     def inner() -> int:
         return k
@@ -87,7 +87,7 @@ def test_a_change_is_seen_through_functions_that_travel_along(made: list[object]
 
 
 def test_functions_of_a_module_are_seen_when_they_are_replaced() -> None:
-    closures = Closures()
+    closures = FunctionPickleCache()
     fn = eval("lambda n: helper(n)", {"helper": bodies.double})
     assert pickle.loads(closures.dumps(fn, "it"))(2) == 4
     fn.__globals__["helper"] = abs

@@ -14,15 +14,15 @@ from fray import errors
 from fray.errors import FrayError, MessageTooLarge, NoSuchJob, ProtocolMismatch
 from fray.model.messages.client import JobChanged, Launch, LogLines, Names, ProcessMark, Text
 from fray.model.resources import Demand
-from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Ladder, Outcome
+from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome, TerminationPolicy
 from fray.net import codec
 from fray.net.codec import ACK, HEADER, Kind
 
 SPEC = JobSpec(
     job_id="train-x", name="train", namespace="n", entry=EntryKind.CALLABLE, payload="0" * 64, argv=("a", "b"),
-    demand=Demand(cpu_milli=500, regions=("eu",)), env_vars={"A": "b"}, ladder=Ladder(cancel_s=0.5),
+    demand=Demand(cpu_milli=500, regions=("eu",)), env_vars={"A": "b"}, ladder=TerminationPolicy(cancel_s=0.5),
 )  # fmt: skip
-INFO = JobInfo(job_id="train-x", name="train", state=JobState.FAILED, cause=Cause.OUT_OF_MEMORY, end_time=1.5)
+INFO = JobInfo(job_id="train-x", name="train", state=JobState.FAILED, cause=EndReason.OUT_OF_MEMORY, end_time=1.5)
 
 frames = st.lists(
     st.tuples(
@@ -80,7 +80,7 @@ def take_apart(message: bytes, got: list[tuple[int, int, int, int]]) -> None:
         Launch(jobs=(SPEC,)),
         JobChanged(job=INFO),
         LogLines(job_id="j", name="ä\u2028\x00", attempt_id="a", first=3, end=5),
-        Names(key="k", endpoints=(), ended=Outcome(cause=Cause.KILLED, signal=9)),
+        Names(key="k", endpoints=(), ended=Outcome(cause=EndReason.KILLED, signal=9)),
     ],
 )
 def test_a_message_comes_back_with_its_attachments(message: object) -> None:

@@ -12,28 +12,32 @@ import pytest
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import Cause, EntryKind, JobSpec, Outcome, Ticket
+from fray.model.specs import AttemptSpec, EndReason, EntryKind, JobSpec, Outcome
 from fray.node.attempts.containers import (
-    Contained,
+    ContainerPlugin,
     container_name,
     find_engine,
     limit_flags,
     run_command,
 )
-from fray.node.prepare import Prepared
+from fray.node.prepare import PreparedEnvironment
 from fray.scheduler.pool.pool import admits
 
 
-def ticket(entry: EntryKind = EntryKind.BINARY) -> Ticket:
+def ticket(entry: EntryKind = EntryKind.BINARY) -> AttemptSpec:
     environment = EnvironmentSpec(docker_image="img", python="3.11")
     spec = JobSpec(
         job_id="j", name="j", namespace="n", entry=entry, argv=("echo", "hi"), environment=environment,
         demand=Demand(cpu_milli=1500), memory_limit_bytes=1 << 30, env_vars={"TOKEN": "hush"},
     )  # fmt: skip
-    return Ticket(attempt_id="j:0:0", spec=spec, controller="unix:/run/c/sock", key="k", directory="/state/attempts/a")
+    return AttemptSpec(
+        attempt_id="j:0:0", spec=spec, controller="unix:/run/c/sock", key="k", directory="/state/attempts/a"
+    )
 
 
-PREPARED = Prepared(image="img", engine="/usr/bin/podman", label="fray.node=1", library={"trio": "/lib/trio"})
+PREPARED = PreparedEnvironment(
+    image="img", engine="/usr/bin/podman", label="fray.node=1", library={"trio": "/lib/trio"}
+)
 
 
 def command(entry: EntryKind = EntryKind.BINARY) -> list[str]:
@@ -118,12 +122,12 @@ def _pong(server: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("entry", "code", "cause"),
     [
-        (EntryKind.BINARY, 125, Cause.ENVIRONMENT),
-        (EntryKind.BINARY, 127, Cause.FAILURE),
-        (EntryKind.CALLABLE, 127, Cause.ENVIRONMENT),
-        (EntryKind.CALLABLE, 1, Cause.FAILURE),
+        (EntryKind.BINARY, 125, EndReason.ENVIRONMENT),
+        (EntryKind.BINARY, 127, EndReason.FAILURE),
+        (EntryKind.CALLABLE, 127, EndReason.ENVIRONMENT),
+        (EntryKind.CALLABLE, 1, EndReason.FAILURE),
     ],
 )
-def test_the_engine_s_own_failures_are_the_environment_s(entry: EntryKind, code: int, cause: Cause) -> None:
-    outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message="no such image")
-    assert Contained("podman", ticket(entry)).finish(outcome).cause is cause
+def test_the_engine_s_own_failures_are_the_environment_s(entry: EntryKind, code: int, cause: EndReason) -> None:
+    outcome = Outcome(cause=EndReason.FAILURE, exit_code=code, message="no such image")
+    assert ContainerPlugin("podman", ticket(entry)).finish(outcome).cause is cause

@@ -10,10 +10,10 @@ import pytest
 import trio
 from controlling import spec, stage
 
-from fray.controller.context import House
+from fray.controller.context import ControllerContext
 from fray.controller.loop import BATCH_LIMIT_EVENTS, Loop, anchored_clock
 from fray.controller.store import Store
-from fray.controller.workspaces.bundles import Bundles
+from fray.controller.workspaces.bundles import BundleStore
 from fray.errors import ChannelFull, StoreError
 from fray.model.messages.client import (
     ActorEndpoint,
@@ -26,22 +26,22 @@ from fray.model.messages.client import (
     Watch,
     WatchJobs,
 )
-from fray.model.messages.node import Wanted
-from fray.model.specs import Cause, JobState, Outcome
+from fray.model.messages.node import DesiredState
+from fray.model.specs import EndReason, JobState, Outcome
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
 from fray.scheduler.effects import (
+    ControllerStarted,
     Effect,
     Event,
-    LaunchAsked,
+    LaunchRequested,
     Refusal,
     Reply,
-    Restarted,
     SessionLost,
     SessionOpened,
-    TerminateAsked,
+    TerminateRequested,
 )
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 
 
@@ -84,15 +84,17 @@ class Desk:
 
     def __init__(self, store: Witnessed, clock: Clock | None = None, **options: Any) -> None:
         self.clock = clock or Clock()
-        bundles = Bundles(store.pieces, lambda: set(), None)
-        self.house = House(State(now=self.clock()), store, cluster_id="c", epoch=1, secret=b"s", bundles=bundles)
+        bundles = BundleStore(store.pieces, lambda: set(), None)
+        self.house = ControllerContext(
+            State(now=self.clock()), store, cluster_id="c", epoch=1, secret=b"s", bundles=bundles
+        )
         self.loop = Loop(self.house, self.clock, **options)
         self.batches: list[int] = []
         self.effects: list[Effect] = []
         self.diary = store.diary
 
     def begin(self) -> Desk:
-        self.loop.begin(Restarted(epoch=1), self.carry_out)
+        self.loop.begin(ControllerStarted(epoch=1), self.carry_out)
         self.diary.clear()
         self.batches.clear()
         return self
@@ -106,7 +108,7 @@ class Desk:
         self.loop.tell(SessionOpened(session=session, role=Role.DRIVER, namespace="ns"))
 
     def launch(self, ref: int = 1, session: str = "d", name: str = "work") -> None:
-        self.loop.ask(LaunchAsked(session=session, ref=ref, launch=Launch(jobs=(spec(name),))))
+        self.loop.ask(LaunchRequested(session=session, ref=ref, launch=Launch(jobs=(spec(name),))))
 
 
 def test_a_batch_is_saved_once_and_told_afterwards(store: Witnessed) -> None:
@@ -184,7 +186,7 @@ def test_a_deadline_that_has_passed_is_kept_although_events_never_cease(store: W
     clock.now += 31
     desk.driver("busy")
     desk.loop.turn()
-    assert desk.house.state.job_info("work-1").cause is Cause.OWNER_ENDED
+    assert desk.house.state.job_info("work-1").cause is EndReason.OWNER_ENDED
 
 
 async def test_time_alone_wakes_the_loop(store: Witnessed, autojump_clock: Any) -> None:
@@ -244,7 +246,7 @@ def test_half_a_character_in_a_message_of_user_code_harms_nobody(store: Witnesse
     desk = Desk(store).begin()
     desk.driver()
     desk.launch()
-    desk.loop.ask(TerminateAsked(session="d", ref=2, jobs=("work-1",), reason="no file \udcff"))
+    desk.loop.ask(TerminateRequested(session="d", ref=2, jobs=("work-1",), reason="no file \udcff"))
     desk.loop.turn()
     assert "no file \\udcff" in store.story("work-1")[-1].text
     assert desk.house.state.job_ended("work-1")
@@ -284,7 +286,7 @@ async def test_after_a_crash_everything_is_there_and_running_jobs_never_notice(
         await driver.launch(spec("other"))
         await driver.launch(spec("waiting", payload=b"later"), payload=b"later")
         await driver.job("other-1", lambda info: info.state is JobState.RUNNING)
-        node.end("running-1:0:0", Outcome(cause=Cause.FAILURE, message="once"))
+        node.end("running-1:0:0", Outcome(cause=EndReason.FAILURE, message="once"))
         wish = await node.wished("running-1:1:0")
         endpoint = ActorEndpoint(actor_id="a1", name="counter", job_id="", namespace="ns", addresses=("tcp:x:1",))
         await driver.ask(Register(endpoint=endpoint))
@@ -308,14 +310,14 @@ async def test_after_a_crash_everything_is_there_and_running_jobs_never_notice(
         assert names.endpoints[0].incarnation == driver.greeting().session  # type: ignore[attr-defined]
 
         await driver.ask(WatchJobs(jobs=("running-1", "other-1", "waiting-1")))
-        wanted, _ = await node.next_notice(Wanted, lambda wanted: wanted.epoch == 2)
+        wanted, _ = await node.next_notice(DesiredState, lambda wanted: wanted.epoch == 2)
         assert wanted.full
         assert list(node.held) == starts
         again = next(one for one in wanted.wishes if one.attempt_id == wish.attempt_id)
         assert again.key == wish.key
-        node.end("running-1:1:0", Outcome(cause=Cause.FAILURE, message="twice"))
+        node.end("running-1:1:0", Outcome(cause=EndReason.FAILURE, message="twice"))
         await node.wished("running-1:2:0")
-        node.end("running-1:2:0", Outcome(cause=Cause.FAILURE, message="thrice"))
+        node.end("running-1:2:0", Outcome(cause=EndReason.FAILURE, message="thrice"))
         info, _ = await driver.job_ended("running-1")
         assert (info.state, info.error_message) == (
             JobState.FAILED,
@@ -382,7 +384,7 @@ async def test_the_end_of_the_controller_is_nobodys_goodbye(autojump_clock: Any)
 
 
 async def test_presence_is_counted_anew_after_a_restart(autojump_clock: Any) -> None:
-    async with stage(rules=Rules(suspect_s=30, lease_s=600)) as cluster:
+    async with stage(rules=SchedulerConfig(suspect_s=30, lease_s=600)) as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
         await node.wished("work-1:0:0")

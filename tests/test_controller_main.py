@@ -9,7 +9,7 @@ import pytest
 from fray.controller.options import DEFAULT_LISTEN, check_address, find_token, parse
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_times_of_the_law_can_be_chosen() -> None:
 
 
 def test_how_much_of_a_fleet_may_be_in_quarantine_can_be_chosen() -> None:
-    assert parse([]).rules.quarantine_share == Rules().quarantine_share
+    assert parse([]).rules.quarantine_share == SchedulerConfig().quarantine_share
     assert parse(["--quarantine-share", "0"]).rules.quarantine_share == 0
     for share in ("1.1", "-0.1", "nan", "inf"):
         with pytest.raises(InvalidRequest, match=r"--quarantine-share .* must be 0 to 1"):

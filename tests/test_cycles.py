@@ -21,10 +21,10 @@ from fray.runtime.current_call import current_actor
 from fray.runtime.deadlock import (
     actor_of,
     comes_back,
+    describe_cycle,
     is_stuck,
     link,
     marks_of,
-    story,
 )
 
 # The law -------------------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def test_a_link_keeps_its_parts(actor: str, what: str, mark: str) -> None:
     assert marks_of([one]) == {mark}
     assert comes_back([one], actor)
     assert not comes_back([one], actor + "x")
-    assert story([one], actor, "end") == [what, "end"]
+    assert describe_cycle([one], actor, "end") == [what, "end"]
     assert split_meta(pack_meta(CallMeta(chain=(one,))) + b"rest")[0].chain == (one,)
 
 

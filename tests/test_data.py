@@ -14,10 +14,10 @@ from calling import cut_at, open_stage
 
 from fray.errors import ChannelFull, MessageTooLarge, OutcomeUnknown
 from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
-from fray.net.transports.memory import Fate
+from fray.net.transports.memory import MessageFault
 from fray.runtime.calls import caller as caller_module
 from fray.runtime.serialization import pickling
-from fray.runtime.serialization.buffers import BUFFERS_LIMIT, Parcel
+from fray.runtime.serialization.buffers import BUFFERS_LIMIT, PickledObject
 
 MB = 1 << 20
 
@@ -230,8 +230,8 @@ async def test_small_calls_overtake_what_is_large_on_other_actors_at_any_time(au
         assert (await call)[-1] == 40 * MB // 8 - 1
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST])
-async def test_a_cut_at_any_message_loses_no_buffer_and_repeats_none(fate: Fate, autojump_clock: Any) -> None:
+@pytest.mark.parametrize("fate", [MessageFault.LOSE, MessageFault.LAST])
+async def test_a_cut_at_any_message_loses_no_buffer_and_repeats_none(fate: MessageFault, autojump_clock: Any) -> None:
     array = ramp(MB)
     for number in range(3, 22):
         async with open_stage(number) as stage:
@@ -324,7 +324,7 @@ class Picky:
 
 async def test_reducers_that_give_buffers_keep_them_out_of_the_pickle(autojump_clock: Any) -> None:
     packed = pickling.pack(Picky(bytearray(MB)))
-    assert isinstance(packed, Parcel)
+    assert isinstance(packed, PickledObject)
     assert len(packed.pickle) < 1000
     async with open_stage() as stage:
         store = await stage.actor(Store())

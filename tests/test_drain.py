@@ -8,10 +8,10 @@ from law import Cluster, demand, ended, job
 
 from fray.errors import InvalidRequest
 from fray.model.messages.maintenance import NodesMarked
-from fray.model.specs import Cause, JobState, Phase
+from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import Effect, Refusal, Reply
 from fray.scheduler.invariants.check import check
-from fray.scheduler.state.rows import Cordon, NodePhase, Rules
+from fray.scheduler.state.rows import Cordon, NodePhase, SchedulerConfig
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_a_cordoned_machine_keeps_what_it_runs_and_gets_nothing_new(law: Cluster
 def test_a_drained_job_whose_budget_is_spent_ends_as_preempted_and_says_by_whom(law: Cluster) -> None:
     node = running(law, max_retries_preemption=0)
     law.drain(node, reason="new kernel")
-    law.see("a:0:0", ended(Cause.PREEMPTED, "it was told"))
-    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, Cause.PREEMPTED)
+    law.see("a:0:0", ended(EndReason.PREEMPTED, "it was told"))
+    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, EndReason.PREEMPTED)
     assert law.info("a").error_message == f"its machine {node} is drained by driver d (new kernel)"
 
 
@@ -55,8 +55,8 @@ def test_a_drain_leaves_alone_what_is_ending_already(law: Cluster) -> None:
     node = running(law)
     law.terminate("a")
     law.drain(node)
-    law.see("a:0:0", ended(Cause.STOPPED))
-    assert law.info("a").cause is Cause.STOPPED
+    law.see("a:0:0", ended(EndReason.STOPPED))
+    assert law.info("a").cause is EndReason.STOPPED
 
 
 def test_a_job_on_a_silent_machine_that_is_drained_waits_for_proof(law: Cluster) -> None:
@@ -101,7 +101,7 @@ def test_a_cordon_outlives_the_machine_for_30_days(law: Cluster) -> None:
     law.node("n1", "i2", cpu=2)
     assert law.state.nodes_info()[0].why_out == "is cordoned by driver d (broken fan)"
     law.die("n1")
-    law.tick(law.now + Rules().forget_cordoned_s + Rules().lease_s)
+    law.tick(law.now + SchedulerConfig().forget_cordoned_s + SchedulerConfig().lease_s)
     assert "n1" not in law.state.nodes
 
 
@@ -172,7 +172,7 @@ def test_late_news_of_a_preempted_gang_that_was_done_count_only_if_all_were(law:
     law.run("g:0:0", "g:0:1")
     law.drain("n1")
     law.see("g:0:0", ended())
-    law.see("g:0:1", ended(Cause.PREEMPTED))
+    law.see("g:0:1", ended(EndReason.PREEMPTED))
     assert law.info("g").state is JobState.PENDING
     law.uncordon("n1")
     law.see("g:1:0", Phase.RUNNING)

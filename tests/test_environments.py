@@ -15,12 +15,12 @@ from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec, check_spec
 from fray.node.attempts.bootstrap import own_code
 from fray.node.environments import overlay
-from fray.node.environments.cache import Cache, Kept, too_many
+from fray.node.environments.cache import Cache, CachedEnvironment, too_many
 from fray.node.environments.preparer import _project
 from fray.node.environments.recipe import (
     BadRecipe,
-    Base,
-    Plan,
+    BaseEnvironment,
+    BuildPlan,
     Project,
     Recipe,
     files,
@@ -34,7 +34,7 @@ from fray.node.environments.recipe import (
     without_credentials,
 )
 
-BASE = Base(fray="1", python="3.11", interpreter="/usr/bin/python3.11", platform="linux")
+BASE = BaseEnvironment(fray="1", python="3.11", interpreter="/usr/bin/python3.11", platform="linux")
 PROJECT = Project(pyproject='[project]\nname = "p"\nversion = "0"\n')
 LOCKED = evolve(
     PROJECT,
@@ -212,8 +212,8 @@ def test_a_full_disk_is_recognised_whoever_says_so() -> None:
 
 
 def test_a_plan_travels() -> None:
-    plan = Plan(recipe=recipe(EnvironmentSpec(extras=("a",)), LOCKED), root="/r", workspace="/w", node_pid=7)
-    assert Plan.from_json(plan.to_json()) == plan
+    plan = BuildPlan(recipe=recipe(EnvironmentSpec(extras=("a",)), LOCKED), root="/r", workspace="/w", node_pid=7)
+    assert BuildPlan.from_json(plan.to_json()) == plan
 
 
 def test_the_overlay_is_fray_and_what_it_needs_and_nothing_else() -> None:
@@ -271,8 +271,8 @@ def test_who_waits_for_a_lock_that_is_removed_meanwhile_has_a_new_one(tmp_path: 
 
 def test_the_oldest_go_first_and_no_more_than_needed() -> None:
     now = time.time()
-    kept = [Kept(key=str(days), used_at=now - days * 86400, size_bytes=10) for days in (1, 9, 3, 20)]
+    kept = [CachedEnvironment(key=str(days), used_at=now - days * 86400, size_bytes=10) for days in (1, 9, 3, 20)]
     assert [one.key for one in too_many(kept, 25, 14 * 86400.0, now)] == ["20", "9"]
     assert [one.key for one in too_many(kept, 100, 14 * 86400.0, now)] == ["20"]
-    half = Kept(key="half", used_at=0.0, size_bytes=0)
+    half = CachedEnvironment(key="half", used_at=0.0, size_bytes=0)
     assert [one.key for one in too_many([*kept, half], 1000, 1e9, now)] == ["half"], "what is not whole is no use"

@@ -13,20 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law import GB, Cluster, demand, ended, job, placed
 
-from fray.model.policy.policy import Amounts, Policy, Terms
+from fray.model.policy.policy import Amounts, Policy, TenantPolicy
 from fray.model.policy.priority import Band
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from fray.scheduler.effects import PolicyChanged
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.invariants.check import check
 from fray.scheduler.queue.fair_share import RANK_S
 from fray.scheduler.queue.order import in_order
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 
 HOUR = 3600.0
 
 
-def cluster(policy: Policy | None = None, cpu: float = 4, rules: Rules | None = None, **what: object) -> Cluster:
+def cluster(
+    policy: Policy | None = None, cpu: float = 4, rules: SchedulerConfig | None = None, **what: object
+) -> Cluster:
     law = Cluster(rules, policy=policy or Policy())
     law.driver()
     if cpu:
@@ -56,7 +58,7 @@ def test_two_with_equal_claims_get_equal_halves_of_a_burst() -> None:
 
 
 def test_a_weight_of_two_is_twice_as_much() -> None:
-    law = cluster(Policy(users={"alice": Terms(weight=2)}), cpu=9)
+    law = cluster(Policy(users={"alice": TenantPolicy(weight=2)}), cpu=9)
     law.launch(*of("bob", 20), *of("alice", 20))
     assert running(law) == {"alice": 6, "bob": 3}
 
@@ -74,7 +76,7 @@ def test_the_share_is_that_of_the_resource_of_which_most_is_taken() -> None:
 
 
 def test_the_namespaces_of_a_user_share_what_is_his_by_their_weights() -> None:
-    law = cluster(Policy(namespaces={"main": Terms(weight=3)}), cpu=8)
+    law = cluster(Policy(namespaces={"main": TenantPolicy(weight=3)}), cpu=8)
     law.launch(
         *(job(f"side{n}", user="alice", namespace="side") for n in range(9)),
         *(job(f"main{n}", user="alice", namespace="main") for n in range(9)),
@@ -115,7 +117,7 @@ def test_bands_go_before_shares_and_children_have_that_of_their_parent() -> None
 
 
 def test_what_takes_nothing_is_not_held_back_by_shares() -> None:
-    law = cluster(Policy(users={"alice": Terms(quota=Amounts(cpu_milli=1000), borrow=False)}), cpu=1)
+    law = cluster(Policy(users={"alice": TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)}), cpu=1)
     law.launch(job("task", user="alice"), job("actor", demand(0), user="alice"), job("more", user="alice"))
     assert placed(law) == ["task", "actor"]
 
@@ -155,11 +157,11 @@ def served(law: Cluster, seconds: float, lasts_s: float, rng: random.Random, **q
     return dict(got)
 
 
-RULES = Rules(finished_limit=5, history_limit=5, starve_s=1e9)
+RULES = SchedulerConfig(finished_limit=5, history_limit=5, starve_s=1e9)
 
 
 def test_users_of_weights_1_and_2_get_a_third_and_two_thirds_under_load() -> None:
-    law = cluster(Policy(half_life_s=HOUR, users={"bob": Terms(weight=2)}), cpu=6, rules=RULES)
+    law = cluster(Policy(half_life_s=HOUR, users={"bob": TenantPolicy(weight=2)}), cpu=6, rules=RULES)
     got = served(law, 2 * HOUR, 300.0, random.Random(1), alice=3, bob=3)
     assert got["alice"] / sum(got.values()) == pytest.approx(1 / 3, abs=0.03)
 
@@ -227,7 +229,7 @@ def test_only_what_starts_and_ends_writes_rows() -> None:
 
 
 def test_what_is_within_its_quota_goes_before_what_borrows() -> None:
-    law = cluster(Policy(users={"alice": Terms(quota=Amounts(cpu_milli=1000))}), cpu=3)
+    law = cluster(Policy(users={"alice": TenantPolicy(quota=Amounts(cpu_milli=1000))}), cpu=3)
     law.launch(*of("alice", 1), job("full", demand(2), user="carol"))
     law.launch(*of("alice", 2, 1), *of("bob", 1))
     assert [applicant.id for applicant in in_order(law.state.queue)] == ["bob0", "alice1", "alice2"]
@@ -236,7 +238,7 @@ def test_what_is_within_its_quota_goes_before_what_borrows() -> None:
 
 
 def test_without_borrowing_what_exceeds_the_quota_waits_until_there_is_less() -> None:
-    terms = Terms(quota=Amounts(cpu_milli=2000), borrow=False)
+    terms = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=False)
     law = cluster(Policy(users={"alice": terms}), cpu=8)
     law.launch(*of("alice", 4), *of("bob", 2))
     assert running(law) == {"alice": 2, "bob": 2}
@@ -248,7 +250,7 @@ def test_without_borrowing_what_exceeds_the_quota_waits_until_there_is_less() ->
 
 
 def test_what_is_more_than_a_quota_ever_allows_is_told_that_no_end_of_anything_would_help() -> None:
-    terms = Terms(quota=Amounts(cpu_milli=1000), borrow=False)
+    terms = TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)
     law = cluster(Policy(users={"alice": terms}), cpu=4)
     law.launch(job("wide", demand(2), user="alice"))
     assert law.info("wide").reason.startswith("asks for more than the quota of user alice ever allows (1 CPU)")
@@ -256,14 +258,14 @@ def test_what_is_more_than_a_quota_ever_allows_is_told_that_no_end_of_anything_w
 
 
 def test_so_much_may_be_borrowed_as_the_policy_says() -> None:
-    terms = Terms(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=1000))
+    terms = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=1000))
     law = cluster(Policy(namespaces={"ns": terms}), cpu=8)
     law.launch(*of("alice", 4), *of("bob", 2))
     assert sum(running(law).values()) == 3
 
 
 def test_a_quota_of_a_variant_counts_what_was_given_and_all_that_might_be() -> None:
-    terms = Terms(quota=Amounts(devices={"gpu:h100": 1}), borrow=False)
+    terms = TenantPolicy(quota=Amounts(devices={"gpu:h100": 1}), borrow=False)
     law = cluster(Policy(users={"alice": terms}), cpu=8, gpu="h100*4,a100*4")
     law.launch(
         job("h", demand(1, gpu=1, variant="h100"), user="alice"),
@@ -277,7 +279,7 @@ def test_a_quota_of_a_variant_counts_what_was_given_and_all_that_might_be() -> N
 def test_a_smaller_quota_takes_nothing_away_and_a_broken_one_is_found() -> None:
     law = cluster(cpu=8)
     law.launch(*of("alice", 4))
-    terms = Terms(quota=Amounts(cpu_milli=1000), borrow=False)
+    terms = TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)
     law.tell(PolicyChanged(policy=Policy(users={"alice": terms})))
     assert running(law) == {"alice": 4}
     law.state.excused.clear()
@@ -327,9 +329,9 @@ EVENTS = st.lists(
 POLICY = Policy(
     half_life_s=600.0,
     users={
-        "u1": Terms(weight=2),
-        "u2": Terms(quota=Amounts(cpu_milli=2000, memory_bytes=3 * GB)),
-        "u3": Terms(quota=Amounts(cpu_milli=3000), borrow=False),
+        "u1": TenantPolicy(weight=2),
+        "u2": TenantPolicy(quota=Amounts(cpu_milli=2000, memory_bytes=3 * GB)),
+        "u3": TenantPolicy(quota=Amounts(cpu_milli=3000), borrow=False),
     },
 )
 
@@ -338,7 +340,7 @@ POLICY = Policy(
 @given(EVENTS)
 def test_order_and_placement_are_those_of_a_twin_that_sorts_everything(events: list) -> None:  # type: ignore[type-arg]
     """After each event `Cluster.overlooked` tries all that waits in the order of the line; that is checked here."""
-    law = cluster(evolve(POLICY), cpu=4, rules=Rules(starve_s=120.0), memory=8 * GB)
+    law = cluster(evolve(POLICY), cpu=4, rules=SchedulerConfig(starve_s=120.0), memory=8 * GB)
     names = itertools.count()
     for what, who, size, wait_s in events:
         law.now += wait_s / 10
@@ -350,7 +352,7 @@ def test_order_and_placement_are_those_of_a_twin_that_sorts_everything(events: l
                 *(job(f"j{next(names)}", need, user=f"u{who}", band=band, members=1 + (size == 5)) for _ in range(3))
             )
         elif what == "end" and living:
-            law.see(living[size % len(living)].attempt_id, ended(Cause.SUCCEEDED))
+            law.see(living[size % len(living)].attempt_id, ended(EndReason.SUCCEEDED))
         elif what == "wait":
             law.now += wait_s
         elif what == "node":

@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import pytest
 
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from fray.runtime.scope.children import (
-    Child,
-    Family,
-    Kind,
-    Supervision,
+    ChildKind,
+    ChildTable,
+    OnChildFailure,
+    ScopeChild,
     owes_error,
 )
 
-ALL = set(Cause)
+ALL = set(EndReason)
 
 
 @pytest.mark.parametrize(
     ("kind", "peaceful"),
-    [(Kind.JOB, {Cause.SUCCEEDED, Cause.GROUP}), (Kind.ACTOR, {Cause.SUCCEEDED, Cause.STOPPED, Cause.SIBLING})],
+    [
+        (ChildKind.JOB, {EndReason.SUCCEEDED, EndReason.GROUP}),
+        (ChildKind.ACTOR, {EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.SIBLING}),
+    ],
 )
-def test_a_child_that_ends_by_itself_owes_an_error_unless_its_end_is_peaceful(kind: Kind, peaceful: set[Cause]) -> None:
-    child = Child("job", kind, Supervision.ESCALATE)
+def test_a_child_that_ends_by_itself_owes_an_error_unless_its_end_is_peaceful(
+    kind: ChildKind, peaceful: set[EndReason]
+) -> None:
+    child = ScopeChild("job", kind, OnChildFailure.ESCALATE)
     assert {cause for cause in ALL if not owes_error(child, cause, ended_by_scope=False)} == peaceful
 
 
 @pytest.mark.parametrize("cause", sorted(ALL))
-def test_a_child_that_its_scope_ended_or_absorbs_owes_nothing(cause: Cause) -> None:
-    assert not owes_error(Child("job", Kind.JOB, Supervision.ESCALATE), cause, ended_by_scope=True)
-    assert not owes_error(Child("job", Kind.ACTOR, Supervision.ABSORB), cause, ended_by_scope=False)
+def test_a_child_that_its_scope_ended_or_absorbs_owes_nothing(cause: EndReason) -> None:
+    assert not owes_error(ScopeChild("job", ChildKind.JOB, OnChildFailure.ESCALATE), cause, ended_by_scope=True)
+    assert not owes_error(ScopeChild("job", ChildKind.ACTOR, OnChildFailure.ABSORB), cause, ended_by_scope=False)
 
 
 def test_a_family_knows_its_living_by_kind() -> None:
-    family = Family()
-    family.join(Child("a", Kind.JOB, Supervision.ESCALATE))
-    family.join(Child("b", Kind.ACTOR, Supervision.ABSORB))
-    assert (family.living(Kind.JOB), family.living(Kind.ACTOR)) == (["a"], ["b"])
+    family = ChildTable()
+    family.join(ScopeChild("a", ChildKind.JOB, OnChildFailure.ESCALATE))
+    family.join(ScopeChild("b", ChildKind.ACTOR, OnChildFailure.ABSORB))
+    assert (family.living(ChildKind.JOB), family.living(ChildKind.ACTOR)) == (["a"], ["b"])
     family.leave("a")
     family.leave("a")
-    assert family.living(Kind.JOB) == []
+    assert family.living(ChildKind.JOB) == []

@@ -26,18 +26,18 @@ from fray.model.policy.policy import (
     Amounts,
     Policy,
     Preemption,
-    Terms,
+    TenantPolicy,
 )
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
 from fray.scheduler.autoscaler.view import list_fleet
 from fray.scheduler.effects import (
+    DesiredAttemptsChanged,
     GroupScaled,
     MachineAnswered,
     MachinesListed,
     PolicyChanged,
-    WishesMoved,
 )
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.queue_view import queue_info, usage_info
@@ -58,9 +58,13 @@ PREEMPTIONS = (
 )
 QUOTAS = (
     {},
-    {"ann": Terms(quota=Amounts(cpu_milli=2000), borrow=False)},
-    {"ann": Terms(quota=Amounts(cpu_milli=1000)), "bob": Terms(weight=2.0)},
-    {"*": Terms(quota=Amounts(cpu_milli=3000, devices={"gpu": 1, "gpu:h100": 1}), borrow=Amounts(cpu_milli=1000))},
+    {"ann": TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=False)},
+    {"ann": TenantPolicy(quota=Amounts(cpu_milli=1000)), "bob": TenantPolicy(weight=2.0)},
+    {
+        "*": TenantPolicy(
+            quota=Amounts(cpu_milli=3000, devices={"gpu": 1, "gpu:h100": 1}), borrow=Amounts(cpu_milli=1000)
+        )
+    },
 )
 TPU = Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4)
 
@@ -80,7 +84,7 @@ class FleetWorld(World):
         self.change(self.policy)
         self.tell(self.law.tell(MachinesListed(provider="tpu", begun=self.law.now)))
 
-    def send_wishes(self, effect: WishesMoved) -> None:
+    def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
         if effect.node in self.machines:  # or it is off, and the law has not heard of that
             super().send_wishes(effect)
 
@@ -96,7 +100,7 @@ class FleetWorld(World):
         groups = rng.choice([(SMALL, SLICE), (SMALL, SLICE), (SMALL,), (), (evolve(SMALL, max=1, min=1), SLICE)])
         spend = rng.choice([None, None, 4.0, 12.0])
         terms = rng.choice(QUOTAS)
-        spaces = rng.choice([{}, {}, {"ns": Terms(quota=Amounts(cpu_milli=6000), borrow=rng.random() < 0.5)}])
+        spaces = rng.choice([{}, {}, {"ns": TenantPolicy(quota=Amounts(cpu_milli=6000), borrow=rng.random() < 0.5)}])
         half_life_s = rng.choice([86_400.0, 1.0, 1e9])
         self.change(
             Policy(

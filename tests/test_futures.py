@@ -11,7 +11,7 @@ import trio.testing
 import fray
 from fray import Entrypoint, FrayError, JobRequest
 from fray.api.futures import Future, as_completed, wait_any
-from fray.runtime.background import open_services
+from fray.runtime.background import open_background_nursery
 
 
 async def test_a_future_is_settled_once_and_awaited_any_number_of_times() -> None:
@@ -46,7 +46,7 @@ async def test_futures_come_in_the_order_in_which_they_settle() -> None:
 
 async def test_services_end_with_their_body_and_do_not_show_in_its_error() -> None:
     with pytest.raises(KeyError, match="mine"):
-        async with open_services() as nursery:
+        async with open_background_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
             raise KeyError("mine")
 
@@ -56,7 +56,7 @@ async def test_the_failure_of_a_service_comes_out_as_it_is() -> None:
         raise OSError("the service is broken")
 
     with pytest.raises(OSError, match="broken"):
-        async with open_services() as nursery:
+        async with open_background_nursery() as nursery:
             nursery.start_soon(fail)
             await trio.sleep_forever()
 
@@ -104,6 +104,6 @@ async def test_waiting_for_any_again_and_again_leaves_nothing_behind(autojump_cl
 
 async def test_a_group_of_the_body_stays_a_group() -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        async with open_services():
+        async with open_background_nursery():
             raise ExceptionGroup("two", [ValueError("a"), KeyError("b")])
     assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyError]

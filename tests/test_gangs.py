@@ -15,7 +15,7 @@ import fray
 from fray import Entrypoint, JobRequest, ResourceConfig
 from fray.model.gangs import port_names
 from fray.model.resources import Demand
-from fray.model.specs import EntryKind, JobSpec, Peer, Roster, Ticket
+from fray.model.specs import AttemptSpec, EntryKind, GangMember, GangRoster, JobSpec
 from fray.node.gang_variables import PEERS_LIMIT_CHARS, framework_variables, own_variables
 from fray.runtime.process import jax_distributed
 
@@ -24,7 +24,7 @@ SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
 
 def ticket(
     rank: int, hosts: list[str], devices: tuple[str, ...] = (), tpu: str = "", ports: tuple[str, ...] = ()
-) -> Ticket:
+) -> AttemptSpec:
     demand = Demand(device_kind="tpu", device_variant=tpu) if tpu else Demand()
     spec = JobSpec(
         job_id="j",
@@ -38,10 +38,10 @@ def ticket(
     )
     names = port_names(spec)
     peers = tuple(
-        Peer(host=host, ports={name: 20_000 + 10 * member + place for place, name in enumerate(names)})
+        GangMember(host=host, ports={name: 20_000 + 10 * member + place for place, name in enumerate(names)})
         for member, host in enumerate(hosts)
     )
-    return Ticket(
+    return AttemptSpec(
         attempt_id=f"j:0:{rank}",
         spec=spec,
         controller="tcp:c:1",
@@ -181,8 +181,8 @@ def test_jax_asks_the_gang_first_and_is_told_once(clusters: Any, monkeypatch: py
 
 @given(st.lists(st.tuples(st.sampled_from(["", "10.0.0.1", "::1"]), st.integers(1, 65535)), min_size=1, max_size=5))
 def test_a_roster_is_its_peers_as_columns(members: list[tuple[str, int]]) -> None:
-    peers = tuple(Peer(host=host, ports={"coordinator": port, "http": port % 7}) for host, port in members)
-    assert Roster.of(peers).peers() == peers
+    peers = tuple(GangMember(host=host, ports={"coordinator": port, "http": port % 7}) for host, port in members)
+    assert GangRoster.of(peers).peers() == peers
 
 
 def test_the_wishes_of_a_gang_share_their_roster() -> None:

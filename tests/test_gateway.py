@@ -12,13 +12,13 @@ import trio
 from attrs import evolve
 from controlling import TOKEN, Client, spec, stage
 
-from fray.controller.process_watch import Witness, boot_id
+from fray.controller.process_watch import ProcessWatch, boot_id
 from fray.controller.store import BLOB_LIMIT_BYTES
 from fray.errors import (
     FrayError,
     InvalidRequest,
-    NameTaken,
-    NodeNameTaken,
+    NameInUse,
+    NodeNameInUse,
     NoSuchJob,
     ProtocolMismatch,
     Unauthorized,
@@ -33,6 +33,7 @@ from fray.model.messages.client import (
     Explain,
     FetchBlob,
     FollowLogs,
+    GetEvents,
     Launch,
     ListActors,
     ListJobs,
@@ -42,16 +43,15 @@ from fray.model.messages.client import (
     ProcessMark,
     Register,
     Role,
-    Story,
     Terminate,
     Unregister,
     Unwatch,
     Watch,
     WatchJobs,
 )
-from fray.model.messages.node import Report, Wanted
+from fray.model.messages.node import DesiredState, ObservedState
 from fray.model.resources import Demand
-from fray.model.specs import Cause, EntryKind, JobInfo, JobSpec, JobState, Outcome
+from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome
 from fray.net.codec import Kind, blob_id
 from fray.net.process_identity import start_ticks
 from fray.net.transport import Credential
@@ -155,7 +155,7 @@ async def test_a_launch_that_the_law_refuses_leaves_no_payload(autojump_clock: A
     async with stage() as cluster:
         driver = await cluster.client()
         await driver.launch(spec())
-        with pytest.raises(NameTaken, match="job name 'work' is taken"):
+        with pytest.raises(NameInUse, match="job name 'work' is taken"):
             await driver.launch(spec(job_id="work-2", payload=b"other"), payload=b"other")
         assert cluster.store.blobs() == {blob_id(b"payload")}
 
@@ -195,7 +195,7 @@ async def test_a_terminated_job_stops_and_says_why(autojump_clock: Any) -> None:
         await node.wished("work-1:0:0")
         await driver.ask(Terminate(jobs=("work-1", "unknown-1"), reason="enough"))
         info, blobs = await driver.job_ended("work-1")
-        assert (info.state, info.cause, blobs) == (JobState.STOPPED, Cause.STOPPED, [])
+        assert (info.state, info.cause, blobs) == (JobState.STOPPED, EndReason.STOPPED, [])
 
 
 async def test_a_value_over_the_limit_fails_the_job_and_says_so(autojump_clock: Any) -> None:
@@ -205,7 +205,7 @@ async def test_a_value_over_the_limit_fails_the_job_and_says_so(autojump_clock: 
         await node.wished("work-1:0:0")
         node.succeed("work-1:0:0", bytes(BLOB_LIMIT_BYTES + 1))
         info, blobs = await driver.job_ended("work-1")
-        assert (info.state, info.cause, blobs) == (JobState.FAILED, Cause.FAILURE, [])
+        assert (info.state, info.cause, blobs) == (JobState.FAILED, EndReason.FAILURE, [])
         assert "over 8388608 bytes" in (info.error_message or "")
 
 
@@ -214,9 +214,9 @@ async def test_every_state_explains_itself(autojump_clock: Any) -> None:
         driver = await cluster.client()
         await driver.launch(spec())
         assert "work-1" in (await driver.ask(Explain(job="work-1"))).text
-        events = (await driver.ask(Story(job="work-1"))).events
+        events = (await driver.ask(GetEvents(job="work-1"))).events
         assert events[0].what == "launched"
-        for question in (Explain(job="nothing-1"), Story(job="nothing-1")):
+        for question in (Explain(job="nothing-1"), GetEvents(job="nothing-1")):
             with pytest.raises(NoSuchJob):
                 await driver.ask(question)
 
@@ -241,7 +241,7 @@ async def test_lists_are_of_the_own_namespace_unless_asked_otherwise(autojump_cl
 async def test_nonsense_is_answered_and_the_conversation_goes_on(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver = await cluster.client()
-        for nonsense in (Done(), Report(full=True)):
+        for nonsense in (Done(), ObservedState(full=True)):
             with pytest.raises(ProtocolMismatch, match="nothing to ask a controller"):
                 await driver.ask(nonsense)
         assert driver.channel is not None
@@ -279,7 +279,7 @@ async def test_a_job_dials_with_its_attempts_key_and_owns_what_it_launches(autoj
         await driver.ask(WatchJobs(jobs=("child-1",)))
         node.succeed("parent-1:0:0")
         info, _ = await driver.job_ended("child-1")
-        assert info.cause is Cause.OWNER_ENDED
+        assert info.cause is EndReason.OWNER_ENDED
         await job.until(lambda: job.ended)
 
 
@@ -376,7 +376,7 @@ async def test_the_end_of_a_session_is_answered_when_all_it_owned_has_ended(auto
             nursery.start_soon(leave)
             await node.until(lambda: node.wishes["work-1:0:0"].stop)
             assert not answered
-            node.end("work-1:0:0", Outcome(cause=Cause.OWNER_ENDED))
+            node.end("work-1:0:0", Outcome(cause=EndReason.OWNER_ENDED))
         assert answered == [Done()]
         assert (await driver.until(lambda: driver.ended)).details["reason"]
 
@@ -419,7 +419,7 @@ async def test_a_driver_that_stays_away_loses_its_jobs_after_its_grace(autojump_
         cluster.network.crash("driver")
         cluster.network.cut("driver", "controller")
         info, _ = await other.job_ended("work-1")
-        assert info.cause is Cause.OWNER_ENDED
+        assert info.cause is EndReason.OWNER_ENDED
         assert 29 < trio.current_time() - lost_at < 32
 
 
@@ -479,7 +479,7 @@ async def test_an_exclusive_name_is_given_once(autojump_clock: Any) -> None:
     async with stage() as cluster:
         one, two = await cluster.client(namespace="ns"), await cluster.client(namespace="ns")
         await one.ask(Register(endpoint=endpoint(), exclusive=True))
-        with pytest.raises(NameTaken):
+        with pytest.raises(NameInUse):
             await two.ask(Register(endpoint=endpoint(actor_id="a2"), exclusive=True))
         with pytest.raises(InvalidRequest, match="cannot be the name of an actor"):
             await two.ask(Register(endpoint=endpoint("two words", actor_id="a3")))
@@ -492,11 +492,11 @@ async def test_the_end_of_an_actor_is_told_with_its_error(autojump_clock: Any) -
         await node.wished("actor-1:0:0")
         assert (await driver.ask(Watch(key="actor:actor-1"))).ended is None
         error = b"pickled error"
-        outcome = Outcome(cause=Cause.FAILURE, message="ValueError: no", value=blob_id(error))
+        outcome = Outcome(cause=EndReason.FAILURE, message="ValueError: no", value=blob_id(error))
         node.end("actor-1:0:0", outcome, error)
         names, blobs = await driver.next_notice(Names, lambda names: names.ended is not None)
         assert names.ended is not None
-        assert names.ended.cause is Cause.FAILURE
+        assert names.ended.cause is EndReason.FAILURE
         assert blobs == [error]
 
 
@@ -589,10 +589,10 @@ async def test_a_payload_goes_to_a_node_once_for_each_attempt(autojump_clock: An
         await node.wished("other-1:0:0")
         await driver.ask(Terminate(jobs=("other-1",)))
         await driver.job_ended("other-1")
-        sent = [(n.full, [w.attempt_id for w in n.wishes], b) for n, b in node.notices if isinstance(n, Wanted)]
+        sent = [(n.full, [w.attempt_id for w in n.wishes], b) for n, b in node.notices if isinstance(n, DesiredState)]
         payloads = [(ids, blobs) for _, ids, blobs in sent if blobs]
         assert payloads == [(["work-1:0:0"], [b"payload"]), (["other-1:0:0"], [b"payload"])]
-        revisions = [n.revision for n, _ in node.notices if isinstance(n, Wanted)]
+        revisions = [n.revision for n, _ in node.notices if isinstance(n, DesiredState)]
         assert revisions == sorted(set(revisions))
 
 
@@ -608,7 +608,7 @@ async def test_a_node_that_reconnects_gets_the_whole_set_without_payloads_it_hol
         await node.until(lambda: node.ended)
         again = await cluster.node(incarnation=node.greeting().incarnation, holds=["work-1:0:0"], obedient=False)  # type: ignore[attr-defined]
         assert len(node.notices) == count
-        wanted, blobs = await again.next_notice(Wanted)
+        wanted, blobs = await again.next_notice(DesiredState)
         assert wanted.full
         assert [wish.attempt_id for wish in wanted.wishes] == ["work-1:0:0"]
         assert blobs == []
@@ -643,14 +643,14 @@ async def test_more_payloads_than_one_message_carries_all_arrive(autojump_clock:
         node.say_goodbye()
         await again.until(lambda: len(again.wishes) == 9)
         assert len(again.payloads) == 9
-        wanted = [(notice, blobs) for notice, blobs in again.notices if isinstance(notice, Wanted)]
+        wanted = [(notice, blobs) for notice, blobs in again.notices if isinstance(notice, DesiredState)]
         assert max(sum(map(len, blobs)) for _, blobs in wanted) <= 2 * BLOB_LIMIT_BYTES
 
 
 async def test_a_second_node_under_a_living_name_is_turned_away(autojump_clock: Any) -> None:
     async with stage() as cluster:
         await cluster.node("n1", incarnation="first")
-        with pytest.raises(NodeNameTaken, match=r"node name .n1. is taken.*another --name"):
+        with pytest.raises(NodeNameInUse, match=r"node name .n1. is taken.*another --name"):
             await cluster.node("n1", incarnation="second")
         cluster.network.cut("n1", "controller")
         cluster.network.drop("n1")
@@ -663,7 +663,7 @@ async def test_a_later_life_of_the_same_process_takes_its_name_over(autojump_clo
     async with stage() as cluster:
         await cluster.node("n1", incarnation="first", process=mark)
         await cluster.node("n1", incarnation="second", process=mark)
-        with pytest.raises(NodeNameTaken):
+        with pytest.raises(NodeNameInUse):
             await cluster.node("n1", incarnation="third", process=evolve(mark, pid=8))
 
 
@@ -715,7 +715,7 @@ async def test_a_payload_damaged_in_the_store_ends_the_job_and_says_so(autojump_
         cluster.store.forget([blob_id(b"payload")])
         await cluster.node()
         info, _ = await driver.job_ended("work-1")
-        assert info.cause is Cause.ENVIRONMENT
+        assert info.cause is EndReason.ENVIRONMENT
         assert "payload is damaged" in (info.error_message or "")
 
 
@@ -805,17 +805,17 @@ async def test_a_living_driver_that_only_lost_its_connection_keeps_its_jobs(slee
 
 def test_a_mark_that_fits_no_process_of_this_machine_proves_nothing(sleeper: subprocess.Popen[bytes]) -> None:
     mark = mark_of(sleeper.pid)
-    assert Witness.of(None) is None
-    assert Witness.of(mark_of(os.getpid())) is None
-    assert Witness.of(ProcessMark(boot_id="other", pid=mark.pid, start_ticks=mark.start_ticks)) is None
-    assert Witness.of(ProcessMark(boot_id=mark.boot_id, pid=mark.pid, start_ticks=mark.start_ticks + 1)) is None
+    assert ProcessWatch.of(None) is None
+    assert ProcessWatch.of(mark_of(os.getpid())) is None
+    assert ProcessWatch.of(ProcessMark(boot_id="other", pid=mark.pid, start_ticks=mark.start_ticks)) is None
+    assert ProcessWatch.of(ProcessMark(boot_id=mark.boot_id, pid=mark.pid, start_ticks=mark.start_ticks + 1)) is None
     sleeper.kill()
     sleeper.wait()
-    assert Witness.of(mark) is None
+    assert ProcessWatch.of(mark) is None
 
 
 async def test_a_zombie_is_dead(sleeper: subprocess.Popen[bytes]) -> None:
-    witness = Witness.of(mark_of(sleeper.pid))
+    witness = ProcessWatch.of(mark_of(sleeper.pid))
     assert witness is not None
     assert not witness.dead()
     sleeper.kill()

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from law import Cluster, demand, ended, job
 
 from fray.model.policy.priority import Band
-from fray.model.specs import Cause, Phase
+from fray.model.specs import EndReason, Phase
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.pool.requests import Ask, Part
-from fray.scheduler.queue.queue import Applicant, Shape
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
+from fray.scheduler.queue.queue import Applicant, PlacementShape
 from fray.scheduler.reservations.reclaim_surplus import (
-    Lent,
+    SurplusUnit,
     _leaving,
     _spare,
     _useful,
@@ -24,7 +24,7 @@ from fray.scheduler.reservations.reclaim_surplus import (
 ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run")
 
 
-def fits_without(law: Cluster, applicant: Applicant, given_back: tuple[Lent, ...]) -> bool:
+def fits_without(law: Cluster, applicant: Applicant, given_back: tuple[SurplusUnit, ...]) -> bool:
     """The twin's only question, asked of the pool itself; it is left as it was."""
     pool, ask = law.state.pool, applicant.shape.ask
     for lent in given_back:
@@ -39,7 +39,7 @@ def fits_without(law: Cluster, applicant: Applicant, given_back: tuple[Lent, ...
     return placed is not None
 
 
-def allowed(chosen: tuple[Lent, ...]) -> bool:
+def allowed(chosen: tuple[SurplusUnit, ...]) -> bool:
     """No reservation gives more than it has to spare."""
     names = [lent.reservation.id for lent in chosen]
     return all(names.count(lent.reservation.id) <= lent.reservation.spare for lent in chosen)
@@ -76,7 +76,7 @@ def test_the_chooser_finds_what_trying_every_set_finds(data: st.DataObject) -> N
             )
     members = data.draw(st.integers(1, 2))
     need = demand(data.draw(cpus), gpu=data.draw(gpus))
-    applicant = Applicant("wants", Shape(Ask((Part((need,), members),))), 1_000_000, 0.0)
+    applicant = Applicant("wants", PlacementShape(PlacementRequest((MemberGroup((need,), members),))), 1_000_000, 0.0)
     if fits_without(law, applicant, ()):
         return
     before = free(law)
@@ -114,7 +114,7 @@ def test_whatever_happens_the_books_agree(data: st.DataObject) -> None:
     for _ in range(40):
         for attempt in [one for one in law.state.attempts.values() if one.living]:
             if attempt.living:
-                law.see(attempt.attempt_id, ended(Cause.OWNER_ENDED), node=attempt.node)
+                law.see(attempt.attempt_id, ended(EndReason.OWNER_ENDED), node=attempt.node)
         if not any(one.living for one in law.state.attempts.values()):
             break
     assert not law.state.reserved
@@ -152,7 +152,7 @@ def _act(law: Cluster, data: st.DataObject, number: int) -> None:
         )
     elif what == "end" and living:
         attempt = data.draw(st.sampled_from(living))
-        cause = attempt.stop_cause or data.draw(st.sampled_from([Cause.SUCCEEDED, Cause.FAILURE]))
+        cause = attempt.stop_cause or data.draw(st.sampled_from([EndReason.SUCCEEDED, EndReason.FAILURE]))
         law.see(attempt.attempt_id, ended(cause))
     elif what == "run" and living:
         law.see(data.draw(st.sampled_from(living)).attempt_id, Phase.RUNNING)
@@ -182,7 +182,7 @@ def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for
     assert [change.kind for change in law.state.reservations["r"].changes].count("preempted") == 1
     assert "takes the place of r" in explain(law.state, "prod", law.now)
     law.tick(10.0)
-    law.see("inside:0:0", ended(Cause.PREEMPTED))
+    law.see("inside:0:0", ended(EndReason.PREEMPTED))
     assert {attempt.node for attempt in law.state.attempts.values() if attempt.job_id == "prod"} == {"a", "b", "c"}
     assert law.state.reservations["r"].phase == "waiting"
 
@@ -200,5 +200,5 @@ def test_where_what_is_lent_is_not_enough_and_neither_are_others_places_both_tog
     assert len(law.state.reservations["r"].units) == 2
     law.launch(job("prod", demand(2), members=2, band=Band.PRODUCTION))
     assert len(law.state.reservations["r"].units) == 1
-    law.see("batch:0:0", ended(Cause.PREEMPTED))
+    law.see("batch:0:0", ended(EndReason.PREEMPTED))
     assert len([attempt for attempt in law.state.attempts.values() if attempt.job_id == "prod"]) == 2

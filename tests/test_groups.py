@@ -120,7 +120,7 @@ async def test_an_impossible_count_is_refused_at_the_door(
 async def test_a_group_is_made_whole_or_not_at_all(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         await scope.create_actor(lives.Knowing, name="team-1")
-        with pytest.raises(fray.NameTaken):
+        with pytest.raises(fray.NameInUse):
             await scope.create_actor_group(Member, count=3, name="team")
         assert [info.name for info in await cluster.list_actors("team")] == ["team-1"]
 

@@ -13,62 +13,62 @@ from attrs import define, field
 from trio.testing import MockClock
 
 from fray.controller.connections.client_requests import LIST_LIMIT_BYTES, RECORD_BYTES, bounded_list
-from fray.controller.metrics.attempt_metrics import LISTED_LIMIT_BYTES, VitalsBook
+from fray.controller.metrics.attempt_metrics import LISTED_LIMIT_BYTES, AttemptMetricsStore
 from fray.errors import InvalidRequest
-from fray.model.messages.node import Measured
-from fray.model.monitoring.attempt_metrics import Vital, complete, cut
+from fray.model.messages.node import AttemptMetricsReport
+from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete, cut
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
 from fray.model.monitoring.progress_protocol import (
-    Pulse,
-    Used,
+    HealthReport,
+    UsageReport,
     check_progress,
     line_of,
     parse,
     sentence,
 )
 from fray.model.requests import Entrypoint, JobRequest
-from fray.model.specs import AttemptInfo, Cause, EntryKind, JobInfo, JobSpec, JobState
-from fray.node.health.counters import Beats, Pulses, Standing
+from fray.model.specs import AttemptInfo, EndReason, EntryKind, JobInfo, JobSpec, JobState
+from fray.node.health.counters import HealthCounter, HealthState, StallDetector
 from fray.node.health.http_check import BadAnswer, ask_path, status_of
-from fray.node.health.metrics_report import Vitals
-from fray.node.health.monitor import CAPTURE_WITHIN_S, Wards
-from fray.node.shim.progress_pipe import Ear, Remarks, said_of
+from fray.node.health.metrics_report import MetricsReporter
+from fray.node.health.monitor import CAPTURE_WITHIN_S, HealthMonitor
+from fray.node.shim.progress_pipe import ProgressLog, ProgressPipeReader, said_of
 from fray.node.shim.usage_report import is_news
 
 # Counting ------------------------------------------------------------------------------------------------------------
 
 
-def asked(**options: Any) -> Pulses:
-    return Pulses(HealthCheck(path="/", **options), began=0.0)
+def asked(**options: Any) -> HealthCounter:
+    return HealthCounter(HealthCheck(path="/", **options), began=0.0)
 
 
 def test_so_many_bad_answers_in_a_row_are_a_failure_and_a_good_one_begins_anew() -> None:
     pulses = asked(failures=3)
     pulses.good()
-    assert [pulses.missed("503", 1.0) for _ in range(2)] == [Standing.UNWELL, Standing.UNWELL]
+    assert [pulses.missed("503", 1.0) for _ in range(2)] == [HealthState.UNWELL, HealthState.UNWELL]
     assert pulses.words() == "unwell (2 of 3): 503"
-    assert pulses.good() is Standing.WELL
-    assert [pulses.missed("503", 2.0) for _ in range(3)] == [Standing.UNWELL, Standing.UNWELL, Standing.FAILED]
+    assert pulses.good() is HealthState.WELL
+    assert [pulses.missed("503", 2.0) for _ in range(3)] == [HealthState.UNWELL, HealthState.UNWELL, HealthState.FAILED]
     assert "failed 3 times in a row; the last time: 503" in pulses.verdict()
 
 
 def test_no_answer_counts_while_it_may_still_be_starting_unless_it_has_been_well() -> None:
     starting, well = asked(failures=1, start_s=60), asked(failures=1, start_s=60)
-    assert starting.missed("refused", 59.0) is Standing.STARTING
+    assert starting.missed("refused", 59.0) is HealthState.STARTING
     assert starting.words() == "starting: refused"
-    assert starting.missed("refused", 60.0) is Standing.FAILED
+    assert starting.missed("refused", 60.0) is HealthState.FAILED
     well.good()
-    assert well.missed("refused", 1.0) is Standing.FAILED
+    assert well.missed("refused", 1.0) is HealthState.FAILED
 
 
 def test_what_has_failed_stays_failed() -> None:
     pulses = asked(failures=1, start_s=0)
     pulses.missed("no", 0.0)
-    assert pulses.good() is Standing.FAILED
+    assert pulses.good() is HealthState.FAILED
 
 
 def test_a_stall_is_noticed_once_and_the_next_beat_ends_it() -> None:
-    beats = Beats(10.0, since=0.0)
+    beats = StallDetector(10.0, since=0.0)
     assert not beats.look(9.9)
     assert beats.look(10.0)
     assert not beats.look(30.0)
@@ -88,9 +88,9 @@ def test_a_stall_is_noticed_once_and_the_next_beat_ends_it() -> None:
         (b" 30   100 big steps ", Progress(done=30, total=100, unit="big steps")),
         (b"1.5 - GB", Progress(done=1.5, unit="GB")),
         (b"1234567890.123456 1e300", Progress(done=1234567890.123456, total=1e300)),
-        (b"well", Pulse(True)),
-        (b"unwell ValueError: no", Pulse(False, "ValueError: no")),
-        (b"unwell \x1b]0;title\x07no", Pulse(False, "]0;title no")),
+        (b"well", HealthReport(True)),
+        (b"unwell ValueError: no", HealthReport(False, "ValueError: no")),
+        (b"unwell \x1b]0;title\x07no", HealthReport(False, "]0;title no")),
         (b"nan 3", None),
         (b"-1", None),
         (b"30 of 100", None),
@@ -152,7 +152,7 @@ def test_too_many_stacks_lose_their_middle() -> None:
 def test_of_a_flood_of_progress_the_node_hears_the_last_and_the_log_shows_little() -> None:
     told: list[Any] = []
     remarks: list[str] = []
-    ear = Ear(-1, told.append, remarks.append)
+    ear = ProgressPipeReader(-1, told.append, remarks.append)
     for start in range(0, 5000, 1000):
         ear._feed(b"".join(b"%d 5000 steps\n" % done for done in range(start, start + 1000)), float(start) / 1000)
         ear.due(100.0 + start / 100_000)
@@ -165,7 +165,7 @@ def test_of_a_flood_of_progress_the_node_hears_the_last_and_the_log_shows_little
 
 def test_what_is_no_line_of_progress_is_not_listened_to() -> None:
     told: list[Any] = []
-    ear = Ear(-1, told.append, lambda line: None)
+    ear = ProgressPipeReader(-1, told.append, lambda line: None)
     ear._feed(b"x" * 100_000, 0.0)
     ear._feed(b"hello\n{}\n12 \n" + b"9" * 600 + b"\n", 0.0)
     ear.due(1.0)
@@ -173,7 +173,7 @@ def test_what_is_no_line_of_progress_is_not_listened_to() -> None:
 
 
 def test_the_log_has_the_first_word_one_now_and_then_and_the_last() -> None:
-    remarks = Remarks()
+    remarks = ProgressLog()
     lines = [remarks.line(Progress(done=done, total=100), now=float(done)) for done in range(1, 26)]
     shown = [line for line in [*lines, remarks.last(26.0), remarks.last(27.0)] if line]
     assert shown == [
@@ -275,9 +275,9 @@ class Fake:
 
 
 @asynccontextmanager
-async def wards(fake: Fake, **spec: Any) -> AsyncIterator[tuple[Wards, Vitals]]:
-    vitals = Vitals()
-    watched = Wards(fake, fake, vitals)
+async def wards(fake: Fake, **spec: Any) -> AsyncIterator[tuple[HealthMonitor, MetricsReporter]]:
+    vitals = MetricsReporter()
+    watched = HealthMonitor(fake, fake, vitals)
     async with trio.open_nursery() as nursery:
         await nursery.start(watched.run)
         watched.began("a:0:0", JobSpec(job_id="a", name="a", namespace="n", entry=EntryKind.CALLABLE, **spec), 80)
@@ -359,11 +359,11 @@ async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_al
     async with wards(speaks, health=check) as (loud, _), wards(silent, health=check) as (quiet, _):
         for _ in range(2):
             await trio.sleep(10)
-            loud.said("a:0:0", Pulse(True))
-            quiet.said("a:0:0", Pulse(True))
+            loud.said("a:0:0", HealthReport(True))
+            quiet.said("a:0:0", HealthReport(True))
         for _ in range(2):
             await trio.sleep(10)
-            loud.said("a:0:0", Pulse(False, "ValueError: no"))
+            loud.said("a:0:0", HealthReport(False, "ValueError: no"))
         await trio.sleep(50)
     assert speaks.condemned == [
         (40.5, "not healthy: the method ping() failed 2 times in a row; the last time: ValueError: no")
@@ -377,18 +377,20 @@ async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_al
 
 
 def test_memory_and_cpu_time_are_told_when_they_are_news() -> None:
-    known = Used(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=10.0)
-    assert is_news(Used(), known)
-    assert not is_news(known, Used(memory_bytes=1040, peak_memory_bytes=1040, cpu_s=10.5))
-    assert is_news(known, Used(memory_bytes=900, peak_memory_bytes=1000, cpu_s=10.0))
-    assert is_news(known, Used(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=11.1))
+    known = UsageReport(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=10.0)
+    assert is_news(UsageReport(), known)
+    assert not is_news(known, UsageReport(memory_bytes=1040, peak_memory_bytes=1040, cpu_s=10.5))
+    assert is_news(known, UsageReport(memory_bytes=900, peak_memory_bytes=1000, cpu_s=10.0))
+    assert is_news(known, UsageReport(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=11.1))
 
 
 def test_lists_of_jobs_have_the_ends_of_long_messages_and_no_stacks() -> None:
     over = AttemptInfo(
-        attempt_id="j:0:0", node="n", cause=Cause.FAILURE, message="a" + "x" * 8000 + "z", captured="stacks"
+        attempt_id="j:0:0", node="n", cause=EndReason.FAILURE, message="a" + "x" * 8000 + "z", captured="stacks"
     )
-    (listed,) = VitalsBook().listed(JobInfo(job_id="j", name="j", state=JobState.FAILED, attempts=(over,))).attempts
+    (listed,) = (
+        AttemptMetricsStore().listed(JobInfo(job_id="j", name="j", state=JobState.FAILED, attempts=(over,))).attempts
+    )
     assert (listed.message[0], listed.message[-1], listed.captured) == ("a", "z", "")
     assert len(listed.message) <= LISTED_LIMIT_BYTES
 
@@ -405,19 +407,19 @@ def test_a_list_that_no_reply_carries_is_refused_before_it_is_written() -> None:
 
 def test_what_is_measured_of_an_attempt_completes_its_record_and_never_replaces_it() -> None:
     running = AttemptInfo(attempt_id="j:1:0", node="n")
-    over = AttemptInfo(attempt_id="j:0:0", node="n", cause=Cause.FAILURE, peak_memory_bytes=5, captured="its own")
+    over = AttemptInfo(attempt_id="j:0:0", node="n", cause=EndReason.FAILURE, peak_memory_bytes=5, captured="its own")
     info = JobInfo(job_id="j", name="j", state=JobState.RUNNING, attempts=(over, running))
     told = {
-        "j:0:0": Vital(
+        "j:0:0": AttemptMetrics(
             attempt_id="j:0:0", progress=Progress(done=9), memory_bytes=3, captured="other", health="stalled"
         ),
-        "j:1:0": Vital(attempt_id="j:1:0", memory_bytes=7, peak_memory_bytes=8, health="well"),
+        "j:1:0": AttemptMetrics(attempt_id="j:1:0", memory_bytes=7, peak_memory_bytes=8, health="well"),
     }
     first, second = complete(info, told).attempts
     assert (first.captured, first.health, first.memory_bytes, first.peak_memory_bytes) == ("its own", "", 0, 5)
     assert (second.health, second.memory_bytes, second.peak_memory_bytes) == ("well", 7, 8)
     assert complete(info, told).progress == Progress(done=9)  # until its new life says something
-    told["j:1:0"] = Vital(attempt_id="j:1:0", progress=Progress(done=1))
+    told["j:1:0"] = AttemptMetrics(attempt_id="j:1:0", progress=Progress(done=1))
     assert complete(info, told).progress == Progress(done=1)
     assert complete(info, {}) is info
 
@@ -426,16 +428,16 @@ class Heard:
     """A channel that only listens."""
 
     def __init__(self) -> None:
-        self.vitals: list[Vital] = []
+        self.vitals: list[AttemptMetrics] = []
 
-    def notice(self, message: Measured) -> None:
+    def notice(self, message: AttemptMetricsReport) -> None:
         self.vitals += message.vitals
 
 
 async def test_stacks_go_up_once_and_once_more_to_a_controller_that_has_forgotten(autojump_clock: MockClock) -> None:
-    vitals, heard = Vitals(), Heard()
+    vitals, heard = MetricsReporter(), Heard()
 
-    def told(attempt_id: str) -> list[Vital]:
+    def told(attempt_id: str) -> list[AttemptMetrics]:
         heard.vitals = []
         vitals.send(heard, [attempt_id])  # type: ignore[arg-type]
         return heard.vitals
@@ -443,12 +445,14 @@ async def test_stacks_go_up_once_and_once_more_to_a_controller_that_has_forgotte
     vitals.progress("a:0:0", Progress(done=1))
     vitals.capture("a:0:0", "stacks")
     await trio.sleep(2)
-    assert told("a:0:0") == [Vital(attempt_id="a:0:0", progress=Progress(done=1), age_s=2.0, captured="stacks")]
+    assert told("a:0:0") == [
+        AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=1), age_s=2.0, captured="stacks")
+    ]
     assert told("a:0:0") == []  # it has not moved
     vitals.progress("a:0:0", Progress(done=2))
-    assert told("a:0:0") == [Vital(attempt_id="a:0:0", progress=Progress(done=2))]
+    assert told("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2))]
     vitals.tell_again()
-    assert told("a:0:0") == [Vital(attempt_id="a:0:0", progress=Progress(done=2), captured="stacks")]
+    assert told("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2), captured="stacks")]
     vitals.forget("a:0:0")
     vitals.tell_again()
     assert told("a:0:0") == []

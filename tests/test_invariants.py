@@ -21,64 +21,64 @@ from fray.model.exit_rules import ExitRule
 from fray.model.ids import split_attempt
 from fray.model.job_groups import JobRole
 from fray.model.messages.client import Role
-from fray.model.messages.node import NodeHello, Report
+from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.policy.policy import (
     Amounts,
     Policy,
     Preemption,
-    Terms,
+    TenantPolicy,
 )
 from fray.model.policy.priority import Band
 from fray.model.specs import (
     ActorConfig,
-    Cause,
+    DesiredAttempt,
+    EndReason,
     EntryKind,
     JobSpec,
-    Observed,
+    ObservedAttempt,
     Outcome,
     Phase,
-    Siblings,
-    Strategy,
-    Wish,
+    SupervisedGroup,
+    SupervisionStrategy,
 )
 from fray.scheduler.effects import (
+    DeleteBlobs,
+    DesiredAttemptsChanged,
     Effect,
-    Forget,
-    Happened,
-    JobMoved,
+    EventRecorded,
+    JobInfoChanged,
     NodeDied,
     NodeJoined,
     NodeReported,
     NodeSilent,
-    TerminateAsked,
-    WishesMoved,
+    TerminateRequested,
 )
-from fray.scheduler.state.rows import JobPhase, Rules
+from fray.scheduler.state.rows import JobPhase, SchedulerConfig
 
 WALKS, EVENTS, CHUNKS = 144, 200, 12
 POLICY = Policy(
     preemption=Preemption(shield_s=3.0, period_s=300.0, patience_s=0.0),
     half_life_s=100.0,
     users={
-        "u1": Terms(weight=2, quota=Amounts(cpu_milli=1000)),
-        "u2": Terms(quota=Amounts(cpu_milli=2000, devices={"gpu:a100": 1}), borrow=Amounts(cpu_milli=2000)),
+        "u1": TenantPolicy(weight=2, quota=Amounts(cpu_milli=1000)),
+        "u2": TenantPolicy(quota=Amounts(cpu_milli=2000, devices={"gpu:a100": 1}), borrow=Amounts(cpu_milli=2000)),
     },
 )
-RULES = Rules(finished_limit=12, records_limit=3, history_limit=5)
+RULES = SchedulerConfig(finished_limit=12, records_limit=3, history_limit=5)
 MARGIN_S = 60.0
 LIVING = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 OUTCOMES = [
-    Outcome(cause=Cause.SUCCEEDED, value="v1"),
-    Outcome(cause=Cause.SUCCEEDED),
-    Outcome(cause=Cause.FAILURE, value="v2", message="boom"),
-    Outcome(cause=Cause.FAILURE, exit_code=3, value="v3"),
-    Outcome(cause=Cause.FAILURE, exit_code=4),
-    Outcome(cause=Cause.FAILURE, exit_code=1, constructing=True, message="OSError"),
-    Outcome(cause=Cause.KILLED, signal=9),
-    Outcome(cause=Cause.OUT_OF_MEMORY),
-    Outcome(cause=Cause.ENVIRONMENT),
-    Outcome(cause=Cause.PREEMPTED),
-    Outcome(cause=Cause.PORT_TAKEN),
+    Outcome(cause=EndReason.SUCCEEDED, value="v1"),
+    Outcome(cause=EndReason.SUCCEEDED),
+    Outcome(cause=EndReason.FAILURE, value="v2", message="boom"),
+    Outcome(cause=EndReason.FAILURE, exit_code=3, value="v3"),
+    Outcome(cause=EndReason.FAILURE, exit_code=4),
+    Outcome(cause=EndReason.FAILURE, exit_code=1, constructing=True, message="OSError"),
+    Outcome(cause=EndReason.KILLED, signal=9),
+    Outcome(cause=EndReason.OUT_OF_MEMORY),
+    Outcome(cause=EndReason.ENVIRONMENT),
+    Outcome(cause=EndReason.PREEMPTED),
+    Outcome(cause=EndReason.PORT_TAKEN),
 ]
 
 
@@ -92,19 +92,19 @@ class Machine:
     connected: bool = False
     heard_at: float = 0.0
     serial: int = 0
-    held: dict[str, Observed] = Factory(dict)
-    wished: dict[str, Wish] = Factory(dict)
-    down_link: deque[tuple[bool, tuple[Wish, ...], tuple[str, ...]]] = Factory(deque)
-    up_link: deque[Report] = Factory(deque)
-    sent: list[Report] = Factory(list)
+    held: dict[str, ObservedAttempt] = Factory(dict)
+    wished: dict[str, DesiredAttempt] = Factory(dict)
+    down_link: deque[tuple[bool, tuple[DesiredAttempt, ...], tuple[str, ...]]] = Factory(deque)
+    up_link: deque[ObservedState] = Factory(deque)
+    sent: list[ObservedState] = Factory(list)
 
     def living(self) -> list[str]:
         return [attempt for attempt, seen in self.held.items() if seen.phase in LIVING]
 
-    def say(self, *observed: Observed, full: bool = False, gone: tuple[str, ...] = ()) -> None:
+    def say(self, *observed: ObservedAttempt, full: bool = False, gone: tuple[str, ...] = ()) -> None:
         if self.connected:
             self.serial += 1
-            report = Report(full=full, observed=observed, gone=gone, serial=self.serial)
+            report = ObservedState(full=full, observed=observed, gone=gone, serial=self.serial)
             self.up_link.append(report)
             self.sent.append(report)
 
@@ -117,7 +117,7 @@ class Machine:
         for wish in wishes:
             self.obey_wish(wish)
 
-    def obey_wish(self, wish: Wish) -> None:
+    def obey_wish(self, wish: DesiredAttempt) -> None:
         self.wished[wish.attempt_id] = wish
         seen = self.held.get(wish.attempt_id)
         if seen is None and wish.stop:
@@ -128,7 +128,7 @@ class Machine:
             self.see(wish.attempt_id, Phase.STOPPING)
 
     def see(self, attempt: str, phase: Phase, outcome: Outcome | None = None) -> None:
-        self.held[attempt] = Observed(attempt_id=attempt, phase=phase, outcome=outcome)
+        self.held[attempt] = ObservedAttempt(attempt_id=attempt, phase=phase, outcome=outcome)
         self.say(self.held[attempt])
 
     def advance(self, rng: random.Random) -> None:
@@ -174,17 +174,17 @@ class World:
 
     def tell(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, WishesMoved):
+            if isinstance(effect, DesiredAttemptsChanged):
                 self.send_wishes(effect)
-            elif isinstance(effect, JobMoved):
+            elif isinstance(effect, JobInfoChanged):
                 self.law.info(effect.job_id)
-            elif isinstance(effect, Happened) and "no longer knows it" in effect.event.text:
+            elif isinstance(effect, EventRecorded) and "no longer knows it" in effect.event.text:
                 attempt, _, rest = effect.event.text.partition(" on ")
                 assert attempt not in self.machines[rest.partition(":")[0]].living(), effect
-            elif isinstance(effect, Forget):
+            elif isinstance(effect, DeleteBlobs):
                 assert not any(map(self.law.state.refers, effect.blobs))
 
-    def send_wishes(self, effect: WishesMoved) -> None:
+    def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
         machine = self.machines[effect.node]
         wishes = [self.law.state.wish(attempt) for attempt in effect.changed]
         if machine.connected:
@@ -219,7 +219,7 @@ class World:
         if self.rng.random() < 0.1:
             self.report(machine, report)
 
-    def report(self, machine: Machine, report: Report) -> None:
+    def report(self, machine: Machine, report: ObservedState) -> None:
         incarnation = machine.hello.incarnation
         self.tell(self.law.tell(NodeReported(node=machine.name, incarnation=incarnation, report=report)))
 
@@ -312,7 +312,9 @@ class World:
             for machine in self.machines.values():
                 if machine.up and not machine.connected and at - machine.heard_at >= RULES.lease_s - MARGIN_S:
                     for attempt in machine.living():
-                        machine.see(attempt, Phase.ENDED, Outcome(cause=Cause.MACHINE_LOST, message="heard nothing"))
+                        machine.see(
+                            attempt, Phase.ENDED, Outcome(cause=EndReason.MACHINE_LOST, message="heard nothing")
+                        )
             self.tell(self.law.tick(at))
             self.law.now = max(self.law.now, at)
 
@@ -422,7 +424,7 @@ class World:
         """A supervised group of two to four actors."""
         rng = self.rng
         config = self.config()
-        name, strategy = f"g{self.fresh()}", rng.choice(list(Strategy))
+        name, strategy = f"g{self.fresh()}", rng.choice(list(SupervisionStrategy))
         return tuple(
             job(
                 f"{name}.{index}",
@@ -430,7 +432,7 @@ class World:
                 job_id=f"j{self.fresh()}",
                 entry=EntryKind.ACTOR,
                 actor=config,
-                siblings=Siblings(group_id=name, strategy=strategy, index=index),
+                siblings=SupervisedGroup(group_id=name, strategy=strategy, index=index),
             )
             for index in range(rng.choice([2, 2, 3, 4]))
         )
@@ -478,7 +480,7 @@ class World:
                 [{}, {}, {"tree": True}, {"name": "a"}, {"prefix": "g"}, {"own": True}, {"group": "jg1"}]
             )
             session = self.rng.choice(list(self.law.state.sessions) or ["d"])
-            asked = TerminateAsked(session=session, ref=self.law.ref(), jobs=(which,), reason="enough", **what)
+            asked = TerminateRequested(session=session, ref=self.law.ref(), jobs=(which,), reason="enough", **what)
             self.tell(self.law.tell(asked))
         return bool(living)
 

@@ -16,7 +16,7 @@ import trio
 
 import fray
 from fray import blocking
-from fray.errors import ActorDied, InvalidRequest, MessageTooLarge, NameTaken, NoSuchActor, UnknownClusterSpec
+from fray.errors import ActorDied, InvalidRequest, MessageTooLarge, NameInUse, NoSuchActor, UnknownClusterSpec
 from fray.job import (
     FrayContext,
     JobContext,
@@ -285,7 +285,7 @@ def test_what_the_constructor_raises_is_raised_where_the_actor_is_made(ctx: JobC
 
 def test_a_name_is_one_actors_and_may_be_asked_for(ctx: JobContext) -> None:
     one = ctx.create_actor(Counter, name="one")
-    with pytest.raises(NameTaken):
+    with pytest.raises(NameInUse):
         ctx.create_actor(Counter, name="one")
     same = ctx.create_actor(Counter, 100, name="one", get_if_exists=True)
     ctx.get(one.increment.remote())
@@ -451,7 +451,7 @@ def test_a_context_is_not_ended_by_a_forked_child_and_not_waited_for_in_a_loop()
         pending = ctx.run(time.sleep, 0.2)
 
         async def wait() -> None:
-            with pytest.raises(fray.WrongPlace, match="would wait"):
+            with pytest.raises(fray.BlockingNotAllowed, match="would wait"):
                 ctx.wait([pending])
 
         trio.run(wait)

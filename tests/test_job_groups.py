@@ -145,7 +145,7 @@ async def test_bad_groups_are_refused_and_nothing_of_them_is_launched() -> None:
             ([work("a", stay), work("a", stay)], None, "uses it twice"),
             ([work("a", stay, role=JobRole("x", auxiliary=True))], None, "one must be primary"),
         ]:
-            with pytest.raises((InvalidRequest, fray.NameTaken), match=message):
+            with pytest.raises((InvalidRequest, fray.NameInUse), match=message):
                 await cluster.launch_group(requests, config)  # type: ignore[arg-type]
         huge = JobRequest("huge", ResourceConfig(cpu=1_000_000), Entrypoint.from_callable(stay))
         with pytest.raises(NeverSchedulable):

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_node import FakeLauncher
 
-from fray.controller.connections.join_tokens import Joins, check_place
+from fray.controller.connections.join_tokens import JoinTokens, check_place
 from fray.controller.store import Store
 from fray.errors import ChannelFull, FrayError, InvalidRequest, ProtocolMismatch, StoreError, Unauthorized
 from fray.model.join_tokens import (
@@ -30,14 +30,14 @@ from fray.model.join_tokens import (
 )
 from fray.model.join_tokens import read_token as read
 from fray.model.messages.client import MintJoin, Role
-from fray.model.messages.node import JoinAsked, NodeHello
+from fray.model.messages.node import JoinRequest, NodeHello
 from fray.model.resources import Capacity
 from fray.net.transport import Credential
 from fray.node.config import NodeConfig
-from fray.node.joining import FILE, Kept
+from fray.node.joining import FILE, JoinState
 from fray.node.main import JOIN_VARIABLE, main, make_config, parse
 from fray.node.run import run_node
-from fray.scheduler.state.unit_rows import Unit
+from fray.scheduler.state.unit_rows import CloudUnit
 
 NOW = 1_000_000.0
 
@@ -53,17 +53,17 @@ class Shelf:
         self.meta = {key: value for key, value in self.meta.items() if value is not None}
 
 
-def book(shelf: Shelf | None = None) -> Joins:
+def book(shelf: Shelf | None = None) -> JoinTokens:
     shelf = shelf or Shelf()
-    return Joins(b"the store's secret", shelf, Joins.stored(shelf.meta))
+    return JoinTokens(b"the store's secret", shelf, JoinTokens.stored(shelf.meta))
 
 
 def key_id(token: str) -> str:
     return read(token)[0].key_id
 
 
-def asked(node: str = "a", worker: int = 0, claim: str = "mine") -> JoinAsked:
-    return JoinAsked(node=node, worker=worker, claim=claim)
+def asked(node: str = "a", worker: int = 0, claim: str = "mine") -> JoinRequest:
+    return JoinRequest(node=node, worker=worker, claim=claim)
 
 
 # Tokens --------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_a_token_says_what_it_is_for_and_its_secret_shows_nowhere() -> None:
     assert key == JoinKey("v5e-abc", 4, 1_000_060)
     given = book().spend(key.key_id, asked(), "10.0.0.1", NOW)
     config = NodeConfig(name="a", controller="", token="", join_token=token, capacity=Capacity(1, 1, 1), state_dir="")
-    kept = Kept(key.key_id, "claim", given.key_id, given.key)
+    kept = JoinState(key.key_id, "claim", given.key_id, given.key)
     for shown in (repr(book()), repr(config), repr(given), repr(kept), repr(asked(claim="claim"))):
         assert secret not in shown
         assert given.key not in shown
@@ -362,7 +362,7 @@ async def test_no_part_of_one_token_goes_with_a_part_of_another(autojump_clock: 
         key, secret = read(minted(place, "a"))
         other, others = read(minted(place, "b"))
         longer, of_longer = read(minted(place, "a", life_s=3600.0))
-        foreign = Joins(b"another store's secret", Shelf(), {}).mint("a", 1, NOW, JOIN_LIFE_LIMIT_S)
+        foreign = JoinTokens(b"another store's secret", Shelf(), {}).mint("a", 1, NOW, JOIN_LIFE_LIMIT_S)
         own = place.controller.joins._derive("machine:a:0:a")
         attempts = [
             (key.key_id, others),
@@ -469,7 +469,7 @@ async def test_a_hosts_key_opens_nothing_but_its_own_node(autojump_clock: Any) -
 
 def test_a_host_of_a_unit_that_was_asked_for_cannot_say_that_it_is_of_another() -> None:
     """Else who has read one token could have jobs of any group, or be half of another slice."""
-    units = {"g-1": Unit(name="g-1", group="g", provider="tpu", order=1)}
+    units = {"g-1": CloudUnit(name="g-1", group="g", provider="tpu", order=1)}
 
     def hello(**attributes: str) -> NodeHello:
         return NodeHello(node="n", incarnation="i", boot_id="b", capacity=Capacity(1, 1, 1, attributes=attributes))

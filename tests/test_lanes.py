@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law import demand
 
-from fray.scheduler.pool.requests import Ask, Part
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from fray.scheduler.queue import indexes
-from fray.scheduler.queue.indexes import Blocks, Needs
-from fray.scheduler.queue.queue import Shape, make_want
+from fray.scheduler.queue.indexes import ShapeIndex, SortedBlocks
+from fray.scheduler.queue.queue import PlacementShape, make_want
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=300)
 
@@ -19,7 +19,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=300)
 def test_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> None:
     before, indexes.BLOCK = indexes.BLOCK, 4
     try:
-        blocks: Blocks[int] = Blocks()
+        blocks: SortedBlocks[int] = SortedBlocks()
         twin: list[int] = []
         for adds, item in steps:
             if adds and item not in twin:
@@ -43,10 +43,10 @@ def test_the_index_of_needs_finds_all_that_could_fit_and_nothing_else(
 ) -> None:
     before, indexes.NEEDS_BLOCK = indexes.NEEDS_BLOCK, 4
     try:
-        index, there = Needs(), {}
+        index, there = ShapeIndex(), {}
         for adds, number in steps:
             if adds and number not in there:
-                shape = Shape(Ask((Part((demand(number % 20, memory=number // 20),)),)))
+                shape = PlacementShape(PlacementRequest((MemberGroup((demand(number % 20, memory=number // 20),)),)))
                 index.add(there.setdefault(number, make_want(shape, number)))
             elif not adds and number in there:
                 index.remove(there.pop(number))

@@ -51,7 +51,14 @@ ALONE_OPENS = {
 PUT_TOGETHER = ("testing", "deploy", "cli")
 
 PURE = (
-    *("errors.py", "net/codec.py", "net/channel/session.py", "net/auth.py", "net/transports/http_upgrade.py", "node/reconcile.py"),
+    *(
+        "errors.py",
+        "net/codec.py",
+        "net/channel/session.py",
+        "net/auth.py",
+        "net/transports/http_upgrade.py",
+        "node/reconcile.py",
+    ),
     *("node/state_reports.py", "node/environments/recipe.py"),
     *("net/buffers/chunks.py", "net/buffers/segment_allocator.py", "runtime/scope/children.py"),
     *("runtime/calls/wire.py", "runtime/tasks/policy.py", "runtime/objects/refcount.py"),
@@ -146,7 +153,11 @@ def test_nothing_is_called_utils() -> None:
         ("node/main.py", "import fray", "node must not import fray"),
         ("model/messages/calls.py", "open('/etc/passwd')", "opens a file"),
         ("net/channel/session.py", "import random\nrng = random.Random(0)", "makes a generator of its own"),
-        ("blocking/actors.py", "from fray.runtime.calls import caller", "blocking must not import fray.runtime.calls.caller"),
+        (
+            "blocking/actors.py",
+            "from fray.runtime.calls import caller",
+            "blocking must not import fray.runtime.calls.caller",
+        ),
         ("blocking/futures.py", "import trio", "only the bridge"),
     ],
 )

@@ -14,9 +14,9 @@ import trio
 import fray
 from fray import ActorConfig, ActorStatus
 from fray.api.actors.host import BATCHES_KEPT
-from fray.model.restart_policy import Restarts
-from fray.runtime.actors.light import LightHost
-from fray.runtime.calls.range_set import ENDS_KEPT, Numbers
+from fray.model.restart_policy import RestartCounter
+from fray.runtime.actors.light import LightActorHost
+from fray.runtime.calls.range_set import ENDS_KEPT, RangeSet
 from fray.runtime.context import current
 from tests import lives
 
@@ -198,9 +198,9 @@ async def test_a_light_actor_may_have_a_name_of_its_own(any_cluster: fray.Cluste
     async with any_cluster.open_scope("run") as scope:
         host = await scope.create_host(max_restarts=1)
         light = await host.create_actor(Light, 1, name="bright")
-        with pytest.raises(fray.NameTaken):
+        with pytest.raises(fray.NameInUse):
             await host.create_actor(Light, name="bright")
-        with pytest.raises(fray.NameTaken, match="'bright' is taken"):
+        with pytest.raises(fray.NameInUse, match="'bright' is taken"):
             await scope.create_actor(Light, name="bright")
         assert await scope.create_actor(Light, name="bright", get_if_exists=True) == light
         found = await any_cluster.get_actor("bright")
@@ -315,13 +315,13 @@ async def test_a_thousand_light_actors_are_ordinary() -> None:
 
 
 def test_restarts_are_counted_within_their_period_and_wait_longer_each_time() -> None:
-    account = Restarts(ActorConfig(max_restarts=2, restart_period_s=10, backoff_s=1, backoff_max_s=3))
+    account = RestartCounter(ActorConfig(max_restarts=2, restart_period_s=10, backoff_s=1, backoff_max_s=3))
     assert [account.after_failure(now, 0.1) for now in (0.0, 1.0, 2.0)] == [1, 2, None]
     assert account.after_failure(11.5, 0.1) == 3
     assert account.after_failure(30.0, lived_s=15.0) == 1
-    endless = Restarts(ActorConfig(max_restarts=-1))
+    endless = RestartCounter(ActorConfig(max_restarts=-1))
     assert [endless.after_failure(0.0, 0.0) for _ in range(50)] == [0.0] * 50
-    assert Restarts(ActorConfig()).after_failure(0.0, 0.0) is None
+    assert RestartCounter(ActorConfig()).after_failure(0.0, 0.0) is None
 
 
 class Fleeting:
@@ -331,7 +331,7 @@ class Fleeting:
     async def tables(self) -> list[int]:
         """How much the house that this actor lives in remembers."""
         host = current().host
-        (house,) = (actor.instance for actor in host.actors.values() if isinstance(actor.instance, LightHost))
+        (house,) = (actor.instance for actor in host.actors.values() if isinstance(actor.instance, LightActorHost))
         return [len(house._log), len(house._tenants), len(host.absent.graves), len(host.absent.ended.ranges)]
 
 
@@ -355,7 +355,7 @@ async def test_light_actors_that_come_and_go_leave_nothing_but_that_they_did(clu
 
 
 def test_numbers_that_follow_one_another_are_one_range() -> None:
-    numbers = Numbers()
+    numbers = RangeSet()
     for number in (5, 3, 9, 4, 4, 8):
         numbers.add(number)
     assert numbers.ranges == ((3, 5), (8, 9))

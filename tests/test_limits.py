@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray import Cause, InvalidRequest, ResourceConfig
+from fray import EndReason, InvalidRequest, ResourceConfig
 from fray.model.resources import show_bytes
 from fray.model.specs import Outcome
-from fray.node.linux.cgroups import Group, find
+from fray.node.linux.cgroups import Cgroup, find
 from fray.node.resources import device_variables as devices
 from fray.node.resources.cpu_pinning import CpuTable, thread_variables
 from fray.node.resources.device_holders import (
     TPU_LOCK,
     device_files,
+    device_holder_text,
     holders,
     remove_stale_lock,
-    told,
 )
 from fray.node.resources.device_variables import device_variables
-from fray.node.shim.cgroup_guard import Fence
+from fray.node.shim.cgroup_guard import CgroupGuard
 from fray.node.shim.resource_usage import (
     FARTHEST_LOOK_S,
     MOST_SHARE,
@@ -119,16 +119,16 @@ def test_a_machine_without_control_groups_has_none(tmp_path: Path) -> None:
 
 def test_a_kill_by_the_kernel_is_the_first_cause_of_what_the_job_says_of_it(tmp_path: Path) -> None:
     condemned: list[Outcome] = []
-    fence = Fence(Group(str(tmp_path), 2), 64 * MB, condemned.append)
-    failure = Outcome(cause=Cause.FAILURE, message="a worker died", exit_code=1)
+    fence = CgroupGuard(Cgroup(str(tmp_path), 2), 64 * MB, condemned.append)
+    failure = Outcome(cause=EndReason.FAILURE, message="a worker died", exit_code=1)
     assert fence.finish(failure) == failure
     furnish(str(tmp_path), {"memory.events": "oom_kill 1\n"})
     outcome = fence.finish(failure)
-    assert (outcome.cause, outcome.exit_code) == (Cause.OUT_OF_MEMORY, 1)
+    assert (outcome.cause, outcome.exit_code) == (EndReason.OUT_OF_MEMORY, 1)
     assert outcome.message.endswith("What was seen of it: a worker died")
     fence.entered = True
     fence.due(float("inf"))
-    assert [one.cause for one in condemned] == [Cause.OUT_OF_MEMORY]
+    assert [one.cause for one in condemned] == [EndReason.OUT_OF_MEMORY]
     assert fence.next_at() is None
 
 
@@ -149,7 +149,7 @@ def test_looking_never_costs_more_than_its_share(used: int, limit: int, cost_s: 
 
 def test_who_took_too_much_is_told_what_to_write() -> None:
     outcome = too_much(2 * GIB, 2 * GIB + 300 * MB)
-    assert outcome.cause is Cause.OUT_OF_MEMORY
+    assert outcome.cause is EndReason.OUT_OF_MEMORY
     assert "took 2.293GB of memory, and it asked for 2GB" in outcome.message
     assert "Write ResourceConfig(memory='3GB')" in outcome.message
     assert ResourceConfig(memory="3GB").memory_limit_bytes() == 3 * GIB
@@ -246,7 +246,7 @@ def test_who_holds_a_device_is_read_from_its_open_files(tmp_path: Path) -> None:
         (root / f"proc/{pid}/fd/{number}").symlink_to(target)
     found = holders(["/dev/accel0", "/dev/accel1"], root)
     assert found == {7: {"/dev/accel0"}}
-    assert told(found, root) == {"/dev/accel0": "pid 7 (python)"}
+    assert device_holder_text(found, root) == {"/dev/accel0": "pid 7 (python)"}
 
 
 def test_a_stale_lock_of_libtpu_is_removed_and_a_held_one_is_not(tmp_path: Path) -> None:

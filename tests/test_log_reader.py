@@ -14,16 +14,16 @@ import trio
 from fray.api.cluster import Cluster, cluster_of
 from fray.controller.store import Store
 from fray.errors import InvalidRequest, NoSuchJob
-from fray.model.log_records import LineKind, LogLine
+from fray.model.log_records import LogLine, LogLineKind
 from fray.model.messages.client import Role
-from fray.model.specs import Cause, Outcome
+from fray.model.specs import EndReason, Outcome
 from fray.net.transport import Credential
 from fray.node.config import LogRules
 from fray.node.logs.archive import Archiver
 from fray.node.logs.store import LogStore, open_spool
-from fray.runtime.context import Place, open_runtime
+from fray.runtime.context import RuntimeConfig, open_runtime
 from fray.runtime.logs.reader import LogQuery
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 from tests.controlling import ADDRESS, TOKEN, Client, Node, Stage, spec, stage
 from tests.test_gateway import child_key
 
@@ -33,7 +33,7 @@ ATTEMPT = "work-1:0:0"
 @asynccontextmanager
 async def reading(cluster: Stage, host: str = "tool") -> AsyncIterator[Cluster]:
     """Somebody who looks on."""
-    place = Place(role=Role.TOOL)
+    place = RuntimeConfig(role=Role.TOOL)
     credential = Credential("cluster", TOKEN)
     async with open_runtime(cluster.network.at(host), [ADDRESS], credential, place, rng=random.Random(3)) as runtime:
         yield cluster_of(runtime)
@@ -48,7 +48,7 @@ async def at_work(cluster: Stage) -> tuple[Client, Node]:
 
 def told(lines: list[LogLine]) -> list[str]:
     """Texts; of gaps how many lines they stand for."""
-    return [f"gap {line.lost}" if line.kind is LineKind.GAP else line.text for line in lines]
+    return [f"gap {line.lost}" if line.kind is LogLineKind.GAP else line.text for line in lines]
 
 
 async def some(reader: Any, count: int) -> list[LogLine]:
@@ -108,14 +108,14 @@ async def test_a_restarted_controller_costs_no_line_and_no_second_copy(autojump_
 
 
 async def test_a_silent_machine_is_a_gap_and_its_lines_come_when_it_is_back(autojump_clock: Any) -> None:
-    async with stage(rules=Rules(suspect_s=30)) as cluster, reading(cluster) as me:
+    async with stage(rules=SchedulerConfig(suspect_s=30)) as cluster, reading(cluster) as me:
         _, node = await at_work(cluster)
         node.print_lines(ATTEMPT, "one")
         reader = me.logs("work-1", follow=True)
         assert told(await some(reader, 1)) == ["one"]
         cluster.network.freeze("n1")
         (gap,) = await some(reader, 1)
-        assert (gap.kind, gap.lost) == (LineKind.GAP, None)
+        assert (gap.kind, gap.lost) == (LogLineKind.GAP, None)
         assert "n1 is silent" in gap.text
         now = [line async for line in me.logs("work-1")]
         assert told(now) == ["one", "gap None"]
@@ -180,7 +180,7 @@ async def test_attempts_are_chosen_by_number(autojump_clock: Any) -> None:
         await driver.launch(spec(max_retries_failure=1))
         await node.wished(ATTEMPT)
         node.print_lines(ATTEMPT, "first try")
-        node.end(ATTEMPT, Outcome(cause=Cause.FAILURE))
+        node.end(ATTEMPT, Outcome(cause=EndReason.FAILURE))
         await node.wished("work-1:1:0")
         node.print_lines("work-1:1:0", "second try")
         node.succeed("work-1:1:0")
@@ -233,7 +233,10 @@ async def test_logs_of_a_machine_that_is_gone_are_read_from_its_archive(tmp_path
         spool.write("out", 1.0 + number, f"line {number}\n".encode())
     log.close()
     await archive_all(store)
-    async with stage(rules=Rules(suspect_s=0.01, lease_s=0.02, forget_node_s=1000)) as cluster, reading(cluster) as me:
+    async with (
+        stage(rules=SchedulerConfig(suspect_s=0.01, lease_s=0.02, forget_node_s=1000)) as cluster,
+        reading(cluster) as me,
+    ):
         driver, node = await cluster.client(), await cluster.node(log_archive=archive, lease_s=0.02)
         await driver.launch(spec())
         await node.wished(ATTEMPT)

@@ -3,38 +3,40 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.controller.logs.cache import Follower, LogBook, Ring
-from fray.model.log_records import Chunk, record, unpack
+from fray.controller.logs.cache import LogCache, LogCursor, LogRing
+from fray.model.log_records import LogChunk, record, unpack
 
 COST = 300
 
 
-def chunk(first: int, *texts: str) -> Chunk:
-    return Chunk(first, first + len(texts), record("out", first, 1.0, "".join(f"{text}\n" for text in texts).encode()))
+def chunk(first: int, *texts: str) -> LogChunk:
+    return LogChunk(
+        first, first + len(texts), record("out", first, 1.0, "".join(f"{text}\n" for text in texts).encode())
+    )
 
 
-def texts(found: Chunk | None) -> list[str]:
+def texts(found: LogChunk | None) -> list[str]:
     return [text for _, _, _, texts in unpack(found.data) for text in texts] if found is not None else ["-"]
 
 
 def test_a_ring_gives_what_it_has_and_says_what_it_has_not() -> None:
-    ring = Ring()
+    ring = LogRing()
     ring.add(chunk(5, "five", "six"))
     ring.add(chunk(7, "seven"))
     assert texts(ring.read(5, 1000)) == ["five", "six", "seven"]
     assert texts(ring.read(6, 1000)) == ["five", "six", "seven"]  # whole chunks
     assert texts(ring.read(7, 1000)) == ["seven"]
     assert texts(ring.read(5, 1)) == ["five", "six"]
-    assert ring.read(8, 1000) == Chunk(8, 8)
+    assert ring.read(8, 1000) == LogChunk(8, 8)
     assert ring.read(4, 1000) is None
     assert ring.next_after(0) == 5
 
 
 def test_a_hole_is_read_up_to_and_not_over() -> None:
-    ring = Ring()
+    ring = LogRing()
     ring.add(chunk(0, "zero"))
     ring.add(chunk(5, "five"))
-    ring.add(Chunk(9, 9))
+    ring.add(LogChunk(9, 9))
     assert texts(ring.read(0, 1000)) == ["zero"]
     assert ring.read(1, 1000) is None
     assert texts(ring.read(5, 1000)) == ["five"]
@@ -43,15 +45,15 @@ def test_a_hole_is_read_up_to_and_not_over() -> None:
 
 
 def test_what_comes_twice_is_kept_once() -> None:
-    ring = Ring()
+    ring = LogRing()
     ring.add(chunk(0, "zero", "one"))
     ring.add(chunk(0, "zero", "one"))
     assert texts(ring.read(0, 1000)) == ["zero", "one"]
 
 
 def test_a_terminal_gets_every_line_once_and_in_order() -> None:
-    book = LogBook()
-    follower = Follower(book)
+    book = LogCache()
+    follower = LogCursor(book)
     book.add("a:0:0", chunk(0, "one", "two"))
     follower.poke("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["one", "two"]
@@ -59,12 +61,12 @@ def test_a_terminal_gets_every_line_once_and_in_order() -> None:
     book.add("a:0:0", chunk(2, "three"))
     follower.poke("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["three"]
-    assert follower.read("a:0:0", 1000) == (Chunk(3, 3), 0)
+    assert follower.read("a:0:0", 1000) == (LogChunk(3, 3), 0)
 
 
 def test_a_slow_terminal_is_told_how_many_lines_it_skips() -> None:
-    book = LogBook(ring_limit_bytes=3 * (COST + 60))
-    follower = Follower(book)
+    book = LogCache(ring_limit_bytes=3 * (COST + 60))
+    follower = LogCursor(book)
     book.add("a:0:0", chunk(0, "first"))
     follower.poke("a:0:0")
     follower.read("a:0:0", 1000)
@@ -76,8 +78,8 @@ def test_a_slow_terminal_is_told_how_many_lines_it_skips() -> None:
 
 
 def test_who_is_behind_takes_turns() -> None:
-    book = LogBook()
-    follower = Follower(book)
+    book = LogCache()
+    follower = LogCursor(book)
     for number in range(3):
         book.add("noisy:0:0", chunk(number, "x"))
     book.add("calm:0:0", chunk(0, "y"))
@@ -88,7 +90,7 @@ def test_who_is_behind_takes_turns() -> None:
 
 
 def test_the_attempt_that_is_quiet_longest_makes_room() -> None:
-    book = LogBook(book_limit_bytes=3 * COST)
+    book = LogCache(book_limit_bytes=3 * COST)
     book.add("quiet:0:0", chunk(0, "hush"))
     book.add("loud:0:0", chunk(0, "x"))
     assert book.ring("quiet:0:0") is None
@@ -99,8 +101,8 @@ def test_the_attempt_that_is_quiet_longest_makes_room() -> None:
 def test_what_is_told_and_what_is_skipped_add_up_to_all_that_was_printed(
     script: list[tuple[int, int, bool, bool]],
 ) -> None:
-    book = LogBook(ring_limit_bytes=1200, book_limit_bytes=1_000_000)
-    follower = Follower(book)
+    book = LogCache(ring_limit_bytes=1200, book_limit_bytes=1_000_000)
+    follower = LogCursor(book)
     printed, heard, pushed = (dict.fromkeys(range(3), 0) for _ in range(3))
 
     def read(which: int) -> None:

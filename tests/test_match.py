@@ -13,23 +13,27 @@ from fray.model.resources import Capacity, Demand, Device
 from fray.scheduler.pool.machine_index import BEHIND
 from fray.scheduler.pool.pool import (
     Machine,
-    Pool,
-    ever,
+    MachinePool,
     fit,
+    fits_when_empty,
     members_held,
     preference,
 )
-from fray.scheduler.pool.requests import Ask, Grant, Part
+from fray.scheduler.pool.requests import MemberGroup, MemberPlacement, PlacementRequest
 
 
-def place_members(pool: Pool, need: Demand, members: int, closed: Collection[str] = ()) -> list[Grant] | None:
-    placed = pool.place(Ask((Part((need,), members),)), closed)
+def place_members(
+    pool: MachinePool, need: Demand, members: int, closed: Collection[str] = ()
+) -> list[MemberPlacement] | None:
+    placed = pool.place(PlacementRequest((MemberGroup((need,), members),)), closed)
     return None if placed is None else list(placed[0].grants)
 
 
-def dumb_place(machines: dict[str, Machine], need: Demand, members: int, closed: list[str]) -> list[Grant] | None:
+def dumb_place(
+    machines: dict[str, Machine], need: Demand, members: int, closed: list[str]
+) -> list[MemberPlacement] | None:
     """Member by member the best of all machines, on copies of them; nothing is sorted or remembered."""
-    grants: list[Grant] = []
+    grants: list[MemberPlacement] = []
     for _ in range(members):
         fitting = [m for m in machines.values() if m.name not in closed and fit(need, m)]
         if not fitting:
@@ -42,7 +46,7 @@ def dumb_place(machines: dict[str, Machine], need: Demand, members: int, closed:
     return grants
 
 
-def dumb_take(machine: Machine, need: Demand, grant: Grant) -> None:
+def dumb_take(machine: Machine, need: Demand, grant: MemberPlacement) -> None:
     machine.cpu_milli -= need.cpu_milli
     machine.memory_bytes -= need.memory_bytes
     machine.disk_bytes -= need.disk_bytes
@@ -51,7 +55,7 @@ def dumb_take(machine: Machine, need: Demand, grant: Grant) -> None:
         ids[:] = [device for device in ids if device not in grant.devices]
 
 
-def dumb_machines(pool: Pool, grants: list[tuple[Demand, Grant]]) -> dict[str, Machine]:
+def dumb_machines(pool: MachinePool, grants: list[tuple[Demand, MemberPlacement]]) -> dict[str, Machine]:
     machines = {m.name: Machine.empty(m.name, m.capacity, m.open) for m in pool.machines.values()}
     for need, grant in grants:
         dumb_take(machines[grant.node], need, grant)
@@ -99,10 +103,10 @@ demands = st.builds(
 def test_the_pool_places_as_its_dumb_twin_does(
     sizes: list[Capacity], wants: list[tuple[Demand, int, int, int]]
 ) -> None:
-    pool = Pool()
+    pool = MachinePool()
     for index, size in enumerate(sizes):
         pool.add(f"n{index}", size)
-    held: list[tuple[Demand, Grant]] = []
+    held: list[tuple[Demand, MemberPlacement]] = []
     for need, members, closed_index, turn in wants:
         closed = [f"n{closed_index}"]
         expected = dumb_place(dumb_machines(pool, held), need, members, closed)
@@ -119,23 +123,23 @@ def test_the_pool_places_as_its_dumb_twin_does(
 
 @given(st.lists(capacities, min_size=1, max_size=5), demands, st.integers(1, 6))
 def test_what_ever_fits_is_what_fits_when_all_is_empty(sizes: list[Capacity], need: Demand, members: int) -> None:
-    pool = Pool()
+    pool = MachinePool()
     for index, size in enumerate(sizes):
         pool.add(f"n{index}", size)
-    assert (place_members(pool, need, members) is not None) == ever(need, members, sizes)
+    assert (place_members(pool, need, members) is not None) == fits_when_empty(need, members, sizes)
 
 
 def test_a_small_job_goes_to_the_tightest_machine_without_accelerators() -> None:
-    pool = Pool()
+    pool = MachinePool()
     pool.add("gpus", capacity(cpu=4, gpu="h100*8"))
     pool.add("large", capacity(cpu=64))
     pool.add("small", capacity(cpu=2))
-    assert place_members(pool, demand(cpu=2), 1) == [Grant("small")]
-    assert place_members(pool, demand(cpu=2), 1) == [Grant("large")]
+    assert place_members(pool, demand(cpu=2), 1) == [MemberPlacement("small")]
+    assert place_members(pool, demand(cpu=2), 1) == [MemberPlacement("large")]
 
 
 def test_an_actor_that_takes_nothing_goes_where_the_fewest_attempts_are() -> None:
-    pool = Pool()
+    pool = MachinePool()
     for name in ("a", "b"):
         pool.add(name, capacity(cpu=1))
     placed = place_members(pool, demand(cpu=0), 4)
@@ -143,14 +147,14 @@ def test_an_actor_that_takes_nothing_goes_where_the_fewest_attempts_are() -> Non
 
 
 def test_all_devices_of_a_member_are_of_one_variant() -> None:
-    pool = Pool()
+    pool = MachinePool()
     pool.add("n", capacity(gpu="h100*1,a100*2"))
-    assert place_members(pool, demand(gpu=2), 1) == [Grant("n", ("gpu-1", "gpu-2"))]
+    assert place_members(pool, demand(gpu=2), 1) == [MemberPlacement("n", ("gpu-1", "gpu-2"))]
     assert place_members(pool, demand(gpu=2), 1) is None
 
 
 def test_a_gang_that_does_not_fit_whole_takes_nothing() -> None:
-    pool = Pool()
+    pool = MachinePool()
     pool.add("n", capacity(cpu=3, gpu="h100*4"))
     assert place_members(pool, demand(cpu=1, gpu=1), 4) is None
     assert place_members(pool, demand(cpu=1, gpu=1), 3) is not None
@@ -159,7 +163,7 @@ def test_a_gang_that_does_not_fit_whole_takes_nothing() -> None:
 @pytest.mark.parametrize("changes", range(BEHIND - 4, BEHIND + 5))
 def test_a_list_that_was_empty_when_it_was_made_hears_of_every_change(changes: int) -> None:
     """The log of changes is cut now and then: nobody may miss what was in it."""
-    pool = Pool()
+    pool = MachinePool()
     pool.add("n1", capacity(4), open=False)
     for cpu in (1, 2):  # two demands that look into one list, when nothing is open
         assert place_members(pool, demand(cpu), 1) is None
@@ -171,13 +175,13 @@ def test_a_list_that_was_empty_when_it_was_made_hears_of_every_change(changes: i
 
 
 def test_devices_given_back_are_given_out_in_the_machines_order_again() -> None:
-    pool = Pool()
+    pool = MachinePool()
     pool.add("n", capacity(gpu="h100*3"))
     one = demand(cpu=0, gpu=1)
     first = place_members(pool, one, 3) or []
     pool.release("n", one, first[2].devices)
     pool.release("n", one, first[0].devices)
-    assert place_members(pool, one, 2) == [Grant("n", ("gpu-0",)), Grant("n", ("gpu-2",))]
+    assert place_members(pool, one, 2) == [MemberPlacement("n", ("gpu-0",)), MemberPlacement("n", ("gpu-2",))]
 
 
 @pytest.mark.parametrize(
@@ -198,11 +202,11 @@ def test_members_an_empty_machine_holds(need: Demand, size: Capacity, held: int)
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "give", "hold"]), st.sets(st.integers(0, 3))), max_size=12))
 def test_a_device_that_is_withheld_is_never_given_and_comes_back_once(steps: list[tuple[str, set[int]]]) -> None:
-    pool = Pool()
+    pool = MachinePool()
     ids = [f"gpu-{index}" for index in range(4)]
     pool.add("m", Capacity(9000, 0, 0, tuple(Device(name, "gpu", "h100") for name in ids)))
     need = Demand(device_kind="gpu", device_count=1)
-    given_out: list[Grant] = []
+    given_out: list[MemberPlacement] = []
     held: set[str] = set()
     for what, numbers in steps:
         if what == "hold":

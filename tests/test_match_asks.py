@@ -18,12 +18,12 @@ from fray.scheduler.pool.machine import (
     fit,
     preference,
 )
-from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import (
-    Ask,
-    Grant,
-    Part,
-    Placed,
+    MemberGroup,
+    MemberPlacement,
+    Placement,
+    PlacementRequest,
     weightless,
 )
 
@@ -37,10 +37,10 @@ class Given:
     """One member that was placed."""
 
     demand: Demand
-    grant: Grant
+    grant: MemberPlacement
 
 
-def dumb_machines(pool: Pool, held: list[Given]) -> Machines:
+def dumb_machines(pool: MachinePool, held: list[Given]) -> Machines:
     machines = {m.name: Machine.empty(m.name, m.capacity, m.open) for m in pool.machines.values()}
     for machine in pool.machines.values():
         machines[machine.name].withhold(list(machine.withheld))
@@ -63,7 +63,7 @@ def is_there(machine: Machine, place: tuple[str, str] | None) -> bool:
 
 def dumb_members(
     machines: Machines, need: Demand, members: int, closed: list[str], place: tuple[str, str] | None
-) -> list[Grant] | None:
+) -> list[MemberPlacement] | None:
     """Member by member the best of all machines."""
     grants = []
     for _ in range(members):
@@ -114,7 +114,9 @@ def dumb_choice(usable: list[tuple[str, str, str]], wanted: int) -> list[tuple[s
     return None
 
 
-def dumb_part(machines: Machines, part: Part, closed: list[str], place: tuple[str, str] | None) -> Placed | None:
+def dumb_part(
+    machines: Machines, part: MemberGroup, closed: list[str], place: tuple[str, str] | None
+) -> Placement | None:
     for choice, need in enumerate(part.choices):
         trial = clone(machines)
         if part.slice_hosts:
@@ -127,11 +129,11 @@ def dumb_part(machines: Machines, part: Part, closed: list[str], place: tuple[st
             done = [grant for grant in grants if grant is not None]
             for grant in done:
                 machines[grant.node].shift(need, grant.devices, -1)
-            return Placed(tuple(done), choice)
+            return Placement(tuple(done), choice)
     return None
 
 
-def dumb_room(machines: Machines, part: Part, place: tuple[str, str] | None) -> int:
+def dumb_room(machines: Machines, part: MemberGroup, place: tuple[str, str] | None) -> int:
     """Members of its choices that fit there now, each counted as if the others were not asked for."""
     count = 0
     for need in part.choices:
@@ -146,12 +148,12 @@ def dumb_room(machines: Machines, part: Part, place: tuple[str, str] | None) -> 
     return count
 
 
-def hard(part: Part) -> tuple[int, int, int]:
+def hard(part: MemberGroup) -> tuple[int, int, int]:
     devices, cpus = (max(getattr(one, what) for one in part.choices) for what in ("device_count", "cpu_milli"))
     return (0 if part.slice_hosts else 1), -devices, -cpus
 
 
-def dumb_ask(machines: Machines, ask: Ask, closed: list[str]) -> tuple[Placed, ...] | None:
+def dumb_ask(machines: Machines, ask: PlacementRequest, closed: list[str]) -> tuple[Placement, ...] | None:
     values = sorted({m.capacity.attributes.get(ask.same, "") for m in machines.values() if m.open})
     places: list[tuple[str, str] | None] = [(ask.same, value) for value in values] if ask.same else [None]
     found = []
@@ -217,7 +219,9 @@ limits = no_limits | st.fixed_dictionaries(
 )
 sizes = st.builds(lambda cpu, memory: Demand(cpu, memory), st.integers(0, 2), st.integers(0, 1))
 plain = st.builds(
-    lambda size, more, choices, members: Part(tuple(evolve(size, **more, **dict(one)) for one in choices), members),
+    lambda size, more, choices, members: MemberGroup(
+        tuple(evolve(size, **more, **dict(one)) for one in choices), members
+    ),
     sizes,
     limits,
     st.lists(
@@ -236,7 +240,7 @@ plain = st.builds(
     st.integers(1, 3),
 )
 sliced = st.builds(
-    lambda size, more, kind, count: Part(
+    lambda size, more, kind, count: MemberGroup(
         (evolve(size, **more, device_kind="tpu", device_variant=kind, device_count=2),),
         TYPES[kind] * count,
         TYPES[kind],
@@ -247,7 +251,7 @@ sliced = st.builds(
     st.integers(1, 2),
 )
 asks = st.builds(
-    lambda parts, same: Ask(tuple(parts), same),
+    lambda parts, same: PlacementRequest(tuple(parts), same),
     st.lists(plain | sliced, min_size=1, max_size=2),
     st.sampled_from(["", "", "region", "zone"]),
 )
@@ -255,8 +259,10 @@ asks = st.builds(
 
 @settings(max_examples=150)
 @given(fleets, st.lists(st.tuples(asks, st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
-def test_the_pool_places_asks_as_its_dumb_twin_does(sizes: list[Capacity], wants: list[tuple[Ask, int, int]]) -> None:
-    pool = Pool()
+def test_the_pool_places_asks_as_its_dumb_twin_does(
+    sizes: list[Capacity], wants: list[tuple[PlacementRequest, int, int]]
+) -> None:
+    pool = MachinePool()
     for index, size in enumerate(sizes):
         pool.add(f"n{index}", size)
     held: list[Given] = []
@@ -282,9 +288,9 @@ def test_the_pool_places_asks_as_its_dumb_twin_does(sizes: list[Capacity], wants
 # By name -------------------------------------------------------------------------------------------------------------
 
 
-def slice_pool(**slices: tuple[str, str]) -> Pool:
+def slice_pool(**slices: tuple[str, str]) -> MachinePool:
     """Slices of v4-16 (two hosts), ``name=(zone, what)``: ``""``, ``half``, ``twice``."""
-    pool = Pool()
+    pool = MachinePool()
     for name, (zone, what) in slices.items():
         for worker in range(1 if what == "half" else 2):
             number = "0" if what == "twice" else str(1 - worker)
@@ -296,8 +302,8 @@ def slice_pool(**slices: tuple[str, str]) -> Pool:
 V4 = Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4)
 
 
-def nodes(pool: Pool, members: int = 2, closed: list[str] | None = None, **more: str) -> list[str] | None:
-    placed = pool.place(Ask((Part((V4,), members, 2),), **more), closed or [])
+def nodes(pool: MachinePool, members: int = 2, closed: list[str] | None = None, **more: str) -> list[str] | None:
+    placed = pool.place(PlacementRequest((MemberGroup((V4,), members, 2),), **more), closed or [])
     return None if placed is None else [grant.node for grant in placed[0].grants]
 
 
@@ -342,7 +348,7 @@ def test_slices_are_of_one_zone_where_one_has_enough_and_of_the_zone_with_the_fe
 
 
 def test_slices_of_one_name_in_two_zones_are_two_slices() -> None:
-    pool = Pool()
+    pool = MachinePool()
     for zone in ("z1", "z2"):
         for worker in ("0", "1"):
             pool.add(f"{zone}-{worker}", capacity(tpu="v4-16*4", slice="s", tpu_worker=worker, zone=zone))
@@ -350,10 +356,10 @@ def test_slices_of_one_name_in_two_zones_are_two_slices() -> None:
 
 
 def test_all_parts_go_into_the_region_with_the_least_room() -> None:
-    pool = Pool()
+    pool = MachinePool()
     for name, region, cpu in (("a", "r1", 8), ("b", "r2", 4), ("c", "r3", 2)):
         pool.add(name, capacity(cpu=cpu, region=region))
-    two = Ask((Part((Demand(1000),), 2), Part((Demand(500),), 3)), "region")
+    two = PlacementRequest((MemberGroup((Demand(1000),), 2), MemberGroup((Demand(500),), 3)), "region")
     assert {one.nodes for one in pool.place(two) or ()} == {("b",) * 2, ("b",) * 3}
     assert {one.nodes for one in pool.place(two) or ()} == {("a",) * 2, ("a",) * 3}
     assert {one.nodes for one in pool.place(two) or ()} == {("a",) * 2, ("a",) * 3}
@@ -361,27 +367,27 @@ def test_all_parts_go_into_the_region_with_the_least_room() -> None:
 
 
 def test_a_better_liked_device_goes_before_a_fuller_region() -> None:
-    pool = Pool()
+    pool = MachinePool()
     pool.add("a", capacity(gpu="a100*1", region="r1"))
     pool.add("h", capacity(gpu="h100*8", region="r2"))
     choices = tuple(Demand(device_kind="gpu", device_variant=kind, device_count=1) for kind in ("h100", "a100"))
-    placed = pool.place(Ask((Part(choices, 1),), "region"))
-    assert placed == (Placed((Grant("h", ("gpu-0",)),), 0),)
+    placed = pool.place(PlacementRequest((MemberGroup(choices, 1),), "region"))
+    assert placed == (Placement((MemberPlacement("h", ("gpu-0",)),), 0),)
 
 
 def test_all_members_get_the_same_choice() -> None:
-    pool = Pool()
+    pool = MachinePool()
     pool.add("h", capacity(gpu="h100*2"))
     pool.add("a", capacity(gpu="a100*4"))
     choices = tuple(Demand(device_kind="gpu", device_variant=kind, device_count=1) for kind in ("h100", "a100"))
-    placed = pool.place(Ask((Part(choices, 3),)))
+    placed = pool.place(PlacementRequest((MemberGroup(choices, 3),)))
     assert placed is not None
     assert (placed[0].choice, set(placed[0].nodes)) == (1, {"a"})
 
 
 def test_what_was_only_a_question_leaves_everything_as_it_was() -> None:
     pool = slice_pool(a=("z1", ""), b=("z2", ""))
-    ask = Ask((Part((V4,), 2, 2), Part((Demand(1000),), 2)), "zone")
+    ask = PlacementRequest((MemberGroup((V4,), 2, 2), MemberGroup((Demand(1000),), 2)), "zone")
     first = pool.place(ask)
     assert first is not None
     pool.give_back(ask, first)

@@ -11,7 +11,7 @@ import trio
 import trio.lowlevel
 
 import fray
-from fray import ActorStatus, InvalidRequest, NameTaken, NoSuchActor, NoSuchMethod
+from fray import ActorStatus, InvalidRequest, NameInUse, NoSuchActor, NoSuchMethod
 
 
 class Counter:
@@ -130,7 +130,7 @@ def test_a_deleted_actor_has_ended_and_its_name_is_free_at_once() -> None:
     async def test(cluster: fray.Cluster) -> None:
         async with cluster.open_scope("s") as scope:
             first = await scope.create_actor(Counter, 1, name="counter")
-            with pytest.raises(NameTaken):
+            with pytest.raises(NameInUse):
                 await scope.create_actor(Counter, name="counter")
             await cluster.delete_actor("counter")
             assert await cluster.actor_status(first) is ActorStatus.ENDED
@@ -204,7 +204,7 @@ def test_get_if_exists_needs_a_name_and_means_actors_only() -> None:
         job = fray.JobRequest(name="busy", entrypoint=fray.Entrypoint.from_callable(os.getpid), replicas=1)
         launched = await cluster.launch(job)
         if not (await cluster.poll(launched)).state.finished:
-            with pytest.raises(NameTaken):
+            with pytest.raises(NameInUse):
                 await cluster.create_actor(Counter, name="busy", get_if_exists=True)
 
     running(test)

@@ -45,7 +45,7 @@ async def test_a_failure_keeps_its_type_and_its_remote_traceback(cluster: fray.C
         await failed.wait()
     assert "bodies.py" in str(caught.value.__cause__)
     info = await cluster.wait(failed)
-    assert (info.state, info.cause) == (fray.JobState.FAILED, fray.Cause.FAILURE)
+    assert (info.state, info.cause) == (fray.JobState.FAILED, fray.EndReason.FAILURE)
 
 
 async def test_a_failed_child_cancels_its_siblings_and_comes_out_of_the_scope(cluster: fray.Cluster) -> None:
@@ -151,7 +151,7 @@ async def test_a_constructor_that_raises_is_the_first_calls_error(cluster: fray.
 async def test_an_actors_name_is_exclusive(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         await scope.create_actor(bodies.Counter, name="counter")
-        with pytest.raises(fray.NameTaken, match="counter"):
+        with pytest.raises(fray.NameInUse, match="counter"):
             await scope.create_actor(bodies.Counter, name="counter")
 
 

@@ -12,15 +12,24 @@ import pytest
 import trio
 from attrs import define, field
 
-from fray.errors import FrayError, LaunchFailed, NodeNameTaken, Unauthorized
-from fray.model.log_records import Chunk
+from fray.errors import FrayError, LaunchFailed, NodeNameInUse, Unauthorized
+from fray.model.log_records import LogChunk
 from fray.model.messages.client import ControllerHello
-from fray.model.messages.node import AttemptLog, NodeGoodbye, NodeHello, NodeLeaves, Probe, Probed, Report, Wanted
+from fray.model.messages.node import (
+    AttemptLog,
+    DesiredState,
+    NodeGoodbye,
+    NodeHello,
+    NodeLeaves,
+    ObservedState,
+    Probe,
+    ProbeResult,
+)
 from fray.model.resources import Capacity
-from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Ticket, Wish
+from fray.model.specs import AttemptSpec, DesiredAttempt, EndReason, EntryKind, JobSpec, ObservedAttempt, Outcome, Phase
 from fray.net.channel.public import Acceptor, Channel
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
-from fray.net.transport import Bytes, Claim
+from fray.net.transport import Bytes, PeerIdentity
 from fray.net.transports.memory import MemoryNetwork
 from fray.node.config import NodeConfig
 from fray.node.linux.process_wait import wait_process_end
@@ -46,7 +55,7 @@ class FakeLauncher:
     """Does what it is told when the test says so."""
 
     calls: list[tuple[str, str]] = field(factory=list)
-    tickets: dict[str, Ticket] = field(factory=dict)
+    tickets: dict[str, AttemptSpec] = field(factory=dict)
     payloads: dict[str, bytes | None] = field(factory=dict)
     ends_when_told: bool = True
     fails: bool = False
@@ -60,7 +69,7 @@ class FakeLauncher:
         task_status.started()
         await trio.sleep_forever()
 
-    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
         self.calls.append(("start", ticket.attempt_id))
         self.tickets[ticket.attempt_id] = ticket
         self.payloads[ticket.attempt_id] = payload
@@ -76,16 +85,16 @@ class FakeLauncher:
         self.calls.append((what, attempt_id))
         self.tell(attempt_id, Phase.STOPPING)
         if self.ends_when_told:
-            self.end(attempt_id, Outcome(cause=Cause.STOPPED, message="by SIGTERM"))
+            self.end(attempt_id, Outcome(cause=EndReason.STOPPED, message="by SIGTERM"))
 
     def forget(self, attempt_id: str) -> None:
         self.calls.append(("forget", attempt_id))
 
     def tell(self, attempt_id: str, phase: Phase) -> None:
-        self.on_observed(Observed(attempt_id=attempt_id, phase=phase, pid=7), None)
+        self.on_observed(ObservedAttempt(attempt_id=attempt_id, phase=phase, pid=7), None)
 
     def end(self, attempt_id: str, outcome: Outcome, value: bytes | None = None) -> None:
-        self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome), value)
+        self.on_observed(ObservedAttempt(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome), value)
 
 
 @define(eq=False)
@@ -105,7 +114,7 @@ class FakeController:
     def acceptor(self) -> Acceptor:
         return Acceptor(f"controller-{self.epoch}", self.on_greeting, keep_s=30.0, rng=self.rng)
 
-    def on_greeting(self, claim: Claim, greeting: bytes) -> Any:
+    def on_greeting(self, claim: PeerIdentity, greeting: bytes) -> Any:
         if self.refusal is not None:
             raise self.refusal
         hello, _ = decode_message(greeting)
@@ -129,18 +138,18 @@ class FakeController:
     def on_end(self, error: FrayError) -> None:
         self.moved.unpark_all()
 
-    def want(self, *wishes: Wish, full: bool = True, gone: tuple[str, ...] = (), **newest: int) -> None:
+    def want(self, *wishes: DesiredAttempt, full: bool = True, gone: tuple[str, ...] = (), **newest: int) -> None:
         self.revision = newest.get("revision", self.revision + 1)
         epoch = newest.get("epoch", self.epoch)
-        wanted = Wanted(epoch=epoch, revision=self.revision, full=full, wishes=wishes, gone=gone)
+        wanted = DesiredState(epoch=epoch, revision=self.revision, full=full, wishes=wishes, gone=gone)
         self.channels[-1].notice(wanted, [PAYLOAD])
 
-    def reports(self) -> list[Report]:
-        return [message for message in self.heard if isinstance(message, Report)]
+    def reports(self) -> list[ObservedState]:
+        return [message for message in self.heard if isinstance(message, ObservedState)]
 
-    def known(self) -> dict[str, Observed]:
+    def known(self) -> dict[str, ObservedAttempt]:
         """The observed set as the reports so far tell it."""
-        known: dict[str, Observed] = {}
+        known: dict[str, ObservedAttempt] = {}
         for report in self.reports():
             if report.full:
                 known = {}
@@ -217,8 +226,8 @@ async def open_house(launcher: FakeLauncher | None = None, **config: Any) -> Asy
         nursery.cancel_scope.cancel()
 
 
-def wish(attempt_id: str, spec: JobSpec = SPEC, **more: Any) -> Wish:
-    return Wish(attempt_id=attempt_id, spec=spec, key="dial-key", **more)
+def wish(attempt_id: str, spec: JobSpec = SPEC, **more: Any) -> DesiredAttempt:
+    return DesiredAttempt(attempt_id=attempt_id, spec=spec, key="dial-key", **more)
 
 
 # Joining -------------------------------------------------------------------------------------------------------------
@@ -228,17 +237,17 @@ async def test_a_node_introduces_itself_and_reports_that_it_holds_nothing(autoju
     async with open_house() as house:
         hello = house.controller.hellos[0]
         assert (hello.node, hello.capacity, hello.holds) == ("node-a", CONFIG.capacity, ())
-        assert house.controller.reports() == [Report(full=True)]
+        assert house.controller.reports() == [ObservedState(full=True)]
 
 
 async def test_a_taken_name_ends_the_node_with_the_reason(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
         house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
-        house.controller.refusal = NodeNameTaken("node-a lives elsewhere")
+        house.controller.refusal = NodeNameInUse("node-a lives elsewhere")
         await house.serve()
         await house.be_node()
-        assert isinstance(house.error, NodeNameTaken)
+        assert isinstance(house.error, NodeNameInUse)
         nursery.cancel_scope.cancel()
 
 
@@ -273,7 +282,7 @@ async def test_a_node_without_a_controller_dials_until_there_is_one(autojump_clo
 
 
 def test_only_a_refusal_of_the_very_first_kind_is_final() -> None:
-    assert is_final(NodeNameTaken("x"), True)
+    assert is_final(NodeNameInUse("x"), True)
     assert is_final(Unauthorized("x"), False)
     assert not is_final(Unauthorized("x"), True)
 
@@ -286,7 +295,7 @@ async def test_a_wish_becomes_an_attempt_with_its_ticket_and_payload(autojump_cl
         house.controller.want(wish("a", devices=("gpu-1",)))
         await house.controller.until_phases(a="running")
         assert house.launcher.payloads == {"a": PAYLOAD}
-        assert house.launcher.tickets["a"] == Ticket(
+        assert house.launcher.tickets["a"] == AttemptSpec(
             attempt_id="a",
             spec=SPEC,
             controller="memory:controller",
@@ -304,7 +313,7 @@ async def test_the_end_is_reported_with_its_value_and_forgotten_when_it_is_no_lo
     async with open_house() as house:
         house.controller.want(wish("a"))
         await house.controller.until_phases(a="running")
-        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED, value=blob_id(b"42")), b"42")
+        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(b"42")), b"42")
         await house.controller.until_phases(a="ended")
         assert house.controller.blobs[blob_id(b"42")] == b"42"
         house.controller.want(full=False, gone=("a",))
@@ -316,19 +325,19 @@ async def test_an_attempt_that_shall_stop_ends_with_the_cause_the_controller_gav
     async with open_house() as house:
         house.controller.want(wish("a"))
         await house.controller.until_phases(a="running")
-        house.controller.want(wish("a", stop=True, stop_cause=Cause.GANG), full=False)
+        house.controller.want(wish("a", stop=True, stop_cause=EndReason.GANG), full=False)
         await house.controller.until_phases(a="ended")
-        assert house.controller.known()["a"].outcome == Outcome(cause=Cause.GANG, message="by SIGTERM")
+        assert house.controller.known()["a"].outcome == Outcome(cause=EndReason.GANG, message="by SIGTERM")
 
 
 async def test_an_attempt_stopped_before_it_came_here_is_reported_without_being_started(autojump_clock: Any) -> None:
     async with open_house() as house:
-        house.controller.want(wish("a", stop=True, stop_cause=Cause.OWNER_ENDED))
+        house.controller.want(wish("a", stop=True, stop_cause=EndReason.OWNER_ENDED))
         await house.controller.until_phases(a="ended")
         assert house.launcher.calls == []
         outcome = house.controller.known()["a"].outcome
         assert outcome is not None
-        assert outcome.cause is Cause.OWNER_ENDED
+        assert outcome.cause is EndReason.OWNER_ENDED
 
 
 async def test_an_attempt_missing_from_a_whole_set_is_killed_and_forgotten(autojump_clock: Any) -> None:
@@ -363,7 +372,7 @@ async def test_a_program_needs_no_payload_and_a_missing_payload_is_no_hang(autoj
         await house.controller.until_phases(p="running", a="ended")
         outcome = house.controller.known()["a"].outcome
         assert outcome is not None
-        assert outcome.cause is Cause.MACHINE_LOST
+        assert outcome.cause is EndReason.MACHINE_LOST
 
 
 async def test_large_values_are_spread_over_several_reports(autojump_clock: Any) -> None:
@@ -372,7 +381,7 @@ async def test_large_values_are_spread_over_several_reports(autojump_clock: Any)
         house.controller.want(*(wish(f"a{number}") for number in range(4)))
         await house.controller.until_phases(**{f"a{number}": "running" for number in range(4)})
         for number, value in enumerate(values):
-            house.launcher.end(f"a{number}", Outcome(cause=Cause.SUCCEEDED, value=blob_id(value)), value)
+            house.launcher.end(f"a{number}", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(value)), value)
         await house.controller.until_phases(**{f"a{number}": "ended" for number in range(4)})
         assert {blob_id(value) for value in values} <= house.controller.blobs.keys()
         assert max(len(report.observed) for report in house.controller.reports()[-2:]) == 2
@@ -386,7 +395,7 @@ async def test_lines_reach_the_controller_before_the_end_does(autojump_clock: An
         house.controller.want(wish("a"))
         await house.controller.until_phases(a="running")
         house.launcher.on_log("a", house.launcher.logs.add("a", "out", b"last words\n"))
-        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
         await house.controller.until_phases(a="ended")
         kinds = [type(message) for message in house.controller.heard]
         assert kinds.index(AttemptLog) < len(kinds) - 1
@@ -397,8 +406,8 @@ async def test_lines_nobody_follows_stay_here(autojump_clock: Any) -> None:
     async with open_house() as house:
         house.controller.want(wish("a", followed=False))
         await house.controller.until_phases(a="running")
-        house.launcher.on_log("a", Chunk(0, 1, b"unheard"))
-        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+        house.launcher.on_log("a", LogChunk(0, 1, b"unheard"))
+        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
         await house.controller.until_phases(a="ended")
         assert not any(isinstance(message, AttemptLog) for message in house.controller.heard)
 
@@ -411,8 +420,8 @@ async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
         await house.controller.until_phases(a="running")
         with monkeypatch.context() as patch:
             patch.setattr("fray.node.logs.push.LIVE_LIMIT_BYTES", -1)
-            house.launcher.on_log("a", Chunk(0, 7, b"too much"))
-        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+            house.launcher.on_log("a", LogChunk(0, 7, b"too much"))
+        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
         await house.controller.until_phases(a="ended")
         told = [message for message in house.controller.heard if isinstance(message, AttemptLog)]
         assert told[-1] == AttemptLog(attempt_id="a", first=7, end=7, over=True)
@@ -427,7 +436,7 @@ async def test_a_restarted_controller_is_told_everything_and_nothing_is_touched(
         await house.controller.until_phases(a="running")
         house.scope.cancel()
         await trio.sleep(30)
-        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED, value=blob_id(b"42")), b"42")
+        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(b"42")), b"42")
         house.controller.heard.clear()
         house.controller.blobs.clear()
         house.controller.epoch, house.controller.revision = 2, 0
@@ -462,7 +471,7 @@ async def test_a_node_that_gave_up_comes_back_as_another_incarnation_that_holds_
         first, last = house.controller.hellos[0], house.controller.hellos[-1]
         assert first.incarnation != last.incarnation
         assert last.holds == ()
-        assert house.controller.reports() == [Report(full=True)]
+        assert house.controller.reports() == [ObservedState(full=True)]
 
 
 async def test_a_node_joins_again_only_after_its_attempts_have_ended(autojump_clock: Any) -> None:
@@ -475,7 +484,7 @@ async def test_a_node_joins_again_only_after_its_attempts_have_ended(autojump_cl
         await house.serve()
         await trio.sleep(CONFIG.lease_s)
         assert len(house.controller.hellos) == 1
-        launcher.end("a", Outcome(cause=Cause.STOPPED))
+        launcher.end("a", Outcome(cause=EndReason.STOPPED))
         await house.controller.until(lambda: len(house.controller.hellos) == 2)
 
 
@@ -493,9 +502,9 @@ async def test_a_node_that_is_asked_looks_and_says_what_it_has_found(autojump_cl
     async with open_house() as house:
         house.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
         await trio.sleep(1)
-        house.launcher.end("_fray.probe-1:0:0", Outcome(cause=Cause.KILLED, message="killed by signal 7"))
-        await house.controller.until(lambda: any(isinstance(one, Probed) for one in house.controller.heard))
-        assert house.controller.heard[-1] == Probed(trouble="a process ended as killed: killed by signal 7")
+        house.launcher.end("_fray.probe-1:0:0", Outcome(cause=EndReason.KILLED, message="killed by signal 7"))
+        await house.controller.until(lambda: any(isinstance(one, ProbeResult) for one in house.controller.heard))
+        assert house.controller.heard[-1] == ProbeResult(trouble="a process ended as killed: killed by signal 7")
         assert house.controller.phases() == {}
         assert ("forget", "_fray.probe-1:0:0") in house.launcher.calls
 
@@ -503,8 +512,8 @@ async def test_a_node_that_is_asked_looks_and_says_what_it_has_found(autojump_cl
 async def test_a_process_that_does_not_end_is_what_is_wrong(autojump_clock: Any) -> None:
     async with open_house(FakeLauncher(ends_when_told=False)) as house:
         house.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
-        await house.controller.until(lambda: any(isinstance(one, Probed) for one in house.controller.heard))
-        assert house.controller.heard[-1] == Probed(trouble="a process gave no answer within 20 s")
+        await house.controller.until(lambda: any(isinstance(one, ProbeResult) for one in house.controller.heard))
+        assert house.controller.heard[-1] == ProbeResult(trouble="a process gave no answer within 20 s")
 
 
 # Leaving -------------------------------------------------------------------------------------------------------------
@@ -519,7 +528,7 @@ async def test_a_node_that_leaves_stops_reports_and_says_goodbye(autojump_clock:
         assert ("stop", "a") in house.launcher.calls
         outcome = house.controller.known()["a"].outcome
         assert outcome is not None
-        assert (outcome.cause, outcome.message) == (Cause.PREEMPTED, "node node-a leaves the cluster; by SIGTERM")
+        assert (outcome.cause, outcome.message) == (EndReason.PREEMPTED, "node node-a leaves the cluster; by SIGTERM")
         assert house.controller.heard[-1] == NodeGoodbye(reason="node node-a leaves the cluster")
         assert house.error is None
 
@@ -533,7 +542,7 @@ async def test_a_node_that_leaves_starts_nothing_more(autojump_clock: Any) -> No
         await house.controller.until_phases(a="stopping")
         house.controller.want(wish("b"), full=False)
         await trio.sleep(5)
-        launcher.end("a", Outcome(cause=Cause.STOPPED))
+        launcher.end("a", Outcome(cause=EndReason.STOPPED))
         await house.over.wait()
         assert ("start", "b") not in launcher.calls
 
@@ -546,7 +555,7 @@ async def test_a_node_that_leaves_says_so_first_and_gives_what_it_runs_its_time(
         house.leave.set()
         await trio.sleep(10)
         assert NodeLeaves(finish_s=60.0, reason="it was asked to end") in house.controller.heard
-        house.launcher.end("a", Outcome(cause=Cause.SUCCEEDED))
+        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
         await house.over.wait()
         assert trio.current_time() - began == pytest.approx(60, abs=0.1)
         assert [outcome.cause for outcome in house.controller.outcomes("a", "b")] == ["succeeded", "preempted"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fray.errors import MessageTooLarge, NotPicklable, ObjectLost
 from fray.job import FrayContext, ObjectRef, get_default_job_ctx
 from fray.net.buffers import chunks
-from fray.runtime.objects.refcount import EARLY_LIMIT, TRANSIT_S, ObjectBooks
+from fray.runtime.objects.refcount import EARLY_LIMIT, TRANSIT_S, ReferenceCounts
 from fray.runtime.objects.store import store_of
 
 # The books -----------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ HOLDERS = ("a", "b", "c")
 class Twin:
     """Who has what, and what is on its way, as an onlooker writes it down."""
 
-    books: ObjectBooks = field(factory=lambda: ObjectBooks(limit_bytes=10))
+    books: ReferenceCounts = field(factory=lambda: ReferenceCounts(limit_bytes=10))
     has: set[tuple[str, int]] = field(factory=set)
     travelling: dict[str, int] = field(factory=dict)
     told: set[str] = field(factory=set)
@@ -96,7 +96,7 @@ def test_an_object_lives_as_long_as_somebody_has_it_or_it_is_on_its_way(data: st
 
 
 def test_a_reference_that_nobody_opens_counts_for_an_hour_and_no_longer() -> None:
-    books = ObjectBooks(limit_bytes=10)
+    books = ReferenceCounts(limit_bytes=10)
     books.add(1, 5)
     books.travels(1, "t", now=100.0)
     assert books.expire(100.0 + TRANSIT_S - 0.001) == []
@@ -105,7 +105,7 @@ def test_a_reference_that_nobody_opens_counts_for_an_hour_and_no_longer() -> Non
 
 
 def test_what_was_unused_for_longest_leaves_memory_at_one_byte_past_the_limit() -> None:
-    books = ObjectBooks(limit_bytes=10)
+    books = ReferenceCounts(limit_bytes=10)
     for number in (1, 2):
         books.add(number, 5)
         books.hold(number, "a")
@@ -117,7 +117,7 @@ def test_what_was_unused_for_longest_leaves_memory_at_one_byte_past_the_limit() 
 
 
 def test_tokens_that_are_never_heard_of_are_forgotten_one_past_their_limit() -> None:
-    books = ObjectBooks(limit_bytes=10)
+    books = ReferenceCounts(limit_bytes=10)
     books.add(1, 1)
     books.hold(1, "a")
     for number in range(EARLY_LIMIT + 1):

@@ -9,22 +9,22 @@ from law import capacity, demand
 
 from fray.model.resources import Demand
 from fray.scheduler.autoscaler.bin_packing import (
-    Offer,
-    Packing,
-    Room,
+    HostRoom,
+    PackingEstimate,
+    UnitOffer,
     held,
     taken,
 )
 from fray.scheduler.pool.pool import admits
-from fray.scheduler.pool.requests import Ask, Part
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 
 CPUS = st.sampled_from([0.5, 1, 2, 3, 5])
 DEMANDS = st.builds(demand, CPUS, gpu=st.integers(0, 2))
 SHAPES = st.lists(st.tuples(DEMANDS, st.integers(1, 12), st.integers(1, 4)), min_size=1, max_size=6)
 
 
-def offer(group: str, cpu: float, gpus: int, price: float, hosts: int = 1) -> Offer:
-    return Offer(group, "z", capacity(cpu, gpu=f"h100*{gpus}" if gpus else "", zone="z"), hosts, price)
+def offer(group: str, cpu: float, gpus: int, price: float, hosts: int = 1) -> UnitOffer:
+    return UnitOffer(group, "z", capacity(cpu, gpu=f"h100*{gpus}" if gpus else "", zone="z"), hosts, price)
 
 
 OFFERS = st.lists(
@@ -34,7 +34,7 @@ OFFERS = st.lists(
 ).map(lambda found: tuple(evolve(one, group=f"g{n}") for n, one in enumerate(found)))
 
 
-def sizes(packing: Packing) -> tuple[int, int]:
+def sizes(packing: PackingEstimate) -> tuple[int, int]:
     """CPUs and devices that are left on all units."""
     rooms = [(room, count) for unit, count in packing.stock.items() for room in unit.rooms]
     devices = sum(have * count for room, count in rooms for _, have in room.devices)
@@ -44,16 +44,16 @@ def sizes(packing: Packing) -> tuple[int, int]:
 @given(OFFERS, SHAPES, st.integers(0, 6), st.one_of(st.none(), st.floats(0, 10)))
 @settings(max_examples=150, deadline=None)
 def test_what_is_held_is_taken_from_what_is_there(
-    offers: tuple[Offer, ...], shapes: list[tuple[Demand, int, int]], room: int, money: float | None
+    offers: tuple[UnitOffer, ...], shapes: list[tuple[Demand, int, int]], room: int, money: float | None
 ) -> None:
-    packing = Packing(offers, {one.group: room for one in offers}, money)
+    packing = PackingEstimate(offers, {one.group: room for one in offers}, money)
     packing.add_stock(offers[0].at, 1, 2)
     wanted_cpus = wanted_devices = 0
     for need, count, members in shapes:
         if members == 1:
-            held_now = packing.some(Part((need,)), count)
+            held_now = packing.some(MemberGroup((need,)), count)
         else:
-            held_now = sum(packing.whole(Ask((Part((need,), members),))) for _ in range(count))
+            held_now = sum(packing.whole(PlacementRequest((MemberGroup((need,), members),))) for _ in range(count))
         wanted_cpus += held_now * members * need.cpu_milli
         wanted_devices += held_now * members * need.device_count
     units = dict(packing.asked)
@@ -69,30 +69,32 @@ def test_what_is_held_is_taken_from_what_is_there(
     assert money is None or cost <= money + 1e-9
 
 
-def twin(offers: tuple[Offer, ...], need: Demand, members: int, room: int) -> dict[str, int]:
+def twin(offers: tuple[UnitOffer, ...], need: Demand, members: int, room: int) -> dict[str, int]:
     """One member after the other onto the first machine that takes it; a machine more when none does."""
     asked: dict[str, int] = {}
-    machines: list[Room] = []
+    machines: list[HostRoom] = []
     for left in range(members, 0, -1):
         at = next((n for n, free in enumerate(machines) if held(need, free)), None)
         if at is None:
             choices = [
                 (
                     bool(one.capacity.devices) and not need.device_count,
-                    one.price_per_hour * -(-left // held(need, Room.of(one.capacity))),
+                    one.price_per_hour * -(-left // held(need, HostRoom.of(one.capacity))),
                     len(one.capacity.devices),
                     n,
                 )
                 for n, one in enumerate(offers)
-                if admits(need, one.capacity) and held(need, Room.of(one.capacity)) and asked.get(one.group, 0) < room
+                if admits(need, one.capacity)
+                and held(need, HostRoom.of(one.capacity))
+                and asked.get(one.group, 0) < room
             ]
             if not choices:
                 break
             best = offers[min(choices)[3]]
             # as many of it as are needed for the rest: the choice is made for all that is left
-            for _ in range(min(room - asked.get(best.group, 0), -(-left // held(need, Room.of(best.capacity))))):
+            for _ in range(min(room - asked.get(best.group, 0), -(-left // held(need, HostRoom.of(best.capacity))))):
                 asked[best.group] = asked.get(best.group, 0) + 1
-                machines.append(Room.of(best.capacity))
+                machines.append(HostRoom.of(best.capacity))
             at = next(n for n, free in enumerate(machines) if held(need, free))
         machines[at] = taken(need, machines[at], 1)
     return asked
@@ -101,41 +103,45 @@ def twin(offers: tuple[Offer, ...], need: Demand, members: int, room: int) -> di
 @given(OFFERS, DEMANDS, st.integers(1, 40), st.integers(0, 5))
 @settings(max_examples=200, deadline=None)
 def test_of_one_kind_it_asks_for_what_the_dumb_twin_asks_for(
-    offers: tuple[Offer, ...], need: Demand, members: int, room: int
+    offers: tuple[UnitOffer, ...], need: Demand, members: int, room: int
 ) -> None:
-    packing = Packing(offers, {one.group: room for one in offers})
-    packing.some(Part((need,)), members)
+    packing = PackingEstimate(offers, {one.group: room for one in offers})
+    packing.some(MemberGroup((need,)), members)
     assert {group: count for (group, _), count in packing.asked.items()} == twin(offers, need, members, room)
 
 
 def test_a_thousand_machines_alike_are_one_line() -> None:
-    packing = Packing((offer("g", 4, 0, 1.0),), {"g": 2000})
-    assert packing.some(Part((demand(1),)), 4000) == 4000
+    packing = PackingEstimate((offer("g", 4, 0, 1.0),), {"g": 2000})
+    assert packing.some(MemberGroup((demand(1),)), 4000) == 4000
     assert packing.asked == {("g", "z"): 1000}
     assert len(packing.stock) == 1
 
 
 def test_slices_are_taken_whole() -> None:
-    packing = Packing((offer("slice", 4, 4, 1.0, hosts=4), offer("single", 4, 4, 0.1)), {"slice": 3, "single": 9})
+    packing = PackingEstimate(
+        (offer("slice", 4, 4, 1.0, hosts=4), offer("single", 4, 4, 0.1)), {"slice": 3, "single": 9}
+    )
     need = demand(1, gpu=4)
-    assert packing.whole(Ask((Part((need,), 8, 4),)))
+    assert packing.whole(PlacementRequest((MemberGroup((need,), 8, 4),)))
     assert packing.asked == {("slice", "z"): 2}
-    assert not packing.whole(Ask((Part((need,), 8, 4),)))
+    assert not packing.whole(PlacementRequest((MemberGroup((need,), 8, 4),)))
     assert packing.asked == {("slice", "z"): 2}
     assert "group slice is at its max" in packing.limits
 
 
 def test_parts_that_share_a_region_are_asked_for_where_all_can_be() -> None:
-    here = Offer("a", "r1-a", capacity(4, zone="r1-a", region="r1"), 1, 1.0)
-    there = Offer("a", "r2-a", capacity(4, zone="r2-a", region="r2"), 1, 1.0)
-    gpus = Offer("b", "r2-b", capacity(4, gpu="h100*4", zone="r2-b", region="r2"), 1, 5.0)
-    packing = Packing((here, there, gpus), {"a": 2, "b": 1})
-    assert packing.whole(Ask((Part((demand(2),), 2), Part((demand(1, gpu=4),))), same="region"))
+    here = UnitOffer("a", "r1-a", capacity(4, zone="r1-a", region="r1"), 1, 1.0)
+    there = UnitOffer("a", "r2-a", capacity(4, zone="r2-a", region="r2"), 1, 1.0)
+    gpus = UnitOffer("b", "r2-b", capacity(4, gpu="h100*4", zone="r2-b", region="r2"), 1, 5.0)
+    packing = PackingEstimate((here, there, gpus), {"a": 2, "b": 1})
+    assert packing.whole(
+        PlacementRequest((MemberGroup((demand(2),), 2), MemberGroup((demand(1, gpu=4),))), same="region")
+    )
     assert "r1-a" not in {zone for _, zone in packing.asked}
 
 
 def test_of_any_of_devices_the_first_that_can_be_had() -> None:
-    packing = Packing((offer("cpus", 4, 0, 0.0), offer("gpus", 4, 2, 1.0)), {"cpus": 1, "gpus": 1})
+    packing = PackingEstimate((offer("cpus", 4, 0, 0.0), offer("gpus", 4, 2, 1.0)), {"cpus": 1, "gpus": 1})
     tpu = Demand(1000, device_kind="tpu", device_count=4)
-    assert packing.some(Part((tpu, demand(1, gpu=1))), 2) == 2
+    assert packing.some(MemberGroup((tpu, demand(1, gpu=1))), 2) == 2
     assert packing.asked == {("gpus", "z"): 1}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fray.errors import ActorDied, NotPicklable, RemoteError, RemoteTraceback
 from fray.runtime.serialization import errors, pickling
-from fray.runtime.serialization.buffers import Parcel
+from fray.runtime.serialization.buffers import PickledObject
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -305,7 +305,7 @@ def test_tensors_leave_the_pickle_where_torch_is_there() -> None:
     half = tensor.to(torch.bfloat16).requires_grad_()
     values = {"a": tensor, "half": half, "gaps": tensor[:, ::2], "fn": lambda: 1}
     packed = pickling.pack(values)
-    assert isinstance(packed, Parcel)
+    assert isinstance(packed, PickledObject)
     assert len(packed.pickle) + sum(map(len, packed.sources)) < 1_200_000
     first, *buffers = [bytearray(source) for source in packed.sources]  # the gaps stay in the pickle, and make it large
     assert packed.pickled_first

@@ -22,7 +22,7 @@ from fray.model.policy.parser import (
     USER,
     read_policy,
 )
-from fray.model.policy.policy import Amounts, Policy, Terms
+from fray.model.policy.policy import Amounts, Policy, TenantPolicy
 from fray.model.policy.priority import Band
 from fray.scheduler.effects import PolicyChanged
 
@@ -60,10 +60,10 @@ def test_a_policy_is_read(tmp_path: Path) -> None:
     assert policy.half_life_s == 3600
     both = (Band.INTERACTIVE, Band.BATCH)
     own = Amounts(cpu_milli=500, memory_bytes=1024**4, devices={"gpu": 8, "gpu:h100": 4})
-    assert policy.user("alice") == Terms(weight=2, bands=both, quota=own, borrow=Amounts(devices={"gpu": 4}))
-    assert policy.user("bob") == Terms(bands=both, quota=Amounts(cpu_milli=64_000))
-    assert policy.namespace("rl/atari") == Terms(weight=3, borrow=False)
-    assert policy.namespace("other") == Terms()
+    assert policy.user("alice") == TenantPolicy(weight=2, bands=both, quota=own, borrow=Amounts(devices={"gpu": 4}))
+    assert policy.user("bob") == TenantPolicy(bands=both, quota=Amounts(cpu_milli=64_000))
+    assert policy.namespace("rl/atari") == TenantPolicy(weight=3, borrow=False)
+    assert policy.namespace("other") == TenantPolicy()
     assert [group.name for group in policy.groups] == ["spares"]
 
 
@@ -254,7 +254,7 @@ def law_of(policy: Policy) -> Cluster:
 
 
 def test_a_band_that_the_policy_does_not_give_is_refused_at_submit() -> None:
-    law = law_of(Policy(users={"alice": Terms(bands=(Band.BATCH,))}))
+    law = law_of(Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,))}))
     with pytest.raises(InvalidRequest, match=r"user 'alice' may not have priority='production'.* only 'batch'"):
         law.launch(job("x", user="alice", band=Band.PRODUCTION))
     with pytest.raises(InvalidRequest, match="may not have priority='system'"):
@@ -263,7 +263,7 @@ def test_a_band_that_the_policy_does_not_give_is_refused_at_submit() -> None:
 
 
 def test_who_asks_for_no_band_gets_the_nearest_one_he_may_have() -> None:
-    law = law_of(Policy(users={"alice": Terms(bands=(Band.BATCH,)), "op": Terms(bands=(Band.SYSTEM,))}))
+    law = law_of(Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,)), "op": TenantPolicy(bands=(Band.SYSTEM,))}))
     law.launch(job("a", user="alice"), job("b", user="bob"), job("c", user="op"))
     assert [law.state.jobs[name].band for name in "abc"] == [Band.BATCH, Band.INTERACTIVE, Band.SYSTEM]
 
@@ -271,7 +271,7 @@ def test_who_asks_for_no_band_gets_the_nearest_one_he_may_have() -> None:
 def test_a_changed_policy_is_for_those_who_come() -> None:
     law = law_of(Policy())
     law.launch(job("x", user="alice", band=Band.PRODUCTION))
-    law.tell(PolicyChanged(policy=Policy(users={"alice": Terms(bands=(Band.BATCH,))})))
+    law.tell(PolicyChanged(policy=Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,))})))
     with pytest.raises(InvalidRequest, match="production"):
         law.launch(job("y", user="alice", band=Band.PRODUCTION))
     assert law.state.jobs["x"].band is Band.PRODUCTION

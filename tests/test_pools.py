@@ -12,7 +12,7 @@ import trio
 
 import fray
 import fray.runtime.context
-from fray.runtime.actors.server import Host
+from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.call_future import CallCancelled
 from fray.runtime.threads.executor import InlineExecutor
 from tests import bodies
@@ -23,8 +23,8 @@ SMALL = fray.ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
 @pytest.fixture
 async def cluster() -> AsyncIterator[fray.Cluster]:
     """A ``local`` cluster without threads: the clock jumps whenever everybody waits."""
-    inline = partial(Host, clock=lambda: 0.0, make_runner=lambda name, threads: InlineExecutor())
-    with mock.patch.object(fray.runtime.context, "Host", inline):
+    inline = partial(ActorHostServer, clock=lambda: 0.0, make_runner=lambda name, threads: InlineExecutor())
+    with mock.patch.object(fray.runtime.context, "ActorHostServer", inline):
         async with fray.open_cluster("local", logs=False) as cluster:
             yield cluster
 

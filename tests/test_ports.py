@@ -18,14 +18,14 @@ from fray.model.gangs import port_names
 from fray.model.ids import SessionId, attempt_id
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.resources import Demand, PortRange
-from fray.model.specs import Cause, JobSpec, JobState, Outcome
-from fray.node.ports import claim_ports, find_ports, parse_ports, strangers
+from fray.model.specs import EndReason, JobSpec, JobState, Outcome
+from fray.node.ports import claim_ports, find_ports, parse_ports, ports_in_use
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.jobs.retries import PORT_TRIES
 from fray.scheduler.pool.ports import AVOID_S
 
 SMALL = fray.ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
-TAKEN = Outcome(cause=Cause.PORT_TAKEN, message="a stranger listens there")
+TAKEN = Outcome(cause=EndReason.PORT_TAKEN, message="a stranger listens there")
 
 
 @pytest.fixture
@@ -61,16 +61,16 @@ def test_ports_are_given_once_and_a_job_waits_for_more_than_are_free(law: Cluste
     assert law.states("a", "b", "c") == [JobState.PENDING] * 3
     assert sorted([*ports(law, "a").values(), *ports(law, "b").values()]) == [20_000, 20_001, 20_002]
     assert "n1 has 1 of the ports 20000-20003 free" in law.info("c").reason
-    law.see("a:0:0", Outcome(cause=Cause.SUCCEEDED))
+    law.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
     assert set(ports(law, "c").values()) == {20_003, 20_000}
 
 
 def test_a_port_that_was_given_back_is_given_again_last_also_by_the_next_controller(law: Cluster) -> None:
     law.launch(serving("a"))
-    law.see("a:0:0", Outcome(cause=Cause.SUCCEEDED))
+    law.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
     law.launch(serving("b"))
     assert ports(law, "b") == {"http": 20_001}
-    law.see("b:0:0", Outcome(cause=Cause.SUCCEEDED))
+    law.see("b:0:0", Outcome(cause=EndReason.SUCCEEDED))
     law.restart()
     law.node("n1")
     law.report("n1", [], full=True)
@@ -109,7 +109,7 @@ def test_a_machine_full_of_strangers_ends_the_job_in_the_end(law: Cluster) -> No
         law.see(f"web:{generation}:0", TAKEN)
         if generation < PORT_TRIES:
             law.tick()
-    assert law.info("web").cause is Cause.PORT_TAKEN
+    assert law.info("web").cause is EndReason.PORT_TAKEN
 
 
 def test_every_member_of_a_gang_is_told_the_same_peers_and_a_new_generation_meets_elsewhere() -> None:
@@ -126,7 +126,7 @@ def test_every_member_of_a_gang_is_told_the_same_peers_and_a_new_generation_meet
     assert all(wish.peers[member].ports == wish.ports for member, wish in enumerate(wishes))
     first = wishes[0].peers[0].address("coordinator")
     for wish in wishes:
-        law.see(wish.attempt_id, Outcome(cause=Cause.FAILURE))
+        law.see(wish.attempt_id, Outcome(cause=EndReason.FAILURE))
     again = law.state.wish("gang:1:0")
     assert again is not None
     assert again.peers[0].address("coordinator") != first
@@ -163,8 +163,8 @@ def test_a_listener_is_a_stranger_and_a_closing_one_is_not() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        assert strangers([port]) == [port]
-    assert strangers([port]) == []
+        assert ports_in_use([port]) == [port]
+    assert ports_in_use([port]) == []
 
 
 def test_ports_are_written_as_a_range_or_none() -> None:
@@ -194,7 +194,7 @@ async def test_a_port_that_a_stranger_holds_is_passed_over_and_nothing_is_charge
             job = await launch("second")
             assert await job == first + 2
         causes = [attempt.cause for attempt in (await cluster.poll(job)).attempts]
-        assert causes == [Cause.PORT_TAKEN, Cause.SUCCEEDED]
+        assert causes == [EndReason.PORT_TAKEN, EndReason.SUCCEEDED]
         story = [f"{event.what}: {event.text}" for event in await cluster.story(job)]
         assert any("none of Fray's listens on node local at the port given as 'http'" in line for line in story)
 
@@ -241,5 +241,5 @@ def test_a_way_to_a_port_is_opened_within_a_namespace_and_to_living_members_alon
     assert ask("d", member=1) == "Refused: job web is pending: it has no living member 1"
     assert ask("d", to="nothing").startswith("NoSuchJob")
     assert ask("s-web:0:0", to="alien") == "Unauthorized: job alien is of another namespace"
-    law.see("web:0:0", Outcome(cause=Cause.SUCCEEDED))
+    law.see("web:0:0", Outcome(cause=EndReason.SUCCEEDED))
     assert ask("d") == "Refused: job web is succeeded: it has no living member 0"

@@ -11,10 +11,10 @@ from fray.model.policy.policy import (
     Amounts,
     Policy,
     Preemption,
-    Terms,
+    TenantPolicy,
 )
 from fray.model.policy.priority import Band
-from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Siblings, Strategy
+from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, SupervisedGroup, SupervisionStrategy
 from fray.scheduler.effects import MachinesListed, PolicyChanged
 from fray.scheduler.invariants.check import check
 
@@ -44,7 +44,7 @@ def going(law: Cluster) -> list[str]:
 def obey(law: Cluster) -> None:
     """Whatever is being ended, ends."""
     for attempt_id in going(law):
-        law.see(attempt_id, ended(Cause.PREEMPTED))
+        law.see(attempt_id, ended(EndReason.PREEMPTED))
 
 
 def test_production_takes_the_place_of_batch_and_batch_comes_back() -> None:
@@ -75,7 +75,7 @@ def test_by_default_system_and_production_go_before_all_later_bands(band: Band, 
     law = Cluster()
     law.driver()
     law.node("n1", cpu=1)
-    law.tell(PolicyChanged(policy=Policy(users={"*": Terms(bands=tuple(Band))})))
+    law.tell(PolicyChanged(policy=Policy(users={"*": TenantPolicy(bands=tuple(Band))})))
     law.launch(job("old", demand(1), band=victim))
     law.now = 100.0
     law.launch(job("new", demand(1), band=band))
@@ -126,10 +126,10 @@ def test_what_is_left_is_kept_for_whom_it_was_left_and_no_second_round_follows()
     law.launch(batch("a"), batch("b"))
     law.now = 100.0
     law.launch(production("prod", 2))
-    law.see("a:0:0", ended(Cause.PREEMPTED))
+    law.see("a:0:0", ended(EndReason.PREEMPTED))
     law.launch(production("small", 1), job("any", demand(1)))
     assert placed(law) == ["b"]
-    law.see("b:0:0", ended(Cause.PREEMPTED))
+    law.see("b:0:0", ended(EndReason.PREEMPTED))
     assert placed(law) == ["prod"]
     assert law.state.claims == {}
 
@@ -169,7 +169,7 @@ def test_devices_that_what_is_left_of_a_victim_still_holds_are_waited_for_and_no
     law.now = 100.0
     law.launch(job("prod", demand(gpu=1), **PRODUCTION))  # type: ignore[arg-type]
     (first,) = going(law)
-    law.see(first, ended(Cause.PREEMPTED), busy={"gpu-0": "held by process 7"})
+    law.see(first, ended(EndReason.PREEMPTED), busy={"gpu-0": "held by process 7"})
     law.now = 130.0
     law.launch(job("other", demand(gpu=1), **BATCH))  # type: ignore[arg-type]
     assert going(law) == []  # the devices will come, nobody else has to go for them
@@ -189,7 +189,7 @@ def test_who_is_to_start_soon_anyway_takes_nobodys_place() -> None:
     assert going(law) == []
     law.tick(110.0)
     assert going(law) == ["ends:0:0"]  # for its time
-    law.see("ends:0:0", ended(Cause.TIME_LIMIT))
+    law.see("ends:0:0", ended(EndReason.TIME_LIMIT))
     assert placed(law) == ["goes on", "prod"]
 
 
@@ -221,7 +221,7 @@ def test_a_job_without_a_budget_for_it_ends_as_preempted() -> None:
     law.launch(production("prod"))
     obey(law)
     info = law.info("once")
-    assert (info.state, info.cause) == (JobState.FAILED, Cause.PREEMPTED)
+    assert (info.state, info.cause) == (JobState.FAILED, EndReason.PREEMPTED)
     assert info.error_message is not None
     assert info.error_message.startswith("for prod (production)")
 
@@ -237,14 +237,16 @@ def test_an_actor_that_is_preempted_has_not_failed() -> None:
     law.see("prod:0:0", ended())
     assert placed(law) == ["actor"]
     assert law.state.jobs["actor"].restarts == ()
-    law.see("actor:1:0", ended(Cause.FAILURE))
+    law.see("actor:1:0", ended(EndReason.FAILURE))
     assert law.info("actor").state is JobState.FAILED
 
 
 def test_siblings_begin_anew_with_a_preempted_one_as_their_strategy_says() -> None:
     law = a_law(cpu=2)
     config = ActorConfig(max_restarts=0)
-    siblings = [Siblings(group_id="g", strategy=Strategy.ONE_FOR_ALL, index=index) for index in range(2)]
+    siblings = [
+        SupervisedGroup(group_id="g", strategy=SupervisionStrategy.ONE_FOR_ALL, index=index) for index in range(2)
+    ]
     law.launch(*(batch(f"g{one.index}", entry=EntryKind.ACTOR, actor=config, siblings=one) for one in siblings))
     law.now = 100.0
     law.launch(production("prod"))
@@ -252,7 +254,7 @@ def test_siblings_begin_anew_with_a_preempted_one_as_their_strategy_says() -> No
     obey(law)
     assert len(going(law)) == 1
     for attempt_id in going(law):
-        law.see(attempt_id, ended(Cause.SIBLING))
+        law.see(attempt_id, ended(EndReason.SIBLING))
     law.see("prod:0:0", ended())
     assert sorted(placed(law)) == ["g0", "g1"]
 
@@ -277,9 +279,9 @@ def test_a_job_group_waits_for_its_victims_as_one() -> None:
     law.now = 100.0
     law.launch_group("g", member("g-a", **PRODUCTION), member("g-b", **PRODUCTION))
     assert sorted(going(law)) == ["a:0:0", "b:0:0"]
-    law.see("a:0:0", ended(Cause.PREEMPTED))
+    law.see("a:0:0", ended(EndReason.PREEMPTED))
     assert placed(law) == ["b"]
-    law.see("b:0:0", ended(Cause.PREEMPTED))
+    law.see("b:0:0", ended(EndReason.PREEMPTED))
     assert sorted(placed(law)) == ["g-a", "g-b"]
 
 
@@ -297,7 +299,7 @@ def test_each_of_many_production_jobs_takes_one_place_in_its_turn_and_none_waits
 
 
 def quotas(**cpus: int) -> Policy:
-    terms = {user: Terms(quota=Amounts(cpu_milli=1000 * cpu)) for user, cpu in cpus.items()}
+    terms = {user: TenantPolicy(quota=Amounts(cpu_milli=1000 * cpu)) for user, cpu in cpus.items()}
     return Policy(users=terms, preemption=Preemption(bands=()))
 
 

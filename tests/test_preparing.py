@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from fray.model.specs import EntryKind, JobSpec, Ticket
-from fray.node.attempts.bootstrap import Body, job_variables, working_directory
-from fray.node.prepare import Prepared
+from fray.model.specs import AttemptSpec, EntryKind, JobSpec
+from fray.node.attempts.bootstrap import ProcessSpec, job_variables, working_directory
+from fray.node.prepare import PreparedEnvironment
 
 
-def ticket(cwd: str | None = None, **variables: str) -> Ticket:
+def ticket(cwd: str | None = None, **variables: str) -> AttemptSpec:
     spec = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.CALLABLE, env_vars=variables, cwd=cwd)
-    return Ticket(attempt_id="j:0:0", spec=spec, controller="unix:/c", key="k", directory="/tmp")
+    return AttemptSpec(attempt_id="j:0:0", spec=spec, controller="unix:/c", key="k", directory="/tmp")
 
 
 def test_the_job_s_variables_go_before_its_environment_s_and_what_is_firm_before_both() -> None:
-    prepared = Prepared(variables={"PATH": "env", "A": "env", "B": "env"}, firm={"B": "firm", "FRAY_NODE": "firm"})
+    prepared = PreparedEnvironment(
+        variables={"PATH": "env", "A": "env", "B": "env"}, firm={"B": "firm", "FRAY_NODE": "firm"}
+    )
     found = job_variables(ticket(A="job", B="job"), prepared=prepared)
     assert (found["PATH"], found["A"], found["B"]) == ("env", "job", "firm")
     assert found["FRAY_NODE"] == "", "Fray's own go before everything"
 
 
 def test_secrets_are_in_no_repr() -> None:
-    assert "hush" not in repr(Prepared(firm={"TOKEN": "hush"}))
+    assert "hush" not in repr(PreparedEnvironment(firm={"TOKEN": "hush"}))
 
 
 def test_a_job_works_where_its_files_are_then_where_its_author_was_then_in_its_own_directory() -> None:
-    def body(cwd: str | None, author: str | None) -> Body:
-        return Body(ticket=ticket(cwd=author), entry="", variables={}, cwd=cwd, outcome_fd=-1, control_fd=-1)
+    def body(cwd: str | None, author: str | None) -> ProcessSpec:
+        return ProcessSpec(ticket=ticket(cwd=author), entry="", variables={}, cwd=cwd, outcome_fd=-1, control_fd=-1)
 
     assert working_directory(body("/usr", "/var")) == "/usr"
     assert working_directory(body(None, "/var")) == "/var"

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law import Cluster, demand, ended, job
 
-from fray.model.messages.maintenance import Verdict
-from fray.model.specs import Cause, EntryKind, JobSpec, JobState
+from fray.model.messages.maintenance import ForecastVerdict
+from fray.model.specs import EndReason, EntryKind, JobSpec, JobState
 from fray.net.codec import to_json
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.explain.forecast import Outlook, outlook
+from fray.scheduler.explain.forecast import StartForecast, forecast_start
 from fray.scheduler.explain.what_if import what_if
 from fray.scheduler.invariants.check import check
 from fray.scheduler.pool.requests import ask_of
-from fray.scheduler.queue.queue import Shape
+from fray.scheduler.queue.queue import PlacementShape
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
 
@@ -44,8 +44,8 @@ def everything(state: State) -> tuple[Any, ...]:
     return copy.deepcopy((rows, machines, marks, pool.version, pool.changes, list(pool.freed), state.timers.at))
 
 
-def looked(law: Cluster, spec: JobSpec) -> Outlook:
-    return outlook(law.state, Shape(ask_of(spec)))
+def looked(law: Cluster, spec: JobSpec) -> StartForecast:
+    return forecast_start(law.state, PlacementShape(ask_of(spec)))
 
 
 SIZES = st.tuples(st.sampled_from([0, 1, 2, 4]), st.sampled_from([0, 0, 1, 2]), st.integers(1, 3), st.integers(0, 2))
@@ -70,7 +70,7 @@ def test_asking_changes_nothing(there: list[Any], asked: Any, limits: bool) -> N
     law.launch(sized("asked", asked))
     placed = [attempt.node for attempt in law.state.members(law.state.jobs["asked"])]
     assert sorted(placed) == sorted(told.nodes)
-    assert (told.verdict is Verdict.NOW) is bool(placed)
+    assert (told.verdict is ForecastVerdict.NOW) is bool(placed)
 
 
 def sized(name: str, size: Any, **more: Any) -> Any:
@@ -97,14 +97,14 @@ def test_whose_end_is_said_to_be_enough_is_enough(there: list[Any], asked: Any) 
         law_twin.see_all_end(name)
         law_twin.launch(spec)
         starts = bool(law_twin.state.members(law_twin.state.jobs["asked"]))
-        if with_all != Outlook(at=law.state.now, enough=True):
+        if with_all != StartForecast(at=law.state.now, enough=True):
             assert (name in with_all.alone) is starts
 
 
 def test_the_time_it_starts_is_known_from_the_limits_of_those_who_hold_what_it_needs(law: Cluster) -> None:
     law.launch(job("a", demand(3), time_limit_s=100.0), job("b", demand(3), time_limit_s=300.0))
     gang = job("gang", demand(4), members=2)
-    assert looked(law, gang) == Outlook((), 300.0, ("a", "b"), (), enough=True)
+    assert looked(law, gang) == StartForecast((), 300.0, ("a", "b"), (), enough=True)
     assert looked(law, job("c", demand(2))).at == 100.0
     law.launch(gang)
     assert explain(law.state, "gang", law.now).splitlines()[-3:-1] == [
@@ -134,7 +134,7 @@ def test_what_can_never_be_is_said_so() -> None:
     law.driver()
     law.node("n1", cpu=4)
     told = what_if(law.state, job("huge", demand(64)))
-    assert told.verdict is Verdict.NEVER
+    assert told.verdict is ForecastVerdict.NEVER
     assert "the largest machine is n1" in told.text
 
 
@@ -151,7 +151,7 @@ def test_machines_kept_for_who_starves_are_not_promised(law: Cluster) -> None:
     law.now = 100.0
     law.launch(job("x", demand(0)))
     told = what_if(law.state, job("small", demand(1)))
-    assert told.verdict is Verdict.WAIT
+    assert told.verdict is ForecastVerdict.WAIT
     assert "there is room for it now" in told.text
 
 
@@ -163,7 +163,7 @@ def test_a_job_that_has_waited_as_long_as_it_may_fails_with_its_reason(law: Clus
     law.launch(job("c", demand(3), wait_limit_s=60.0))
     law.tick()
     info = law.info("c")
-    assert (law.now, info.state, info.cause) == (60.0, JobState.FAILED, Cause.UNSCHEDULABLE)
+    assert (law.now, info.state, info.cause) == (60.0, JobState.FAILED, EndReason.UNSCHEDULABLE)
     assert info.error_message is not None
     assert info.error_message.startswith("it waited 60 s for machines, its limit: needs 3 CPUs; of the machines")
     assert law.state.next_deadline() is None
@@ -181,7 +181,7 @@ def test_each_wait_counts_anew_also_over_a_restart(law: Cluster) -> None:
     law.launch(job("a", demand(4), wait_limit_s=60.0, max_retries_failure=5), job("b", demand(4)))
     law.cordon("n1")
     law.now = 100.0
-    law.see("a:0:0", ended(Cause.FAILURE))
+    law.see("a:0:0", ended(EndReason.FAILURE))
     law.now = 110.0
     law.restart()
     law.driver()
@@ -189,7 +189,7 @@ def test_each_wait_counts_anew_also_over_a_restart(law: Cluster) -> None:
     law.node("n1")
     law.node("n2")
     law.tick(160.0)
-    assert law.info("a").cause is Cause.UNSCHEDULABLE
+    assert law.info("a").cause is EndReason.UNSCHEDULABLE
 
 
 def test_an_actor_without_resources_goes_to_the_machine_with_the_fewest(law: Cluster) -> None:

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from law import Cluster, demand, ended, job
 
-from fray.model.specs import Cause, Outcome, Phase
+from fray.model.specs import EndReason, Outcome, Phase
 from fray.scheduler.effects import ProbeWanted
 from fray.scheduler.invariants.check import check
 from fray.scheduler.nodes.quarantine import (
@@ -18,9 +18,9 @@ from fray.scheduler.nodes.quarantine import (
     score,
     wait_s,
 )
-from fray.scheduler.state.rows import Quarantine, Rules
+from fray.scheduler.state.rows import Quarantine, SchedulerConfig
 
-KILLED = ended(Cause.KILLED, "killed by signal 7")
+KILLED = ended(EndReason.KILLED, "killed by signal 7")
 
 
 @pytest.fixture
@@ -55,15 +55,15 @@ def suspect(law: Cluster) -> None:
 @pytest.mark.parametrize(
     ("outcome", "ran_s", "counts"),
     [
-        (ended(Cause.ENVIRONMENT, "no zygote"), None, 1),
+        (ended(EndReason.ENVIRONMENT, "no zygote"), None, 1),
         (KILLED, None, 1),
         (KILLED, 5.0, 1),
         (KILLED, 15.0, 0),
-        (ended(Cause.FAILURE, "boom"), 1.0, 0),
-        (ended(Cause.OUT_OF_MEMORY), 1.0, 0),
-        (ended(Cause.PORT_TAKEN), None, 0),
-        (ended(Cause.ENVIRONMENT, "disk full", machine_fault=True), None, 2),
-        (ended(Cause.FAILURE, "disk full", machine_fault=True), 500.0, 2),
+        (ended(EndReason.FAILURE, "boom"), 1.0, 0),
+        (ended(EndReason.OUT_OF_MEMORY), 1.0, 0),
+        (ended(EndReason.PORT_TAKEN), None, 0),
+        (ended(EndReason.ENVIRONMENT, "disk full", machine_fault=True), None, 2),
+        (ended(EndReason.FAILURE, "disk full", machine_fault=True), 500.0, 2),
     ],
 )
 def test_what_speaks_against_a_machine(law: Cluster, outcome: Outcome, ran_s: float | None, counts: int) -> None:
@@ -72,7 +72,7 @@ def test_what_speaks_against_a_machine(law: Cluster, outcome: Outcome, ran_s: fl
 
 
 def test_a_machine_s_own_word_counts_twice(law: Cluster) -> None:
-    full = ended(Cause.ENVIRONMENT, "no room on its disk", machine_fault=True)
+    full = ended(EndReason.ENVIRONMENT, "no room on its disk", machine_fault=True)
     end(law, "a", full)
     assert standing(law) == ""
     end(law, "b", full)
@@ -82,12 +82,12 @@ def test_a_machine_s_own_word_counts_twice(law: Cluster) -> None:
 def test_one_job_however_often_it_fails_is_never_enough(law: Cluster) -> None:
     law.launch(job("a", max_retries_failure=9, backoff_max_s=0.0))
     for generation in range(9):
-        law.see(f"a:{generation}:0", ended(Cause.KILLED, machine_fault=True))
+        law.see(f"a:{generation}:0", ended(EndReason.KILLED, machine_fault=True))
     assert standing(law) == ""
 
 
 def test_whoever_does_well_there_clears_it(law: Cluster) -> None:
-    for well in (ended(), ended(Cause.FAILURE, "boom")):
+    for well in (ended(), ended(EndReason.FAILURE, "boom")):
         end(law, "a")
         end(law, "b")
         end(law, f"well-{well.cause.value}", well, ran_s=61.0)
@@ -114,10 +114,10 @@ def test_all_strangers_at_its_ports_count_once_when_a_job_gives_up(law: Cluster)
     law.cordon("n2", "n3")
     law.launch(job("a", demand(1, ports=1), ports=("http",)))
     for generation in range(101):
-        law.see(f"a:{generation}:0", ended(Cause.PORT_TAKEN))
+        law.see(f"a:{generation}:0", ended(EndReason.PORT_TAKEN))
         if law.state.next_deadline() is not None:
             law.tick()
-    assert law.info("a").cause is Cause.PORT_TAKEN
+    assert law.info("a").cause is EndReason.PORT_TAKEN
     assert score(law.state, law.state.nodes["n1"]) == 1
 
 
@@ -132,7 +132,7 @@ def test_a_third_of_the_machines_at_most_and_never_the_only_one() -> None:
 
 
 def test_where_it_is_turned_off_nobody_is_suspected() -> None:
-    law = Cluster(Rules(quarantine_share=0.0))
+    law = Cluster(SchedulerConfig(quarantine_share=0.0))
     law.driver()
     law.node("n1")
     law.node("n2")
@@ -183,7 +183,7 @@ def test_no_answer_is_an_answer(law: Cluster) -> None:
     suspect(law)
     law.tick()
     law.tick()
-    assert law.now == 60 + Rules().probe_limit_s
+    assert law.now == 60 + SchedulerConfig().probe_limit_s
     assert "did not answer within 90 s" in law.state.nodes_info()[0].why_out
     law.probed("n1")  # too late: the next one decides
     assert standing(law) == "quarantined"

@@ -5,19 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.model.specs import Cause, EntryKind, JobSpec, Observed, Outcome, Phase, Wish
+from fray.model.specs import DesiredAttempt, EndReason, EntryKind, JobSpec, ObservedAttempt, Outcome, Phase
 from fray.node.reconcile import Decline, Forget, Kill, Start, Stop, decide
 
 SPEC = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.CALLABLE)
 
 
-def wish(attempt_id: str = "a", *, stop: bool = False) -> Wish:
-    return Wish(attempt_id=attempt_id, spec=SPEC, stop=stop)
+def wish(attempt_id: str = "a", *, stop: bool = False) -> DesiredAttempt:
+    return DesiredAttempt(attempt_id=attempt_id, spec=SPEC, stop=stop)
 
 
-def held(phase: Phase, attempt_id: str = "a") -> Observed:
-    outcome = Outcome(cause=Cause.SUCCEEDED) if phase is Phase.ENDED else None
-    return Observed(attempt_id=attempt_id, phase=phase, outcome=outcome)
+def held(phase: Phase, attempt_id: str = "a") -> ObservedAttempt:
+    outcome = Outcome(cause=EndReason.SUCCEEDED) if phase is Phase.ENDED else None
+    return ObservedAttempt(attempt_id=attempt_id, phase=phase, outcome=outcome)
 
 
 def test_what_is_wanted_and_not_held_is_started() -> None:

@@ -14,7 +14,7 @@ from fray.runtime.process import warmup
 
 def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> None:
     descriptors, threads = os.listdir("/proc/self/fd"), threading.active_count()
-    answers = trio.run(warmup.play, str(tmp_path))
+    answers = trio.run(warmup.run_dummy_actor, str(tmp_path))
     assert answers == list(range(warmup.CALLS))
     assert os.listdir("/proc/self/fd") == descriptors
     assert threading.active_count() == threads
@@ -25,4 +25,4 @@ def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> No
 def test_without_a_stage_the_show_goes_on(tmp_path: Path) -> None:
     blocked = tmp_path / "no directory"
     blocked.touch()
-    warmup.rehearse(str(blocked))
+    warmup.warm_up(str(blocked))

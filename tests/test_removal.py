@@ -10,7 +10,7 @@ import pytest
 
 from fray.model.workspace import Manifest
 from fray.node.attempts.cleanup import remove
-from fray.node.workspaces.reusable_copies import Spares
+from fray.node.workspaces.reusable_copies import ReusableCopies
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_link_that_a_job_has_left_in_place_of_its_workspace_is_no_copy_for_the
 ) -> None:
     (tmp_path / "spares").mkdir()
     (tmp_path / "workspace").symlink_to(precious)
-    spares = Spares(tmp_path / "spares", lambda seen, entry: True)
+    spares = ReusableCopies(tmp_path / "spares", lambda seen, entry: True)
     assert not spares.give_back("0" * 64, Manifest((), ()), tmp_path / "workspace")
     assert (precious / "data").exists()
     assert not spares.take("0" * 64, tmp_path / "next")

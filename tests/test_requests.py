@@ -23,7 +23,7 @@ from fray.errors import (
 )
 from fray.model.messages.client import Explain, Text
 from fray.net import codec
-from fray.net.channel.channel import QuietHandler
+from fray.net.channel.channel import NullHandler
 from fray.net.channel.public import (
     MESSAGE_LIMIT_BYTES,
     Acceptor,
@@ -38,7 +38,7 @@ from fray.net.transports.memory import MemoryNetwork
 
 
 @define(eq=False)
-class Asker(QuietHandler):
+class Asker(NullHandler):
     channel: Channel
     requests: Requests = field(init=False)
 
@@ -56,7 +56,7 @@ class Asker(QuietHandler):
 
 
 @define(eq=False)
-class Answerer(QuietHandler):
+class Answerer(NullHandler):
     """Answers what is asked, unless it is told to keep silent."""
 
     channel: Channel

@@ -8,7 +8,6 @@ import trio
 import fray
 import fray.blocking
 from fray import (
-    ChangeKind,
     DeadlineExceeded,
     Entrypoint,
     InvalidRequest,
@@ -17,10 +16,11 @@ from fray import (
     NeverSchedulable,
     NoSuchReservation,
     ReservationConfig,
+    ReservationEventKind,
     ReservationState,
     ResourceConfig,
 )
-from fray.api.reservation import Changes
+from fray.api.reservation import ReservationEvents
 from fray.model.resources import Demand
 from fray.runtime.controller_client.reservations import ReservationRecord
 
@@ -205,15 +205,17 @@ def test_changes_are_told_once_and_in_order_to_everybody_who_asks() -> None:
                 changes = reservation.changes()
                 rival = await cluster.launch(work(stay, name="rival", resources=unit))
                 shrinking, shrunk = await anext(changes), await anext(changes)
-                assert (shrinking.kind, shrunk.kind) == (ChangeKind.SHRINKING, ChangeKind.SHRUNK)
+                assert (shrinking.kind, shrunk.kind) == (ReservationEventKind.SHRINKING, ReservationEventKind.SHRUNK)
                 (left,) = [job for job in jobs if job.id in shrinking.jobs]
                 assert shrinking.notice_s == 0.05
                 await rival.wait_running()
                 assert left.info.retries == {"preempted": 1}
                 await rival.terminate()
-                assert (await anext(changes)).kind is ChangeKind.GROWN
+                assert (await anext(changes)).kind is ReservationEventKind.GROWN
                 await left.wait_running()
-                again = [change.kind async for change in _until(reservation.changes(since=0), ChangeKind.GROWN, 3)]
+                again = [
+                    change.kind async for change in _until(reservation.changes(since=0), ReservationEventKind.GROWN, 3)
+                ]
                 assert again == ["grown", "grown", "shrinking", "shrunk", "grown"]
 
     trio.run(main)
@@ -229,11 +231,11 @@ async def _until(changes, kind, times):  # type: ignore[no-untyped-def]
 
 def test_who_was_away_for_too_long_is_told_so() -> None:
     async def main() -> None:
-        late = fray.Change(number=9, kind=ChangeKind.GROWN, time=0.0)
+        late = fray.ReservationEvent(number=9, kind=ReservationEventKind.GROWN, time=0.0)
         info = fray.ReservationInfo(
             reservation_id="r", demand=Demand(), jobs=(), expires_at=0.0, state=ReservationState.HELD, changes=(late,)
         )
-        changes = Changes(ReservationRecord(info), 2)
+        changes = ReservationEvents(ReservationRecord(info), 2)
         assert [(await anext(changes)).kind, (await anext(changes)).kind] == ["missed", "grown"]
 
     trio.run(main)
@@ -256,5 +258,5 @@ def test_the_same_for_sync_code() -> None:
             assert [job.wait() for job in reservation.keep(work(give, 4))] == [4, 4, 4]
             assert reservation.launch(work(give, 1, name="one")).wait() == 1
             kinds = [next(iter(reservation.changes(since=0))).kind]
-        assert kinds == [ChangeKind.HELD]
-        assert [change.kind for change in reservation.changes(since=0)][-1] == ChangeKind.ENDED
+        assert kinds == [ReservationEventKind.HELD]
+        assert [change.kind for change in reservation.changes(since=0)][-1] == ReservationEventKind.ENDED

@@ -17,7 +17,7 @@ from fray.model.policy.machine_groups import (
     MachineState,
     SeenMachine,
 )
-from fray.model.policy.policy import Amounts, Policy, Terms
+from fray.model.policy.policy import Amounts, Policy, TenantPolicy
 from fray.model.resources import Demand
 from fray.model.specs import JobState
 from fray.model.topology import tpu_topology
@@ -28,9 +28,9 @@ from fray.scheduler.autoscaler.provider_events import (
     VANISHED_S,
 )
 from fray.scheduler.autoscaler.view import list_fleet
-from fray.scheduler.effects import FleetMoved, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
+from fray.scheduler.effects import FleetChanged, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
 from fray.scheduler.invariants.check import check
-from fray.scheduler.state.unit_rows import Unit, UnitPhase, next_backoff
+from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase, next_backoff
 
 
 def group(name: str = "g", **more: Any) -> GroupConfig:
@@ -52,7 +52,7 @@ class Fleet(Cluster):
     def restart(self, **restarted: Any) -> list[Any]:
         return super().restart(**({"policy": self.policy, "cluster": "c"} | restarted))
 
-    def units(self, *phases: UnitPhase) -> list[Unit]:
+    def units(self, *phases: UnitPhase) -> list[CloudUnit]:
         return [unit for unit in self.state.fleet.units.values() if not phases or unit.phase in phases]
 
     def live(self) -> list[str]:
@@ -530,7 +530,7 @@ def test_a_restart_in_the_middle_of_an_order_asks_again_under_the_same_name() ->
     law.launch(job("a"))
     (unit,) = law.live()
     effects = law.restart()
-    assert any(isinstance(effect, FleetMoved) for effect in effects)
+    assert any(isinstance(effect, FleetChanged) for effect in effects)
     law.list()
     law.tick()
     assert law.live() == [unit]
@@ -558,7 +558,7 @@ def test_nodes_of_adopted_machines_are_theirs() -> None:
 
 
 def test_what_is_over_a_quota_gets_no_machines() -> None:
-    terms = Terms(quota=Amounts(cpu_milli=8000), borrow=False)
+    terms = TenantPolicy(quota=Amounts(cpu_milli=8000), borrow=False)
     law = Fleet(group(max=9))
     law.tell(PolicyChanged(policy=evolve(law.policy, users={"alice": terms})))
     law.launch(*(job(f"a{n}", demand(4), user="alice") for n in range(5)))

@@ -8,21 +8,21 @@ import pytest
 from attrs import evolve
 from law import Cluster, demand, ended, job, member
 
-from fray.errors import InvalidRequest, NameTaken, NeverSchedulable
+from fray.errors import InvalidRequest, NameInUse, NeverSchedulable
 from fray.model.job_groups import JobGroupConfig, JobRole
 from fray.model.messages.client import Jobs
 from fray.model.messages.node import NodeHello
 from fray.model.policy.priority import Band
-from fray.model.specs import Cause, JobState, Phase
-from fray.scheduler.effects import LaunchAsked, Reply, TerminateAsked
+from fray.model.specs import EndReason, JobState, Phase
+from fray.scheduler.effects import LaunchRequested, Reply, TerminateRequested
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.invariants.check import check
 from fray.scheduler.jobs.groups import verdict
 from fray.scheduler.state.rows import (
     AttemptPhase,
-    JobGroup,
+    JobGroupRow,
     JobPhase,
-    Rules,
+    SchedulerConfig,
 )
 
 
@@ -36,11 +36,11 @@ def a_law(**node: object) -> Cluster:
 # Rules
 
 
-def a_group(primaries: int, auxiliaries: int, **more: object) -> JobGroup:
+def a_group(primaries: int, auxiliaries: int, **more: object) -> JobGroupRow:
     scores = {
         key: more.pop(key) for key in list(more) if "_" in key and key.partition("_")[0] in ("won", "lost", "failed")
     }
-    return JobGroup(
+    return JobGroupRow(
         group_id="g",
         config=JobGroupConfig(name="g", **more),  # type: ignore[arg-type]
         namespace="ns",
@@ -74,7 +74,7 @@ def a_group(primaries: int, auxiliaries: int, **more: object) -> JobGroup:
         (a_group(2, 1, lost_p=1, lost_a=1, failed_a=1, success="any"), False),
     ],
 )
-def test_a_group_ends_by_its_rules(group: JobGroup, said: bool | None) -> None:
+def test_a_group_ends_by_its_rules(group: JobGroupRow, said: bool | None) -> None:
     assert verdict(group) is said
 
 
@@ -89,7 +89,7 @@ def test_a_member_that_has_waited_as_long_as_it_may_ends_its_group_by_the_groups
     assert law.state.timers.at == {("wait", "a"): 60.0}
     law.driver()
     law.tick(60.0)
-    assert law.info("a").cause is Cause.UNSCHEDULABLE
+    assert law.info("a").cause is EndReason.UNSCHEDULABLE
     assert "it waited 60 s for machines, its limit" in (law.info("a").error_message or "")
     assert law.state.timers.at == {}
 
@@ -135,12 +135,12 @@ def test_a_name_of_a_group_is_taken_as_long_as_it_is_undecided() -> None:
     law.launch_group("rl", member("a"))
     event = law.ask_group("rl2", member("b"))
     assert any(isinstance(effect, Reply) for effect in event)
-    twin = LaunchAsked(session="d", ref=9, launch=_renamed(law, "rl3", "rl", member("c")))
+    twin = LaunchRequested(session="d", ref=9, launch=_renamed(law, "rl3", "rl", member("c")))
     (refusal,) = law.tell(twin)
-    assert isinstance(refusal.error, NameTaken)
+    assert isinstance(refusal.error, NameInUse)
     assert "group rl has it" in str(refusal.error)
     law.terminate("a")
-    law.see("a:0:0", ended(Cause.STOPPED))
+    law.see("a:0:0", ended(EndReason.STOPPED))
     law.tell(evolve(twin, ref=10))
     assert law.group("rl3").state == "running"
 
@@ -181,9 +181,9 @@ def test_a_waiting_group_ends_when_the_machines_known_after_a_restart_cannot_hol
     law.launch_group("g", member("a", members=2), member("b"))
     hello = NodeHello(node="n1", incarnation="i1", boot_id="b", capacity=_capacity())
     law.restart(declares_all_nodes=True, declared=(hello,))
-    assert law.info("a").cause is Cause.UNSCHEDULABLE
+    assert law.info("a").cause is EndReason.UNSCHEDULABLE
     assert "b (1 members) has no place" in str(law.info("a").error_message)
-    assert law.info("b").cause is Cause.GROUP
+    assert law.info("b").cause is EndReason.GROUP
     assert law.group("g").state == "failed"
 
 
@@ -209,10 +209,10 @@ def test_a_group_ends_with_its_driver_and_owes_nothing() -> None:
     law.launch_group("g", member("a"), member("b", stage=1, auxiliary=True))
     law.run("a:0:0")
     law.close()
-    law.see("a:0:0", ended(Cause.OWNER_ENDED))
-    law.see("b:0:0", ended(Cause.OWNER_ENDED))
+    law.see("a:0:0", ended(EndReason.OWNER_ENDED))
+    law.see("b:0:0", ended(EndReason.OWNER_ENDED))
     assert law.group("g").state == "stopped"
-    assert law.info("b").cause is Cause.OWNER_ENDED
+    assert law.info("b").cause is EndReason.OWNER_ENDED
 
 
 def test_what_is_kept_for_a_later_stage_ends_at_once_and_its_node_is_never_asked() -> None:
@@ -228,7 +228,7 @@ def test_what_is_kept_for_a_later_stage_ends_at_once_and_its_node_is_never_asked
 def test_a_node_that_speaks_of_what_it_was_not_asked_for_changes_nothing() -> None:
     law = a_law()
     law.launch_group("g", member("a"), member("b", stage=1))
-    for seen in (Phase.STARTING, Phase.RUNNING, ended(Cause.SUCCEEDED)):
+    for seen in (Phase.STARTING, Phase.RUNNING, ended(EndReason.SUCCEEDED)):
         law.see("b:0:0", seen)
         assert law.state.attempts["b:0:0"].phase is AttemptPhase.KEPT
 
@@ -238,7 +238,7 @@ def test_an_auxiliary_member_that_somebody_ends_is_simply_missing() -> None:
     law.launch_group("g", member("a"), member("b", auxiliary=True))
     law.run("a:0:0", "b:0:0")
     law.terminate("b")
-    law.see("b:0:0", ended(Cause.STOPPED))
+    law.see("b:0:0", ended(EndReason.STOPPED))
     law.see("a:0:0", ended())
     assert law.group("g").state == "succeeded"
     assert not law.info("b").absorbed
@@ -248,17 +248,17 @@ def test_with_any_the_first_success_ends_the_others_and_failures_count_only_at_t
     law = a_law()
     law.launch_group("g", member("a"), member("b"), member("c"), success="any")
     law.run("a:0:0", "b:0:0", "c:0:0")
-    law.see("a:0:0", ended(Cause.FAILURE, "boom"))
+    law.see("a:0:0", ended(EndReason.FAILURE, "boom"))
     assert law.info("a").absorbed
     assert law.group("g").state == "running"
     law.see("b:0:0", ended())
     assert law.wished() == {"c:0:0": True}
-    law.see("c:0:0", ended(Cause.GROUP))
+    law.see("c:0:0", ended(EndReason.GROUP))
     assert law.group("g").state == "succeeded"
 
 
 def test_a_group_is_forgotten_with_the_last_of_its_jobs() -> None:
-    law = Cluster(Rules(finished_limit=2))
+    law = Cluster(SchedulerConfig(finished_limit=2))
     law.driver()
     law.node(cpu=4)
     law.launch_group("g", member("a"), member("b"))
@@ -288,8 +288,8 @@ def test_a_group_is_ended_by_its_name() -> None:
     law = a_law()
     law.launch_group("g", member("a"), member("b"))
     law.launch(job("c"))
-    law.tell(TerminateAsked(session="d", ref=1, jobs=(), reason="enough", group="g"))
-    assert [law.state.jobs[name].stop_cause for name in ("a", "b", "c")] == [Cause.STOPPED, Cause.STOPPED, None]
+    law.tell(TerminateRequested(session="d", ref=1, jobs=(), reason="enough", group="g"))
+    assert [law.state.jobs[name].stop_cause for name in ("a", "b", "c")] == [EndReason.STOPPED, EndReason.STOPPED, None]
 
 
 def test_explain_says_where_there_is_room_for_whom() -> None:
@@ -366,10 +366,10 @@ def test_a_group_that_ends_against_its_rules_is_seen() -> None:
     assert "True by its rules, and its outcome is None" in told
     assert "its jobs say 0" in told
     row.primaries_succeeded = 0
-    law.see("a:0:0", ended(Cause.FAILURE))
+    law.see("a:0:0", ended(EndReason.FAILURE))
     law.state.jobs["b"].stop_cause = None
     assert "it is decided, and ['b'] go on" in broken(law)
-    law.state.jobs["b"].stop_cause = Cause.GROUP
+    law.state.jobs["b"].stop_cause = EndReason.GROUP
     law.state.jobs["a"].absorbed = True
     assert "a failed, absorbed: True, and a decided" in broken(law)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from law import Cluster, capacity, demand, ended, job
 
-from fray.errors import ChannelClosed, InvalidRequest, NameTaken, NeverSchedulable
+from fray.errors import ChannelClosed, InvalidRequest, NameInUse, NeverSchedulable
 from fray.model.messages.node import NodeHello
 from fray.model.resources import Capacity
-from fray.model.specs import Cause, JobState
-from fray.scheduler.effects import Forget, JobMoved, Refusal
-from fray.scheduler.state.rows import Rules
+from fray.model.specs import EndReason, JobState
+from fray.scheduler.effects import DeleteBlobs, JobInfoChanged, Refusal
+from fray.scheduler.state.rows import SchedulerConfig
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def declared(**machines: Capacity) -> dict[str, object]:
 def test_a_launch_repeated_attaches_to_the_first(law: Cluster) -> None:
     first = law.launch(job("a"), job("b"))
     effects = law.ask_launch(job("a"), job("b"))
-    assert [effect for effect in effects if isinstance(effect, JobMoved)] == []
+    assert [effect for effect in effects if isinstance(effect, JobInfoChanged)] == []
     assert law.launch(job("a"), job("b")) == first
 
 
@@ -66,8 +66,8 @@ def test_a_launch_that_names_only_some_known_jobs_is_refused(law: Cluster) -> No
     ("bad", "error"),
     [
         (job("b", members=0), InvalidRequest),
-        (job("taken", job_id="b"), NameTaken),
-        (job("a", job_id="b"), NameTaken),
+        (job("taken", job_id="b"), NameInUse),
+        (job("a", job_id="b"), NameInUse),
         (job("x", job_id="a"), InvalidRequest),
     ],
 )
@@ -77,13 +77,13 @@ def test_one_bad_job_refuses_them_all_and_its_payloads_are_forgotten(
     law.launch(job("taken"))
     effects = law.ask_launch(job("a", payload="p"), bad)  # type: ignore[arg-type]
     assert [type(effect.error) for effect in effects if isinstance(effect, Refusal)] == [error]
-    assert Forget(blobs=("p",)) in effects
+    assert DeleteBlobs(blobs=("p",)) in effects
     assert list(law.state.jobs) == ["taken"]
 
 
 def test_a_name_is_taken_only_among_the_living_of_a_namespace(law: Cluster) -> None:
     law.launch(job("x", job_id="x-1"))
-    with pytest.raises(NameTaken, match=r"job x-1 \(pending\) has it") as caught:
+    with pytest.raises(NameInUse, match=r"job x-1 \(pending\) has it") as caught:
         law.launch(job("x", job_id="x-2"))
     assert caught.value.details["holder"] == "x-1"
     law.launch(job("x", job_id="x-3", exclusive_name=False))
@@ -98,7 +98,7 @@ def test_an_unknown_or_ended_session_launches_nothing(law: Cluster) -> None:
 
 
 def test_living_jobs_are_bounded() -> None:
-    law = Cluster(Rules(living_limit=2))
+    law = Cluster(SchedulerConfig(living_limit=2))
     law.driver()
     law.launch(job("a"), job("b"))
     with pytest.raises(InvalidRequest, match="limit of 2 living jobs"):
@@ -131,4 +131,4 @@ def test_waiting_jobs_that_no_longer_fit_the_declared_machines_end_at_the_restar
     law.launch(job("a", demand(8)), job("b", demand(2)))
     law.restart(**declared(n1=capacity(4)))
     assert law.states("a", "b") == [JobState.FAILED, JobState.PENDING]
-    assert law.info("a").cause is Cause.UNSCHEDULABLE
+    assert law.info("a").cause is EndReason.UNSCHEDULABLE

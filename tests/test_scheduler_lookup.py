@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from law import Cluster, demand, ended, job
 
-from fray.errors import InvalidRequest, NameTaken
+from fray.errors import InvalidRequest, NameInUse
 from fray.model.messages.client import Ended, Role
-from fray.model.specs import Cause, JobState, Phase
-from fray.scheduler.effects import Effect, Reply, SessionOpened, TerminateAsked
+from fray.model.specs import EndReason, JobState, Phase
+from fray.scheduler.effects import Effect, Reply, SessionOpened, TerminateRequested
 from fray.scheduler.jobs.queries import find
 
 
@@ -25,7 +25,7 @@ def law() -> Cluster:
 
 def terminate(law: Cluster, *jobs: str, session: str = "d", **what: object) -> tuple[str, ...]:
     """Whose end was asked for."""
-    asked = TerminateAsked(session=session, ref=law.ref(), jobs=jobs, reason="enough", **what)  # type: ignore[arg-type]
+    asked = TerminateRequested(session=session, ref=law.ref(), jobs=jobs, reason="enough", **what)  # type: ignore[arg-type]
     return ended_by(law.tell(asked))
 
 
@@ -63,7 +63,7 @@ def test_of_two_adopting_drivers_one_launches_and_both_get_its_job(law: Cluster)
 
 def test_a_different_request_under_a_taken_name_is_refused_and_says_in_what_it_differs(law: Cluster) -> None:
     law.launch(job("train", job_id="train-1"))
-    with pytest.raises(NameTaken, match="differs in resources, max_retries_failure; ask for the same") as refused:
+    with pytest.raises(NameInUse, match="differs in resources, max_retries_failure; ask for the same") as refused:
         law.launch(job("train", demand(2), job_id="train-2", max_retries_failure=3, adopt_existing=True), session="e")
     assert refused.value.details["differs"] == ("resources", "max_retries_failure")
 
@@ -113,7 +113,7 @@ def test_a_tree_ends_with_what_its_jobs_have_launched_the_detached_ones_too(law:
     law.run("below:0:0")
     assert law.info("below").parent == "free"
     assert terminate(law, "top") == ("top",)
-    law.see("top:0:0", ended(Cause.STOPPED))
+    law.see("top:0:0", ended(EndReason.STOPPED))
     assert law.info("child").ended_by.startswith("its owner top:0:0 ended")
     assert law.states("free", "below") == [JobState.RUNNING, JobState.RUNNING]
     assert set(terminate(law, "top", tree=True)) == {"free", "below"}
@@ -133,9 +133,9 @@ def test_who_asked_for_an_end_is_told(law: Cluster) -> None:
     terminate(law, "b", session="s-a:0:0")
     terminate(law, "a", session="t")
     assert (law.info("b").ended_by, law.info("a").ended_by) == ("job a", "alice")
-    law.see("a:0:0", ended(Cause.STOPPED, exit_code=0, cpu_s=2.5, peak_memory_bytes=10**7, duration_s=3.0))
+    law.see("a:0:0", ended(EndReason.STOPPED, exit_code=0, cpu_s=2.5, peak_memory_bytes=10**7, duration_s=3.0))
     info = law.info("a")
-    assert (info.cause, info.ended_by, info.error_message) == (Cause.STOPPED, "alice", "enough")
+    assert (info.cause, info.ended_by, info.error_message) == (EndReason.STOPPED, "alice", "enough")
     attempt = info.attempts[0]
     assert (attempt.cpu_s, attempt.peak_memory_bytes, attempt.duration_s) == (2.5, 10**7, 3.0)
 
@@ -162,12 +162,12 @@ def test_the_history_of_a_job_is_in_its_info(law: Cluster) -> None:
     law.launch(job("gang", members=2, max_retries_failure=1))
     law.run("gang:0:0", "gang:0:1")
     law.now = 20.0
-    law.see("gang:0:1", ended(Cause.FAILURE, "no", exit_code=3))
-    law.see("gang:0:0", ended(Cause.GANG))
+    law.see("gang:0:1", ended(EndReason.FAILURE, "no", exit_code=3))
+    law.see("gang:0:0", ended(EndReason.GANG))
     law.run("gang:1:0", "gang:1:1")
     law.now = 40.0
-    law.see("gang:1:0", ended(Cause.KILLED, "killed by signal 9", signal=9))
-    law.see("gang:1:1", ended(Cause.GANG))
+    law.see("gang:1:0", ended(EndReason.KILLED, "killed by signal 9", signal=9))
+    law.see("gang:1:1", ended(EndReason.GANG))
     info = law.info("gang")
     assert (info.retries, info.first_member, info.duration_s) == ({"failure": 1}, 0, 40.0)
     assert info.error_message == (

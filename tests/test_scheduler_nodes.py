@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from law import Cluster, demand, ended, job
 
-from fray.model.specs import Cause, JobState, Phase
-from fray.scheduler.effects import AttemptRemarked, Happened, JobMoved, WishesMoved
+from fray.model.specs import EndReason, JobState, Phase
+from fray.scheduler.effects import AttemptAnnotated, DesiredAttemptsChanged, EventRecorded, JobInfoChanged
 from fray.scheduler.nodes.nodes import REMARK_LIMIT_CHARS
-from fray.scheduler.state.rows import NodePhase, Rules
+from fray.scheduler.state.rows import NodePhase, SchedulerConfig
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def law() -> Cluster:
 def test_a_silent_machine_is_suspect_after_30_s_and_given_up_after_600(law: Cluster) -> None:
     law.silence()
     assert [node.alive for node in law.state.nodes_info()] == [True]
-    assert JobMoved(job_id="a") in law.tick()
+    assert JobInfoChanged(job_id="a") in law.tick()
     assert law.now == 30.0
     assert [node.alive for node in law.state.nodes_info()] == [False]
     assert law.info("a").state is JobState.RUNNING
     assert "silent machines: n1" in law.info("a").reason
     law.tick()
     assert law.now == 600.0
-    assert (law.info("a").state, law.info("a").attempts[0].cause) == (JobState.PENDING, Cause.MACHINE_LOST)
+    assert (law.info("a").state, law.info("a").attempts[0].cause) == (JobState.PENDING, EndReason.MACHINE_LOST)
 
 
 def test_nothing_is_placed_on_a_silent_machine(law: Cluster) -> None:
@@ -66,7 +66,7 @@ def test_proof_of_death_spares_the_lease(law: Cluster) -> None:
 
 def test_a_new_incarnation_proves_the_old_one_dead(law: Cluster) -> None:
     law.node(incarnation="i2", gpu="h100*1")
-    assert law.info("a").attempts[0].cause is Cause.MACHINE_LOST
+    assert law.info("a").attempts[0].cause is EndReason.MACHINE_LOST
     assert law.wished() == {"a:1:0": False}
 
 
@@ -161,7 +161,7 @@ def test_a_machine_unknown_to_us_that_holds_attempts_must_tell_them_first() -> N
 
 
 def test_a_lost_machine_is_struck_off_after_a_day() -> None:
-    law = Cluster(Rules(forget_node_s=1000.0))
+    law = Cluster(SchedulerConfig(forget_node_s=1000.0))
     law.node()
     law.silence()
     law.tick(1600.0)
@@ -188,7 +188,7 @@ def test_its_process_still_holds_its_device_until_it_is_proven_dead(law: Cluster
     law.node()
     law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
     assert law.wished() == {"a:0:0": True}
-    law.see("a:0:0", ended(Cause.STOPPED))
+    law.see("a:0:0", ended(EndReason.STOPPED))
     assert law.wished() == {"b:0:0": False}
 
 
@@ -218,19 +218,19 @@ def test_an_attempt_the_node_never_spoke_of_is_wished_again(law: Cluster) -> Non
     law.silence()
     law.node()
     effects = law.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
-    assert WishesMoved(node="n1", changed=("b:0:0",)) in effects
+    assert DesiredAttemptsChanged(node="n1", changed=("b:0:0",)) in effects
     assert law.info("b").state is JobState.PENDING
 
 
 def test_an_attempt_the_node_no_longer_knows_was_killed(law: Cluster) -> None:
     law.report("n1", [], full=True)
-    assert law.info("a").cause is Cause.KILLED
+    assert law.info("a").cause is EndReason.KILLED
     assert law.info("a").error_message == "the node n1 no longer knows it"
 
 
 def test_an_attempt_the_node_has_forgotten_unasked_was_killed(law: Cluster) -> None:
     law.report("n1", [], gone=("a:0:0",))
-    assert law.info("a").cause is Cause.KILLED
+    assert law.info("a").cause is EndReason.KILLED
 
 
 def test_an_old_full_report_does_not_miss_what_came_after_it(law: Cluster) -> None:
@@ -238,12 +238,12 @@ def test_an_old_full_report_does_not_miss_what_came_after_it(law: Cluster) -> No
     law.report("n1", [], full=True, serial=6)
     assert law.info("a").state is JobState.RUNNING
     law.report("n1", [], full=True, serial=8)
-    assert law.info("a").cause is Cause.KILLED
+    assert law.info("a").cause is EndReason.KILLED
 
 
 def test_a_report_of_another_nodes_attempt_is_a_stray_and_no_news(law: Cluster) -> None:
     law.node("n2")
-    law.report("n2", [("a:0:0", ended(Cause.FAILURE))])
+    law.report("n2", [("a:0:0", ended(EndReason.FAILURE))])
     assert law.info("a").state is JobState.RUNNING
     law.report("n2", [("a:0:0", Phase.RUNNING)])
     assert law.state.nodes["n2"].strays == ("a:0:0",)
@@ -272,10 +272,10 @@ def test_after_a_restart_running_jobs_go_on_and_silence_is_counted_anew(law: Clu
 
 
 def test_budgets_survive_a_restart(law: Cluster) -> None:
-    law.see("a:0:0", ended(Cause.PREEMPTED))
+    law.see("a:0:0", ended(EndReason.PREEMPTED))
     law.restart()
     law.node(incarnation="i2", gpu="h100*1")
-    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, Cause.MACHINE_LOST)
+    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, EndReason.MACHINE_LOST)
 
 
 def test_the_laws_time_never_goes_back(law: Cluster) -> None:
@@ -296,14 +296,14 @@ def test_what_a_node_remarks_of_a_living_attempt_goes_into_the_story_and_nothing
 
     def remark(**other: str) -> list[str]:
         said = {"node": "n1", "incarnation": "i1", "attempt_id": "a:0:0", "what": "stalled", "text": "x" * 5000}
-        effects = law.tell(AttemptRemarked(**{**said, **other}))
-        return [effect.event.text for effect in effects if isinstance(effect, Happened)]
+        effects = law.tell(AttemptAnnotated(**{**said, **other}))
+        return [effect.event.text for effect in effects if isinstance(effect, EventRecorded)]
 
     (line,) = remark()
     assert line.startswith("a:0:0 on n1: xxx")
     assert len(line) == REMARK_LIMIT_CHARS
     assert remark(incarnation="i0") == remark(node="n2") == remark(attempt_id="b:0:0") == []
-    law.see("a:0:0", ended(Cause.FAILURE, "stalled: …", captured="its stacks", peak_memory_bytes=7, cpu_s=1.5))
+    law.see("a:0:0", ended(EndReason.FAILURE, "stalled: …", captured="its stacks", peak_memory_bytes=7, cpu_s=1.5))
     assert remark() == []
     (attempt,) = law.state.job_info("a").attempts
     assert (attempt.captured, attempt.peak_memory_bytes, attempt.cpu_s) == ("its stacks", 7, 1.5)

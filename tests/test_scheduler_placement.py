@@ -7,7 +7,7 @@ from law import GB, Cluster, demand, ended, job, placed
 
 from fray.errors import NoSuchJob
 from fray.model.resources import Demand
-from fray.model.specs import Cause, JobState
+from fray.model.specs import EndReason, JobState
 from fray.scheduler.explain.explain import explain
 
 
@@ -161,20 +161,20 @@ def test_a_starving_job_and_one_held_back_for_it_say_so(law: Cluster) -> None:
 
 def test_a_running_and_an_ended_job_tell_their_attempts(law: Cluster) -> None:
     law.launch(job("a", max_retries_failure=1))
-    law.see("a:0:0", ended(Cause.FAILURE, "boom"))
+    law.see("a:0:0", ended(EndReason.FAILURE, "boom"))
     assert explain(law.state, "a", 0.0).splitlines() == [
         "a is pending: starting on n1",
         "retries: 1 of 1 after failure, 0 of 0 after preemption",
         "  a:0:0 on n1: failure: boom",
         "  a:1:0 on n1: wished",
     ]
-    law.see("a:1:0", ended(Cause.OUT_OF_MEMORY, "3 GB of 2 GB"))
+    law.see("a:1:0", ended(EndReason.OUT_OF_MEMORY, "3 GB of 2 GB"))
     assert explain(law.state, "a", 0.0).startswith("a is failed (out of memory): 3 GB of 2 GB")
 
 
 def test_a_closing_gang_says_what_it_waits_for(law: Cluster) -> None:
     law.launch(job("gang", members=3))
-    law.see("gang:0:0", ended(Cause.FAILURE, "boom"))
+    law.see("gang:0:0", ended(EndReason.FAILURE, "boom"))
     assert law.info("gang").reason == "ending 2 of 3 members (boom)"
 
 

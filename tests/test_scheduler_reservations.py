@@ -10,9 +10,9 @@ from law import Cluster, demand, ended, job
 from fray.errors import InvalidRequest, NeverSchedulable, NoSuchReservation
 from fray.model.messages.client import Role
 from fray.model.policy.priority import Band
-from fray.model.reservations import ChangeKind, ReservationState
-from fray.model.specs import Cause, JobSpec, JobState, Phase
-from fray.scheduler.effects import CordonAsked, Happened, SessionOpened
+from fray.model.reservations import ReservationEventKind, ReservationState
+from fray.model.specs import EndReason, JobSpec, JobState, Phase
+from fray.scheduler.effects import CordonRequested, EventRecorded, SessionOpened
 from fray.scheduler.invariants.check import check
 from fray.scheduler.state.reservation_rows import Host
 
@@ -40,7 +40,7 @@ def run(law: Cluster, *specs: JobSpec) -> None:
             law.see(f"{spec.name}:0:{member}", Phase.RUNNING)
 
 
-def kinds(law: Cluster, name: str = "r") -> list[ChangeKind]:
+def kinds(law: Cluster, name: str = "r") -> list[ReservationEventKind]:
     return [change.kind for change in law.state.reservation_info(name).changes]
 
 
@@ -87,7 +87,7 @@ def test_devices_of_a_unit_are_the_only_ones_inside(law: Cluster) -> None:
 def test_it_grows_by_what_is_left_over_and_no_further_than_its_maximum(law: Cluster) -> None:
     law.reserve(need=demand(2), min_units=1, max_units=2)
     assert held(law) == 2
-    assert kinds(law) == [ChangeKind.HELD, ChangeKind.GROWN]
+    assert kinds(law) == [ReservationEventKind.HELD, ReservationEventKind.GROWN]
     law.launch(job("other", demand(2)))
     assert law.info("other").attempts
 
@@ -148,14 +148,14 @@ def test_a_unit_in_use_is_given_back_after_its_notice_and_its_job_waits_inside(l
     run(law, *(inside(f"w{number}", max_retries_preemption=1) for number in range(3)))
     law.launch(job("other", demand(2)))
     info = law.state.reservation_info("r")
-    assert info.changes[-1].kind is ChangeKind.SHRINKING
+    assert info.changes[-1].kind is ReservationEventKind.SHRINKING
     assert (info.changes[-1].jobs, info.changes[-1].notice_s) == (("w2",), 10.0)
     assert not law.wished("n3")["w2:0:0"]
     law.tick(10.0)
     assert law.wished("n3")["w2:0:0"]
-    law.see("w2:0:0", ended(Cause.PREEMPTED))
+    law.see("w2:0:0", ended(EndReason.PREEMPTED))
     assert [attempt.node for attempt in law.info("other").attempts] == ["n3"]
-    assert kinds(law)[-1] is ChangeKind.SHRUNK
+    assert kinds(law)[-1] is ReservationEventKind.SHRUNK
     assert law.states("w0", "w1", "w2") == [JobState.RUNNING, JobState.RUNNING, JobState.PENDING]
     assert "waits for room in reservation r: needs 2 CPUs" in law.info("w2").reason
 
@@ -187,7 +187,7 @@ def test_grown_units_come_back_only_after_twice_the_notice(law: Cluster) -> None
     run(law, *(inside(f"w{number}", max_retries_preemption=-1) for number in range(3)))
     law.launch(job("other", demand(2)))
     law.tick(10.0)
-    law.see("w2:0:0", ended(Cause.PREEMPTED))
+    law.see("w2:0:0", ended(EndReason.PREEMPTED))
     law.see("other:0:0", ended())
     assert held(law) == 2
     law.tick(20.0)
@@ -242,8 +242,8 @@ def test_an_earlier_band_takes_all_of_a_preemptible_one_and_it_waits_again(law: 
     law.launch(job("urgent", demand(2), band=Band.PRODUCTION))
     info = law.state.reservation_info("r")
     assert (info.state, len(law.info("urgent").attempts)) == (ReservationState.WAITING, 1)
-    assert ChangeKind.PREEMPTED in kinds(law)
-    law.see("w:0:0", ended(Cause.PREEMPTED))
+    assert ReservationEventKind.PREEMPTED in kinds(law)
+    law.see("w:0:0", ended(EndReason.PREEMPTED))
     assert "waits for reservation r, which is waiting" in law.info("w").reason
     law.see("urgent:0:0", ended())
     assert law.state.reservation_info("r").state is ReservationState.HELD
@@ -291,7 +291,7 @@ def test_a_lost_machine_takes_its_unit_and_the_lack_is_made_good_first(law: Clus
     law.die("n1")
     info = law.state.reservation_info("r")
     assert (info.state, info.held_units) == (ReservationState.DEGRADED, 1)
-    assert (info.changes[-1].kind, info.changes[-1].jobs) == (ChangeKind.LOST, ("w",))
+    assert (info.changes[-1].kind, info.changes[-1].jobs) == (ReservationEventKind.LOST, ("w",))
     law.launch(job("later", demand(2)))
     law.see("other:0:0", ended())
     assert (held(law), law.info("later").attempts) == (2, ())
@@ -311,15 +311,15 @@ def test_a_machine_that_begins_anew_has_lost_its_units(law: Cluster) -> None:
     law.reserve(need=demand(2), min_units=3, max_units=3)
     run(law, inside("w", max_retries_preemption=1))
     law.node("n1", "i2")
-    assert kinds(law)[-2:] == [ChangeKind.LOST, ChangeKind.GROWN]
+    assert kinds(law)[-2:] == [ReservationEventKind.LOST, ReservationEventKind.GROWN]
     assert len(law.info("w").members) == 1
 
 
 def test_a_drained_machine_is_left_by_its_units_and_another_one_is_owed(law: Cluster) -> None:
     law.reserve(need=demand(2), min_units=2, max_units=2)
     run(law, inside("w", max_retries_preemption=1))
-    law.tell(CordonAsked(session="d", ref=law.ref(), nodes=("n1",), drain=True))
-    law.see("w:0:0", ended(Cause.PREEMPTED))
+    law.tell(CordonRequested(session="d", ref=law.ref(), nodes=("n1",), drain=True))
+    law.see("w:0:0", ended(EndReason.PREEMPTED))
     assert [unit.nodes for unit in law.state.reservation_info("r").units] == [("n2",), ("n3",)]
     assert len(law.info("w").members) == 1
 
@@ -362,7 +362,7 @@ def test_an_actor_that_takes_nothing_survives_the_units_of_its_machine(law: Clus
     assert (held(law), len(law.info("other").attempts)) == (0, 1)
     assert law.states("actor") == [JobState.RUNNING]
     law.release()
-    law.see("actor:0:0", ended(Cause.STOPPED))
+    law.see("actor:0:0", ended(EndReason.STOPPED))
     assert law.state.reservation_info("r").state is ReservationState.ENDED
 
 
@@ -377,9 +377,9 @@ def test_release_ends_what_is_inside_and_then_frees_the_machines(law: Cluster) -
     law.release()
     info = law.state.reservation_info("r")
     assert info.state is ReservationState.CLOSING
-    assert [law.state.jobs[name].stop_cause for name in ("w", "waits")] == [Cause.STOPPED, Cause.STOPPED]
+    assert [law.state.jobs[name].stop_cause for name in ("w", "waits")] == [EndReason.STOPPED, EndReason.STOPPED]
     for name in ("w", "waits", "too"):
-        law.see(f"{name}:0:0", ended(Cause.STOPPED))
+        law.see(f"{name}:0:0", ended(EndReason.STOPPED))
     assert law.info("w").error_message == "its reservation r ended: released"
     assert law.state.reservation_info("r").state is ReservationState.ENDED
     assert len(law.info("outside").attempts) == 3
@@ -391,9 +391,9 @@ def test_it_ends_with_whoever_created_it(law: Cluster) -> None:
     law.driver("other")
     run(law, job("foreign", demand(2), reservation_id="r"))
     law.close()
-    assert law.state.jobs["foreign"].stop_cause is Cause.OWNER_ENDED
+    assert law.state.jobs["foreign"].stop_cause is EndReason.OWNER_ENDED
     assert law.state.session_known("d")
-    law.see("foreign:0:0", ended(Cause.OWNER_ENDED))
+    law.see("foreign:0:0", ended(EndReason.OWNER_ENDED))
     assert law.state.reservation_info("r").state is ReservationState.ENDED
     assert not law.state.session_known("d")
 
@@ -432,18 +432,18 @@ def test_its_time_runs_from_when_it_is_held_and_from_each_renewal(law: Cluster) 
     law.see("j0:0:0", ended())
     assert law.state.reservation_info("r").expires_at == 300.0
     law.tick(239.0)
-    assert ChangeKind.EXPIRING not in kinds(law)
+    assert ReservationEventKind.EXPIRING not in kinds(law)
     run(law, inside("w"))
     law.tick(240.0)
-    assert kinds(law)[-1] is ChangeKind.EXPIRING
+    assert kinds(law)[-1] is ReservationEventKind.EXPIRING
     law.renew()
-    assert kinds(law)[-1] is ChangeKind.RENEWED
+    assert kinds(law)[-1] is ReservationEventKind.RENEWED
     assert law.state.reservation_info("r").expires_at == 440.0
     law.renew(ttl_s=1000.0)
     assert law.state.reservation_info("r").expires_at == 1240.0
     law.tick(1240.0)
     assert law.state.reservation_info("r").state is ReservationState.CLOSING
-    law.see("w:0:0", ended(Cause.STOPPED))
+    law.see("w:0:0", ended(EndReason.STOPPED))
     assert law.info("w").error_message == "its reservation r ended: it expired: nobody renewed it"
 
 
@@ -451,7 +451,7 @@ def test_an_expiring_one_is_in_the_stories_of_its_jobs(law: Cluster) -> None:
     law.reserve(need=demand(2), ttl_s=100.0)
     run(law, inside("w"))
     effects = law.tick(50.0)
-    told = [effect.event for effect in effects if isinstance(effect, Happened) and effect.event.job == "w"]
+    told = [effect.event for effect in effects if isinstance(effect, EventRecorded) and effect.event.job == "w"]
     assert [(event.what, event.text) for event in told] == [
         ("reservation expiring", "r ends in 50 s, unless it is renewed")
     ]
@@ -493,9 +493,9 @@ def test_what_no_machine_could_hold_is_refused_where_all_are_known() -> None:
 
 
 def test_ended_ones_are_forgotten_in_the_end() -> None:
-    from fray.scheduler.state.rows import Rules
+    from fray.scheduler.state.rows import SchedulerConfig
 
-    law = Cluster(rules=Rules(finished_limit=2))
+    law = Cluster(rules=SchedulerConfig(finished_limit=2))
     law.driver()
     for number in range(4):
         law.reserve(f"r{number}")

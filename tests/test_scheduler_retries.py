@@ -20,7 +20,7 @@ from fray.model.restart_policy import (
     crash_wait_s,
     jittered,
 )
-from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Outcome, Phase
+from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, Outcome, Phase
 from fray.scheduler.jobs.exit_codes import chosen_code
 from fray.scheduler.jobs.retries import FREE
 from fray.scheduler.lifecycle import BUDGETS, FINAL, PAID_BY, Budget
@@ -41,13 +41,13 @@ def fail(law: Cluster, job_id: str, generation: int, after_s: float = 1.0, **out
     """The attempt runs, and fails so much later."""
     law.run(f"{job_id}:{generation}:0")
     law.now += after_s
-    law.see(f"{job_id}:{generation}:0", ended(Cause.FAILURE, "no", **outcome))
+    law.see(f"{job_id}:{generation}:0", ended(EndReason.FAILURE, "no", **outcome))
 
 
 # The table
 
 
-def budget_word(cause: Cause) -> str:
+def budget_word(cause: EndReason) -> str:
     budget = BUDGETS[cause]
     if budget is None:
         return "never retried"
@@ -59,7 +59,7 @@ def budget_word(cause: Cause) -> str:
 
 
 def test_the_page_has_the_table_of_the_law() -> None:
-    lines = [f"| `{cause.value}` | {FINAL[cause].value} | {budget_word(cause)} |" for cause in Cause]
+    lines = [f"| `{cause.value}` | {FINAL[cause].value} | {budget_word(cause)} |" for cause in EndReason]
     told = PAGE.read_text().split("lifecycle.py by tests")[1].split("<!-- end -->")[0]
     assert [line for line in told.splitlines() if line.startswith("| `")] == lines
 
@@ -70,12 +70,12 @@ def test_the_page_has_the_table_of_the_law() -> None:
 @pytest.mark.parametrize(
     ("cause", "own", "other"),
     [
-        (Cause.OUT_OF_MEMORY, "max_retries_out_of_memory", "max_retries_failure"),
-        (Cause.MACHINE_LOST, "max_retries_machine_loss", "max_retries_preemption"),
+        (EndReason.OUT_OF_MEMORY, "max_retries_out_of_memory", "max_retries_failure"),
+        (EndReason.MACHINE_LOST, "max_retries_machine_loss", "max_retries_preemption"),
     ],
 )
 def test_a_budget_that_is_not_set_is_paid_by_another_and_one_that_is_pays_alone(
-    law: Cluster, cause: Cause, own: str, other: str
+    law: Cluster, cause: EndReason, own: str, other: str
 ) -> None:
     spend = ended(cause)
     law.launch(job("a", **{other: 1}), job("b", **{own: 0, other: 9}), job("c", **{own: 1, other: 0}))
@@ -90,16 +90,16 @@ def test_a_budget_that_is_not_set_is_paid_by_another_and_one_that_is_pays_alone(
 
 
 def test_rules_are_about_codes_that_a_process_chose() -> None:
-    assert chosen_code(ended(Cause.FAILURE, exit_code=3)) == 3
-    assert chosen_code(ended(Cause.FAILURE, exit_code=1, raised=True)) is None
-    assert chosen_code(ended(Cause.KILLED, signal=15)) == 143
-    assert chosen_code(ended(Cause.OUT_OF_MEMORY, signal=9)) is None
-    assert chosen_code(ended(Cause.STOPPED, exit_code=3)) is None
+    assert chosen_code(ended(EndReason.FAILURE, exit_code=3)) == 3
+    assert chosen_code(ended(EndReason.FAILURE, exit_code=1, raised=True)) is None
+    assert chosen_code(ended(EndReason.KILLED, signal=15)) == 143
+    assert chosen_code(ended(EndReason.OUT_OF_MEMORY, signal=9)) is None
+    assert chosen_code(ended(EndReason.STOPPED, exit_code=3)) is None
 
 
 def test_what_is_ignored_is_a_success_without_a_value(law: Cluster) -> None:
     law.launch(job("a", exit_codes={3: ExitRule.IGNORE}, payload="p"))
-    effects = law.see("a:0:0", ended(Cause.FAILURE, "SystemExit: 3", exit_code=3, value="pickled"))
+    effects = law.see("a:0:0", ended(EndReason.FAILURE, "SystemExit: 3", exit_code=3, value="pickled"))
     info = law.info("a")
     assert (info.state, info.exit_code, info.value, info.error_message) == (JobState.SUCCEEDED, 3, None, None)
     assert "pickled" in {blob for effect in effects for blob in getattr(effect, "blobs", ())}
@@ -109,15 +109,15 @@ def test_a_rule_decides_for_the_member_of_a_gang_that_broke_first(law: Cluster) 
     rules = {2: ExitRule.FAIL, 3: ExitRule.IGNORE}
     law.launch(job("g", members=2, max_retries_failure=5, exit_codes=rules))
     law.run("g:0:0", "g:0:1")
-    law.see("g:0:0", ended(Cause.FAILURE, exit_code=3))
+    law.see("g:0:0", ended(EndReason.FAILURE, exit_code=3))
     assert law.info("g").state is JobState.RUNNING
-    law.see("g:0:1", ended(Cause.FAILURE, "usage", exit_code=2))
+    law.see("g:0:1", ended(EndReason.FAILURE, "usage", exit_code=2))
     assert (law.info("g").state, law.info("g").first_member) == (JobState.FAILED, 1)
 
 
 def test_an_exception_is_not_hidden_by_a_rule_for_one(law: Cluster) -> None:
     law.launch(job("a", exit_codes={1: ExitRule.IGNORE}))
-    law.see("a:0:0", ended(Cause.FAILURE, "ValueError: no", exit_code=1, raised=True))
+    law.see("a:0:0", ended(EndReason.FAILURE, "ValueError: no", exit_code=1, raised=True))
     assert law.info("a").state is JobState.FAILED
 
 
@@ -144,7 +144,7 @@ def test_a_job_waits_after_its_own_failures_and_not_after_the_machines(law: Clus
     fail(law, "a", 0, after_s=20.0)
     assert 3.0 <= (law.state.next_deadline() or 0.0) - law.now <= 4.0
     law.tick()
-    law.see("a:1:0", ended(Cause.PREEMPTED))
+    law.see("a:1:0", ended(EndReason.PREEMPTED))
     assert law.state.attempts["a:2:0"].living
     fail(law, "a", 2, after_s=40.0)  # longer than any wait: a new trouble
     assert (law.state.next_deadline() or 0.0) - law.now <= 4.0
@@ -164,7 +164,7 @@ def test_an_actor_that_came_up_and_is_killed_again_and_again_is_in_no_crash_loop
         law.run(attempt)
         law.process(attempt)
         law.register("a", "a", f"s-{attempt}")
-        law.see(attempt, ended(Cause.KILLED, signal=9))
+        law.see(attempt, ended(EndReason.KILLED, signal=9))
     assert law.state.attempts["a:5:0"].living
 
 
@@ -172,7 +172,7 @@ def test_what_ran_for_long_unseen_has_not_crashed(law: Cluster) -> None:
     law.launch(job("a", max_retries_failure=-1))
     for generation in range(4):
         law.now += 50
-        law.see(f"a:{generation}:0", Outcome(cause=Cause.FAILURE, message="no", duration_s=45.0))
+        law.see(f"a:{generation}:0", Outcome(cause=EndReason.FAILURE, message="no", duration_s=45.0))
     assert law.state.attempts["a:4:0"].living
     assert law.info("a").attempts[0].start_time == 5.0
 
@@ -184,12 +184,12 @@ def test_a_member_goes_back_to_its_machine_unless_somebody_else_has_taken_it(law
     law.launch(job("g", Demand(cpu_milli=2000), members=2, max_retries_failure=3))
     law.run("g:0:0", "g:0:1")
     law.launch(job("other", Demand(cpu_milli=2000), max_retries_failure=0))
-    law.see("g:0:1", ended(Cause.FAILURE))
+    law.see("g:0:1", ended(EndReason.FAILURE))
     assert [law.state.attempts[id_].node for id_ in ("g:0:0", "g:0:1", "other:0:0")] == ["n1", "n2", "n3"]
     law.launch(job("thief", Demand(cpu_milli=2000)))
     assert law.state.attempts["thief:0:0"].node == "n2"
     law.see("other:0:0", ended())
-    law.see("g:0:0", ended(Cause.GANG))
+    law.see("g:0:0", ended(EndReason.GANG))
     assert [law.state.attempts[id_].node for id_ in ("g:1:0", "g:1:1")] == ["n1", "n3"]
     law.see("g:1:0", Phase.RUNNING)
 

@@ -7,9 +7,9 @@ from law import Cluster, demand, ended, job
 
 from fray.errors import ChannelClosed, InvalidRequest
 from fray.model.messages.client import Done, Role
-from fray.model.specs import Cause, JobState
-from fray.scheduler.effects import Effect, Reply, SessionClosed, SessionLost, SessionOpened, SessionOver
-from fray.scheduler.state.rows import Rules
+from fray.model.specs import EndReason, JobState
+from fray.scheduler.effects import CloseSession, Effect, Reply, SessionClosed, SessionLost, SessionOpened
+from fray.scheduler.state.rows import SchedulerConfig
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def done(effects: list[Effect]) -> list[tuple[str, int]]:
 
 
 def over(effects: list[Effect]) -> list[str]:
-    return [effect.session for effect in effects if isinstance(effect, SessionOver)]
+    return [effect.session for effect in effects if isinstance(effect, CloseSession)]
 
 
 def test_a_driver_that_comes_back_within_its_grace_keeps_its_jobs(law: Cluster) -> None:
@@ -47,9 +47,9 @@ def test_a_driver_that_stays_away_loses_its_jobs_after_its_grace(law: Cluster) -
     assert law.now == 30.0
     assert law.wished() == {"a:0:0": True}
     law.now = 32.0
-    assert over(law.see("a:0:0", ended(Cause.OWNER_ENDED))) == ["d"]
+    assert over(law.see("a:0:0", ended(EndReason.OWNER_ENDED))) == ["d"]
     assert law.state.sessions["d"].ended_at == 30.0
-    assert law.info("a").cause is Cause.OWNER_ENDED
+    assert law.info("a").cause is EndReason.OWNER_ENDED
 
 
 def test_a_driver_without_grace_ends_at_its_first_tick(law: Cluster) -> None:
@@ -66,7 +66,7 @@ def test_a_goodbye_ends_all_at_once_and_is_answered_when_all_has_ended(law: Clus
     effects = law.close(ref=7)
     assert done(effects) == over(effects) == []
     assert law.info("b").state is JobState.STOPPED
-    effects = law.see("a:0:0", ended(Cause.OWNER_ENDED))
+    effects = law.see("a:0:0", ended(EndReason.OWNER_ENDED))
     assert (done(effects), over(effects)) == ([("d", 7)], ["d"])
 
 
@@ -77,9 +77,9 @@ def test_a_goodbye_waits_for_grandchildren_too(law: Cluster) -> None:
     law.launch(job("b"), session="s-a:0:0")
     law.run("b:0:0")
     law.close(ref=7)
-    assert done(law.see("a:0:0", ended(Cause.OWNER_ENDED))) == []
+    assert done(law.see("a:0:0", ended(EndReason.OWNER_ENDED))) == []
     assert law.state.owned("d") == ("b",)
-    assert done(law.see("b:0:0", ended(Cause.OWNER_ENDED))) == [("d", 7)]
+    assert done(law.see("b:0:0", ended(EndReason.OWNER_ENDED))) == [("d", 7)]
 
 
 def test_a_goodbye_may_be_repeated_before_and_after_the_end(law: Cluster) -> None:
@@ -87,7 +87,7 @@ def test_a_goodbye_may_be_repeated_before_and_after_the_end(law: Cluster) -> Non
     law.run("a:0:0")
     law.close(ref=1)
     law.close(ref=2)
-    assert done(law.see("a:0:0", ended(Cause.OWNER_ENDED))) == [("d", 1), ("d", 2)]
+    assert done(law.see("a:0:0", ended(EndReason.OWNER_ENDED))) == [("d", 1), ("d", 2)]
     assert done(law.close(ref=3)) == [("d", 3)]
     assert done(law.close("nobody", ref=4)) == [("nobody", 4)]
 
@@ -100,7 +100,7 @@ def test_an_ended_session_stays_ended(law: Cluster) -> None:
 
 
 def test_ended_sessions_are_remembered_up_to_a_limit() -> None:
-    law = Cluster(Rules(finished_limit=1))
+    law = Cluster(SchedulerConfig(finished_limit=1))
     for name in ("a", "b"):
         law.driver(name)
         law.close(name)
@@ -170,7 +170,7 @@ def test_a_goodbye_that_the_old_controller_heard_is_obeyed_by_the_new_one(law: C
     law.restart()
     law.node()
     law.close(ref=2)
-    assert done(law.see("a:0:0", ended(Cause.OWNER_ENDED))) == [("d", 2)]
+    assert done(law.see("a:0:0", ended(EndReason.OWNER_ENDED))) == [("d", 2)]
 
 
 def test_proof_of_death_needs_no_grace(law: Cluster) -> None:

@@ -9,10 +9,17 @@ from attrs import evolve
 from law import Cluster, ended, job
 
 from fray.model.ids import attempt_id
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from fray.net.codec import from_json, to_json
 from fray.scheduler import effects
-from fray.scheduler.effects import Happened, JobMoved, NamesMoved, Reply, SessionOver, WishesMoved
+from fray.scheduler.effects import (
+    CloseSession,
+    DesiredAttemptsChanged,
+    EventRecorded,
+    JobInfoChanged,
+    NamesChanged,
+    Reply,
+)
 from fray.scheduler.invariants.check import check
 from fray.scheduler.state.rows import TABLES, JobPhase, NodePhase
 from fray.scheduler.state.state import State
@@ -34,13 +41,13 @@ def test_every_event_has_its_handler() -> None:
 def test_effects_come_in_one_order_and_each_once(law: Cluster) -> None:
     launched = law.ask_launch(job("a"), job("b"))
     kinds = [type(effect) for effect in launched]
-    assert kinds == [Happened] * 4 + [WishesMoved, Reply, JobMoved, JobMoved]
-    assert launched[4] == WishesMoved(node="n1", changed=("a:0:0", "b:0:0"))
+    assert kinds == [EventRecorded] * 4 + [DesiredAttemptsChanged, Reply, JobInfoChanged, JobInfoChanged]
+    assert launched[4] == DesiredAttemptsChanged(node="n1", changed=("a:0:0", "b:0:0"))
     law.run("a:0:0", "b:0:0")
     law.process("a:0:0")
     law.register("x", "token", "s-a:0:0")
-    told = [type(effect) for effect in law.see("a:0:0", ended()) if not isinstance(effect, Happened)]
-    assert told == [WishesMoved, JobMoved, NamesMoved, NamesMoved, SessionOver]
+    told = [type(effect) for effect in law.see("a:0:0", ended()) if not isinstance(effect, EventRecorded)]
+    assert told == [DesiredAttemptsChanged, JobInfoChanged, NamesChanged, NamesChanged, CloseSession]
 
 
 def test_the_reply_to_a_launch_shows_what_the_step_made_of_it(law: Cluster) -> None:
@@ -110,7 +117,7 @@ def test_an_outcome_that_is_decided_twice_is_seen(law: Cluster) -> None:
     for row, name in ((law.state.jobs["a"], "a had"), (law.state.attempts["a:0:0"], "a:0:0 had")):
         first = row.outcome
         assert first is not None
-        for other in (None, evolve(first, cause=Cause.STOPPED), evolve(first, value="another")):
+        for other in (None, evolve(first, cause=EndReason.STOPPED), evolve(first, value="another")):
             row.outcome = other
             assert any(text.startswith(name) for text in law.decided.check(law.state)), other
         row.outcome = first
@@ -119,7 +126,7 @@ def test_an_outcome_that_is_decided_twice_is_seen(law: Cluster) -> None:
 def test_a_back_off_that_is_over_or_not_kept_is_seen(law: Cluster) -> None:
     law.launch(job("a", max_retries_failure=1, backoff_s=8.0))
     law.run("a:0:0")
-    law.see("a:0:0", ended(Cause.FAILURE))
+    law.see("a:0:0", ended(EndReason.FAILURE))
     row = law.state.jobs["a"]
     assert row.phase is JobPhase.HELD
     assert check(law.state) == []

@@ -11,7 +11,16 @@ from law import Cluster, capacity, demand, ended, job
 from fray.errors import InvalidRequest
 from fray.model.messages.node import NodeHello
 from fray.model.restart_policy import back_off_s
-from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, JobState, Phase, Siblings, Strategy
+from fray.model.specs import (
+    ActorConfig,
+    EndReason,
+    EntryKind,
+    JobSpec,
+    JobState,
+    Phase,
+    SupervisedGroup,
+    SupervisionStrategy,
+)
 from fray.scheduler.invariants.check import check
 
 
@@ -27,7 +36,7 @@ def actor(name: str, **config: Any) -> JobSpec:
     return job(name, demand(0), entry=EntryKind.ACTOR, actor=ActorConfig(**config))
 
 
-def group(strategy: Strategy, count: int = 3, name: str = "g", **config: Any) -> list[JobSpec]:
+def group(strategy: SupervisionStrategy, count: int = 3, name: str = "g", **config: Any) -> list[JobSpec]:
     config = {"max_restarts": 2, "restart_period_s": 60.0} | config
     return [
         job(
@@ -35,7 +44,7 @@ def group(strategy: Strategy, count: int = 3, name: str = "g", **config: Any) ->
             demand(0),
             entry=EntryKind.ACTOR,
             actor=ActorConfig(**config),
-            siblings=Siblings(group_id=name, strategy=strategy, index=index),
+            siblings=SupervisedGroup(group_id=name, strategy=strategy, index=index),
         )
         for index in range(count)
     ]
@@ -44,7 +53,7 @@ def group(strategy: Strategy, count: int = 3, name: str = "g", **config: Any) ->
 def fail(law: Cluster, *attempts: str) -> None:
     for attempt in attempts:
         law.now += 0.01
-        law.see(attempt, ended(Cause.FAILURE, "boom"))
+        law.see(attempt, ended(EndReason.FAILURE, "boom"))
 
 
 def test_the_back_off_doubles_up_to_its_limit() -> None:
@@ -70,7 +79,7 @@ def test_an_actor_that_may_always_restart_does(law: Cluster) -> None:
 
 
 def test_an_actor_that_must_start_and_does_not_is_not_made_anew_and_later_failures_are(law: Cluster) -> None:
-    broken = ended(Cause.FAILURE, "OSError: no weights", constructing=True)
+    broken = ended(EndReason.FAILURE, "OSError: no weights", constructing=True)
     for name, must_start in (("a", True), ("b", False)):
         law.launch(actor(name, max_restarts=-1, must_start=must_start))
         law.see(f"{name}:0:0", broken)
@@ -88,15 +97,15 @@ def test_an_actor_that_must_start_and_does_not_is_not_made_anew_and_later_failur
 
 def test_an_actor_whose_environment_is_wrong_is_not_made_anew(law: Cluster) -> None:
     law.launch(actor("a", max_restarts=-1))
-    law.see("a:0:0", ended(Cause.ENVIRONMENT, "no such module"))
+    law.see("a:0:0", ended(EndReason.ENVIRONMENT, "no such module"))
     assert law.info("a").error_message == "no such module"
 
 
 def test_the_failure_of_each_strategy_takes_those_it_names(law: Cluster) -> None:
     expected = {
-        Strategy.ONE_FOR_ONE: {1: False},
-        Strategy.ONE_FOR_ALL: {0: True, 2: True},
-        Strategy.REST_FOR_ONE: {0: False, 2: True},
+        SupervisionStrategy.ONE_FOR_ONE: {1: False},
+        SupervisionStrategy.ONE_FOR_ALL: {0: True, 2: True},
+        SupervisionStrategy.REST_FOR_ONE: {0: False, 2: True},
     }
     for strategy, stopped in expected.items():
         law.launch(*group(strategy, name=strategy.value))
@@ -109,21 +118,21 @@ def test_the_failure_of_each_strategy_takes_those_it_names(law: Cluster) -> None
 
 
 def test_a_restart_with_a_sibling_costs_nothing(law: Cluster) -> None:
-    law.launch(*group(Strategy.ONE_FOR_ALL, 2))
+    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
     for generation in range(2):
         law.run(f"g0:{generation}:0", f"g1:{generation}:0")
         fail(law, f"g0:{generation}:0")
-        law.see(f"g1:{generation}:0", ended(Cause.SIBLING))
+        law.see(f"g1:{generation}:0", ended(EndReason.SIBLING))
     law.run("g0:2:0", "g1:2:0")
-    assert law.state.jobs["g1"].retried == {Cause.SIBLING: 2}
+    assert law.state.jobs["g1"].retried == {EndReason.SIBLING: 2}
     fail(law, "g1:2:0")
     assert law.states("g0", "g1") == [JobState.RUNNING, JobState.FAILED]
-    law.see("g0:2:0", ended(Cause.SIBLING))
-    assert law.info("g0").cause is Cause.SIBLING
+    law.see("g0:2:0", ended(EndReason.SIBLING))
+    assert law.info("g0").cause is EndReason.SIBLING
 
 
 def test_a_sibling_that_fails_while_it_is_being_ended_is_no_second_setback(law: Cluster) -> None:
-    law.launch(*group(Strategy.ONE_FOR_ALL, 2, max_restarts=1))
+    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2, max_restarts=1))
     law.run("g0:0:0", "g1:0:0")
     fail(law, "g0:0:0", "g1:0:0")
     assert law.wished() == {"g0:1:0": False, "g1:1:0": False}
@@ -131,7 +140,7 @@ def test_a_sibling_that_fails_while_it_is_being_ended_is_no_second_setback(law: 
 
 def test_a_waiting_member_begins_with_the_others(law: Cluster) -> None:
     """A sibling that has no machine yet is kept from starting in between."""
-    specs = group(Strategy.ONE_FOR_ALL, 2)
+    specs = group(SupervisionStrategy.ONE_FOR_ALL, 2)
     law.launch(specs[0], job("g1", demand(99), entry=EntryKind.ACTOR, actor=specs[1].actor, siblings=specs[1].siblings))
     law.run("g0:0:0")
     fail(law, "g0:0:0")
@@ -140,7 +149,7 @@ def test_a_waiting_member_begins_with_the_others(law: Cluster) -> None:
 
 
 def test_a_member_that_ends_in_order_leaves_the_others(law: Cluster) -> None:
-    law.launch(*group(Strategy.ONE_FOR_ALL, 2))
+    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
     law.run("g0:0:0", "g1:0:0")
     law.see("g0:0:0", ended())
     assert law.wished() == {"g1:0:0": False}
@@ -149,19 +158,19 @@ def test_a_member_that_ends_in_order_leaves_the_others(law: Cluster) -> None:
 
 
 def test_an_owner_that_ends_while_a_group_begins_anew_ends_it(law: Cluster) -> None:
-    law.launch(*group(Strategy.ONE_FOR_ALL, 3, backoff_s=5.0))
+    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 3, backoff_s=5.0))
     law.run("g0:0:0", "g1:0:0", "g2:0:0")
     fail(law, "g0:0:0")
-    law.see("g1:0:0", ended(Cause.SIBLING))
+    law.see("g1:0:0", ended(EndReason.SIBLING))
     law.close()
-    law.see("g2:0:0", ended(Cause.SIBLING))
-    assert [law.info(f"g{index}").cause for index in range(3)] == [Cause.OWNER_ENDED] * 3
+    law.see("g2:0:0", ended(EndReason.SIBLING))
+    assert [law.info(f"g{index}").cause for index in range(3)] == [EndReason.OWNER_ENDED] * 3
     assert law.state.next_deadline() is None
 
 
 def test_a_sibling_on_a_silent_machine_is_waited_for_until_proof(law: Cluster) -> None:
     law.node("n2", cpu=8)
-    specs = group(Strategy.ONE_FOR_ALL, 2)
+    specs = group(SupervisionStrategy.ONE_FOR_ALL, 2)
     law.launch(*specs)
     assert {a.node for a in law.state.attempts.values()} == {"n1", "n2"}
     law.run("g0:0:0", "g1:0:0")
@@ -175,18 +184,18 @@ def test_a_sibling_on_a_silent_machine_is_waited_for_until_proof(law: Cluster) -
 
 
 def test_a_group_survives_a_restart_of_the_controller(law: Cluster) -> None:
-    law.launch(*group(Strategy.ONE_FOR_ALL, 2))
+    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
     law.run("g0:0:0", "g1:0:0")
     fail(law, "g0:0:0")
     law.restart()
     law.node("n1")
     law.report("n1", [("g1:0:0", Phase.STOPPING)], full=True)
-    law.see("g1:0:0", ended(Cause.SIBLING))
+    law.see("g1:0:0", ended(EndReason.SIBLING))
     assert set(law.wished()) == {"g0:1:0", "g1:1:0"}
 
 
 def test_a_group_is_launched_together_and_once(law: Cluster) -> None:
-    specs = group(Strategy.ONE_FOR_ALL, 2)
+    specs = group(SupervisionStrategy.ONE_FOR_ALL, 2)
     for bad in ([specs[1]], [*specs, actor("x")], [specs[0], job("y", siblings=specs[1].siblings)]):
         with pytest.raises(InvalidRequest, match="supervised group 'g'"):
             law.launch(*bad)
@@ -205,5 +214,5 @@ def test_a_held_job_that_no_longer_fits_any_declared_machine_ends_at_the_restart
     small = NodeHello(node="n1", incarnation="i1", boot_id="b", capacity=capacity(4))
     law.node("n1", incarnation="i2", cpu=4)
     law.restart(declares_all_nodes=True, declared=(small,))
-    assert law.info("a").cause is Cause.UNSCHEDULABLE
+    assert law.info("a").cause is EndReason.UNSCHEDULABLE
     assert law.state.next_deadline() is not None  # the node's silence alone

@@ -15,16 +15,16 @@ from fray.model.policy.policy import (
     Amounts,
     Policy,
     Preemption,
-    Terms,
+    TenantPolicy,
 )
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
-from fray.model.specs import Cause, JobSpec, JobState
+from fray.model.specs import EndReason, JobSpec, JobState
 from fray.scheduler.effects import NodeJoined, PolicyChanged
-from fray.scheduler.pool.pool import Pool
-from fray.scheduler.pool.requests import Ask, ask_of
+from fray.scheduler.pool.pool import MachinePool
+from fray.scheduler.pool.requests import PlacementRequest, ask_of
 from fray.scheduler.queue.queue import Queue
-from fray.scheduler.state.rows import Quarantine, Rules
+from fray.scheduler.state.rows import Quarantine, SchedulerConfig
 
 EAGER = Policy(preemption=Preemption(shield_s=0.0, patience_s=0.0))
 GROUP = GroupConfig("g", "process", cpu=4, max=2)
@@ -40,7 +40,7 @@ def test_without_groups_of_machines_no_plan_is_due() -> None:
 
 
 def test_what_runs_in_a_reservation_counts_against_no_quota_but_its_own() -> None:
-    law = Cluster(policy=Policy(users={"ann": Terms(quota=Amounts(cpu_milli=4000), borrow=False)}))
+    law = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=4000), borrow=False)}))
     law.driver()
     law.node("n1", cpu=8)
     law.reserve("r", demand(2), min_units=2, max_units=2, user="ann")
@@ -49,7 +49,7 @@ def test_what_runs_in_a_reservation_counts_against_no_quota_but_its_own() -> Non
 
 
 def test_within_a_reservation_no_quota_is_reclaimed() -> None:
-    quotas = {"ann": Terms(quota=Amounts(cpu_milli=1000)), "bob": Terms(quota=Amounts(cpu_milli=9000))}
+    quotas = {"ann": TenantPolicy(quota=Amounts(cpu_milli=1000)), "bob": TenantPolicy(quota=Amounts(cpu_milli=9000))}
     law = Cluster(policy=evolve(EAGER, users=quotas))
     law.driver()
     law.node("n1", cpu=4)
@@ -95,7 +95,7 @@ def test_a_claim_to_a_machine_that_comes_into_quarantine_is_made_elsewhere() -> 
     node = law.state.nodes[share.node]
     node.quarantine = Quarantine(since=law.now, why="it is bad", jobs=("a", "b"), probe_at=law.now + 60)
     law.state.node_changed(node)
-    law.see(f"{victim}:0:0", ended(Cause.PREEMPTED))
+    law.see(f"{victim}:0:0", ended(EndReason.PREEMPTED))
     claim = law.state.claims.get("high")
     assert claim is not None
     assert claim.shares[0].node != share.node
@@ -145,12 +145,12 @@ def test_who_takes_nothing_but_ports_leaves_those_that_are_claimed() -> None:
     need = evolve(demand(4), ports=2)
     law.launch(job("high", need, ports=("a", "b"), band=Band.PRODUCTION))
     law.launch(job("light", evolve(demand(0), ports=1), ports=("a",)))
-    law.see("low:0:0", ended(Cause.PREEMPTED))
+    law.see("low:0:0", ended(EndReason.PREEMPTED))
     assert [len(law.info(name).attempts) for name in ("high", "light")] == [1, 0]
 
 
 def test_a_job_that_launches_itself_for_ever_is_told_so() -> None:
-    law = Cluster(Rules(depth_limit=3))
+    law = Cluster(SchedulerConfig(depth_limit=3))
     law.driver()
     law.node("n1")
     law.launch(job("j1", demand(0)))
@@ -198,14 +198,14 @@ def test_who_cannot_starve_is_not_sorted_by_when_he_came() -> None:
 
 
 def test_what_waited_for_a_quota_is_forgotten_with_its_end() -> None:
-    law = Cluster(policy=Policy(users={"ann": Terms(quota=Amounts(cpu_milli=1000), borrow=False)}))
+    law = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)}))
     law.driver()
     law.node("n1", cpu=4)
     law.launch(job("j1", user="ann"), job("j2", user="ann"))
     assert list(law.state.queue.over_quota) == ["user:ann"]
     law.terminate("j2")
     assert law.state.queue.over_quota == {}
-    assert law.info("j2").cause is Cause.STOPPED
+    assert law.info("j2").cause is EndReason.STOPPED
 
 
 def test_nothing_is_planned_when_nobody_waits() -> None:
@@ -224,16 +224,16 @@ def test_nothing_is_planned_when_nobody_waits() -> None:
 
 
 @pytest.fixture
-def tries(monkeypatch: pytest.MonkeyPatch) -> list[Ask]:
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[PlacementRequest]:
     """Whatever a pool was asked to place."""
-    asked: list[Ask] = []
-    place = Pool.place
+    asked: list[PlacementRequest] = []
+    place = MachinePool.place
 
-    def counted(pool: Pool, ask: Ask, *more: Any) -> Any:
+    def counted(pool: MachinePool, ask: PlacementRequest, *more: Any) -> Any:
         asked.append(ask)
         return place(pool, ask, *more)
 
-    monkeypatch.setattr(Pool, "place", counted)
+    monkeypatch.setattr(MachinePool, "place", counted)
     return asked
 
 
@@ -248,7 +248,9 @@ def steps_only(law: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "overlooked", lambda self: iter(()))
 
 
-def test_room_that_is_claimed_is_offered_to_nobody_else(tries: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_that_is_claimed_is_offered_to_nobody_else(
+    tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     law = Cluster(policy=EAGER)
     law.driver()
     law.node("n1", cpu=4)
@@ -259,13 +261,15 @@ def test_room_that_is_claimed_is_offered_to_nobody_else(tries: list[Ask], monkey
     law.launch(job("high", demand(4), band=Band.PRODUCTION))
     steps_only(law, monkeypatch)
     tries.clear()
-    law.see("lowa:0:0", ended(Cause.PREEMPTED))
+    law.see("lowa:0:0", ended(EndReason.PREEMPTED))
     assert len(tries) < 10
-    law.see("lowb:0:0", ended(Cause.PREEMPTED))
+    law.see("lowb:0:0", ended(EndReason.PREEMPTED))
     assert law.info("high").attempts
 
 
-def test_what_a_reservation_is_given_concerns_those_inside(tries: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_reservation_is_given_concerns_those_inside(
+    tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     law = Cluster()
     law.driver()
     law.node("n1", cpu=4.9)
@@ -281,7 +285,7 @@ def test_what_a_reservation_is_given_concerns_those_inside(tries: list[Ask], mon
 
 
 def test_what_one_of_many_kinds_has_taken_is_offered_to_none_of_the_others(
-    tries: list[Ask], monkeypatch: pytest.MonkeyPatch
+    tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     law = Cluster()
     law.driver()

@@ -10,8 +10,8 @@ from controlling import Client, Node, Stage, spec, stage
 
 from fray.controller.connections.secrets import WAIT_S
 from fray.errors import InvalidRequest
-from fray.model.messages.client import BringSecrets, Launch, Terminate, WatchJobs
-from fray.model.specs import Cause, EntryKind
+from fray.model.messages.client import Launch, ProvideSecrets, Terminate, WatchJobs
+from fray.model.specs import EndReason, EntryKind
 
 VALUE = "only-the-driver-knows"
 WANTS = {"payload": b"payload", "secrets": {"TOKEN": "T"}}
@@ -42,7 +42,7 @@ async def test_an_attempt_waits_until_its_driver_has_brought_the_secret_again(
         with trio.move_on_after(WAIT_S / 2):
             await node.wished("work-1:0:0")
         assert not node.wishes
-        await client.ask(BringSecrets(secrets={"work-1": {"T": VALUE}}))
+        await client.ask(ProvideSecrets(secrets={"work-1": {"T": VALUE}}))
         wish = await node.wished("work-1:0:0")
         assert wish.secrets == {"T": VALUE}
         assert VALUE not in repr(wish)
@@ -53,7 +53,7 @@ async def test_without_it_the_job_ends_and_says_which_one_is_missing(autojump_cl
         client, node = await placed_by_the_next_controller(place, **WANTS)
         before, client.patience_s = trio.current_time(), 2 * WAIT_S
         info, _ = await client.job_ended("work-1")
-        assert info.cause is Cause.ENVIRONMENT
+        assert info.cause is EndReason.ENVIRONMENT
         assert "nobody knows its secret T any more: the controller was restarted" in (info.error_message or "")
         assert trio.current_time() - before == pytest.approx(WAIT_S, abs=5)
         assert not node.wishes
@@ -65,7 +65,7 @@ async def test_a_stop_does_not_wait_for_secrets(autojump_clock: Any) -> None:
         before = trio.current_time()
         await client.ask(Terminate(jobs=("work-1",)))
         info, _ = await client.job_ended("work-1")
-        assert info.cause is Cause.STOPPED
+        assert info.cause is EndReason.STOPPED
         assert trio.current_time() - before < 5
 
 
@@ -73,7 +73,7 @@ async def test_only_who_launched_a_job_brings_its_secrets(autojump_clock: Any) -
     async with stage() as place:
         _, node = await placed_by_the_next_controller(place, **WANTS)
         stranger = await place.client()
-        await stranger.ask(BringSecrets(secrets={"work-1": {"T": "forged"}, "nobody-1": {"T": "x"}}))
+        await stranger.ask(ProvideSecrets(secrets={"work-1": {"T": "forged"}, "nobody-1": {"T": "x"}}))
         with trio.move_on_after(1):
             await node.wished("work-1:0:0")
         assert not node.wishes

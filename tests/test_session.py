@@ -15,16 +15,16 @@ from fray.net.channel import session
 from fray.net.channel.session import (
     PROTOCOL,
     STALE_S,
-    Beat,
     Heartbeat,
+    HeartbeatAction,
     Hello,
-    Inbox,
-    Outbox,
+    HelloDecision,
+    ReceiveState,
     Refuse,
-    Seat,
-    Verdict,
+    SendQueue,
+    SessionRecord,
     Welcome,
-    judge,
+    decide_hello,
 )
 
 
@@ -33,7 +33,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outbox = Outbox()
+        self.outbox = SendQueue()
         self.all: list[bytes] = []
         self.acked = self.numbered = 0
 
@@ -97,7 +97,7 @@ TestOutbox = OutboxMachine.TestCase
 
 def test_an_outbox_says_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "BUFFER_LIMIT_BYTES", 100)
-    outbox = Outbox()
+    outbox = SendQueue()
     outbox.push(b"x" * 60, 60)
     outbox.check_room(40)
     with pytest.raises(ChannelFull) as caught:
@@ -106,7 +106,7 @@ def test_an_outbox_says_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_fragments_are_bounded_and_joined() -> None:
-    inbox = Inbox()
+    inbox = ReceiveState()
     inbox.add_fragment(b"abc", 6)
     inbox.add_fragment(memoryview(b"def"), 6)
     assert inbox.take_fragments() == b"abcdef"
@@ -117,7 +117,7 @@ def test_fragments_are_bounded_and_joined() -> None:
 
 @pytest.mark.parametrize(("frames", "size_bytes", "due"), [(127, 0, False), (128, 0, True), (1, 256 * 1024, True)])
 def test_an_acknowledgement_is_due_after_frames_or_bytes(frames: int, size_bytes: int, due: bool) -> None:
-    inbox = Inbox(received=1000 + frames, told=1000, untold_bytes=size_bytes)
+    inbox = ReceiveState(received=1000 + frames, told=1000, untold_bytes=size_bytes)
     assert inbox.ack_due() is due
     assert inbox.tell() == 1000 + frames
     assert not inbox.ack_due()
@@ -130,32 +130,32 @@ def hello(**changes: Any) -> Hello:
     return Hello(**{"protocol": PROTOCOL, "session": "s", "incarnation": "d1", "dial": 5, **changes})
 
 
-def seat(*, confirmed: bool = True, numbered: int = 10, acked: int = 4) -> Seat:
-    outbox = Outbox(numbered=numbered, acked=acked)
-    return Seat(key_id="k", incarnation="d1", life="A", dial=4, outbox=outbox, confirmed=confirmed)
+def seat(*, confirmed: bool = True, numbered: int = 10, acked: int = 4) -> SessionRecord:
+    outbox = SendQueue(numbered=numbered, acked=acked)
+    return SessionRecord(key_id="k", incarnation="d1", life="A", dial=4, outbox=outbox, confirmed=confirmed)
 
 
 @pytest.mark.parametrize(
     ("says", "known", "verdict"),
     [
-        (hello(), None, Verdict.FRESH),
-        (hello(resume=True, life="A", received=7), None, Verdict.FRESH),
-        (hello(resume=True, life="A", received=4), seat(), Verdict.RESUME),
-        (hello(resume=True, life="A", received=10), seat(), Verdict.RESUME),
-        (hello(resume=True, life="A", received=3), seat(), Verdict.FRESH),
-        (hello(resume=True, life="A", received=11), seat(), Verdict.FRESH),
-        (hello(resume=True, life="A", received=4, dial=3), seat(), Verdict.STALE),
-        (hello(resume=True, life="B", received=4), seat(), Verdict.FRESH),
-        (hello(resume=True, life="B", received=4), seat(confirmed=False), Verdict.OFFER),
-        (hello(), seat(confirmed=False), Verdict.OFFER),
-        (hello(), seat(), Verdict.FRESH),
-        (hello(incarnation="d2", dial=1), seat(), Verdict.FRESH),
-        (hello(incarnation="d2", dial=1), seat(confirmed=False), Verdict.FRESH),
-        (hello(protocol=(1, 99), expects="h1"), None, Verdict.FRESH),
+        (hello(), None, HelloDecision.FRESH),
+        (hello(resume=True, life="A", received=7), None, HelloDecision.FRESH),
+        (hello(resume=True, life="A", received=4), seat(), HelloDecision.RESUME),
+        (hello(resume=True, life="A", received=10), seat(), HelloDecision.RESUME),
+        (hello(resume=True, life="A", received=3), seat(), HelloDecision.FRESH),
+        (hello(resume=True, life="A", received=11), seat(), HelloDecision.FRESH),
+        (hello(resume=True, life="A", received=4, dial=3), seat(), HelloDecision.STALE),
+        (hello(resume=True, life="B", received=4), seat(), HelloDecision.FRESH),
+        (hello(resume=True, life="B", received=4), seat(confirmed=False), HelloDecision.OFFER),
+        (hello(), seat(confirmed=False), HelloDecision.OFFER),
+        (hello(), seat(), HelloDecision.FRESH),
+        (hello(incarnation="d2", dial=1), seat(), HelloDecision.FRESH),
+        (hello(incarnation="d2", dial=1), seat(confirmed=False), HelloDecision.FRESH),
+        (hello(protocol=(1, 99), expects="h1"), None, HelloDecision.FRESH),
     ],
 )
-def test_a_listener_decides(says: Hello, known: Seat | None, verdict: Verdict) -> None:
-    assert judge(says, "k", known, "h1") is verdict
+def test_a_listener_decides(says: Hello, known: SessionRecord | None, verdict: HelloDecision) -> None:
+    assert decide_hello(says, "k", known, "h1") is verdict
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_listener_decides(says: Hello, known: Seat | None, verdict: Verdict) -
 )
 def test_a_listener_refuses(says: Hello, key_id: str, error: type[FrayError]) -> None:
     with pytest.raises(error):
-        judge(says, key_id, seat(), "h1")
+        decide_hello(says, key_id, seat(), "h1")
 
 
 def test_a_dialler_checks_the_welcome() -> None:
@@ -196,35 +196,41 @@ def test_a_refusal_has_one_reason() -> None:
 # Heartbeat ----------------------------------------------------------------------------------------------------------
 
 
-def run_heart(silent_from: float, answers: Callable[[float], bool], until: float = 200.0) -> list[tuple[float, Beat]]:
+def run_heart(
+    silent_from: float, answers: Callable[[float], bool], until: float = 200.0
+) -> list[tuple[float, HeartbeatAction]]:
     """What is due when, if the peer's answers are heard at once."""
     heart, told = Heartbeat(0.0, 0.0), []
     while (now := heart.next_at()) < until:
         beat = heart.beat(now, 0.0)
         told.append((now, beat))
-        if beat is Beat.DROP:
+        if beat is HeartbeatAction.DROP:
             break
-        if beat is Beat.PING and answers(now):
+        if beat is HeartbeatAction.PING and answers(now):
             heart.heard = now
     return told
 
 
 def test_an_idle_peer_is_asked_each_period_and_dropped_after_three_silent_ones() -> None:
-    assert run_heart(0, lambda now: True, 70) == [(20, Beat.PING), (40, Beat.PING), (60, Beat.PING)]
+    assert run_heart(0, lambda now: True, 70) == [
+        (20, HeartbeatAction.PING),
+        (40, HeartbeatAction.PING),
+        (60, HeartbeatAction.PING),
+    ]
     assert run_heart(0, lambda now: now < 30) == [
-        (20, Beat.PING), (40, Beat.PING), (60, Beat.PING), (80, Beat.DROP)
+        (20, HeartbeatAction.PING), (40, HeartbeatAction.PING), (60, HeartbeatAction.PING), (80, HeartbeatAction.DROP)
     ]  # fmt: skip
 
 
 def test_who_was_stopped_itself_gives_the_peer_time() -> None:
     heart = Heartbeat(0.0, 0.0)
-    assert heart.beat(100.0, late_s=80.0) is Beat.PING
-    assert heart.beat(140.0, late_s=0.0) is Beat.PING
-    assert heart.beat(160.0, late_s=0.0) is Beat.DROP
+    assert heart.beat(100.0, late_s=80.0) is HeartbeatAction.PING
+    assert heart.beat(140.0, late_s=0.0) is HeartbeatAction.PING
+    assert heart.beat(160.0, late_s=0.0) is HeartbeatAction.DROP
 
 
 def test_who_was_stopped_for_minutes_drops_what_was_written_before() -> None:
-    assert Heartbeat(0.0, 0.0, stale_s=STALE_S).beat(500.0, late_s=480.0) is Beat.DROP
+    assert Heartbeat(0.0, 0.0, stale_s=STALE_S).beat(500.0, late_s=480.0) is HeartbeatAction.DROP
 
 
 @given(st.floats(0, 1e9), st.floats(0.001, 1e3))
@@ -234,6 +240,6 @@ def test_the_heart_always_does_something_when_it_is_time(start: float, period_s:
         now = heart.next_at()
         assert now > start or period_s < 1e-6
         beat = heart.beat(now, 0.0)
-        assert beat is not Beat.WAIT
-        if beat is Beat.DROP:
+        assert beat is not HeartbeatAction.WAIT
+        if beat is HeartbeatAction.DROP:
             break

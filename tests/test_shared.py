@@ -175,7 +175,7 @@ async def test_settled_futures_are_kept_within_bounds(monkeypatch: pytest.Monkey
         assert len(sent) == 3
         number = shared.put(futures[2])
         assert shared.find(number) is futures[2]
-        with pytest.raises(fray.FutureForgotten, match="2 others"):
+        with pytest.raises(fray.FutureExpired, match="2 others"):
             await shared.door.wait(1)
         assert "_fray" not in str(await cluster.list_actors())
 

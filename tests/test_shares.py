@@ -16,9 +16,9 @@ from test_fairness import of
 import fray
 from fray.cli.plot import check_plot, plot
 from fray.cli.queue import described, queue_table
-from fray.controller.metrics.usage_history import Samples
+from fray.controller.metrics.usage_history import UsageHistory
 from fray.errors import InvalidRequest
-from fray.model.policy.policy import Amounts, Policy, Terms
+from fray.model.policy.policy import Amounts, Policy, TenantPolicy
 from fray.model.policy.priority import Band
 from fray.scheduler.explain.queue_view import queue_info, usage_info
 from fray.scheduler.queue.order import in_order
@@ -31,8 +31,11 @@ PAGE = Path(__file__).parent.parent / "docs" / "fairness.md"
 def law() -> Cluster:
     policy = Policy(
         half_life_s=HOUR,
-        users={"alice": Terms(weight=2, quota=Amounts(cpu_milli=1000)), "carol": Terms(quota=Amounts(), borrow=False)},
-        namespaces={"tight": Terms(quota=Amounts(memory_bytes=0), borrow=False)},
+        users={
+            "alice": TenantPolicy(weight=2, quota=Amounts(cpu_milli=1000)),
+            "carol": TenantPolicy(quota=Amounts(), borrow=False),
+        },
+        namespaces={"tight": TenantPolicy(quota=Amounts(memory_bytes=0), borrow=False)},
     )
     law = Cluster(policy=policy)
     law.driver()
@@ -77,7 +80,7 @@ def test_usage_is_told_by_user_and_namespace_with_quotas(law: Cluster) -> None:
 
 
 def test_samples_reach_back_to_the_start_in_bounded_room(law: Cluster) -> None:
-    samples = Samples(period_s=1.0, limit=8)
+    samples = UsageHistory(period_s=1.0, limit=8)
     for second in range(100):
         samples.look(law.state, float(second))
     kept = samples.all(law.state, 100.0)
@@ -89,7 +92,7 @@ def test_samples_reach_back_to_the_start_in_bounded_room(law: Cluster) -> None:
 
 
 def test_a_plot_is_drawn(law: Cluster, tmp_path: Path) -> None:
-    samples = Samples(period_s=1.0)
+    samples = UsageHistory(period_s=1.0)
     samples.look(law.state, 90.0)
     law.see("alice0:0:0", ended())
     plot(evolve(usage_info(law.state, 100.0), samples=samples.all(law.state, 100.0)), str(tmp_path / "p.svg"))

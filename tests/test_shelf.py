@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fray.net.buffers.segment_allocator import (
     SMALLEST_BYTES,
     STEPS,
-    Shelf,
+    SegmentAllocator,
     capacity_for,
 )
 
@@ -33,7 +33,7 @@ class ShelfMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = Shelf(LIMIT, IDLE_S)
+        self.shelf = SegmentAllocator(LIMIT, IDLE_S)
         self.now = 0.0
         self.capacities: dict[int, int] = {}
         self.versions: dict[int, int] = {}
@@ -113,7 +113,7 @@ def test_a_segment_is_large_enough_and_wastes_little(size: int) -> None:
 
 
 def test_an_idle_segment_goes_after_a_while_and_a_used_one_never() -> None:
-    shelf = Shelf(LIMIT, IDLE_S)
+    shelf = SegmentAllocator(LIMIT, IDLE_S)
     used, idle = shelf.add(SMALLEST_BYTES), shelf.add(SMALLEST_BYTES)
     assert not shelf.drop(idle, 10.0)
     assert shelf.trim(10.0 + IDLE_S - 0.1) == []

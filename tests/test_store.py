@@ -17,12 +17,12 @@ from fray.controller import store as store_module
 from fray.controller.store import BLOB_LIMIT_BYTES, Store
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.messages.client import Event
-from fray.model.specs import Cause, Outcome
+from fray.model.specs import EndReason, Outcome
 from fray.net.codec import blob_id, from_json
 
 
 def outcome(message: str = "") -> Outcome:
-    return Outcome(cause=Cause.FAILURE, message=message)
+    return Outcome(cause=EndReason.FAILURE, message=message)
 
 
 def happened(job: str, what: str, time: float = 1.0) -> Event:

@@ -13,7 +13,7 @@ import trio.testing
 from calling import Stage, Way, inline, open_stage
 
 from fray.errors import DeadlineExceeded, InvalidRequest, NotPicklable, OutcomeUnknown
-from fray.net.transports.memory import Fate
+from fray.net.transports.memory import MessageFault
 from fray.runtime.calls.caller import CallOptions
 from fray.runtime.calls.item_stream import WINDOW, CallStream
 
@@ -161,12 +161,14 @@ async def test_a_stream_whose_host_dies_says_so(autojump_clock: Any) -> None:
                 await anext(items)
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST], ids=["lost", "arrived"])
-async def test_a_lost_connection_loses_no_item(fate: Fate, autojump_clock: Any) -> None:
+@pytest.mark.parametrize("fate", [MessageFault.LOSE, MessageFault.LAST], ids=["lost", "arrived"])
+async def test_a_lost_connection_loses_no_item(fate: MessageFault, autojump_clock: Any) -> None:
     for number in range(1, 40):
         async with actor(InLoop()) as (stage, way):
             hops = iter(range(1, 1_000_000))
-            stage.network.on_hop = lambda hop, hops=hops, number=number: fate if next(hops) == number else Fate.DELIVER
+            stage.network.on_hop = lambda hop, hops=hops, number=number: (
+                fate if next(hops) == number else MessageFault.DELIVER
+            )
             async with stream(way, "count_async", 300) as items:
                 assert [item async for item in items] == list(range(300)), f"cut at message {number}"
 

@@ -18,7 +18,7 @@ async def kill(counter: fray.ActorHandle) -> None:
         await counter.die()
 
 
-def children(*names: str) -> list[fray.Child]:
+def children(*names: str) -> list[fray.ChildSpec]:
     return [fray.child(Counter, 10 * index, name=name) for index, name in enumerate(names)]
 
 
@@ -157,7 +157,7 @@ def test_an_actor_that_waits_for_a_machine_longer_than_it_may_is_unschedulable()
         with pytest.raises(fray.ActorDied, match=r"it waited 0.1 s for machines, its limit.*a fan is loud"):
             await counter.add(1)
         told = await cluster.what_if(fray.JobRequest("question"))
-        assert told.verdict is fray.Verdict.WAIT
+        assert told.verdict is fray.ForecastVerdict.WAIT
 
     running(test)
 

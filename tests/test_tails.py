@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.model.log_records import Chunk, head, unpack
+from fray.model.log_records import LogChunk, head, unpack
 from fray.model.log_records import texts as lines_of
 from fray.model.messages.node import LogPage, ReadLog
 from fray.node.config import LogRules
@@ -21,14 +21,14 @@ from fray.node.logs.store import LogStore, finish, open_spool, unfinished
 from fray.node.logs.tail import BATCH_LIMIT_BYTES, Tail
 from fray.node.logs.writer import (
     LINE_LIMIT_BYTES,
-    LineCutter,
-    Spool,
+    LineSplitter,
+    LogWriter,
     segment,
 )
 
 
 def cut(*pieces: bytes) -> list[str]:
-    cutter = LineCutter()
+    cutter = LineSplitter()
     return lines_of(b"".join([*map(cutter.feed, pieces), cutter.flush()]))
 
 
@@ -70,7 +70,7 @@ def test_how_the_bytes_arrive_makes_no_difference(data: bytes, cuts: list[int]) 
 # The spool -----------------------------------------------------------------------------------------------------------
 
 
-def texts(chunk: Chunk | None) -> list[str]:
+def texts(chunk: LogChunk | None) -> list[str]:
     return [text for _, _, _, texts in unpack(chunk.data) for text in texts] if chunk is not None else []
 
 
@@ -82,7 +82,7 @@ def read_all(tail: Tail, limit_bytes: int = BATCH_LIMIT_BYTES) -> list[str]:
 
 
 def test_the_node_reads_what_the_keeper_wrote_with_its_numbers(tmp_path: Path) -> None:
-    spool, tail = Spool(tmp_path), Tail(tmp_path)
+    spool, tail = LogWriter(tmp_path), Tail(tmp_path)
     spool.write("out", 1.5, "a\nb\N{EURO SIGN}\n".encode())
     spool.write("err", 2.5, b"c\r\n")
     chunk = tail.read()
@@ -95,7 +95,7 @@ def test_the_node_reads_what_the_keeper_wrote_with_its_numbers(tmp_path: Path) -
 
 
 def test_what_is_not_a_whole_line_yet_is_on_the_disk_and_no_line(tmp_path: Path) -> None:
-    spool, tail = Spool(tmp_path), Tail(tmp_path)
+    spool, tail = LogWriter(tmp_path), Tail(tmp_path)
     spool.write("out", 1.0, b"whole\n", b"ha")
     spool.write("out", 1.0, b"", b"half")
     spool.write("err", 1.0, b"", b"other")
@@ -111,7 +111,7 @@ def test_what_is_not_a_whole_line_yet_is_on_the_disk_and_no_line(tmp_path: Path)
 
 
 def test_batches_are_bounded_and_lose_nothing(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = LogWriter(tmp_path)
     lines = [f"line {number}" for number in range(1000)]
     for line in lines:
         spool.write("out", 0.0, f"{line}\n".encode())
@@ -123,7 +123,7 @@ def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "SEGMENT_LIMIT_BYTES", 600)
-    spool, tail = Spool(tmp_path, limit_bytes=2000), Tail(tmp_path)
+    spool, tail = LogWriter(tmp_path, limit_bytes=2000), Tail(tmp_path)
     heard = []
     for number in range(50):
         spool.write("out", 0.0, f"line {number}\n".encode())
@@ -138,7 +138,7 @@ def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
 def test_a_keeper_that_died_within_a_record_leaves_the_whole_ones_and_a_place_to_go_on(
     tmp_path: Path,
 ) -> None:
-    spool = Spool(tmp_path)
+    spool = LogWriter(tmp_path)
     spool.write("out", 0.0, b"whole\n")
     with segment(tmp_path, 0).open("ab") as file:
         file.write(head("out", 1, 1, 0.0, 500) + b"ha")
@@ -149,7 +149,7 @@ def test_a_keeper_that_died_within_a_record_leaves_the_whole_ones_and_a_place_to
 
 
 def test_a_full_disk_costs_lines_and_the_numbers_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(tmp_path)
+    spool = LogWriter(tmp_path)
     spool.write("out", 0.0, b"one\n")
     really = os.writev
     monkeypatch.setattr(os, "writev", lambda file, parts: really(file, [bytes(parts[0])[:9]]))
@@ -166,7 +166,7 @@ def test_a_full_disk_costs_lines_and_the_numbers_show_it(tmp_path: Path, monkeyp
 
 def page_of(store: LogStore, **ask: Any) -> tuple[LogPage, list[str]]:
     page, data = store.read(ReadLog(attempt_id="a:0:0", **ask), 1000.0)
-    return page, texts(Chunk(0, 0, data))
+    return page, texts(LogChunk(0, 0, data))
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_no_word_that_is_looked_for_is_too_odd(store: LogStore) -> None:
 
 def test_a_page_says_what_is_lost_and_what_never_was(store: LogStore, tmp_path: Path) -> None:
     segment(store.directory("a:0:0"), 0).rename(segment(store.directory("a:0:0"), 0).with_name("gone"))
-    spool = Spool(store.directory("a:0:0"), lines=100)
+    spool = LogWriter(store.directory("a:0:0"), lines=100)
     spool.write("out", 1000.0, b"line 100\n")
     page, lines = page_of(store, first=40)
     assert (page.start, page.first, page.next, lines) == (40, 100, 101, ["line 100"])

@@ -10,9 +10,9 @@ from fray.runtime.tasks.policy import (
     AHEAD_BYTES,
     DEPTH_LIMIT,
     FIRST_DEPTH,
-    Board,
-    Give,
-    TakeBack,
+    Assign,
+    Steal,
+    TaskAssignment,
 )
 
 WORKERS = ("a", "b", "c")
@@ -32,7 +32,7 @@ class Twin:
     """Obeys the orders of a board and remembers the place of every task: waiting, a worker, or its end."""
 
     def __init__(self) -> None:
-        self.board: Board[Piece] = Board()
+        self.board: TaskAssignment[Piece] = TaskAssignment()
         self.place: dict[int, str] = {}
         self.pieces: dict[int, Piece] = {}
         self.charges: dict[int, int] = {}
@@ -47,15 +47,15 @@ class Twin:
 
     def deal(self) -> None:
         for order in self.board.deal():
-            if isinstance(order, TakeBack):
+            if isinstance(order, Steal):
                 assert order.worker not in self.asked
                 assert set(order.numbers) <= set(self.held(order.worker))
                 self.asked[order.worker] = order.numbers
-            elif isinstance(order, Give):
+            elif isinstance(order, Assign):
                 self._give(order)
         self.check()
 
-    def _give(self, order: Give[Piece]) -> None:
+    def _give(self, order: Assign[Piece]) -> None:
         there = set(self.board.hands)
         for task in order.tasks:
             assert self.place[task.number] == "waiting"
@@ -182,8 +182,8 @@ def test_every_task_is_in_one_place_and_has_one_end(events: list[tuple[object, .
     assert set(twin.place.values()) <= {"done", "dropped", "failed"}
 
 
-def board_of(tasks: int, *workers: str, **more: int) -> Board[Piece]:
-    board: Board[Piece] = Board()
+def board_of(tasks: int, *workers: str, **more: int) -> TaskAssignment[Piece]:
+    board: TaskAssignment[Piece] = TaskAssignment()
     for worker in WORKERS:
         board.expect(worker)
     for number in range(1, tasks + 1):
@@ -194,7 +194,7 @@ def board_of(tasks: int, *workers: str, **more: int) -> Board[Piece]:
 
 
 def given_of(orders: list[object]) -> dict[str, list[int]]:
-    return {order.worker: [task.number for task in order.tasks] for order in orders if isinstance(order, Give)}
+    return {order.worker: [task.number for task in order.tasks] for order in orders if isinstance(order, Assign)}
 
 
 def test_what_there_is_is_shared_out_evenly() -> None:
@@ -217,11 +217,11 @@ def test_quick_tasks_travel_in_large_batches_and_slow_ones_in_pairs() -> None:
 def test_an_idle_worker_takes_over_what_is_behind_a_long_task() -> None:
     board = board_of(8, "a", "b")
     orders = board.deal()
-    while not any(isinstance(order, TakeBack) for order in orders):
+    while not any(isinstance(order, Steal) for order in orders):
         for number in list(board.hands["b"].given):
             board.ended("b", number)
         orders = board.deal()
-    assert orders == [TakeBack("a", (3, 4))]
+    assert orders == [Steal("a", (3, 4))]
     assert board.deal() == [], "it is asked once"
     board.returned("a", [3, 4])
     assert given_of(board.deal()) == {"b": [3, 4]}
@@ -278,13 +278,13 @@ def test_arguments_given_ahead_are_bounded_in_bytes() -> None:
 
 
 def test_a_task_that_waits_for_others_makes_room_and_is_lost_with_its_worker_like_any_other() -> None:
-    board: Board[Piece] = Board()
+    board: TaskAssignment[Piece] = TaskAssignment()
     board.expect("a")
     board.up("a")
     for number in range(FIRST_DEPTH + 3):
         board.add(Piece(number))
     (given,) = board.deal()
-    assert isinstance(given, Give)
+    assert isinstance(given, Assign)
     assert [task.number for task in given.tasks] == list(range(FIRST_DEPTH))
     assert board.deal() == []  # it has enough
     for task in given.tasks[:3]:
@@ -293,7 +293,7 @@ def test_a_task_that_waits_for_others_makes_room_and_is_lost_with_its_worker_lik
     board.stepped_aside("b", 0)
     assert (board.hands["a"].held, len(board.hands["a"].given)) == (FIRST_DEPTH, FIRST_DEPTH - 3)
     (more,) = board.deal()
-    assert isinstance(more, Give)
+    assert isinstance(more, Assign)
     assert len(more.tasks) == 3
     assert board.ended("a", 0) is given.tasks[0]
     assert board.ended("a", 0) is None

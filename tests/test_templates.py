@@ -9,7 +9,7 @@ import trio
 
 import fray
 import fray.blocking
-from fray import Entrypoint, InvalidRequest, JobRequest, NameTaken, NoSuchJob, ResourceConfig
+from fray import Entrypoint, InvalidRequest, JobRequest, NameInUse, NoSuchJob, ResourceConfig
 from fray.model.ids import mint_name, stem_of
 from fray.model.policy.name_templates import common_part, expand
 
@@ -90,7 +90,7 @@ def test_all_of_a_template_are_launched_or_none() -> None:
         async with fray.open_cluster("local") as cluster:
             await cluster.launch(work(double, 1), name="w/2")
             blocked = await cluster.launch(work(stay), name="v/2")
-            with pytest.raises(NameTaken):
+            with pytest.raises(NameInUse):
                 await cluster.launch(work(stay), count=4, name="v/{index}")
             assert [info.name for info in await cluster.list_jobs()] == ["w/2", "v/2"]
             await blocked.terminate()
@@ -137,7 +137,7 @@ def test_an_adopted_job_is_waited_for_like_ones_own_and_stays_whose_it_is() -> N
             async with cluster.open_scope("second") as second:
                 adopted = await second.launch(work(stay), name="{user}/serve", adopt_existing=True)
                 assert adopted.id == owned.id
-                with pytest.raises(NameTaken, match="differs in entrypoint"):
+                with pytest.raises(NameInUse, match="differs in entrypoint"):
                     await second.launch(work(double, 1), name="{user}/serve", adopt_existing=True)
             assert (await cluster.poll(owned)).state != "stopped"  # the adopter's scope did not end it
             await cluster.terminate(name=owned.name)

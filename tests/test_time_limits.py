@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from law import Cluster, demand, ended, job
 
-from fray.model.specs import Cause, JobState
+from fray.model.specs import EndReason, JobState
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def test_a_job_that_ran_for_its_limit_has_failed_and_says_so(law: Cluster) -> No
     law.run("a:0:0")
     law.tick(60.0)
     assert law.wished() == {"a:0:0": True}
-    law.see("a:0:0", ended(Cause.TIME_LIMIT))
+    law.see("a:0:0", ended(EndReason.TIME_LIMIT))
     info = law.info("a")
-    assert (info.state, info.cause, info.retries) == (JobState.FAILED, Cause.TIME_LIMIT, {})
+    assert (info.state, info.cause, info.retries) == (JobState.FAILED, EndReason.TIME_LIMIT, {})
     assert info.error_message == "it ran for its time limit of 60 s"
 
 
@@ -45,7 +45,7 @@ def test_a_job_whose_machine_is_silent_has_failed_at_its_time_and_its_share_stay
     law.launch(job("a", demand(4), time_limit_s=60.0))
     law.silence()
     law.tick(60.0)
-    assert law.info("a").cause is Cause.TIME_LIMIT
+    assert law.info("a").cause is EndReason.TIME_LIMIT
     assert law.state.pool.machines["n1"].cpu_milli == 0
 
 
@@ -59,5 +59,5 @@ def test_a_user_who_ends_it_during_its_last_moments_is_said_to_have_done_so(law:
     law.launch(job("a", time_limit_s=60.0))
     law.tick(60.0)
     law.terminate("a")
-    law.see("a:0:0", ended(Cause.TIME_LIMIT))
-    assert law.info("a").cause is Cause.TIME_LIMIT
+    law.see("a:0:0", ended(EndReason.TIME_LIMIT))
+    assert law.info("a").cause is EndReason.TIME_LIMIT

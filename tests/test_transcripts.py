@@ -39,34 +39,34 @@ from fray.model.reservations import ReservationInfo
 from fray.model.resources import Demand
 from fray.model.specs import (
     ActorConfig,
-    Cause,
+    EndReason,
     EntryKind,
     JobInfo,
     JobSpec,
     Outcome,
     Phase,
-    Siblings,
-    Strategy,
+    SupervisedGroup,
+    SupervisionStrategy,
 )
 from fray.model.topology import tpu_topology
 from fray.scheduler.autoscaler.view import list_groups, list_machines
 from fray.scheduler.effects import (
+    CloseSession,
+    DeleteBlobs,
+    DesiredAttemptsChanged,
     Effect,
-    FleetMoved,
-    Forget,
-    Happened,
-    JobMoved,
+    EventRecorded,
+    FleetChanged,
+    JobInfoChanged,
     MachineAnswered,
     MachinesListed,
-    NamesMoved,
+    NamesChanged,
     PolicyChanged,
     ProbeWanted,
     Refusal,
     Reply,
-    ReservationMoved,
-    SessionOver,
-    TerminateAsked,
-    WishesMoved,
+    ReservationInfoChanged,
+    TerminateRequested,
 )
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.queue_view import queue_info, usage_info
@@ -74,7 +74,7 @@ from fray.scheduler.explain.what_if import what_if
 from fray.scheduler.jobs.actor_queries import list_actors
 from fray.scheduler.reservations.view import explain_reservation
 from fray.scheduler.state.machine_groups import in_zone
-from fray.scheduler.state.rows import Kept
+from fray.scheduler.state.rows import StoredCheckpoint
 from fray.scheduler.state.unit_rows import UnitPhase
 
 STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
@@ -168,7 +168,7 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
     more: dict[str, Any] = (
         {"constructing": True} if code == "constructing" else {"exit_code": int(code)} if mark else {}
     )
-    seen = Phase(what) if what in [phase.value for phase in Phase] else ended(Cause(cause), *message, **more)
+    seen = Phase(what) if what in [phase.value for phase in Phase] else ended(EndReason(cause), *message, **more)
     return f"{job_id}:{generation}:{member}", seen
 
 
@@ -214,7 +214,7 @@ def _member(words: list[str]) -> JobSpec:
 def do_stop_job_group(law: Cluster, words: list[str]) -> list[Effect]:
     """``stop_job_group SESSION NAME``"""
     reason = "terminated on request"
-    return law.tell(TerminateAsked(session=words[0], ref=law.ref(), jobs=(), reason=reason, group=words[1]))
+    return law.tell(TerminateRequested(session=words[0], ref=law.ref(), jobs=(), reason=reason, group=words[1]))
 
 
 def _actor(plain: list[str], more: dict[str, str]) -> ActorConfig | None:
@@ -251,7 +251,9 @@ def _spec(words: list[str], index: int) -> JobSpec:
         wait_limit_s=float(more["wait"]) if "wait" in more else None,
         actor=_actor(plain, more),
         reservation_id=more.get("in", ""),
-        siblings=Siblings(group_id="g", strategy=Strategy(strategy), index=index) if strategy else None,
+        siblings=SupervisedGroup(group_id="g", strategy=SupervisionStrategy(strategy), index=index)
+        if strategy
+        else None,
         get_if_exists="get" in plain,
         band=Band(more["band"]) if "band" in more else None,
         user=more.get("user", ""),
@@ -394,9 +396,9 @@ EVENTS: dict[str, Callable[[Cluster, list[str]], list[Effect]]] = {
 def told(law: Cluster, effect: Effect) -> str:
     """One effect in one line."""
     match effect:
-        case Happened(event=event):
+        case EventRecorded(event=event):
             return f"log {event.job or 'cluster'}: {event.what}" + (f": {event.text}" if event.text else "")
-        case WishesMoved(node=node, changed=changed, gone=gone):
+        case DesiredAttemptsChanged(node=node, changed=changed, gone=gone):
             return f"wishes {node}: " + "; ".join([*(wish(law, a) for a in changed), *(f"drop {a}" for a in gone)])
         case Reply(session=session, message=Jobs(jobs=infos)):
             return f"reply {session}: " + ", ".join(f"{info.job_id} {info.state.value}" for info in infos)
@@ -405,25 +407,25 @@ def told(law: Cluster, effect: Effect) -> str:
             return f"reply {session}: {marks}" + "".join(f"; {line}" for line in told_)
         case Reply(session=session, message=Reservations(reservations=infos)):
             return f"reply {session}: " + ", ".join(map(reserved_line, infos))
-        case ReservationMoved(reservation_id=name):
+        case ReservationInfoChanged(reservation_id=name):
             return f"reservation {reserved_line(law.state.reservation_info(name))}"
         case Reply(session=session):
             return f"reply {session}: done"
         case Refusal(session=session, error=error):
             return f"refuse {session}: {type(error).__name__}: {error}"
-        case JobMoved(job_id=job_id):
+        case JobInfoChanged(job_id=job_id):
             return f"job {info_line(law.info(job_id))}"
-        case NamesMoved(key=key):
+        case NamesChanged(key=key):
             return f"names {names_line(law.names(key))}"
         case ProbeWanted(node=node):
             return f"probe {node}"
-        case SessionOver(session=session, reason=reason):
+        case CloseSession(session=session, reason=reason):
             return f"over {session}: {reason}"
-        case FleetMoved():
+        case FleetChanged():
             units = [law.state.fleet.units[name] for name in law.state.fleet.orders]
             told_ = (f"{'make' if u.phase is UnitPhase.WANTED else 'delete'} {u.name}{in_zone(u)}" for u in units)
             return f"orders: {', '.join(told_)}"
-        case Forget(blobs=blobs):
+        case DeleteBlobs(blobs=blobs):
             return f"forget {', '.join(blobs)}"
 
 
@@ -460,7 +462,7 @@ def names_line(names: Names) -> str:
     return f"{names.key}: {actors}" + (f" ({names.ended.cause.value}: {names.ended.message})" if names.ended else "")
 
 
-def kept_line(kept: Kept | None) -> str:
+def kept_line(kept: StoredCheckpoint | None) -> str:
     return f"{kept.blob}, number {kept.number} of {kept.attempt_id}" if kept else "nothing is kept"
 
 

@@ -27,25 +27,34 @@ from fray.errors import (
 from fray.net import auth
 from fray.net.transport import Credential, Network, Transport
 from fray.net.transports import sockets, websocket_frames
-from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, Fate, MemoryNetwork
+from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, MemoryNetwork, MessageFault
 from fray.net.transports.trio_handshake import PlainWebSocketNetwork
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.net.transports.websocket_frames import Control, Reader
-from fray.testing.conformance import CASES, CREDENTIAL, Bench, Case, authorize, connected, listener, receive_all
+from fray.testing.conformance import (
+    CASES,
+    CREDENTIAL,
+    Case,
+    NetworkUnderTest,
+    authorize,
+    connected,
+    listener,
+    receive_all,
+)
 
 KINDS = ["memory", "tcp", "unix", "plain tcp", "plain unix"]
 
 
 @asynccontextmanager
-async def bench_of(kind: str, tmp_path: Path) -> AsyncIterator[Bench]:
+async def bench_of(kind: str, tmp_path: Path) -> AsyncIterator[NetworkUnderTest]:
     address = "tcp:127.0.0.1:0" if kind.endswith("tcp") else f"unix:{tmp_path}/socket"
     async with trio.open_nursery() as nursery:
         if kind == "memory":
-            yield Bench(MemoryNetwork(random.Random(0)), "memory:host")
+            yield NetworkUnderTest(MemoryNetwork(random.Random(0)), "memory:host")
         elif kind.startswith("plain"):
-            yield Bench(PlainWebSocketNetwork(nursery), address)
+            yield NetworkUnderTest(PlainWebSocketNetwork(nursery), address)
         else:
-            yield Bench(WebSocketNetwork(), address)
+            yield NetworkUnderTest(WebSocketNetwork(), address)
         nursery.cancel_scope.cancel()
 
 
@@ -194,7 +203,7 @@ UPGRADE = (
 
 
 async def test_an_unauthenticated_peer_gets_401_before_a_frame_is_read() -> None:
-    async with listener(Bench(WebSocketNetwork(), "tcp:127.0.0.1:0")) as (address, accepted):
+    async with listener(NetworkUnderTest(WebSocketNetwork(), "tcp:127.0.0.1:0")) as (address, accepted):
         port = int(address.rsplit(":", 1)[1])
         frame = websocket_frames.head(websocket_frames.BINARY, 5, True) + b"hello"
         answer = await say(port, UPGRADE + b"\r\n" + frame)
@@ -221,7 +230,7 @@ async def test_a_recorded_request_opens_nothing_a_second_time() -> None:
     ids=["zeros", "ssh", "no upgrade", "endless head", "nothing", "half a head"],
 )
 async def test_garbage_ends_only_its_own_connection(garbage: bytes) -> None:
-    bench = Bench(WebSocketNetwork(), "tcp:127.0.0.1:0")
+    bench = NetworkUnderTest(WebSocketNetwork(), "tcp:127.0.0.1:0")
     async with listener(bench) as (address, accepted):
         port = int(address.rsplit(":", 1)[1])
         stream = await trio.open_tcp_stream("127.0.0.1", port)
@@ -422,7 +431,7 @@ def read_in_pieces(stream: bytes, step: int) -> list[object]:
 @asynccontextmanager
 async def memory_pair() -> AsyncIterator[tuple[MemoryNetwork, Transport, Transport]]:
     network = MemoryNetwork(random.Random(0))
-    async with connected(Bench(network, "memory:host")) as pair:
+    async with connected(NetworkUnderTest(network, "memory:host")) as pair:
         yield network, pair.near, pair.far
 
 
@@ -471,10 +480,12 @@ async def test_a_crashed_host_refuses_and_its_peers_see_the_end(autojump_clock: 
             await network.dial("memory:host", CREDENTIAL, timeout_s=5)
 
 
-@pytest.mark.parametrize(("fate", "arrives"), [(Fate.LOSE, [b"0", b"1"]), (Fate.LAST, [b"0", b"1", b"2"])])
-async def test_a_fault_hook_kills_a_connection_at_a_message(fate: Fate, arrives: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("fate", "arrives"), [(MessageFault.LOSE, [b"0", b"1"]), (MessageFault.LAST, [b"0", b"1", b"2"])]
+)
+async def test_a_fault_hook_kills_a_connection_at_a_message(fate: MessageFault, arrives: list[bytes]) -> None:
     async with memory_pair() as (network, near, far):
-        network.on_hop = lambda hop: fate if hop.number == 3 else Fate.DELIVER
+        network.on_hop = lambda hop: fate if hop.number == 3 else MessageFault.DELIVER
         await near.send([b"0"])
         await near.send([b"1"])
         with pytest.raises(ConnectionFailed):
@@ -493,7 +504,7 @@ async def _traffic(seed: int) -> list[float]:
     network = MemoryNetwork(random.Random(seed))
     began = trio.current_time()
     network.set_delay("", "host", 0.0, 1.0)
-    async with connected(Bench(network, "memory:host")) as pair:
+    async with connected(NetworkUnderTest(network, "memory:host")) as pair:
         arrivals = []
         for _ in range(10):
             await pair.near.send([b"x"])

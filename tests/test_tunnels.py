@@ -26,17 +26,17 @@ from fray.errors import (
 )
 from fray.model.messages.client import ListNodes
 from fray.net.channel.dialer import RELAY_AFTER_S
-from fray.net.transport import Claim, Credential, Transport
+from fray.net.transport import Credential, PeerIdentity, Transport
 from fray.net.tunnels import multiplexer
 from fray.net.tunnels.multiplexer import WINDOW_BYTES
-from fray.testing.conformance import CASES, CREDENTIAL, Bench, Case, authorize, connected
+from fray.testing.conformance import CASES, CREDENTIAL, Case, NetworkUnderTest, authorize, connected
 
 
 @asynccontextmanager
-async def bench() -> AsyncIterator[tuple[Split, Bench]]:
+async def bench() -> AsyncIterator[tuple[Split, NetworkUnderTest]]:
     async with open_split() as split:
         address = f"relay:{split.places['far'].session}"
-        yield split, Bench(TwoEnds(split.tunnels("near"), split.tunnels("far")), address)
+        yield split, NetworkUnderTest(TwoEnds(split.tunnels("near"), split.tunnels("far")), address)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -341,7 +341,7 @@ async def test_traffic_of_many_tunnels_at_once_arrives_whole(autojump_clock: Any
 
         async def talk() -> None:
             transport = await tunnels.network.dial(tunnels.address, CREDENTIAL, timeout_s=5)
-            assert isinstance(transport.claim, Claim)
+            assert isinstance(transport.claim, PeerIdentity)
             for _ in range(20):
                 message = rng.randbytes(rng.choice((0, 1, 1000, 40_000, 700_000)))
                 await transport.send([message])

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from fray import BlockingStream, Stream
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchMethod, NotPicklable, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
-from fray.net.transports.memory import Fate
+from fray.net.transports.memory import MessageFault
 from fray.runtime.calls.caller import CallOptions
-from fray.runtime.calls.duplex_stream import Conversation
+from fray.runtime.calls.duplex_stream import DuplexStream
 from fray.runtime.calls.flow_control import (
     WINDOW,
     WINDOW_BYTES,
-    Ahead,
-    Taken,
+    ReceiveWindow,
+    SendWindow,
 )
 
 
@@ -148,7 +148,7 @@ async def actor(instance: Any, runner: Any = inline) -> AsyncIterator[tuple[Stag
         yield stage, stage.way(stage.caller.route_to(stage.endpoint(host, host.register(instance, "a"))))
 
 
-def talk(way: Way, method: str, *args: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> Conversation:
+def talk(way: Way, method: str, *args: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> DuplexStream:
     return way.caller.open(way.route, method, args, kwargs or {}, CallOptions(**options))
 
 
@@ -254,7 +254,7 @@ async def test_both_wait_for_one_another_and_nobody_starves(cls: Any, runner: An
     lags=st.lists(st.integers(1, 100), min_size=1, max_size=20),
 )
 def test_a_window_bounds_what_is_on_its_way_and_never_stalls(sizes: list[int], lags: list[int]) -> None:
-    ahead, taken = Ahead(), Taken()
+    ahead, taken = SendWindow(), ReceiveWindow()
     wire: list[int] = []
     waiting = list(reversed(sizes))
     turn = 0
@@ -406,15 +406,17 @@ async def test_on_a_thread_the_stream_is_a_blocking_one() -> None:
 # Loss ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.LAST], ids=["lost", "arrived"])
-async def test_a_lost_connection_loses_no_item_either_way(fate: Fate, autojump_clock: Any) -> None:
+@pytest.mark.parametrize("fate", [MessageFault.LOSE, MessageFault.LAST], ids=["lost", "arrived"])
+async def test_a_lost_connection_loses_no_item_either_way(fate: MessageFault, autojump_clock: Any) -> None:
     for number in range(1, 30):
         async with actor(InLoop()) as (stage, way):
             hops = iter(range(1, 1_000_000))
-            stage.network.on_hop = lambda hop, hops=hops, number=number: fate if next(hops) == number else Fate.DELIVER
+            stage.network.on_hop = lambda hop, hops=hops, number=number: (
+                fate if next(hops) == number else MessageFault.DELIVER
+            )
             async with talk(way, "echo") as stream, trio.open_nursery() as nursery:
 
-                async def send(stream: Conversation = stream) -> None:
+                async def send(stream: DuplexStream = stream) -> None:
                     for item in range(200):
                         await stream.send(item)
                     await stream.done_sending()

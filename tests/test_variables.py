@@ -8,9 +8,9 @@ import pytest
 
 import fray
 from fray import EnvironmentConfig, InvalidRequest, Secret
-from fray.controller.connections.secrets import SECRET_LIMIT_CHARS, SecretBook, check_secrets
+from fray.controller.connections.secrets import SECRET_LIMIT_CHARS, SecretStore, check_secrets
 from fray.controller.options import parse
-from fray.model.specs import EntryKind, JobSpec, Ticket
+from fray.model.specs import AttemptSpec, EntryKind, JobSpec
 from fray.net.codec import to_json
 from fray.node import secrets
 from fray.node.attempts.bootstrap import job_variables
@@ -18,10 +18,10 @@ from fray.node.logs.redact import Redactor
 from fray.node.logs.writer import (
     LINE_LIMIT_BYTES,
     READ_BYTES,
-    LineCutter,
-    Spool,
+    LineSplitter,
+    LogWriter,
 )
-from fray.node.prepare import Prepared
+from fray.node.prepare import PreparedEnvironment
 from fray.runtime.process import attempt, current_job
 from fray.runtime.serialization import errors
 
@@ -32,8 +32,8 @@ def spec(**more: object) -> JobSpec:
     return JobSpec(job_id="j-1", name="j", namespace="n", entry=EntryKind.BINARY, argv=("x",), **more)  # type: ignore[arg-type]
 
 
-def ticket(of: JobSpec, **more: object) -> Ticket:
-    return Ticket(attempt_id="j-1:0:0", spec=of, controller="c", key="", **more)  # type: ignore[arg-type]
+def ticket(of: JobSpec, **more: object) -> AttemptSpec:
+    return AttemptSpec(attempt_id="j-1:0:0", spec=of, controller="c", key="", **more)  # type: ignore[arg-type]
 
 
 # Order ----------------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_it
             cluster_vars={**{f"V{place}": "cluster" for place in range(5)}, "FRAY_JOB_ID": "forged"},
             secrets={"s": "secret"},
         ),
-        prepared=Prepared(variables={f"V{place}": "prepared" for place in range(1, 5)}, firm={"V4": "firm"}),
+        prepared=PreparedEnvironment(variables={f"V{place}": "prepared" for place in range(1, 5)}, firm={"V4": "firm"}),
     )
     assert [told[f"V{place}"] for place in range(5)] == who
     assert (told["FRAY_JOB_NAME"], told["FRAY_JOB_ID"]) == ("j", "j-1")
@@ -99,13 +99,13 @@ def test_a_secrets_name_is_a_plain_word() -> None:
 
 def test_values_are_in_no_repr_and_no_text_of_a_spec() -> None:
     of = spec(secrets={"TOKEN": "T"})
-    for thing in (of, ticket(of, secrets={"T": VALUE}), Redactor({"T": VALUE}), SecretBook()):
+    for thing in (of, ticket(of, secrets={"T": VALUE}), Redactor({"T": VALUE}), SecretStore()):
         assert VALUE not in repr(thing)
     assert VALUE not in to_json(of)
 
 
 def test_what_only_the_driver_knows_is_kept_for_living_jobs_alone() -> None:
-    book = SecretBook()
+    book = SecretStore()
     book.bring(["j-1", "k-1"], {"T": VALUE})
     wants = spec(secrets={"A": "T", "B": "U"})
     assert book.of(wants) == {"T": VALUE}
@@ -166,7 +166,7 @@ def test_an_error_that_holds_a_secret_arrives_as_text_without_it(monkeypatch: py
 
 
 def test_a_line_that_is_not_whole_yet_is_not_written_where_it_may_hold_a_secret(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, hide=Redactor({"T": VALUE}).hide)
+    spool = LogWriter(tmp_path, hide=Redactor({"T": VALUE}).hide)
     spool.write("out", 1.0, f"a {VALUE}\n".encode(), VALUE[:-1].encode())
     spool.close()
     (written,) = tmp_path.iterdir()
@@ -179,7 +179,7 @@ def test_a_line_that_is_not_whole_yet_is_not_written_where_it_may_hold_a_secret(
 def test_a_secret_is_found_where_a_long_line_is_cut(before: int, read_bytes: int) -> None:
     redact = Redactor({"T": VALUE})
     assert redact.hide is not None
-    cutter, line = LineCutter(seam=redact.seam), b"x" * before + VALUE.encode() + b"y" * 100_000 + b"\n"
+    cutter, line = LineSplitter(seam=redact.seam), b"x" * before + VALUE.encode() + b"y" * 100_000 + b"\n"
     lines = b"".join(cutter.feed(line[at : at + read_bytes]) for at in range(0, len(line), read_bytes))
     shown = redact.hide(lines + cutter.flush())
     assert shown.count(b"[secret T]") == 1

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from fray.errors import InvalidRequest
-from fray.model.specs import Cause, EntryKind, Ladder, Outcome
+from fray.model.specs import EndReason, EntryKind, Outcome, TerminationPolicy
 from fray.node.shim.exit_status import (
-    Descent,
-    Ending,
-    Rung,
-    judge,
+    ExitStatus,
+    TerminationSchedule,
+    TerminationStep,
+    classify_exit,
 )
 
-DONE = Outcome(cause=Cause.SUCCEEDED, value="hash")
-FAILED = Outcome(cause=Cause.FAILURE, message="ValueError: no")
-LADDER = Ladder(cancel_s=3, term_s=2)
+DONE = Outcome(cause=EndReason.SUCCEEDED, value="hash")
+FAILED = Outcome(cause=EndReason.FAILURE, message="ValueError: no")
+LADDER = TerminationPolicy(cancel_s=3, term_s=2)
 
 
 def judged(entry: EntryKind = EntryKind.CALLABLE, **seen: Any) -> Outcome:
-    return judge(Ending(entry=entry, **seen))
+    return classify_exit(ExitStatus(entry=entry, **seen))
 
 
 def test_what_the_job_recorded_is_its_outcome() -> None:
@@ -31,64 +31,68 @@ def test_what_the_job_recorded_is_its_outcome() -> None:
 
 
 def test_a_record_counts_even_if_the_process_was_killed_afterwards() -> None:
-    assert judged(record=DONE, signal=9).cause is Cause.SUCCEEDED
+    assert judged(record=DONE, signal=9).cause is EndReason.SUCCEEDED
 
 
 def test_an_exit_without_a_record_is_a_failure_with_the_last_words() -> None:
     outcome = judged(exit_code=3, last_lines="oh no")
-    assert (outcome.cause, outcome.exit_code) == (Cause.FAILURE, 3)
+    assert (outcome.cause, outcome.exit_code) == (EndReason.FAILURE, 3)
     assert outcome.message == "ended with exit code 3; its last words on stderr:\noh no"
 
 
 def test_exit_code_0_without_a_record_is_success_for_programs_only() -> None:
-    assert judged(EntryKind.BINARY, exit_code=0).cause is Cause.SUCCEEDED
-    assert judged(exit_code=0).cause is Cause.FAILURE
+    assert judged(EntryKind.BINARY, exit_code=0).cause is EndReason.SUCCEEDED
+    assert judged(exit_code=0).cause is EndReason.FAILURE
 
 
 def test_a_signal_nobody_of_frays_sent_is_named() -> None:
     outcome = judged(signal=9)
-    assert (outcome.cause, outcome.signal) == (Cause.KILLED, 9)
+    assert (outcome.cause, outcome.signal) == (EndReason.KILLED, 9)
     assert outcome.message == "killed by SIGKILL (nobody of Fray's sent it)"
     assert "SIGSEGV" in judged(signal=11).message
 
 
 def test_out_of_memory_is_told_only_for_the_signal_the_kernel_sends() -> None:
-    assert judged(signal=9, out_of_memory=True).cause is Cause.OUT_OF_MEMORY
-    assert judged(signal=11, out_of_memory=True).cause is Cause.KILLED
-    assert judged(exit_code=1, out_of_memory=True).cause is Cause.FAILURE
+    assert judged(signal=9, out_of_memory=True).cause is EndReason.OUT_OF_MEMORY
+    assert judged(signal=11, out_of_memory=True).cause is EndReason.KILLED
+    assert judged(exit_code=1, out_of_memory=True).cause is EndReason.FAILURE
 
 
 def test_what_a_keeper_ended_it_for_is_the_cause_unless_a_record_came_first() -> None:
-    hog = Outcome(cause=Cause.OUT_OF_MEMORY, message="too much")
-    outcome = judged(condemned=hog, reached=Rung.KILL, signal=9)
-    assert (outcome.cause, outcome.message, outcome.signal) == (Cause.OUT_OF_MEMORY, "too much", 9)
-    assert judged(condemned=hog, reached=Rung.KILL, record=FAILED).cause is Cause.OUT_OF_MEMORY
-    assert judged(condemned=hog, reached=Rung.CANCEL, record=DONE).cause is Cause.SUCCEEDED
+    hog = Outcome(cause=EndReason.OUT_OF_MEMORY, message="too much")
+    outcome = judged(condemned=hog, reached=TerminationStep.KILL, signal=9)
+    assert (outcome.cause, outcome.message, outcome.signal) == (EndReason.OUT_OF_MEMORY, "too much", 9)
+    assert judged(condemned=hog, reached=TerminationStep.KILL, record=FAILED).cause is EndReason.OUT_OF_MEMORY
+    assert judged(condemned=hog, reached=TerminationStep.CANCEL, record=DONE).cause is EndReason.SUCCEEDED
 
 
 @pytest.mark.parametrize("amounts", [{"cancel_s": -1}, {"term_s": float("inf")}, {"term_s": float("nan")}])
 def test_a_ladder_that_never_ends_is_refused_at_the_door(amounts: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest, match=f"Ladder\\({next(iter(amounts))}=.*from 0 to 86400"):
-        Ladder(**amounts)
+        TerminationPolicy(**amounts)
 
 
-@pytest.mark.parametrize("rung", Rung)
-def test_the_ladder_says_how_far_it_went(rung: Rung) -> None:
+@pytest.mark.parametrize("rung", TerminationStep)
+def test_the_ladder_says_how_far_it_went(rung: TerminationStep) -> None:
     outcome = judged(reached=rung, ladder=LADDER, signal=15)
-    assert outcome.cause is Cause.STOPPED
-    assert {Rung.CANCEL: "cancelled", Rung.TERM: "SIGTERM, sent 3 s", Rung.KILL: "killed"}[rung] in outcome.message
+    assert outcome.cause is EndReason.STOPPED
+    assert {
+        TerminationStep.CANCEL: "cancelled",
+        TerminationStep.TERM: "SIGTERM, sent 3 s",
+        TerminationStep.KILL: "killed",
+    }[rung] in outcome.message
 
 
 def test_a_success_in_spite_of_the_ladder_is_a_success() -> None:
-    assert judged(reached=Rung.TERM, record=DONE).cause is Cause.SUCCEEDED
+    assert judged(reached=TerminationStep.TERM, record=DONE).cause is EndReason.SUCCEEDED
 
 
 def test_an_error_after_the_request_to_stop_is_the_stop() -> None:
-    assert judged(reached=Rung.CANCEL, record=FAILED).cause is Cause.STOPPED
+    assert judged(reached=TerminationStep.CANCEL, record=FAILED).cause is EndReason.STOPPED
 
 
 def test_an_error_recorded_before_the_request_to_stop_is_the_error() -> None:
-    assert judged(reached=Rung.CANCEL, record=FAILED, record_came_first=True).cause is Cause.FAILURE
+    assert judged(reached=TerminationStep.CANCEL, record=FAILED, record_came_first=True).cause is EndReason.FAILURE
 
 
 def test_an_unknown_signal_has_a_number() -> None:
@@ -98,47 +102,54 @@ def test_an_unknown_signal_has_a_number() -> None:
 # The ladder ----------------------------------------------------------------------------------------------------------
 
 
-def rungs(descent: Descent, times: list[float]) -> list[Rung | None]:
+def rungs(descent: TerminationSchedule, times: list[float]) -> list[TerminationStep | None]:
     return [descent.due(now) for now in times]
 
 
 def test_the_ladder_goes_down_one_rung_at_a_time_and_each_once() -> None:
-    descent = Descent(LADDER, hears_cancel=True)
+    descent = TerminationSchedule(LADDER, hears_cancel=True)
     assert descent.due(0) is None
     descent.begin(10)
     descent.begin(11)
-    assert rungs(descent, [10, 12.9, 13, 14, 15, 99]) == [Rung.CANCEL, None, Rung.TERM, None, Rung.KILL, None]
+    assert rungs(descent, [10, 12.9, 13, 14, 15, 99]) == [
+        TerminationStep.CANCEL,
+        None,
+        TerminationStep.TERM,
+        None,
+        TerminationStep.KILL,
+        None,
+    ]
 
 
 def test_the_ladder_says_when_it_is_due_again() -> None:
-    descent = Descent(LADDER, hears_cancel=True)
+    descent = TerminationSchedule(LADDER, hears_cancel=True)
     assert descent.next_at() is None
     descent.begin(10)
     seen = []
     while (at := descent.next_at()) is not None:
         seen.append((at, descent.due(at)))
-    assert seen == [(10, Rung.CANCEL), (13, Rung.TERM), (15, Rung.KILL)]
+    assert seen == [(10, TerminationStep.CANCEL), (13, TerminationStep.TERM), (15, TerminationStep.KILL)]
 
 
 def test_a_program_starts_at_sigterm() -> None:
-    descent = Descent(LADDER, hears_cancel=False)
+    descent = TerminationSchedule(LADDER, hears_cancel=False)
     descent.begin(10)
-    assert rungs(descent, [10, 11.9, 12]) == [Rung.TERM, None, Rung.KILL]
+    assert rungs(descent, [10, 11.9, 12]) == [TerminationStep.TERM, None, TerminationStep.KILL]
 
 
 def test_a_late_turn_skips_rungs() -> None:
-    descent = Descent(LADDER, hears_cancel=True)
+    descent = TerminationSchedule(LADDER, hears_cancel=True)
     descent.begin(0)
-    assert rungs(descent, [60, 61]) == [Rung.KILL, None]
+    assert rungs(descent, [60, 61]) == [TerminationStep.KILL, None]
 
 
 def test_kill_jumps_to_the_bottom_from_anywhere() -> None:
-    fresh, begun = Descent(LADDER, hears_cancel=True), Descent(LADDER, hears_cancel=True)
+    fresh, begun = TerminationSchedule(LADDER, hears_cancel=True), TerminationSchedule(LADDER, hears_cancel=True)
     begun.begin(0)
     begun.due(0)
     for descent in (fresh, begun):
         descent.jump(1)
-        assert descent.due(1) is Rung.KILL
+        assert descent.due(1) is TerminationStep.KILL
         assert descent.next_at() is None
 
 

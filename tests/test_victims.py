@@ -15,12 +15,12 @@ from fray.model.policy.policy import Policy, Preemption
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import ActorConfig, EntryKind, JobSpec
-from fray.scheduler.placement.what_if_pool import Trial
-from fray.scheduler.pool.requests import Ask, Part
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from fray.scheduler.preemption import victims
 from fray.scheduler.preemption.cost import (
     Cost,
-    Unit,
+    PreemptionUnit,
     total,
     unit_of,
 )
@@ -30,8 +30,8 @@ from fray.scheduler.preemption.preemption import (
     eligible,
     would_preempt,
 )
-from fray.scheduler.preemption.victims import Choice
-from fray.scheduler.queue.queue import Applicant, Shape
+from fray.scheduler.preemption.victims import PreemptionChoice
+from fray.scheduler.queue.queue import Applicant, PlacementShape
 
 OFF = Policy(preemption=Preemption(enabled=False))
 ON = Policy(preemption=Preemption(shield_s=0.0))
@@ -45,8 +45,8 @@ def soon(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def applicant(*parts: Part, band: Band = Band.PRODUCTION, same: str = "") -> Applicant:
-    return Applicant("x", Shape(Ask(parts, same)), 10_000, 0.0, band=band)
+def applicant(*parts: MemberGroup, band: Band = Band.PRODUCTION, same: str = "") -> Applicant:
+    return Applicant("x", PlacementShape(PlacementRequest(parts, same)), 10_000, 0.0, band=band)
 
 
 def cluster(policy: Policy = OFF) -> Cluster:
@@ -55,15 +55,15 @@ def cluster(policy: Policy = OFF) -> Cluster:
     return law
 
 
-def all_units(law: Cluster, who: Applicant) -> list[Unit]:
+def all_units(law: Cluster, who: Applicant) -> list[PreemptionUnit]:
     may = eligible(law.state, who)
     bands = bands_below(law.state, who)
     jobs = [law.state.jobs[job_id] for band in bands for _, _, job_id in law.state.runs[band]]
     return [unit_of(law.state, one) for one in jobs if may(one)]
 
 
-def makes_room(law: Cluster, who: Applicant, units: tuple[Unit, ...]) -> bool:
-    with Trial(law.state) as trial:
+def makes_room(law: Cluster, who: Applicant, units: tuple[PreemptionUnit, ...]) -> bool:
+    with HypotheticalPool(law.state) as trial:
         as_decided(law.state, trial)
         trial.end(one for unit in units for one in unit.jobs)
         return trial.fits(who.shape.ask)
@@ -76,7 +76,7 @@ def by_trying_all(law: Cluster, who: Applicant) -> Cost | None:
     return min((total(one) for one in sets if makes_room(law, who, one)), default=None)
 
 
-def compare(law: Cluster, who: Applicant) -> Choice | None:
+def compare(law: Cluster, who: Applicant) -> PreemptionChoice | None:
     """The choice, after it has been found as good as it is said to be."""
     law.state.policy = ON
     before = repr(law.state.pool.machines)
@@ -112,7 +112,7 @@ jobs = st.tuples(
     st.sampled_from([0.0, 10.0, 100.0]),
     st.booleans(),
 )
-parts = st.builds(lambda need, members: Part((need,), members), demands, st.integers(1, 3))
+parts = st.builds(lambda need, members: MemberGroup((need,), members), demands, st.integers(1, 3))
 
 
 @settings(max_examples=100, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
@@ -125,7 +125,7 @@ parts = st.builds(lambda need, members: Part((need,), members), demands, st.inte
 def test_the_choice_is_as_good_as_the_search_of_all_sets(
     machines: list[tuple[int, str]],
     running: list[tuple[Demand, int, Band, float, bool]],
-    wanted: list[Part],
+    wanted: list[MemberGroup],
     band: Band,
 ) -> None:
     law = cluster()
@@ -152,7 +152,7 @@ def test_later_bands_go_first_whatever_they_lose() -> None:
     launched(law, job("batch", demand(2), band=Band.BATCH))
     launched(law, job("mine", demand(2), band=Band.INTERACTIVE), at=1000.0)
     law.now = 1100.0
-    choice = compare(law, applicant(Part((demand(1),))))
+    choice = compare(law, applicant(MemberGroup((demand(1),))))
     assert choice is not None
     assert choice.victims == ("batch",)
 
@@ -169,7 +169,7 @@ def test_of_one_band_those_that_lose_least_and_a_checkpoint_counts() -> None:
     law.now = 990.0
     law.checkpoint("s-keeper:0:0", 1, "blob")
     law.now = 1000.0
-    choice = compare(law, applicant(Part((demand(1),))))
+    choice = compare(law, applicant(MemberGroup((demand(1),))))
     assert choice is not None
     assert choice.victims == ("keeper",)
 
@@ -181,7 +181,7 @@ def test_one_gang_rather_than_two_jobs_that_lose_more() -> None:
     launched(law, job("a", demand(1), band=Band.BATCH), job("b", demand(1), band=Band.BATCH))
     launched(law, job("gang", demand(1), members=2, band=Band.BATCH), at=400.0)
     law.now = 500.0
-    choice = compare(law, applicant(Part((demand(1),), 2)))
+    choice = compare(law, applicant(MemberGroup((demand(1),), 2)))
     assert choice is not None
     assert choice.victims == ("gang",)
 
@@ -197,7 +197,7 @@ def test_who_was_taken_first_is_spared_when_a_later_one_makes_room_for_all() -> 
     law.node("n3", cpu=2)
     launched(law, job("fixed", demand(1, preemptible=False), band=Band.BATCH))
     law.now = 100.0
-    assert compare(law, applicant(Part((demand(1),), 3))) is not None
+    assert compare(law, applicant(MemberGroup((demand(1),), 3))) is not None
 
 
 def test_whole_slices_are_emptied_and_no_others() -> None:
@@ -209,7 +209,7 @@ def test_whole_slices_are_emptied_and_no_others() -> None:
     launched(law, *(job(name, chip, band=Band.BATCH) for name in names))
     law.now = 100.0
     law.state.policy = ON
-    choice = would_preempt(law.state, applicant(Part((chip,), 2, 2)))
+    choice = would_preempt(law.state, applicant(MemberGroup((chip,), 2, 2)))
     assert choice is not None
     nodes = sorted(law.state.attempts[f"{name}:0:0"].node for name in choice.victims)
     assert nodes in (["a0", "a1"], ["b0", "b1"])
@@ -236,7 +236,7 @@ def test_a_job_whose_child_may_not_be_ended_is_left_alone() -> None:
     law.process("parent:0:0")
     law.launch(job("child", demand(1, preemptible=False), band=Band.BATCH), session="s-parent:0:0")
     law.now = 100.0
-    assert compare(law, applicant(Part((demand(1),)))) is None
+    assert compare(law, applicant(MemberGroup((demand(1),)))) is None
 
 
 def test_the_children_of_a_victim_count_as_lost_and_as_freed() -> None:
@@ -247,7 +247,7 @@ def test_the_children_of_a_victim_count_as_lost_and_as_freed() -> None:
     law.process("parent:0:0")
     law.launch(job("child", demand(1), band=Band.BATCH), session="s-parent:0:0")
     law.now = 100.0
-    choice = compare(law, applicant(Part((demand(2),))))
+    choice = compare(law, applicant(MemberGroup((demand(2),))))
     assert choice is not None
     assert choice.victims == ("parent",)
 
@@ -259,7 +259,7 @@ def test_an_applicant_that_fits_by_what_ends_anyway_has_no_victims() -> None:
     launched(law, job("going", demand(1), band=Band.BATCH), job("staying", demand(1), band=Band.BATCH))
     law.terminate("going")
     law.now = 100.0
-    choice = compare(law, applicant(Part((demand(1),))))
+    choice = compare(law, applicant(MemberGroup((demand(1),))))
     assert choice is not None
     assert choice.victims == ()
     law.see("going:0:0", ended())

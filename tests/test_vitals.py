@@ -8,21 +8,21 @@ from law import Cluster, job
 from trio.testing import MockClock
 
 from fray.controller.metrics import attempt_metrics as book
-from fray.controller.metrics.attempt_metrics import VitalsBook
-from fray.controller.metrics.stack_captures import ANSWER_WITHIN_S, Captures
+from fray.controller.metrics.attempt_metrics import AttemptMetricsStore
+from fray.controller.metrics.stack_captures import ANSWER_WITHIN_S, StackCaptures
 from fray.errors import NoSuchJob
-from fray.model.messages.node import CaptureAsked, Captured
-from fray.model.monitoring.attempt_metrics import Vital
+from fray.model.messages.node import CaptureRequest, StackCapture
+from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.monitoring.health import Progress
 from fray.scheduler.state.state import State
 
 
-def said(attempt: str, done: float, age_s: float = 0.0, captured: str = "") -> Vital:
-    return Vital(attempt_id=attempt, progress=Progress(done=done), age_s=age_s, captured=captured)
+def said(attempt: str, done: float, age_s: float = 0.0, captured: str = "") -> AttemptMetrics:
+    return AttemptMetrics(attempt_id=attempt, progress=Progress(done=done), age_s=age_s, captured=captured)
 
 
 def test_the_time_of_progress_is_the_controllers_less_its_age() -> None:
-    vitals = VitalsBook()
+    vitals = AttemptMetricsStore()
     vitals.hear([said("j:0:0", 5, age_s=2.0)], now=100.0)
     (kept,) = vitals.of(["j:0:0"])
     assert kept.progress == Progress(done=5, time=98.0)
@@ -32,7 +32,7 @@ def test_stacks_stay_when_the_next_measurement_has_none_and_the_oldest_make_room
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(book, "CAPTURED_LIMIT_BYTES", 250)
-    vitals = VitalsBook()
+    vitals = AttemptMetricsStore()
     vitals.hear([said("a:0:0", 1, captured="x" * 100)], now=0.0)
     vitals.hear([said("a:0:0", 2)], now=0.0)
     assert vitals.of(["a:0:0"])[0].captured == "x" * 100
@@ -42,14 +42,14 @@ def test_stacks_stay_when_the_next_measurement_has_none_and_the_oldest_make_room
 
 def test_the_book_forgets_those_that_have_been_quiet_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book, "KEPT_LIMIT", 2)
-    vitals = VitalsBook()
+    vitals = AttemptMetricsStore()
     for attempt in ("a:0:0", "b:0:0", "a:0:0", "c:0:0"):
         vitals.hear([said(attempt, 1)], now=0.0)
     assert [one.attempt_id for one in vitals.of(["a:0:0", "b:0:0", "c:0:0"])] == ["a:0:0", "c:0:0"]
 
 
 async def test_whoever_follows_a_gang_hears_of_it_twice_a_second_at_most(autojump_clock: MockClock) -> None:
-    vitals, told = VitalsBook(), list[tuple[float, str, int]]()
+    vitals, told = AttemptMetricsStore(), list[tuple[float, str, int]]()
 
     async def members(number: int) -> None:
         for done in range(100):
@@ -81,18 +81,18 @@ def two_members() -> State:
 
 
 async def test_a_node_that_is_silent_holds_nobody_up_who_wants_to_see_stacks(autojump_clock: MockClock) -> None:
-    captures = Captures(two_members())
-    asked: list[tuple[str, CaptureAsked]] = []
+    captures = StackCaptures(two_members())
+    asked: list[tuple[str, CaptureRequest]] = []
 
-    def ask(node: str, question: CaptureAsked) -> bool:
+    def ask(node: str, question: CaptureRequest) -> bool:
         asked.append((node, question))
         return True
 
     (ref, nodes) = captures.begin("j", ask), {node: question.attempts for node, question in asked}
     for node, attempts in nodes.items():
-        captures.heard("stranger", Captured(ref=ref, attempt_id=attempts[0], text="forged"))
+        captures.heard("stranger", StackCapture(ref=ref, attempt_id=attempts[0], text="forged"))
         if node == "n1":
-            captures.heard(node, Captured(ref=ref, attempt_id=attempts[0], text="its stacks"))
+            captures.heard(node, StackCapture(ref=ref, attempt_id=attempts[0], text="its stacks"))
     began = trio.current_time()
     texts = await captures.answer(ref)
     assert trio.current_time() - began == ANSWER_WITHIN_S
@@ -102,7 +102,7 @@ async def test_a_node_that_is_silent_holds_nobody_up_who_wants_to_see_stacks(aut
 
 
 async def test_nodes_without_a_conversation_are_not_waited_for(autojump_clock: MockClock) -> None:
-    captures = Captures(two_members())
+    captures = StackCaptures(two_members())
     began = trio.current_time()
     texts = await captures.answer(captures.begin("j", lambda node, question: False))
     assert trio.current_time() == began

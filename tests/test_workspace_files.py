@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fray.errors import InvalidRequest
 from fray.model.workspace import (
-    Entry,
+    FileEntry,
     Manifest,
-    Piece,
+    ManifestChunk,
     content_of,
     cut,
     join_parts,
@@ -32,8 +32,8 @@ from fray.model.workspace import (
 )
 from fray.runtime.workspaces import bundle as module
 from fray.runtime.workspaces.bundle import (
-    Book,
-    Changed,
+    FileChanged,
+    ScanCache,
     load_book,
     read_piece,
     save_book,
@@ -150,7 +150,7 @@ def test_paths_with_odd_characters_travel(repo: Path) -> None:
     names = ["a b\n'\"\t.txt", "ümläut.txt", os.fsdecode(b"latin-\xe9.txt"), "-n", "*"]
     for name in names:
         write(repo, name)
-    bundle = scan(Book(str(repo)), Limits())
+    bundle = scan(ScanCache(str(repo)), Limits())
     text = write_manifest(bundle.manifest)
     assert set(names) <= {entry.path for entry in read_manifest(text).files}
 
@@ -192,7 +192,7 @@ def test_a_file_that_cannot_be_read_is_named(repo: Path) -> None:
         os.seteuid(65534)
     try:
         with pytest.raises(InvalidRequest, match=r"git cannot say|'closed.txt' .* cannot be read"):
-            scan(Book(str(repo)), Limits())
+            scan(ScanCache(str(repo)), Limits())
     finally:
         if os.getuid() == 0:
             os.seteuid(0)
@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_read_is_named(repo: Path) -> None:
 # Cutting -------------------------------------------------------------------------------------------------------------
 
 
-def contents(book: Book, root: Path) -> dict[str, bytes]:
+def contents(book: ScanCache, root: Path) -> dict[str, bytes]:
     """The files again, from manifest and pieces alone."""
     bundle = scan(book, Limits())
     manifest = join_parts(bundle.bundle, list(bundle.parts.values()))
@@ -220,7 +220,7 @@ def test_the_files_come_out_of_the_pieces_as_they_went_in(tmp_path: Path) -> Non
     for path, content in files.items():
         write(tmp_path, path, content)
     (tmp_path / "z").symlink_to("01/f")
-    assert contents(Book(str(tmp_path)), tmp_path) == {**files, "z": b"01/f"}
+    assert contents(ScanCache(str(tmp_path)), tmp_path) == {**files, "z": b"01/f"}
 
 
 @given(
@@ -244,11 +244,11 @@ def test_thousands_of_files_are_few_pieces_and_an_edit_changes_one(tmp_path: Pat
     rng = random.Random(2)
     for number in range(2000):
         write(tmp_path, f"d{number // 100}/f{number}.py", rng.randbytes(1000).hex())
-    before = scan(Book(str(tmp_path)), Limits()).manifest
+    before = scan(ScanCache(str(tmp_path)), Limits()).manifest
     assert len(before.pieces) < 40
     write(tmp_path, "d7/f777.py", "changed")
     write(tmp_path, "d7/new.py", "new")
-    after = scan(Book(str(tmp_path)), Limits()).manifest
+    after = scan(ScanCache(str(tmp_path)), Limits()).manifest
     assert len({each.blob for each in after.pieces} - {each.blob for each in before.pieces}) <= 2
 
 
@@ -256,22 +256,22 @@ def test_the_same_files_are_the_same_bundle_wherever_they_are(repo: Path, tmp_pa
     write(tmp_path / "copy", ".gitignore", (repo / ".gitignore").read_bytes())
     write(tmp_path / "copy", "src/pkg/__init__.py", b"")
     write(tmp_path / "copy", "src/pkg/a.py", (repo / "src/pkg/a.py").read_bytes())
-    first, second = scan(Book(str(repo)), Limits()), scan(Book(str(tmp_path / "copy")), Limits())
+    first, second = scan(ScanCache(str(repo)), Limits()), scan(ScanCache(str(tmp_path / "copy")), Limits())
     assert first.bundle == second.bundle
     write(repo, "src/pkg/a.py", "A = 2\n")
-    assert scan(Book(str(repo)), Limits()).bundle != first.bundle
+    assert scan(ScanCache(str(repo)), Limits()).bundle != first.bundle
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a/../b", "a//b", "", ".", "a/./b", "a\0"])
 def test_a_manifest_cannot_name_a_path_outside(path: str) -> None:
-    manifest = Manifest((Entry(path, "f", "0" * 64, 0),), ())
+    manifest = Manifest((FileEntry(path, "f", "0" * 64, 0),), ())
     with pytest.raises(InvalidRequest):
         read_manifest(write_manifest(manifest))
 
 
 def test_a_manifest_that_writes_through_a_link_or_twice_or_beyond_its_pieces_is_refused() -> None:
-    link, below = Entry("a", "l", "0" * 64, 0), Entry("a/b", "f", "0" * 64, 0)
-    piece = Piece("1" * 64, 5, False)
+    link, below = FileEntry("a", "l", "0" * 64, 0), FileEntry("a/b", "f", "0" * 64, 0)
+    piece = ManifestChunk("1" * 64, 5, False)
     for manifest in (Manifest((link, below), ()), Manifest((link, link), ()), Manifest((link,), (piece,))):
         with pytest.raises(InvalidRequest):
             read_manifest(write_manifest(manifest))
@@ -307,20 +307,20 @@ def test_no_text_is_taken_for_a_manifest_or_raises_anything_but_a_refusal(text: 
 
 
 def test_the_longest_name_of_a_file_system_is_allowed() -> None:
-    manifest = Manifest((Entry("a" * 255, "f", HASH, 0), Entry("b\udcff", "f", HASH, 0)), ())
+    manifest = Manifest((FileEntry("a" * 255, "f", HASH, 0), FileEntry("b\udcff", "f", HASH, 0)), ())
     assert read_manifest(write_manifest(manifest)) == manifest
 
 
 def test_damaged_pieces_and_parts_are_refused() -> None:
     data, packed = pack(b"a" * 10_000)
-    piece = Piece(hashlib.sha256(data).hexdigest(), 10_000, packed)
+    piece = ManifestChunk(hashlib.sha256(data).hexdigest(), 10_000, packed)
     assert packed
     assert content_of(piece, data) == b"a" * 10_000
     with pytest.raises(InvalidRequest):
         content_of(piece, data[:-1])
     bomb, _ = pack(b"a" * 10_000_000)
     with pytest.raises(InvalidRequest, match="more than"):
-        content_of(Piece(hashlib.sha256(bomb).hexdigest(), 10, True), bomb)
+        content_of(ManifestChunk(hashlib.sha256(bomb).hexdigest(), 10, True), bomb)
     parts = manifest_parts(write_manifest(Manifest((), ())))
     with pytest.raises(InvalidRequest, match="not the parts"):
         join_parts("0" * 64, parts)
@@ -353,7 +353,7 @@ def test_an_unchanged_tree_is_not_read_again_not_even_by_the_next_driver(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: None
 ) -> None:
     seen = reads(monkeypatch)
-    book = Book(str(repo))
+    book = ScanCache(str(repo))
     first = scan(book, Limits())
     seen.clear()
     assert scan(book, Limits()) is first
@@ -368,7 +368,7 @@ def test_an_unchanged_tree_is_not_read_again_not_even_by_the_next_driver(
 
 def test_a_file_written_a_moment_ago_is_read_again(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second write within the clock's tick leaves the stamp as it is."""
-    book = Book(str(repo))
+    book = ScanCache(str(repo))
     scan(book, Limits())
     seen = reads(monkeypatch)
     scan(book, Limits())
@@ -376,7 +376,7 @@ def test_a_file_written_a_moment_ago_is_read_again(repo: Path, monkeypatch: pyte
 
 
 def test_a_cache_that_cannot_be_read_or_written_costs_nothing_but_time(repo: Path, tmp_path: Path) -> None:
-    book = Book(str(repo))
+    book = ScanCache(str(repo))
     bundle = scan(book, Limits())
     cache = tmp_path / "cache"
     book.dirty = True
@@ -400,17 +400,17 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(repo: Path, monkeypa
         return really(root, found, at, size_bytes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "read_part", read_part)
-    book = Book(str(repo))
+    book = ScanCache(str(repo))
     assert contents(book, repo)["src/pkg/a.py"] == b"A = 2; A = 2; "
     until = 1000
     with pytest.raises(InvalidRequest, match=r"'src/pkg/a.py' in the workspace .* changes while it is read"):
-        scan(Book(str(repo)), Limits())
+        scan(ScanCache(str(repo)), Limits())
 
 
 def test_a_piece_whose_file_has_changed_is_not_sent(repo: Path) -> None:
-    book = Book(str(repo))
+    book = ScanCache(str(repo))
     bundle = scan(book, Limits())
     book.fresh.clear()
     write(repo, "src/pkg/a.py", "A = 3\n")
-    with pytest.raises(Changed):
+    with pytest.raises(FileChanged):
         read_piece(book, bundle, bundle.manifest.pieces[0].blob)

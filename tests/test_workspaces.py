@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from fray.controller.store import Store
-from fray.controller.workspaces.bundles import Keeping
+from fray.controller.workspaces.bundles import BundleRetention
 from fray.controller.workspaces.chunks import PieceDirectory
 from fray.errors import InvalidRequest, StoreError
 from fray.model.environment import INSIDE, EnvironmentSpec
@@ -26,18 +26,19 @@ from fray.model.ids import mint
 from fray.model.messages.bundles import BundleState, FetchBundle, FetchPiece, OfferBundle, PutPiece
 from fray.model.messages.client import ClientHello, Role
 from fray.model.specs import EntryKind, JobSpec
-from fray.model.workspace import Entry, Manifest, Piece, manifest_parts
+from fray.model.workspace import FileEntry, Manifest, ManifestChunk, manifest_parts
 from fray.net.channel.public import RedialPolicy
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
 from fray.node.launcher import Ask
 from fray.node.workspaces import store as trees
 from fray.node.workspaces.preparer import WorkspaceFailed, Workspaces, paths_in
-from fray.node.workspaces.store import Kept, Trees
-from fray.runtime.controller_client.client import ControllerLink
+from fray.node.workspaces.store import WorkspaceRetention as Kept
+from fray.node.workspaces.store import WorkspaceStore
+from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.workspaces import upload
 from fray.runtime.workspaces.upload import in_workspace, send
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 from tests.controlling import ADDRESS, TOKEN, Stage, spec
 from tests.test_workspace_files import write
 
@@ -64,9 +65,9 @@ async def stage(store: Store, **options: Any) -> AsyncIterator[Stage]:
         nursery.cancel_scope.cancel()
 
 
-async def link_to(stage: Stage) -> ControllerLink:
+async def link_to(stage: Stage) -> ControllerClient:
     """A driver's conversation, the real one."""
-    link = ControllerLink(ClientHello(session=f"session-{mint(stage.rng)}", role=Role.DRIVER))
+    link = ControllerClient(ClientHello(session=f"session-{mint(stage.rng)}", role=Role.DRIVER))
 
     async def hold(task_status: trio.TaskStatus[None]) -> None:
         network, credential = stage.network.at("driver"), Credential("cluster", TOKEN)
@@ -257,7 +258,7 @@ def spoil(copy: Path, outside: Path) -> None:
 
 def test_large_files_are_shared_where_they_cannot_be_written_through(project: Path, tmp_path: Path) -> None:
     """For root read-only is no obstacle, so it gets copies (`Workspaces.furnish` says so)."""
-    store, book = Trees(tmp_path / "store"), upload.Book(str(project))
+    store, book = WorkspaceStore(tmp_path / "store"), upload.ScanCache(str(project))
     store.open()
     bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.pieces:
@@ -356,12 +357,12 @@ async def test_who_waits_goes_on_when_the_one_who_fetched_is_cancelled(project: 
 
 
 def test_another_boot_of_the_machine_trusts_nothing(tmp_path: Path) -> None:
-    first = Trees(tmp_path, "one")
+    first = WorkspaceStore(tmp_path, "one")
     first.open()
     first.put_piece("a" * 64, b"data")
-    Trees(tmp_path, "one").open()
+    WorkspaceStore(tmp_path, "one").open()
     assert first.has_piece("a" * 64)
-    Trees(tmp_path, "two").open()
+    WorkspaceStore(tmp_path, "two").open()
     assert not first.has_piece("a" * 64)
 
 
@@ -370,9 +371,9 @@ def test_another_boot_of_the_machine_trusts_nothing(tmp_path: Path) -> None:
 
 def hostile(files: list[tuple[str, str, bytes]]) -> tuple[Manifest, dict[str, bytes]]:
     """A workspace that no driver of ours would make, and its pieces."""
-    entries = tuple(Entry(path, mode, blob_id(content), len(content)) for path, mode, content in files)
+    entries = tuple(FileEntry(path, mode, blob_id(content), len(content)) for path, mode, content in files)
     pieces = {blob_id(content): content for _, _, content in files}
-    return Manifest(entries, tuple(Piece(blob, len(data), False) for blob, data in pieces.items())), pieces
+    return Manifest(entries, tuple(ManifestChunk(blob, len(data), False) for blob, data in pieces.items())), pieces
 
 
 async def test_a_controller_outlives_whatever_is_offered_as_a_manifest(tmp_path: Path) -> None:
@@ -393,7 +394,7 @@ async def test_a_controller_outlives_whatever_is_offered_as_a_manifest(tmp_path:
 
 async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=Keeping(reserve_bytes=1 << 60)) as st:
+    async with stage(store, keeping=BundleRetention(reserve_bytes=1 << 60)) as st:
         client = await st.client()
         with pytest.raises(StoreError, match="make room on its disk"):
             await client.ask(PutPiece(piece=blob_id(b"data")), [b"data"])
@@ -402,7 +403,7 @@ async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered
 
 @pytest.mark.parametrize("target", [b"/etc", b"../../etc", b"a\0b", b"sub/../../x"])
 def test_a_link_that_leads_out_is_made_on_no_machine_whoever_says_so(tmp_path: Path, target: bytes) -> None:
-    trees = Trees(tmp_path / "trees")
+    trees = WorkspaceStore(tmp_path / "trees")
     trees.open()
     manifest, pieces = hostile([("link", "l", target)])
     for piece, data in pieces.items():
@@ -440,7 +441,7 @@ async def test_a_workspace_that_would_fill_the_controllers_disk_is_refused_at_on
     project: Path, tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=Keeping(reserve_bytes=1 << 60)) as st:
+    async with stage(store, keeping=BundleRetention(reserve_bytes=1 << 60)) as st:
         link = await link_to(st)
         with pytest.raises(StoreError, match=r"MB free: this workspace of \d+\.\d MB would leave"):
             await send(link, str(project), upload.find_directory)
@@ -457,7 +458,7 @@ async def test_a_full_disk_of_the_machine_is_said(
         def full(*args: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(trees.Trees, "put_piece", full)
+        monkeypatch.setattr(trees.WorkspaceStore, "put_piece", full)
         machine_ = machine(tmp_path, node.ask_blobs)
         with pytest.raises(WorkspaceFailed, match="does not fit on the disk of this machine"):
             await machine_.furnish(bundle, tmp_path / "view")
@@ -515,7 +516,7 @@ async def test_the_controller_keeps_what_living_jobs_need_and_drops_what_was_use
     project: Path, tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=Keeping(limit_bytes=1, in_use_s=0.0, upload_s=0.0)) as st:
+    async with stage(store, keeping=BundleRetention(limit_bytes=1, in_use_s=0.0, upload_s=0.0)) as st:
         link, client, node = await link_to(st), await st.client(), await st.node()
         bundles = []
         for number in range(3):
@@ -534,7 +535,7 @@ async def test_the_controller_keeps_what_living_jobs_need_and_drops_what_was_use
 
 
 async def test_payloads_and_results_of_jobs_that_are_no_longer_on_record_are_deleted(tmp_path: Path) -> None:
-    async with stage(Store(tmp_path / "store"), rules=Rules(finished_limit=1)) as st:
+    async with stage(Store(tmp_path / "store"), rules=SchedulerConfig(finished_limit=1)) as st:
         client, node = await st.client(), await st.node()
         for number in range(3):
             payload, value = f"payload {number}".encode(), f"value {number}".encode()
@@ -549,16 +550,16 @@ async def test_payloads_and_results_of_jobs_that_are_no_longer_on_record_are_del
 
 async def test_what_is_left_of_an_upload_goes_after_a_while(project: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=Keeping(upload_s=0.0)) as st:
+    async with stage(store, keeping=BundleRetention(upload_s=0.0)) as st:
         client = await st.client()
         await client.ask(PutPiece(piece=hashlib.sha256(b"data").hexdigest()), [b"data"])
         await st.controller.gateway._house.bundles.sweep()
         assert store.pieces.ages() == {}
 
 
-def built(trees_: Trees, content: bytes, root: Path) -> str:
+def built(trees_: WorkspaceStore, content: bytes, root: Path) -> str:
     write(root, "f", content)
-    book = upload.Book(str(root))
+    book = upload.ScanCache(str(root))
     bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.pieces:
         trees_.put_piece(piece.blob, upload.read_piece(book, bundle, piece.blob))
@@ -570,7 +571,7 @@ def built(trees_: Trees, content: bytes, root: Path) -> str:
 
 
 def test_a_machine_drops_what_was_used_longest_ago_and_never_what_is_in_use(tmp_path: Path) -> None:
-    store = Trees(tmp_path / "store")
+    store = WorkspaceStore(tmp_path / "store")
     store.open()
     rng = random.Random(4)
     old, held, new = (built(store, rng.randbytes(100_000), tmp_path / f"p{n}") for n in range(3))

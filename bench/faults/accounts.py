@@ -10,7 +10,7 @@ import trio
 
 import fray
 from bench.faults.lab import Lab, told
-from fray import Cause, JobInfo, JobState
+from fray import EndReason, JobInfo, JobState
 
 SETTLED_WITHIN_S = 60.0
 
@@ -56,7 +56,7 @@ def _unheard(accepted: dict[str, tuple[str, bool]], ended: dict[str, Any], lost:
 
 def _completions(job: JobInfo) -> list[str]:
     """Generations in which every member has succeeded. (One that had, in a gang that began anew, begins anew too.)"""
-    causes: dict[str, set[Cause | None]] = {}
+    causes: dict[str, set[EndReason | None]] = {}
     for attempt in job.attempts:
         causes.setdefault(attempt.attempt_id.split(":")[1], set()).add(attempt.cause)
-    return [generation for generation, found in causes.items() if found == {Cause.SUCCEEDED}]
+    return [generation for generation, found in causes.items() if found == {EndReason.SUCCEEDED}]

@@ -33,7 +33,7 @@ from fray.controller import gc_tuning
 from fray.controller.serve import restored
 from fray.controller.store import Store
 from fray.model.resources import Demand
-from fray.scheduler.effects import Restarted
+from fray.scheduler.effects import ControllerStarted
 from fray.scheduler.step import step
 
 REQUEST = 100
@@ -189,10 +189,10 @@ def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
         del fleet
         _settle()
         began = time.perf_counter()
-        with gc_tuning.filling():
+        with gc_tuning.gc_frozen():
             again = Store(Path(directory) / "store", "NORMAL")
             state = restored(again, again.load(), 0.0, RULES)
-            step(state, Restarted(epoch=2), 1.0)
+            step(state, ControllerStarted(epoch=2), 1.0)
         ready_s = time.perf_counter() - began
         again.close()
     assert len(state.attempts) == living
@@ -202,7 +202,7 @@ def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
 def _settle() -> None:
     """What is there stays, as in a controller that has loaded its store."""
     gc.collect()
-    with gc_tuning.filling():
+    with gc_tuning.gc_frozen():
         pass
 
 

@@ -13,27 +13,27 @@ from attrs import define, field
 from bench.schedule.loads import Work, machine
 from fray.controller.store import Store
 from fray.model.messages.client import Launch, Role
-from fray.model.messages.node import NodeHello, Report
-from fray.model.specs import Cause, Observed, Outcome, Phase
+from fray.model.messages.node import NodeHello, ObservedState
+from fray.model.specs import EndReason, ObservedAttempt, Outcome, Phase
 from fray.scheduler.effects import (
+    DesiredAttemptsChanged,
     Effect,
     Event,
-    Happened,
-    LaunchAsked,
+    EventRecorded,
+    LaunchRequested,
     NodeJoined,
     NodeReported,
     SessionOpened,
     Tick,
-    WishesMoved,
 )
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
 TERM_S = 2.0
 """How long a victim takes to end."""
-RULES = Rules(living_limit=2_000_000, finished_limit=1_000, history_limit=1_000)
-RUNNING, SUCCEEDED, PREEMPTED = "running", Cause.SUCCEEDED, Cause.PREEMPTED
+RULES = SchedulerConfig(living_limit=2_000_000, finished_limit=1_000, history_limit=1_000)
+RUNNING, SUCCEEDED, PREEMPTED = "running", EndReason.SUCCEEDED, EndReason.PREEMPTED
 
 
 @define
@@ -82,7 +82,7 @@ class Fleet:
     def _save(self, store: Store, effects: Iterable[Effect]) -> None:
         began = time.perf_counter()
         upserts, deletes = self.state.take_dirty()
-        happened = [effect.event for effect in effects if isinstance(effect, Happened)]
+        happened = [effect.event for effect in effects if isinstance(effect, EventRecorded)]
         store.save(upserts, deletes, happened, {"now": self.now})
         self.took_s["save"].append(time.perf_counter() - began)
 
@@ -90,11 +90,11 @@ class Fleet:
         """All in one request."""
         self.works.update((work.spec.job_id, work) for work in works)
         launch = Launch(jobs=tuple(work.spec for work in works))
-        self.tell(kind, LaunchAsked(session="tool", ref=next(self._numbers), launch=launch))
+        self.tell(kind, LaunchRequested(session="tool", ref=next(self._numbers), launch=launch))
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, WishesMoved):
+            if isinstance(effect, DesiredAttemptsChanged):
                 for attempt_id in effect.changed:
                     self._wished(attempt_id)
 
@@ -139,9 +139,9 @@ class Fleet:
             return
         self._use(attempt_id, -1)
         self._known.pop(attempt_id, None)
-        outcome = Outcome(cause=Cause(what), duration_s=self.now - attempt.placed_at)
-        observed = (Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome),)
-        report = Report(full=False, observed=observed)
+        outcome = Outcome(cause=EndReason(what), duration_s=self.now - attempt.placed_at)
+        observed = (ObservedAttempt(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome),)
+        report = ObservedState(full=False, observed=observed)
         self.tell("end", NodeReported(node=attempt.node, incarnation="i", report=report))
 
     def happen_until(self, at: float) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
-from fray.api.actors.queries import Directory, nobody, told
+from fray.api.actors.queries import ActorQueries, actor_error_text, no_such_actor
 from fray.api.actors.supervision import OnFailure
 from fray.api.jobs.job import (
     Job,
@@ -18,10 +18,10 @@ from fray.api.jobs.job import (
     job_id_of,
     stacks_of,
 )
-from fray.api.node_admin import Fleet
-from fray.api.reservation import Reservation, Reserving
+from fray.api.node_admin import NodeAdmin
+from fray.api.reservation import Reservation, ReservationApi
 from fray.api.scope import Scope, open_scope
-from fray.api.usage import SharesOf
+from fray.api.usage import UsageQueries
 from fray.errors import InvalidRequest, NoSuchJob
 from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
@@ -30,12 +30,12 @@ from fray.model.messages.client import (
     Event,
     Events,
     Explain,
+    GetEvents,
     Jobs,
     JoinMinted,
     ListGroups,
     ListJobs,
     MintJoin,
-    Story,
     Terminate,
     Text,
 )
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from fray.runtime.logs.reader import LogReader
 
 
-class Cluster(Directory, Fleet, Reserving, SharesOf):
+class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     """A connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
@@ -108,7 +108,7 @@ class Cluster(Directory, Fleet, Reserving, SharesOf):
         """Launch a job, or ``count`` of them, that belong to this connection. As `Scope.launch`.
 
         Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was launched.
             ConnectionFailed: the conversation with the controller has ended.
         """
         launched: Job | list[Job] = await self._root.launch(request, on_failure=on_failure, **how)
@@ -188,7 +188,7 @@ class Cluster(Directory, Fleet, Reserving, SharesOf):
     ) -> LogReader:
         """What the job has printed, also after its end: ``async for line in cluster.logs(job)``, each a `LogLine`.
 
-        What is lost or cannot be had now is told as a line of the kind `LineKind.GAP`. Several attempts or jobs are
+        What is lost or cannot be had now is told as a line of the kind `LogLineKind.GAP`. Several attempts or jobs are
         merged by time. A reader that follows and is left before its end: use ``async with`` or ``aclose()``.
 
         Args:
@@ -334,7 +334,7 @@ class Cluster(Directory, Fleet, Reserving, SharesOf):
         if record is not None:
             return Job(self._runtime, record)
         raise NoSuchJob(
-            f"the cluster knows no job {told(name, namespace or self.namespace)}; list_jobs('*') shows those of all "
+            f"the cluster has no job {actor_error_text(name, namespace or self.namespace)}; list_jobs('*') shows all "
             "namespaces",
             name=name,
         )
@@ -360,7 +360,7 @@ class Cluster(Directory, Fleet, Reserving, SharesOf):
 
     async def story(self, job: Job | JobId) -> list[Event]:
         """What happened to the job, in order. Raises NoSuchJob."""
-        reply = await self._runtime.link.request(Story(job=job_id_of(job)))
+        reply = await self._runtime.link.request(GetEvents(job=job_id_of(job)))
         assert isinstance(reply, Events)
         return list(reply.events)
 
@@ -421,7 +421,7 @@ class Cluster(Directory, Fleet, Reserving, SharesOf):
         """
         info = await self.actor_info(actor, namespace)
         if isinstance(actor, str) and info.ended is not None:
-            raise nobody(actor, namespace or self.namespace, info)
+            raise no_such_actor(actor, namespace or self.namespace, info)
         if info.served:
             raise InvalidRequest(
                 f"actor {info.name!r} lives in another process, which registered it: unregister it there, or end that"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from fray.api.jobs.job import build_question
+from fray.api.jobs.job import build_forecast_spec
 from fray.errors import DeadlineExceeded, InvalidRequest
 from fray.model.messages.client import ListNodes, NodeInfo, Nodes
 from fray.model.messages.machine_groups import ListMachines, Machines, ScaleGroup
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.1
 """Machines have no subscription."""
 
 
-class Fleet:
+class NodeAdmin:
     """The part of a `Cluster` that is about machines."""
 
     _runtime: Runtime
@@ -122,7 +122,7 @@ class Fleet:
         Raises:
             InvalidRequest: something in the request cannot be.
         """
-        reply = await self._runtime.link.request(WhatIf(job=build_question(request, self._runtime)))
+        reply = await self._runtime.link.request(WhatIf(job=build_forecast_spec(request, self._runtime)))
         assert isinstance(reply, Forecast)
         return reply
 

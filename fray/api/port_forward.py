@@ -12,7 +12,7 @@ from fray.errors import InvalidRequest
 from fray.model.ids import JobId
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import address_of
-from fray.runtime.background import open_services
+from fray.runtime.background import open_background_nursery
 from fray.runtime.calls.port_forward import serve_forward
 from fray.runtime.context import current
 
@@ -47,6 +47,6 @@ async def open_forward(
     except OSError as error:
         raise InvalidRequest(f"nobody can listen at {local_host}:{local_port} here: {error.strerror}") from None
     message = OpenTunnel(to=record.info.job_id, port=port, member=member)
-    async with open_services() as nursery:
+    async with open_background_nursery() as nursery:
         nursery.start_soon(serve_forward, runtime, record, message, listeners)
         yield address_of(local_host, listeners[0].socket.getsockname()[1])

@@ -21,9 +21,9 @@ from fray.model.messages.client import (
 )
 from fray.model.requests import JobRequest
 from fray.model.reservations import (
-    Change,
-    ChangeKind,
     ReservationConfig,
+    ReservationEvent,
+    ReservationEventKind,
     ReservationId,
     ReservationInfo,
     ReservationSpec,
@@ -104,17 +104,18 @@ class Reservation:
         if self._record.lost is not None:
             raise self._record.lost
 
-    def changes(self, since: int | None = None) -> Changes:
+    def changes(self, since: int | None = None) -> ReservationEvents:
         """What happens to it, each change once and in order, until it has ended: ``async for change in ...``.
 
-        See `ChangeKind`: ``held``, ``grown``, ``shrinking`` (a unit leaves in ``notice_s`` seconds, and ``jobs`` are
+        See `ReservationEventKind`: ``held``, ``grown``, ``shrinking`` (a unit leaves in ``notice_s`` seconds, and
+        ``jobs`` are
         ended for it), ``shrunk``, ``lost``, ``preempted``, ``expiring``, ``renewed``, ``closing``, ``ended``. Who was
         away for so long that some are not kept any more gets one ``missed`` in their place: ``info`` has what is there.
 
         Args:
             since: go on behind the change of this number; 0: with the first that is kept. Default: what comes from now.
         """
-        return Changes(self._record, last_change(self.info) if since is None else since)
+        return ReservationEvents(self._record, last_change(self.info) if since is None else since)
 
     async def launch(self, request: JobRequest, **how: Any) -> Job:
         """Launch a job in it that belongs to this connection. As `Cluster.launch`."""
@@ -155,16 +156,16 @@ class Reservation:
         return f"<Reservation {self.id} {self.info.state.value}: {self.info.reason}>"
 
 
-class Changes:
+class ReservationEvents:
     """What happens to one reservation: see `Reservation.changes`. Any number of tasks may have one each."""
 
     def __init__(self, record: ReservationRecord, seen: int) -> None:
         self._record, self._seen = record, seen
 
-    def __aiter__(self) -> Changes:
+    def __aiter__(self) -> ReservationEvents:
         return self
 
-    async def __anext__(self) -> Change:
+    async def __anext__(self) -> ReservationEvent:
         """Raises ConnectionFailed: the conversation with the controller has ended."""
         while True:
             changed, lost = self._record.changed, self._record.lost
@@ -178,10 +179,10 @@ class Changes:
                 raise lost
             await changed.wait()
 
-    def _next(self) -> Change | None:
+    def _next(self) -> ReservationEvent | None:
         change = next((one for one in self._record.info.changes if one.number > self._seen), None)
         if change is not None and change.number > self._seen + 1:
-            change = Change(number=change.number - 1, kind=ChangeKind.MISSED, time=change.time)
+            change = ReservationEvent(number=change.number - 1, kind=ReservationEventKind.MISSED, time=change.time)
         if change is not None:
             self._seen = change.number
         return change
@@ -196,7 +197,7 @@ def _is_held(info: ReservationInfo) -> bool:
     return info.state is ReservationState.HELD
 
 
-class Reserving:
+class ReservationApi:
     """The part of `fray.Cluster` that is about reservations."""
 
     _runtime: Runtime

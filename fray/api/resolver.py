@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from fray.api.pools.actor_pool import ActorPool, AtAddresses, InRegistry
+from fray.api.pools.actor_pool import ActorPool, AddressSource, RegistrySource
 from fray.model.ids import check_name
 from fray.runtime.context import current
 
@@ -39,7 +39,7 @@ class ClusterResolver:
         check_name(name, "an actor")
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = ActorPool(name, InRegistry(self._runtime.namespace), self._runtime)
+            pool = self._pools[name] = ActorPool(name, RegistrySource(self._runtime.namespace), self._runtime)
         return pool
 
 
@@ -66,6 +66,6 @@ class FixedResolver:
         if pool is None:
             runtime = current()
             key = self._token if self._token is not None else runtime.host.key
-            source = AtAddresses(tuple(self._addresses.get(name, ())), key)
+            source = AddressSource(tuple(self._addresses.get(name, ())), key)
             pool = self._pools[name] = ActorPool(name, source, runtime)
         return pool

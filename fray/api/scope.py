@@ -13,12 +13,12 @@ from fray.api.actors.handle import ActorHandle, methods_of
 from fray.api.actors.host import ActorHost
 from fray.api.actors.supervision import (
     ACTOR_RESOURCES,
-    Child,
+    ChildSpec,
     OnFailure,
     actor_request,
     build_group,
+    failure_policy,
     label_of,
-    supervision_of,
 )
 from fray.api.jobs.job import (
     Job,
@@ -26,19 +26,19 @@ from fray.api.jobs.job import (
     build_spec,
     error_of,
 )
-from fray.api.jobs.job_spec import instances
+from fray.api.jobs.job_spec import expand_request
 from fray.api.reservation import Reservation, within
-from fray.errors import InvalidRequest, NameTaken
+from fray.errors import InvalidRequest, NameInUse
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint_name
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, JobSpec
-from fray.runtime.actors.light import LightHost
+from fray.runtime.actors.light import LightActorHost
 from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.scope.children import Kind
+from fray.runtime.scope.children import ChildKind
 from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_scope
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Lifetime = Literal["non_detached", "detached"]
 
-__all__ = ["ACTOR_RESOURCES", "Child", "Lifetime", "OnFailure", "Scope", "open_scope"]
+__all__ = ["ACTOR_RESOURCES", "ChildSpec", "Lifetime", "OnFailure", "Scope", "open_scope"]
 
 
 class Scope:
@@ -126,11 +126,11 @@ class Scope:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was launched. InvalidRequest also
                 when ``job_id`` belongs to a different request.
             NoSuchReservation: nor was it: the reservation is unknown, or over.
-            NameTaken: nor was it; for ``adopt_existing`` it says in what the living job's request differs.
+            NameInUse: nor was it; for ``adopt_existing`` it says in what the living job's request differs.
             ConnectionFailed: the conversation with the controller has ended.
         """
         built, content = build_spec(request, self._runtime)
-        specs = instances(within(built, reservation_id), self._runtime, count, name, job_id, adopt_existing)
+        specs = expand_request(within(built, reservation_id), self._runtime, count, name, job_id, adopt_existing)
         payloads = [content] if content is not None else []
         jobs = await self._launch(specs, payloads, on_failure, attaches=adopt_existing or job_id is not None)
         return jobs if count is not None else jobs[0]
@@ -159,7 +159,7 @@ class Scope:
             on_failure: as for `launch`, asked once, about the member that failed the group.
 
         Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NameTaken, NeverSchedulable: nothing was launched.
+            InvalidRequest, NotPicklable, MessageTooLarge, NameInUse, NeverSchedulable: nothing was launched.
             ConnectionFailed: the conversation with the controller has ended.
         """
         from fray.api.jobs.job_group import JobGroup, build_job_group  # not every program has groups
@@ -175,8 +175,8 @@ class Scope:
         attaches: bool = False,
         group: JobGroupSpec | None = None,
     ) -> list[Job]:
-        decide = supervision_of(on_failure, self._job)
-        records = await self._children.launch(specs, payloads, Kind.JOB, decide, error_of, attaches, group)
+        decide = failure_policy(on_failure, self._job)
+        records = await self._children.launch(specs, payloads, ChildKind.JOB, decide, error_of, attaches, group)
         return [self._job(record) for record in records]
 
     def _job(self, record: JobRecord) -> Job:
@@ -249,7 +249,7 @@ class Scope:
             reservation_id: the reservation whose machines it takes, as for `launch`.
 
         Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
         """
         _check_lifetime(lifetime, name, get_if_exists)
         config = actor_config or ActorConfig()
@@ -259,10 +259,10 @@ class Scope:
         config = evolve(config, max_restarts=restarts)
         spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
         spec = within(evolve(spec, get_if_exists=get_if_exists), reservation_id)
-        decide = supervision_of(on_failure, self._actor)
+        decide = failure_policy(on_failure, self._actor)
         try:
-            (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
-        except NameTaken as error:
+            (record,) = await self._children.launch([spec], [content], ChildKind.ACTOR, decide, error_of)
+        except NameInUse as error:
             holder = _served_holder(error) if get_if_exists else None
             if holder is None:
                 raise
@@ -275,7 +275,7 @@ class Scope:
 
     async def supervise(
         self,
-        children: Sequence[Child],
+        children: Sequence[ChildSpec],
         *,
         strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one",
         max_restarts: int = 3,
@@ -300,15 +300,15 @@ class Scope:
             on_failure: as for `launch`, asked once for the group, about the member that failed last.
 
         Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
         """
         policy = ActorConfig(
             max_restarts=max_restarts, restart_period_s=period_s, backoff_s=backoff_s, backoff_max_s=backoff_max_s
         )
         built = build_group(self._runtime, children, strategy, policy)
         specs, payloads = [spec for spec, _ in built], [content for _, content in built]
-        decide = supervision_of(on_failure, self._actor)
-        records = await self._children.launch(specs, payloads, Kind.ACTOR, decide, error_of)
+        decide = failure_policy(on_failure, self._actor)
+        records = await self._children.launch(specs, payloads, ChildKind.ACTOR, decide, error_of)
         return [self._actor(record, methods_of(one.cls)) for record, one in zip(records, children, strict=True)]
 
     async def create_actor_group(
@@ -341,7 +341,7 @@ class Scope:
             reservation_id: the reservation whose machines they take, as for `launch`; not for light ones.
 
         Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was created.
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
         """
         config = actor_config or ActorConfig()
         config = evolve(config, max_restarts=config.max_restarts or 0)
@@ -381,7 +381,9 @@ class Scope:
         """
         specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
         specs = [within(spec, reservation_id) for spec in specs]
-        await self._children.launch(specs, [content], Kind.ACTOR, supervision_of(on_failure, self._actor), error_of)
+        await self._children.launch(
+            specs, [content], ChildKind.ACTOR, failure_policy(on_failure, self._actor), error_of
+        )
         methods = methods_of(cls)
         handles = [ActorHandle(spec.job_id, spec.name, methods, self._runtime) for spec in specs]
         return ActorGroup(request.name, handles, self._runtime)
@@ -406,21 +408,21 @@ class Scope:
             on_failure: as for `launch`, of the host and of each actor in it that fails for good.
 
         Raises:
-            InvalidRequest, NeverSchedulable, NameTaken: nothing was launched.
+            InvalidRequest, NeverSchedulable, NameInUse: nothing was launched.
         """
         label = name or mint_name("host", self._runtime.rng)
         request = actor_request(label, resources, environment, max_restarts)
         spec, content = build_actor_spec(
-            request, self._runtime, LightHost, (), {}, ActorConfig(max_restarts=max_restarts)
+            request, self._runtime, LightActorHost, (), {}, ActorConfig(max_restarts=max_restarts)
         )
-        decide = supervision_of(on_failure, self._actor)
-        (record,) = await self._children.launch([spec], [content], Kind.ACTOR, decide, error_of)
-        host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightHost)), on_failure)
+        decide = failure_policy(on_failure, self._actor)
+        (record,) = await self._children.launch([spec], [content], ChildKind.ACTOR, decide, error_of)
+        host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightActorHost)), on_failure)
         self._children.start_soon(host.keep)
         return host
 
 
-def _served_holder(error: NameTaken) -> ActorId | None:
+def _served_holder(error: NameInUse) -> ActorId | None:
     """The actor that holds the name and is no job: a light one. Of jobs the controller has decided already."""
     return error.details["holder"] if "incarnation" in error.details else None
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from fray.errors import InvalidRequest
 from fray.model.messages.usage import (
-    AskQueue,
-    AskUsage,
+    GetQueue,
+    GetUsage,
     QueueInfo,
     UsageInfo,
 )
 from fray.runtime.context import Runtime
 
 
-class SharesOf:
+class UsageQueries:
     """What `Cluster` says of shares."""
 
     _runtime: Runtime
@@ -31,7 +31,7 @@ class SharesOf:
         """
         if limit < 1:
             raise InvalidRequest(f"limit={limit} must be 1 or more")
-        reply = await self._runtime.link.request(AskQueue(limit=limit, user=user))
+        reply = await self._runtime.link.request(GetQueue(limit=limit, user=user))
         assert isinstance(reply, QueueInfo)
         return reply
 
@@ -41,6 +41,6 @@ class SharesOf:
         Args:
             samples: with utilisation and shares over time, since the controller has started.
         """
-        reply = await self._runtime.link.request(AskUsage(samples=samples))
+        reply = await self._runtime.link.request(GetUsage(samples=samples))
         assert isinstance(reply, UsageInfo)
         return reply

@@ -1,7 +1,7 @@
 """Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
 
 from fray.api.jobs.job import CurrentJob, current_job
-from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, Conversation, Stream, metrics_of
+from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, DuplexStream, Stream, metrics_of
 from fray.blocking.cluster import Cluster, Scope
 from fray.blocking.futures import ActorFuture, BroadcastFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
@@ -26,9 +26,15 @@ from fray.model.ids import JobId as JobName
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
 from fray.model.messages.client import ActorEndpoint
 from fray.model.requests import Entrypoint, JobRequest
-from fray.model.reservations import Change, ReservationConfig, ReservationId, ReservationInfo, ReservationState
+from fray.model.reservations import (
+    ReservationConfig,
+    ReservationEvent,
+    ReservationId,
+    ReservationInfo,
+    ReservationState,
+)
 from fray.model.resources import CpuConfig, DeviceConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import ActorConfig, Cause, JobInfo, JobState
+from fray.model.specs import ActorConfig, EndReason, JobInfo, JobState
 
 __all__ = [
     "ActorConfig",
@@ -44,15 +50,14 @@ __all__ = [
     "ActorServer",
     "BroadcastFuture",
     "BroadcastHandle",
-    "Cause",
-    "Change",
     "Cluster",
     "ClusterResolver",
     "Constraint",
-    "Conversation",
     "CpuConfig",
     "CurrentJob",
     "DeviceConfig",
+    "DuplexStream",
+    "EndReason",
     "Entrypoint",
     "EnvironmentConfig",
     "FixedResolver",
@@ -73,6 +78,7 @@ __all__ = [
     "Namespace",
     "Reservation",
     "ReservationConfig",
+    "ReservationEvent",
     "ReservationId",
     "ReservationInfo",
     "ReservationState",

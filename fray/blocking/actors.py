@@ -9,7 +9,7 @@ from attrs import frozen
 
 from fray.api.actors import handle as native
 from fray.blocking.bridge.background_loop import portal_of
-from fray.blocking.bridge.call_sender import Line, line_of
+from fray.blocking.bridge.call_sender import CallSender, line_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
 from fray.model.ids import ActorId, JobId, Namespace
@@ -64,11 +64,11 @@ class ActorMethod:
         line = self._handle._line or self._handle._connect()
         return Stream(line.portal, line.portal.run(lambda: self._method.stream(*args, **kwargs)))
 
-    def open(self, /, *args: Any, **kwargs: Any) -> Conversation:
+    def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream:
         """Talk with a method that takes a `fray.Stream`: ``with method.open(...) as stream``, then
         ``stream.send(item)`` and ``stream.receive()``, or ``for item in stream``."""
         line = self._handle._line or self._handle._connect()
-        return Conversation(line.portal, line.portal.run(lambda: self._method.open(*args, **kwargs)))
+        return DuplexStream(line.portal, line.portal.run(lambda: self._method.open(*args, **kwargs)))
 
     def options(self, **options: Any) -> ActorMethod:
         """The same method with other options: those of `fray.ActorMethod.options`."""
@@ -84,9 +84,9 @@ class ActorHandle:
 
     def __init__(self, handle: native.ActorHandle) -> None:
         self._native = handle
-        self._line: Line | None = None
+        self._line: CallSender | None = None
 
-    def _connect(self) -> Line:
+    def _connect(self) -> CallSender:
         """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
         line = self._line = line_of(self._native._runtime, self._native._way)
         return line
@@ -136,7 +136,7 @@ class Stream:
         self._portal.call(self._stream.aclose)
 
 
-class Conversation(Stream):
+class DuplexStream(Stream):
     """A conversation with a method: ``with`` it; threads may send and receive at once. Errors as `fray` has them."""
 
     def send(self, item: Any) -> None:
@@ -276,7 +276,7 @@ __all__ = [
     "ActorHandle",
     "ActorMethod",
     "ActorServer",
-    "Conversation",
+    "DuplexStream",
     "Stream",
     "metrics_of",
 ]

@@ -7,15 +7,16 @@ from types import TracebackType
 from typing import Any, overload
 
 import fray.api.cluster as native
-from fray.api.actors.supervision import Child
+from fray.api.actors.supervision import ChildSpec
 from fray.api.scope import OnFailure
 from fray.api.scope import Scope as NativeScope
 from fray.blocking.actors import ActorHandle
 from fray.blocking.bridge import background_loop
-from fray.blocking.bridge.portal import Held, Portal
+from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.job_groups import JobGroup
-from fray.blocking.jobs import Job, plain, plain_all, wait_stopped
-from fray.blocking.launching import Maker
+from fray.blocking.jobs import Job, plain_all, wait_stopped
+from fray.blocking.jobs import native_job as plain
+from fray.blocking.launching import LaunchMixin
 from fray.blocking.logs import LogLines
 from fray.blocking.metadata import Metadata
 from fray.blocking.reservations import Reserving
@@ -32,7 +33,7 @@ from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
 
 
-class Scope(Maker):
+class Scope(LaunchMixin):
     """Owner of jobs and actors: ``with cluster.open_scope("run") as scope``. As `fray.Scope`.
 
     When a child fails by itself, what the body of the ``with`` waits for ends as `ScopeCancelled`, and the block raises
@@ -43,7 +44,7 @@ class Scope(Maker):
 
     def __init__(self, portal: Portal, manager: Any) -> None:
         self._portal = portal
-        self._held: Held[NativeScope] = Held(portal, manager)
+        self._held: BlockingContext[NativeScope] = BlockingContext(portal, manager)
 
     def __enter__(self) -> Scope:
         self._native = self._held.enter()
@@ -81,7 +82,7 @@ class Scope(Maker):
         """One remote call as a job of its own; returns its value. As `fray.Scope.run`. Ctrl-C ends the job."""
         return self._portal.call(lambda: self._native.run(fn, *args, **kwargs))
 
-    def supervise(self, children: Sequence[Child], **policy: Any) -> list[ActorHandle]:
+    def supervise(self, children: Sequence[ChildSpec], **policy: Any) -> list[ActorHandle]:
         """Create actors that fail and begin anew together: `fray.child(Class, ...)` each. As `fray.Scope.supervise`."""
         return [ActorHandle(handle) for handle in self._portal.call(lambda: self._native.supervise(children, **policy))]
 
@@ -89,7 +90,7 @@ class Scope(Maker):
         return repr(self._native) if hasattr(self, "_native") else "<Scope, not entered>"
 
 
-class Cluster(Maker, Reserving):
+class Cluster(LaunchMixin, Reserving):
     """A connection to a cluster, for any thread. Made by `open_cluster`; in a job, `current_cluster()` is its own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
@@ -97,7 +98,9 @@ class Cluster(Maker, Reserving):
 
     _native: native.Cluster
 
-    def __init__(self, portal: Portal, cluster: native.Cluster, held: Held[native.Cluster] | None = None) -> None:
+    def __init__(
+        self, portal: Portal, cluster: native.Cluster, held: BlockingContext[native.Cluster] | None = None
+    ) -> None:
         self._portal, self._native, self._held = portal, cluster, held
 
     @property

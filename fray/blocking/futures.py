@@ -19,7 +19,7 @@ log = logging.getLogger("fray.blocking")
 T = TypeVar("T")
 
 
-class Answer(Protocol):
+class WaitableResult(Protocol):
     """What a future shows to other threads: a call of an actor, or a task of a pool."""
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None: ...
@@ -42,7 +42,7 @@ class ActorFuture(Generic[T]):
 
     __slots__ = ("_answer", "_callbacks", "_done", "_portal", "_shared", "_turn")
 
-    def __init__(self, answer: Answer, portal: Portal) -> None:
+    def __init__(self, answer: WaitableResult, portal: Portal) -> None:
         self._answer = answer
         self._portal = portal
         self._done = False
@@ -63,7 +63,8 @@ class ActorFuture(Generic[T]):
         Raises:
             TimeoutError: the built-in one.
             FrayError: in the loop's own thread (a done-callback), when the answer is not there yet; or why there is
-                no answer: ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, ChannelClosed, WrongPlace (forked).
+                no answer: ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, ChannelClosed, BlockingNotAllowed
+                (forked).
         """
         if not self._turn.acquire(False):
             self._wait(timeout)
@@ -160,7 +161,7 @@ class ActorFuture(Generic[T]):
             if self._done:
                 with self._turn:
                     self._share()
-        return *pickling.keep(self._portal, self._shared), what
+        return *pickling.export(self._portal, self._shared), what
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives it is one of this face, and comes to the same."""
@@ -185,7 +186,7 @@ class BroadcastFuture(ActorFuture[Any]):
 
 
 def _arrived(owner: ActorId, number: int, what: str, kind: type[ActorFuture[Any]] = ActorFuture) -> ActorFuture[Any]:
-    return pickling.arrive(lambda portal: kind(pickling.future_of(owner, number, what), portal))
+    return pickling.unpickle_in_loop(lambda portal: kind(pickling.future_of(owner, number, what), portal))
 
 
 F = TypeVar("F", bound=ActorFuture[Any])

@@ -6,7 +6,7 @@ from typing import Any
 
 from fray.api.actors import group as native
 from fray.blocking.actors import ActorHandle
-from fray.blocking.bridge.background_loop import here, portal_of
+from fray.blocking.bridge.background_loop import current_runtime, portal_of
 from fray.blocking.bridge.portal import Portal
 from fray.model.actors import ActorStatus
 
@@ -20,7 +20,7 @@ class ActorGroup(native.Members[ActorHandle]):
 
     @property
     def _portal(self) -> Portal:
-        return portal_of(self._native._runtime or here())
+        return portal_of(self._native._runtime or current_runtime())
 
     @property
     def name(self) -> str:

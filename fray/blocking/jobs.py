@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from fray.api.jobs.job import Job as NativeJob
-from fray.blocking.bridge.background_loop import here, is_in_process, portal_of
-from fray.blocking.bridge.portal import Held, Portal
+from fray.blocking.bridge.background_loop import current_runtime, is_in_process, portal_of
+from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.logs import LogLines
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
@@ -39,7 +39,7 @@ class Job(str):
     def _portal(self) -> Portal:
         """A job that came by pickle belongs to the cluster of the code that uses it."""
         if self._place is None:
-            place = portal_of(here())
+            place = portal_of(current_runtime())
             place.run(lambda: self._native.info)  # from here on it is known, to any thread
             self._place = place
         return self._place
@@ -132,7 +132,7 @@ class Forward:
     """An address here that leads to a port of a job, while the ``with`` is open."""
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[str]) -> None:
-        self._held: Held[str] = Held(portal, manager)
+        self._held: BlockingContext[str] = BlockingContext(portal, manager)
 
     def __enter__(self) -> str:
         return self._held.enter(around_body=False)
@@ -155,10 +155,10 @@ def launched(portal: Portal, launched: Any) -> Job | list[Job]:
     return [Job(portal, job) for job in launched] if isinstance(launched, list) else Job(portal, launched)
 
 
-def plain(job: Job | JobId) -> NativeJob | JobId:
+def native_job(job: Job | JobId) -> NativeJob | JobId:
     """The native job behind one of sync code; an id as it is."""
     return job._native if isinstance(job, Job) and job._place is not None else str(job)
 
 
 def plain_all(jobs: Job | JobId | Sequence[Job | JobId]) -> Any:
-    return plain(jobs) if isinstance(jobs, str) else [plain(job) for job in jobs]
+    return native_job(jobs) if isinstance(jobs, str) else [native_job(job) for job in jobs]

@@ -16,7 +16,7 @@ from fray.model.requests import JobRequest
 from fray.model.reservations import ReservationId
 
 
-class Maker:
+class LaunchMixin:
     """Launches what belongs to it: to a scope, or to the connection."""
 
     _portal: Portal
@@ -50,7 +50,7 @@ class Maker:
         """Launch a job, or ``count`` of them. As `fray.Scope.launch`; at a cluster, as `fray.Cluster.launch`.
 
         Raises:
-            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameTaken: nothing was launched.
+            InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was launched.
             ConnectionFailed: the conversation with the controller has ended.
         """
         return launched(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))

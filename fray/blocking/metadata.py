@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fray.api.pools.actor_pool import ActorPool, InRegistry
+from fray.api.pools.actor_pool import ActorPool, RegistrySource
 from fray.blocking.bridge.portal import Portal
 from fray.model.ids import check_name
 from fray.model.messages.client import ActorEndpoint
@@ -25,7 +25,7 @@ class Metadata:
 
     def lookup_all(self, name: str) -> list[ActorEndpoint]:
         """All actors of this name, oldest first. Raises InvalidRequest: this can be no actor's name."""
-        source = InRegistry(self._native.namespace)
+        source = RegistrySource(self._native.namespace)
         pool = self._portal.run(ActorPool, check_name(name, "an actor"), source, self._native._runtime)
         try:
             self._portal.call(pool.wait_known)

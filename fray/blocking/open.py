@@ -9,7 +9,7 @@ from typing import Any
 import fray.api.cluster as native
 from fray.blocking.bridge import background_loop
 from fray.blocking.bridge.background_loop import job_runtime, own_portal, portal_of
-from fray.blocking.bridge.portal import Held
+from fray.blocking.bridge.portal import BlockingContext
 from fray.blocking.cluster import Cluster
 from fray.model.ids import Namespace
 
@@ -128,7 +128,7 @@ def _of_kind(spec: str) -> Cluster:
 
 
 def _open(cluster: Cluster, spec: str, **options: Any) -> None:
-    held = Held(own_portal(), native.open_cluster(spec, **options))
+    held = BlockingContext(own_portal(), native.open_cluster(spec, **options))
     opened = held.enter()
     Cluster.__init__(cluster, portal_of(opened._runtime), opened, held)
     opened._runtime.extras["blocking cluster"] = cluster

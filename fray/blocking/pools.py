@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from fray.api.futures import Future
 from fray.api.pools import worker_pool as native
-from fray.api.pools.remote_pool import arrive
+from fray.api.pools.remote_pool import unpickle_pool
 from fray.api.pools.task_pool import IN_FLIGHT_PER_WORKER, TaskOptions, close_arguments
 from fray.blocking.bridge import pickling
-from fray.blocking.bridge.portal import Held, Portal
+from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
 from fray.errors import ChannelClosed, InvalidRequest
@@ -25,7 +25,7 @@ OnProgress = Callable[[int, int | None], object]
 T = TypeVar("T")
 
 
-class _Errand:
+class _QueuedTask:
     """The answer of a task that the loop has not queued yet."""
 
     def __init__(self, pool: native.WorkerPool, *task: Any) -> None:
@@ -111,7 +111,9 @@ class TaskPool:
     ) -> ActorFuture[T]:
         """`submit`, and queue the task when these futures are done; the arguments are what they are now."""
         function = self._native.pickled(fn)
-        errand = _Errand(self._native, function, close_arguments(function, args, kwargs), bool(kwargs), self._options)
+        errand = _QueuedTask(
+            self._native, function, close_arguments(function, args, kwargs), bool(kwargs), self._options
+        )
         pending = [future for future in futures if not future.done()]
         left = [None] * len(pending)
 
@@ -134,7 +136,7 @@ class TaskPool:
 
     def _send(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
         content = close_arguments(function, args, kwargs)
-        errand = _Errand(self._native, function, content, bool(kwargs), self._options)
+        errand = _QueuedTask(self._native, function, content, bool(kwargs), self._options)
         future: ActorFuture[Any] = ActorFuture(errand, self._portal)
         self._portal.send(errand.queue)
         return future
@@ -226,7 +228,9 @@ def _as_done(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFutu
 
 
 def _arrived(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
-    return pickling.arrive(lambda portal: TaskPool(portal, arrive(owner, number, name, num_workers, options), options))
+    return pickling.unpickle_in_loop(
+        lambda portal: TaskPool(portal, unpickle_pool(owner, number, name, num_workers, options), options)
+    )
 
 
 def arrived_pool(place: tuple[Any, ...]) -> TaskPool:
@@ -255,7 +259,7 @@ class WorkerPool(TaskPool):
         made: native.WorkerPool = native.WorkerPool(
             cluster._native, num_workers, resources, environment, name_prefix, **options
         )
-        self._held = Held(cluster._portal, made)
+        self._held = BlockingContext(cluster._portal, made)
         self._pool = pool = self._held.enter(around_body=False)
         super().__init__(cluster._portal, pool, pool._options)
 

@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
-from fray.api.reservation import Changes
 from fray.api.reservation import Reservation as NativeReservation
-from fray.blocking.bridge.portal import Held, Portal
+from fray.api.reservation import ReservationEvents as Changes
+from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.jobs import Job
 from fray.model.ids import Namespace
 from fray.model.requests import JobRequest
-from fray.model.reservations import Change, ReservationConfig, ReservationId, ReservationInfo
+from fray.model.reservations import ReservationConfig, ReservationEvent, ReservationId, ReservationInfo
 
 
 class Reservation:
@@ -49,9 +49,9 @@ class Reservation:
         """Wait until nothing of it is left."""
         return self._portal.call(self._native.wait_ended)
 
-    def changes(self, since: int | None = None) -> ChangesHere:
+    def changes(self, since: int | None = None) -> ReservationEvents:
         """What happens to it: ``for change in reservation.changes()``. As `fray.Reservation.changes`."""
-        return ChangesHere(self._portal, self._portal.run(lambda: self._native.changes(since)))
+        return ReservationEvents(self._portal, self._portal.run(lambda: self._native.changes(since)))
 
     def launch(self, request: JobRequest, **how: Any) -> Job:
         """Launch a job in it. As `fray.Reservation.launch`."""
@@ -73,16 +73,16 @@ class Reservation:
         return repr(self._native)
 
 
-class ChangesHere:
+class ReservationEvents:
     """See `Reservation.changes`."""
 
     def __init__(self, portal: Portal, changes: Changes) -> None:
         self._portal, self._changes = portal, changes
 
-    def __iter__(self) -> Iterator[Change]:
+    def __iter__(self) -> Iterator[ReservationEvent]:
         return self
 
-    def __next__(self) -> Change:
+    def __next__(self) -> ReservationEvent:
         """Raises ConnectionFailed as natively."""
         try:
             return self._portal.call(self._changes.__anext__)
@@ -95,7 +95,7 @@ class HeldReservation:
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[NativeReservation]) -> None:
         self._portal = portal
-        self._held: Held[NativeReservation] = Held(portal, manager)
+        self._held: BlockingContext[NativeReservation] = BlockingContext(portal, manager)
 
     def __enter__(self) -> Reservation:
         return Reservation(self._portal, self._held.enter())

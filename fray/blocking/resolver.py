@@ -57,7 +57,7 @@ class ActorPool(Generic[T]):
     def call(self, policy: Policy = "round_robin") -> T:
         """A proxy: each ``proxy.method(...)`` goes to one of the actors, and waits for its answer; also
         ``proxy.method.remote(...)`` and ``proxy.method.options(...)``. As `fray.ActorPool.call`."""
-        return cast(T, Turn(self._portal, self._portal.run(self._native.call, policy)))
+        return cast(T, PoolCall(self._portal, self._portal.run(self._native.call, policy)))
 
     def broadcast(self) -> BroadcastHandle[T]:
         """A proxy: ``proxy.method(...)`` calls every actor and returns one future each, whose ``result()`` is what the
@@ -84,10 +84,10 @@ def _arrived(pool: NativePool) -> ActorPool[Any]:
         pool._follow()
         return ActorPool(portal, pool)
 
-    return pickling.arrive(follow)
+    return pickling.unpickle_in_loop(follow)
 
 
-class Turn:
+class PoolCall:
     """One of a pool's actors, chosen anew for each call. As a handle."""
 
     def __init__(self, portal: Portal, turn: Any) -> None:

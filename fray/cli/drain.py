@@ -16,12 +16,12 @@ from fray.model.messages.maintenance import NodesMarked
 
 async def cordon(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray cordon``"""
-    return told(await cluster.cordon(*options.nodes, reason=options.reason), options)
+    return print_drain_result(await cluster.cordon(*options.nodes, reason=options.reason), options)
 
 
 async def uncordon(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray uncordon``"""
-    return told(await cluster.uncordon(*options.nodes), options)
+    return print_drain_result(await cluster.uncordon(*options.nodes), options)
 
 
 async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -35,11 +35,11 @@ async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
             deadline_s=deadline_s,
             wait=options.wait,
         )
-        return told(marked, options)
+        return print_drain_result(marked, options)
     raise DeadlineExceeded(f"something still runs there after {options.timeout:g} s; the drain goes on")
 
 
-def told(marked: NodesMarked, options: argparse.Namespace) -> int:
+def print_drain_result(marked: NodesMarked, options: argparse.Namespace) -> int:
     """Say what has become of the machines."""
     for line in marked.told:
         note(line)

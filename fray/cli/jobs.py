@@ -29,7 +29,7 @@ from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
 from fray.model import job_text
 from fray.model.ids import JobId, split_attempt
 from fray.model.reservations import ReservationInfo
-from fray.model.specs import AttemptInfo, Cause, JobInfo, JobState
+from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
 
 
 async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def why(info: JobInfo) -> str:
     if info.state is JobState.PENDING:
         return info.reason
     if info.state is JobState.RUNNING:
-        return ", ".join(part for part in (*unwell(info), job_text.progress(info.progress)) if part)
+        return ", ".join(part for part in (*health_problems(info), job_text.progress(info.progress)) if part)
     return info.error_message or ""
 
 
@@ -189,10 +189,10 @@ def state_now(info: JobInfo, now: float) -> str:
     if info.state.finished:
         return word if info.end_time is None else f"{word} {span(now - info.end_time)} ago"
     lasting = lasted(info, now)
-    return ", ".join([f"{word} for {lasting}" if lasting else word, *unwell(info)])
+    return ", ".join([f"{word} for {lasting}" if lasting else word, *health_problems(info)])
 
 
-def unwell(info: JobInfo) -> list[str]:
+def health_problems(info: JobInfo) -> list[str]:
     """What is wrong with its living members, each thing once."""
     return sorted({one.health for one in info.members} - {"", "well"})
 
@@ -205,7 +205,7 @@ def advice(info: JobInfo) -> str:
         return f"{first}; `fray nodes`; `fray stop {job}`"
     if info.state is JobState.RUNNING:
         return f"`fray logs -f {job}`; `fray stacks {job}`; `fray stop {job}`"
-    if info.cause is Cause.ENVIRONMENT:
+    if info.cause is EndReason.ENVIRONMENT:
         return f"`fray logs {job}` has every step; it is not retried: mend what it says and launch it again"
     if info.state is JobState.FAILED:
         return f"`fray logs {job}`; `fray story {job}`"
@@ -324,11 +324,11 @@ async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(infos)
     else:
-        say(f"{info.job_id}: {job_text.state(info)}{_because(info)}" for info in infos)
+        say(f"{info.job_id}: {job_text.state(info)}{_end_reason(info)}" for info in infos)
     return next((code for info in infos if (code := exit_code(info))), 0)
 
 
-def _because(info: JobInfo) -> str:
+def _end_reason(info: JobInfo) -> str:
     return f": {info.error_message}" if info.error_message else ""
 
 

@@ -11,7 +11,7 @@ from fray.cli.output import clock, note, plain
 from fray.cli.target import find
 from fray.errors import InvalidRequest
 from fray.model.ids import split_attempt
-from fray.model.log_records import LineKind, LogLine
+from fray.model.log_records import LogLine, LogLineKind
 from fray.model.specs import JobInfo
 
 
@@ -71,7 +71,7 @@ def _say(line: LogLine, options: argparse.Namespace) -> None:
 
         sys.stdout.write(json.dumps(plain(line)) + "\n")
         return
-    if line.kind is LineKind.GAP:
+    if line.kind is LogLineKind.GAP:
         note(gap(line))
         return
     time = f"{clock(line.time)}  " if options.times else ""

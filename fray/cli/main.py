@@ -44,13 +44,13 @@ def _obeyed(options: argparse.Namespace) -> int:
         code = _run(options)
         sys.stdout.flush()
     except FrayError as error:
-        return complain(error)
+        return print_error(error)
     except BaseExceptionGroup as group:
         if group.split(KeyboardInterrupt)[0] is not None:  # what else broke then is of no interest
             return INTERRUPTED
         only = _only_error(group)
         if isinstance(only, FrayError):
-            return complain(only)
+            return print_error(only)
         raise only or group from None
     return code
 
@@ -82,7 +82,7 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException | Non
     return _only_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def complain(error: Exception) -> int:
+def print_error(error: Exception) -> int:
     """Say on standard error what is wrong; the exit code for it."""
     from fray.errors import DeadlineExceeded, InvalidRequest
 

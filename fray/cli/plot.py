@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fray.errors import InvalidRequest
-from fray.model.messages.usage import Sample, UsageInfo
+from fray.model.messages.usage import UsageInfo, UsageSample
 
 KINDS = (".svg", ".png", ".pdf")
 
@@ -50,7 +50,7 @@ def plot(found: UsageInfo, file: str) -> None:
     pyplot.close(figure)
 
 
-def _waiting(axes: Any, minutes: list[float], samples: tuple[Sample, ...]) -> None:
+def _waiting(axes: Any, minutes: list[float], samples: tuple[UsageSample, ...]) -> None:
     """Grey where anybody waits: there utilisation should be high."""
     label = "somebody waits"
     for (since, one), (until, _) in pairwise(zip(minutes, samples, strict=True)):

@@ -19,10 +19,10 @@ from fray.cli.output import (
     width,
 )
 from fray.model.messages.usage import (
+    QueueEntry,
     QueueInfo,
     TenantUsage,
     UsageInfo,
-    Waiting,
 )
 
 
@@ -60,7 +60,7 @@ def queue_table(found: QueueInfo, room: int | None) -> list[str]:
     return [*table(heads, rows, room), "", f"{more}waiting by user: {users}"]
 
 
-def _why(one: Waiting) -> str:
+def _why(one: QueueEntry) -> str:
     words = {"borrows": "beyond its quota", "grows": "a unit more, when nobody else has a use for it"}
     return "; ".join(text for text in (words.get(one.standing, ""), one.why) if text)
 

@@ -34,7 +34,7 @@ from fray.model.messages.client import Role
 from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import JobInfo, JobState, Ladder
+from fray.model.specs import JobInfo, JobState, TerminationPolicy
 
 WAITS_S = 3.0
 """A job that has waited for so long is said to."""
@@ -46,12 +46,12 @@ async def run(options: argparse.Namespace) -> int:
     if options.detach:
         async with open_place(options) as cluster:
             return await _detach(cluster, request, options)
-    interrupts = Interrupts()
+    interrupts = InterruptHandler()
     info = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:  # from the start: its first line may be here before `launch` returns
             nursery.start_soon(interrupts.obey, signals, nursery.cancel_scope)
-            async with open_place(options, role=Role.DRIVER, on_log=Lines(request.name)) as cluster:
+            async with open_place(options, role=Role.DRIVER, on_log=OutputPrinter(request.name)) as cluster:
                 inside = await reservation_of(cluster, options)
                 job = interrupts.job = await cluster.launch(request, reservation_id=inside)
                 info = await _followed(cluster, job)
@@ -117,7 +117,7 @@ async def _tell_waits(cluster: Cluster, job: Job) -> None:
         told = waits
 
 
-class Interrupts:
+class InterruptHandler:
     """A first Ctrl-C asks for the end of the job, a second leaves at once; before there is a job, the first leaves."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ def _leave_now(job: Job) -> None:
     os._exit(INTERRUPTED)
 
 
-class Lines:
+class OutputPrinter:
     """What the job prints, as it is, on the stream it was printed on; what its children print, behind their names."""
 
     def __init__(self, name: str) -> None:
@@ -184,7 +184,7 @@ def request_of(options: argparse.Namespace) -> JobRequest:
         health=health_of(options),
         stall_s=options.stall_s,
         on_stall=OnStall(options.on_stall),
-        ladder=Ladder(term_s=options.term_s),
+        ladder=TerminationPolicy(term_s=options.term_s),
         preemption_notice_s=options.notice_s,
         detached=options.detach,
         priority=options.priority,

@@ -11,13 +11,13 @@ from typing import Protocol
 
 from attrs import Factory, define, evolve, field
 
-from fray.controller.connections.join_tokens import Joins
-from fray.controller.connections.secrets import SecretBook
-from fray.controller.logs.cache import LogBook
-from fray.controller.metrics.attempt_metrics import VitalsBook
-from fray.controller.metrics.usage_history import Samples
+from fray.controller.connections.join_tokens import JoinTokens
+from fray.controller.connections.secrets import SecretStore
+from fray.controller.logs.cache import LogCache
+from fray.controller.metrics.attempt_metrics import AttemptMetricsStore
+from fray.controller.metrics.usage_history import UsageHistory
 from fray.controller.store import Store
-from fray.controller.workspaces.bundles import Bundles
+from fray.controller.workspaces.bundles import BundleStore
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.client import Names
 from fray.model.specs import RESULT_GONE, JobInfo, Outcome
@@ -26,7 +26,7 @@ from fray.scheduler.effects import Event
 from fray.scheduler.state.state import State
 
 
-class Inbox(Protocol):
+class EventInbox(Protocol):
     """Where events go (`fray.controller.loop.Loop`)."""
 
     now: float
@@ -42,7 +42,7 @@ class Inbox(Protocol):
 
 
 @define(eq=False)
-class House:
+class ControllerContext:
     """Made once per life of the controller."""
 
     state: State
@@ -50,19 +50,21 @@ class House:
     cluster_id: str
     epoch: int
     secret: bytes = field(repr=False)
-    bundles: Bundles = field(repr=False)
+    bundles: BundleStore = field(repr=False)
     same_world: bool = False
     """The controller before this one saw the same processes under the same numbers."""
-    book: LogBook = field(factory=LogBook)
-    vitals: VitalsBook = field(factory=VitalsBook)
-    samples: Samples = field(factory=Samples)
-    secrets: SecretBook = field(factory=SecretBook)
+    book: LogCache = field(factory=LogCache)
+    vitals: AttemptMetricsStore = field(factory=AttemptMetricsStore)
+    samples: UsageHistory = field(factory=UsageHistory)
+    secrets: SecretStore = field(factory=SecretStore)
     env_vars: dict[str, str] = field(factory=dict)
     """Variables of every job."""
     in_place: bool = False
     """Jobs run where their authors do: no workspace travels."""
-    joins: Joins = field(default=Factory(lambda self: Joins(self.secret, self.store, {}), takes_self=True), repr=False)
-    inbox: Inbox = field(init=False)
+    joins: JoinTokens = field(
+        default=Factory(lambda self: JoinTokens(self.secret, self.store, {}), takes_self=True), repr=False
+    )
+    inbox: EventInbox = field(init=False)
     """Set by the loop, before anybody can connect."""
     _pins: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)
     _pinned: Counter[BlobId] = field(factory=Counter, repr=False)

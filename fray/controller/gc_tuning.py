@@ -16,7 +16,7 @@ THRESHOLDS = (10_000, 5, 100)
 
 
 @contextmanager
-def filling() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """What is made in this block, and before, stays. For a process that is the controller and nothing else."""
     gc.disable()
     try:

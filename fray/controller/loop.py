@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import trio
 
-from fray.controller.context import House
+from fray.controller.context import ControllerContext
 from fray.errors import ChannelFull
-from fray.scheduler.effects import Effect, Event, Happened, Restarted, Tick
+from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRecorded, Tick
 from fray.scheduler.step import step
 
 INBOX_LIMIT_EVENTS = 100_000
@@ -45,7 +45,7 @@ class Loop:
     """The inbox of events and the task that works through it. Becomes the house's inbox."""
 
     def __init__(
-        self, house: House, clock: Callable[[], float], *, inbox_limit_events: int = INBOX_LIMIT_EVENTS
+        self, house: ControllerContext, clock: Callable[[], float], *, inbox_limit_events: int = INBOX_LIMIT_EVENTS
     ) -> None:
         self.now = house.state.now
         """The law's time; it never decreases."""
@@ -82,7 +82,7 @@ class Loop:
         self._inbox.append(event)
         self._poked.set()
 
-    def begin(self, restarted: Restarted, carry_out: CarryOut) -> None:
+    def begin(self, restarted: ControllerStarted, carry_out: CarryOut) -> None:
         """Tell the law that its controller has started, before anybody can connect.
 
         Args:
@@ -138,7 +138,7 @@ class Loop:
 
     def _save(self, effects: Sequence[Effect]) -> None:
         upserts, deletes = self._state.take_dirty()
-        happened = [effect.event for effect in effects if isinstance(effect, Happened)]
+        happened = [effect.event for effect in effects if isinstance(effect, EventRecorded)]
         if upserts or deletes or happened:
             self._store.save(upserts, deletes, happened, {"now": self.now})
         for event in happened:

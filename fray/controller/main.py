@@ -62,7 +62,7 @@ async def _serve(options: Options, policy: Policy) -> None:
                     keeping=options.keeping,
                     env_vars=options.env_vars,
                 )
-                with gc_tuning.filling():
+                with gc_tuning.gc_frozen():
                     running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
                 if options.policy_file is not None:
                     tell = lambda policy: running.loop.tell(PolicyChanged(policy=policy))  # noqa: E731

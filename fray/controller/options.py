@@ -13,12 +13,12 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from fray.controller.connections.validation import GRACE_LIMIT_S
-from fray.controller.workspaces.bundles import Keeping
+from fray.controller.workspaces.bundles import BundleRetention
 from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
 from fray.model.ids import mint
 from fray.model.resources import parse_bytes
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 
 DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
 
@@ -41,10 +41,10 @@ class Options:
     store: Path
     token_file: Path | None
     insecure: bool
-    rules: Rules
+    rules: SchedulerConfig
     json_lines: bool | None
     env_vars: dict[str, str] = field(factory=dict)
-    keeping: Keeping = field(factory=Keeping)
+    keeping: BundleRetention = field(factory=BundleRetention)
     policy_file: Path | None = None
 
 
@@ -72,8 +72,8 @@ def parse(argv: Sequence[str] | None) -> Options:
     found = parser.parse_args(argv)
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
     rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
-    rules = suspecting(rules, found.quarantine_share)
-    rules = keeping(rules, found.keep_finished, found.keep_finished_s, found.keep_results_gb)
+    rules = with_quarantine_share(rules, found.quarantine_share)
+    rules = with_retention(rules, found.keep_finished, found.keep_finished_s, found.keep_results_gb)
     return Options(
         listen,
         found.store.expanduser(),
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         rules,
         found.json_lines,
         make_variables(found.env or ()),
-        Keeping(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
+        BundleRetention(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
         found.policy,
     )
 
@@ -116,7 +116,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 def _add_times(parser: argparse.ArgumentParser) -> None:
     """How long silence is waited for, and how far suspicion goes."""
-    rules = Rules()
+    rules = SchedulerConfig()
     parser.add_argument(
         "--suspect-s",
         type=float,
@@ -153,7 +153,7 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
 
 def _add_keeping(parser: argparse.ArgumentParser) -> None:
     """What is kept of what is over."""
-    rules = Rules()
+    rules = SchedulerConfig()
     parser.add_argument(
         "--keep-finished",
         type=int,
@@ -196,7 +196,7 @@ def make_variables(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def keeping(rules: Rules, finished: int, finished_s: float, results_gb: float) -> Rules:
+def with_retention(rules: SchedulerConfig, finished: int, finished_s: float, results_gb: float) -> SchedulerConfig:
     """Raises InvalidRequest: fewer jobs or less time than those who wait for a result need."""
     if not 1 <= finished <= KEEP_LIMIT_JOBS:
         raise InvalidRequest(f"--keep-finished {finished} must be 1 to {KEEP_LIMIT_JOBS}")
@@ -210,7 +210,9 @@ def keeping(rules: Rules, finished: int, finished_s: float, results_gb: float) -
     return evolve(rules, finished_limit=finished, finished_keep_s=finished_s, results_limit_bytes=results_bytes)
 
 
-def make_rules(suspect_s: float, lease_s: float, driver_grace_s: float = Rules().driver_grace_s) -> Rules:
+def make_rules(
+    suspect_s: float, lease_s: float, driver_grace_s: float = SchedulerConfig().driver_grace_s
+) -> SchedulerConfig:
     """Raises InvalidRequest: times that cannot be kept."""
     if not lease_s >= LEASE_LEAST_S:
         raise InvalidRequest(
@@ -220,10 +222,10 @@ def make_rules(suspect_s: float, lease_s: float, driver_grace_s: float = Rules()
         raise InvalidRequest(f"--suspect-s {suspect_s:g} must be 1 or more, and less than --lease-s")
     if not 0 <= driver_grace_s <= GRACE_LIMIT_S:
         raise InvalidRequest(f"--driver-grace-s {driver_grace_s:g} must be 0 to {GRACE_LIMIT_S:.0f} seconds (a week)")
-    return Rules(suspect_s=suspect_s, lease_s=lease_s, driver_grace_s=driver_grace_s)
+    return SchedulerConfig(suspect_s=suspect_s, lease_s=lease_s, driver_grace_s=driver_grace_s)
 
 
-def suspecting(rules: Rules, quarantine_share: float) -> Rules:
+def with_quarantine_share(rules: SchedulerConfig, quarantine_share: float) -> SchedulerConfig:
     """Raises InvalidRequest: it is no share."""
     if not 0 <= quarantine_share <= 1:
         raise InvalidRequest(f"--quarantine-share {quarantine_share:g} must be 0 to 1: 0.5 is half of the machines")

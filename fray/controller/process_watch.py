@@ -25,7 +25,7 @@ def boot_id() -> str | None:
         return None
 
 
-def world() -> str:
+def pid_namespace_id() -> str:
     """Where process numbers mean what they mean here: this life of the kernel, and this namespace of numbers."""
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
@@ -33,7 +33,7 @@ def world() -> str:
         return ""
 
 
-class Witness:
+class ProcessWatch:
     """Watches one process of this machine by its pidfd. Close it when nobody asks any more."""
 
     def __init__(self, pidfd: int, pid: int) -> None:
@@ -41,7 +41,7 @@ class Witness:
         self.pid = pid
 
     @classmethod
-    def of(cls, mark: ProcessMark | None) -> Witness | None:
+    def of(cls, mark: ProcessMark | None) -> ProcessWatch | None:
         """A witness for the process behind a mark; None if it is not (provably) one of this machine, or is us."""
         if mark is None or mark.pid == os.getpid() or mark.boot_id != boot_id():
             return None
@@ -77,7 +77,7 @@ class Witness:
 
 async def wait_gone(mark: ProcessMark) -> None:
     """Returns when the process of a mark that was once believed in this `world` is dead; at once if it is."""
-    witness = Witness.of(mark)
+    witness = ProcessWatch.of(mark)
     if witness is not None:
         try:
             await witness.wait_dead()

@@ -17,13 +17,13 @@ from typing import TypeAlias
 import trio
 from attrs import define, field, frozen
 
-from fray.controller.context import House
+from fray.controller.context import ControllerContext
 from fray.controller.providers.base import Join, MachineRequest, Provider, ProviderError
 from fray.errors import FrayError, InvalidRequest
 from fray.model.join_tokens import JOIN_LIFE_LIMIT_S, JOIN_LIFE_S
 from fray.model.policy.machine_groups import ErrorKind, GroupConfig
-from fray.scheduler.effects import Effect, Event, FleetMoved, MachineAnswered, MachinesListed, PolicyChanged
-from fray.scheduler.state.unit_rows import Unit, UnitPhase
+from fray.scheduler.effects import Effect, Event, FleetChanged, MachineAnswered, MachinesListed, PolicyChanged
+from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase
 
 CALL_S = 120.0
 """How long a provider may take to make or delete a unit (or to say that it has begun to)."""
@@ -35,7 +35,7 @@ _log = logging.getLogger("fray.controller.provider_driver")
 
 
 @frozen
-class Setting:
+class ProviderConfig:
     """What a provider is made from."""
 
     cluster_id: str
@@ -44,39 +44,39 @@ class Setting:
     """For what a provider keeps on this machine."""
 
 
-Maker: TypeAlias = Callable[[Setting], Provider]
+Maker: TypeAlias = Callable[[ProviderConfig], Provider]
 
 
 @frozen
-class Pace:
+class PollIntervals:
     """How often a provider is asked what it has, in seconds: while something is on its way, and else."""
 
     fast_s: float = 5.0
     slow_s: float = 60.0
 
 
-PACES: Mapping[str, Pace] = {"process": Pace(0.5, 5.0), "fixed": Pace(30.0, 300.0)}
+PACES: Mapping[str, PollIntervals] = {"process": PollIntervals(0.5, 5.0), "fixed": PollIntervals(30.0, 300.0)}
 
 
-def _fixed(setting: Setting) -> Provider:
+def _fixed(setting: ProviderConfig) -> Provider:
     from fray.controller.providers.fixed import FixedProvider
 
     return FixedProvider(setting.groups)
 
 
-def _command(setting: Setting) -> Provider:
+def _command(setting: ProviderConfig) -> Provider:
     from fray.controller.providers.command import CommandProvider
 
     return CommandProvider(setting.cluster_id, setting.groups)
 
 
-def _process(setting: Setting) -> Provider:
+def _process(setting: ProviderConfig) -> Provider:
     from fray.controller.providers.process import ProcessProvider
 
     return ProcessProvider(setting.directory, setting.groups)
 
 
-def _tpu(setting: Setting) -> Provider:
+def _tpu(setting: ProviderConfig) -> Provider:
     from fray.controller.providers.tpu import TpuProvider
 
     return TpuProvider(setting.cluster_id, setting.groups)
@@ -86,27 +86,27 @@ MAKERS: Mapping[str, Maker] = {"fixed": _fixed, "command": _command, "process": 
 
 
 @define(eq=False)
-class Hand:
+class ProviderState:
     """One provider, and what is being asked of it."""
 
     kind: str
     provider: Provider
-    pace: Pace
-    calls: dict[str, Call] = field(factory=dict)
+    pace: PollIntervals
+    calls: dict[str, ProviderCall] = field(factory=dict)
     """By unit."""
     wake: trio.Event = field(factory=trio.Event)
     """Of its lister."""
 
 
 @define(eq=False)
-class Call:
+class ProviderCall:
     """An order that is with a provider, or whose answer the law has not heard yet."""
 
     making: bool
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
-class Scaler:
+class ProviderDriver:
     """Made once per life of the controller; `run` is its task.
 
     Args:
@@ -115,13 +115,13 @@ class Scaler:
     """
 
     def __init__(
-        self, house: House, address: str, directory: Path, *, makers: Mapping[str, Maker] | None = None
+        self, house: ControllerContext, address: str, directory: Path, *, makers: Mapping[str, Maker] | None = None
     ) -> None:
         self._house = house
         self._address = address
         self._directory = directory
         self._makers = MAKERS if makers is None else makers
-        self._hands: dict[str, Hand] = {}
+        self._hands: dict[str, ProviderState] = {}
         self._nursery: trio.Nursery | None = None
         self._wake = trio.Event()
         self._open_all()
@@ -139,7 +139,7 @@ class Scaler:
                 self._heard(event.name)
             elif isinstance(event, PolicyChanged):
                 self._regroup()
-        if any(isinstance(effect, FleetMoved) for effect in effects):
+        if any(isinstance(effect, FleetChanged) for effect in effects):
             self._poke()
 
     def _heard(self, unit: str) -> None:
@@ -163,10 +163,10 @@ class Scaler:
         for kind in kinds:
             if kind not in self._hands and kind in self._makers:
                 provider = self._makers[kind](self._setting())
-                self._hands[kind] = Hand(kind, provider, PACES.get(kind, Pace()))
+                self._hands[kind] = ProviderState(kind, provider, PACES.get(kind, PollIntervals()))
 
-    def _setting(self) -> Setting:
-        return Setting(self._house.cluster_id, self._house.state.policy.groups, self._directory)
+    def _setting(self) -> ProviderConfig:
+        return ProviderConfig(self._house.cluster_id, self._house.state.policy.groups, self._directory)
 
     def _regroup(self) -> None:
         """The policy has changed; what cannot be is said in the log, and was refused before if it could be."""
@@ -218,17 +218,17 @@ class Scaler:
             elif unit.order_at > now:
                 later.append(unit.order_at - now)
             elif len(hand.calls) < CALLS_LIMIT:
-                call = hand.calls[name] = Call(unit.phase is UnitPhase.WANTED)
+                call = hand.calls[name] = ProviderCall(unit.phase is UnitPhase.WANTED)
                 nursery.start_soon(self._call, hand, call, name)
         with trio.move_on_after(min(later)):
             await self._wake.wait()
 
-    def _overtake(self, call: Call, unit: Unit) -> None:
+    def _overtake(self, call: ProviderCall, unit: CloudUnit) -> None:
         """It is not wanted any more while it is being made: the order to delete it comes after that call."""
         if call.making and unit.phase is UnitPhase.DELETING:
             call.scope.cancel()
 
-    async def _call(self, hand: Hand, call: Call, name: str) -> None:
+    async def _call(self, hand: ProviderState, call: ProviderCall, name: str) -> None:
         unit = self._house.state.fleet.units[name]
         work = self._make if call.making else self._delete
         with call.scope:
@@ -240,7 +240,7 @@ class Scaler:
         hand.wake.set()
 
     async def _bounded(
-        self, hand: Hand, work: Callable[[Hand, Unit], Awaitable[None]], unit: Unit
+        self, hand: ProviderState, work: Callable[[ProviderState, CloudUnit], Awaitable[None]], unit: CloudUnit
     ) -> tuple[ErrorKind, str] | None:
         """What went wrong, if anything did."""
         try:
@@ -257,7 +257,7 @@ class Scaler:
             return ErrorKind.TRANSIENT, f"provider {hand.kind} has failed: {error!r}"
         return None
 
-    async def _make(self, hand: Hand, unit: Unit) -> None:
+    async def _make(self, hand: ProviderState, unit: CloudUnit) -> None:
         group = self._house.state.fleet.group(unit.group)
         if group is None:
             raise ProviderError(ErrorKind.INVALID, f"group {unit.group!r} is not in the policy any more")
@@ -265,7 +265,7 @@ class Scaler:
         join = Join(group.controller or self._address, token)
         await hand.provider.create(MachineRequest(unit.name, group, unit.zone, group.spot, join))
 
-    async def _delete(self, hand: Hand, unit: Unit) -> None:
+    async def _delete(self, hand: ProviderState, unit: CloudUnit) -> None:
         group = self._house.state.fleet.group(unit.group)
         life_s = JOIN_LIFE_LIMIT_S if group is None else _join_life_s(group)
         self._house.joins.give_up(unit.name, self._house.inbox.time(), life_s)
@@ -273,7 +273,7 @@ class Scaler:
 
     # Lists
 
-    async def _list_on(self, hand: Hand) -> None:
+    async def _list_on(self, hand: ProviderState) -> None:
         """Ask what is there, again and again."""
         while True:
             hand.wake = trio.Event()
@@ -283,7 +283,7 @@ class Scaler:
             with trio.move_on_after(0 if self._is_busy(hand) else hand.pace.slow_s - hand.pace.fast_s):
                 await hand.wake.wait()
 
-    async def _listed(self, hand: Hand, begun: float) -> MachinesListed:
+    async def _listed(self, hand: ProviderState, begun: float) -> MachinesListed:
         try:
             with trio.fail_after(LIST_S):
                 machines = tuple(await hand.provider.list())
@@ -296,7 +296,7 @@ class Scaler:
             return MachinesListed(provider=hand.kind, begun=begun, error=f"it has failed: {error!r}")
         return MachinesListed(provider=hand.kind, machines=machines, begun=begun)
 
-    def _is_busy(self, hand: Hand) -> bool:
+    def _is_busy(self, hand: ProviderState) -> bool:
         """Something is on its way, there or away."""
         units = self._house.state.fleet.units.values()
         still = (UnitPhase.JOINED, UnitPhase.GONE)

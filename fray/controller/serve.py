@@ -13,21 +13,21 @@ import trio
 from attrs import field, frozen
 
 from fray.controller.connections.gateway import Gateway
-from fray.controller.connections.join_tokens import Joins
-from fray.controller.context import House
+from fray.controller.connections.join_tokens import JoinTokens
+from fray.controller.context import ControllerContext
 from fray.controller.loop import Loop, anchored_clock
-from fray.controller.process_watch import world
-from fray.controller.provider_driver import Maker, Scaler, node_address
+from fray.controller.process_watch import pid_namespace_id
+from fray.controller.provider_driver import Maker, ProviderDriver, node_address
 from fray.controller.store import Loaded, Store
-from fray.controller.workspaces.bundles import Bundles, Keeping
+from fray.controller.workspaces.bundles import BundleRetention, BundleStore
 from fray.errors import ProtocolMismatch, StoreError
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
 from fray.model.policy.policy import Policy
 from fray.net.codec import from_json
 from fray.net.transport import Network
-from fray.scheduler.effects import Effect, Event, Restarted
-from fray.scheduler.state.rows import TABLES, Rules
+from fray.scheduler.effects import ControllerStarted, Effect, Event
+from fray.scheduler.state.rows import TABLES, SchedulerConfig
 from fray.scheduler.state.state import State
 
 _log = logging.getLogger("fray.controller")
@@ -44,7 +44,7 @@ class RunningController:
     """To look into."""
     gateway: Gateway
     loop: Loop
-    joins: Joins
+    joins: JoinTokens
     """Tokens for machines that are yet to come."""
 
 
@@ -58,9 +58,9 @@ async def run_controller(
     rng: random.Random | None = None,
     declared: Sequence[NodeHello] = (),
     declares_all_nodes: bool = False,
-    rules: Rules | None = None,
+    rules: SchedulerConfig | None = None,
     policy: Policy | None = None,
-    keeping: Keeping | None = None,
+    keeping: BundleRetention | None = None,
     in_place: bool = False,
     env_vars: Mapping[str, str] | None = None,
     makers: Mapping[str, Maker] | None = None,
@@ -94,14 +94,14 @@ async def run_controller(
     with one_error():
         async with trio.open_nursery() as nursery:
             gateway = Gateway(house, token, nursery, rng)
-            restarted = Restarted(
+            restarted = ControllerStarted(
                 epoch=house.epoch,
                 declared=tuple(declared),
                 declares_all_nodes=declares_all_nodes,
                 policy=policy or Policy(),
                 cluster=house.cluster_id,
             )
-            hands: list[Scaler] = []
+            hands: list[ProviderDriver] = []
 
             def carry_out(events: Sequence[Event], effects: Sequence[Effect]) -> None:
                 gateway.carry_out(events, effects)
@@ -114,7 +114,7 @@ async def run_controller(
             for address in addresses:
                 serve = gateway.acceptor.handle
                 bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
-            hands.append(Scaler(house, node_address(bound), _directory(store, house, directory), makers=makers))
+            hands.append(ProviderDriver(house, node_address(bound), _directory(store, house, directory), makers=makers))
             nursery.start_soon(hands[0].run)
             nursery.start_soon(loop.run)
             nursery.start_soon(house.bundles.run)
@@ -133,7 +133,7 @@ async def run_controller(
             task_status.started(running)
 
 
-def _directory(store: Store, house: House, told: Path | None) -> Path:
+def _directory(store: Store, house: ControllerContext, told: Path | None) -> Path:
     if told is not None:
         return told
     return (
@@ -141,7 +141,9 @@ def _directory(store: Store, house: House, told: Path | None) -> Path:
     )
 
 
-def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | None, keeping: Keeping | None) -> House:
+def _open_house(
+    store: Store, now: float, rng: random.Random, rules: SchedulerConfig | None, keeping: BundleRetention | None
+) -> ControllerContext:
     """Everything as it was saved; the new epoch is saved before anybody hears of it."""
     loaded = store.load()
     meta = loaded.meta
@@ -150,25 +152,25 @@ def _open_house(store: Store, now: float, rng: random.Random, rules: Rules | Non
         "cluster_id": meta.get("cluster_id") or mint(rng),
         "secret": meta.get("secret") or rng.randbytes(32).hex(),
         "epoch": meta.get("epoch", 0) + 1,
-        "world": world(),
+        "world": pid_namespace_id(),
     }
     store.save(meta=identity)
     store.forget([blob for blob in store.blobs() if not state.refers(blob)])
     secret = bytes.fromhex(identity["secret"])
-    bundles = Bundles(store.pieces, lambda: _bundles_needed(state), keeping)
-    return House(
+    bundles = BundleStore(store.pieces, lambda: _bundles_needed(state), keeping)
+    return ControllerContext(
         state,
         store,
         cluster_id=identity["cluster_id"],
         epoch=identity["epoch"],
         secret=secret,
         bundles=bundles,
-        joins=Joins(secret, store, Joins.stored(meta)),
+        joins=JoinTokens(secret, store, JoinTokens.stored(meta)),
         same_world=meta.get("world") == identity["world"] != "",
     )
 
 
-def restored(store: Store, loaded: Loaded, now: float, rules: Rules | None) -> State:
+def restored(store: Store, loaded: Loaded, now: float, rules: SchedulerConfig | None) -> State:
     """All the law knew when it was last saved.
 
     Raises:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
-from fray.controller.workspaces.chunks import PieceDict, PieceDirectory, Pieces
+from fray.controller.workspaces.chunks import ChunkStore, PieceDict, PieceDirectory
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
@@ -82,7 +82,7 @@ class Store:
             self._lock = _hold(self.path)
             self._db = _open(self.path / "fray.db", synchronous)
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
-            self.pieces: Pieces = PieceDirectory(self.path / "workspaces")
+            self.pieces: ChunkStore = PieceDirectory(self.path / "workspaces")
             """Of workspaces; not in the transactions."""
         except (OSError, sqlite3.Error) as error:
             self._let_go()

@@ -19,7 +19,7 @@ from fray.model.ids import Namespace
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
 from fray.net.transport import Credential
-from fray.runtime.context import Place, Runtime, open_runtime
+from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
 
 if TYPE_CHECKING:
     from fray.model.policy.policy import Policy
@@ -185,7 +185,7 @@ async def open_remote(
         WebSocketNetwork(),
         [address],
         Credential("cluster", secret.strip()),
-        Place(
+        RuntimeConfig(
             role=role,
             namespace=namespace,
             grace_s=grace_s,

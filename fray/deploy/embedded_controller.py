@@ -20,11 +20,11 @@ from fray.model.messages.node import NodeHello
 from fray.model.policy.policy import Policy
 from fray.net.transport import Credential, Network
 from fray.net.transports.memory import MemoryNetwork, is_memory
-from fray.net.transports.routed_network import MixedNetwork
+from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
-from fray.runtime.context import Place, Runtime, open_runtime
-from fray.scheduler.state.rows import Rules
+from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
+from fray.scheduler.state.rows import SchedulerConfig
 
 CONTROLLER = "memory:controller"
 """Where the driver finds it."""
@@ -32,7 +32,7 @@ CONTROLLER = "memory:controller"
 
 def embedded_network(rng: random.Random) -> Network:
     """Memory within this process, sockets for all that leaves it."""
-    return MixedNetwork(WebSocketNetwork(), MemoryNetwork(rng=rng), is_memory)
+    return RoutedNetwork(WebSocketNetwork(), MemoryNetwork(rng=rng), is_memory)
 
 
 async def serve_controller(
@@ -63,7 +63,7 @@ async def serve_controller(
         in_place=workspaces is None,
         env_vars=env_vars,
         policy=policy,
-        rules=Rules(quarantine_share=0.0),  # its nodes are all of one machine, or no machines at all
+        rules=SchedulerConfig(quarantine_share=0.0),  # its nodes are all of one machine, or no machines at all
         directory=None if workspaces is None else workspaces.with_name("machines"),
         task_status=task_status,
     )
@@ -82,5 +82,5 @@ def open_driver(
 
     ``directory``: where others dial what it serves. Default: within this process; those outside come by the relay.
     """
-    place = Place(role=Role.DRIVER, namespace=namespace, host_directory=lambda: directory)
+    place = RuntimeConfig(role=Role.DRIVER, namespace=namespace, host_directory=lambda: directory)
     return open_runtime(network, [CONTROLLER], Credential("cluster", token), place, rng=rng, on_log=on_log)

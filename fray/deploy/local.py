@@ -34,22 +34,22 @@ from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import Said, parse
 from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity, PortRange, parse_bytes
-from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
+from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
 from fray.net.codec import blob_id
 from fray.net.transport import Network
 from fray.node.attempts.bootstrap import job_variables
 from fray.node.config import NodeConfig
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.logs.store import MemoryLogs
-from fray.node.logs.writer import LineCutter, said
-from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_taken, strangers
+from fray.node.logs.writer import LineSplitter, system_lines
+from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_in_use, ports_taken
 from fray.node.run import run_node
-from fray.node.shim.progress_pipe import READ_BYTES, Remarks, open_pipe
-from fray.runtime.background import open_services
+from fray.node.shim.progress_pipe import READ_BYTES, ProgressLog, open_pipe
+from fray.runtime.background import open_background_nursery
 from fray.runtime.context import Runtime
 from fray.runtime.process import current_job, stack_dump
-from fray.runtime.process.attempt import Ended, Stage, run_attempt
-from fray.runtime.threads.user_threads import Roll, enrolled, roll_var
+from fray.runtime.process.attempt import AttemptResult, SyncRunner, run_attempt
+from fray.runtime.threads.user_threads import ThreadRegistry, register_thread, roll_var
 
 log = logging.getLogger("fray.deploy.local")
 
@@ -69,7 +69,7 @@ class ThreadStage:
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
         def run() -> Any:
-            with enrolled(name):
+            with register_thread(name):
                 return fn()
 
         name = f"fray-{self._job_id}"
@@ -80,24 +80,24 @@ class ThreadStage:
 
 
 @define(eq=False)
-class _Held:
-    ticket: Ticket
+class _LocalAttempt:
+    ticket: AttemptSpec
     cancel: trio.CancelScope
     asked_to_end: bool = False
     ended: bool = False
-    remarks: Remarks = field(factory=Remarks)
+    remarks: ProgressLog = field(factory=ProgressLog)
 
 
 class TaskLauncher:
     """Runs attempts as tasks of this loop: a `fray.node.launcher.Launcher`."""
 
-    def __init__(self, network: Network, stage: Callable[[Ticket], Stage], rng: random.Random) -> None:
+    def __init__(self, network: Network, stage: Callable[[AttemptSpec], SyncRunner], rng: random.Random) -> None:
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt, chunk: None
         self.logs = MemoryLogs(time.time)
         self.on_said: Callable[[AttemptId, Said], None] = lambda attempt, said: None
         self._network, self._stage, self._rng = network, stage, rng
-        self._held: dict[AttemptId, _Held] = {}
+        self._held: dict[AttemptId, _LocalAttempt] = {}
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -105,18 +105,18 @@ class TaskLauncher:
             task_status.started()
             await trio.sleep_forever()
 
-    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "run the launcher first"
-        held = self._held[ticket.attempt_id] = _Held(ticket, trio.CancelScope())
+        held = self._held[ticket.attempt_id] = _LocalAttempt(ticket, trio.CancelScope())
         self._nursery.start_soon(self._run, held, payload)
 
     def stop(self, attempt_id: AttemptId, notice_s: float | None = None) -> None:
         held = self._held.get(attempt_id)
         if held is not None and not held.ended:
             held.asked_to_end = True
-            self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.STOPPING, pid=os.getpid()), None)
+            self.on_observed(ObservedAttempt(attempt_id=attempt_id, phase=Phase.STOPPING, pid=os.getpid()), None)
             if notice_s is not None:
-                current_job.announce(attempt_id)
+                current_job.set_preemption_notice(attempt_id)
                 held.cancel.deadline = trio.current_time() + notice_s
             else:
                 held.cancel.cancel()
@@ -134,7 +134,7 @@ class TaskLauncher:
         await trio.lowlevel.checkpoint()
         return f"{stack_dump.threads_text()}\n{stack_dump.tasks_text()}"
 
-    def _hear(self, held: _Held, said: Said) -> None:
+    def _hear(self, held: _LocalAttempt, said: Said) -> None:
         attempt_id = held.ticket.attempt_id
         if held.ended:
             return
@@ -144,15 +144,15 @@ class TaskLauncher:
 
     def _remark(self, attempt_id: AttemptId, line: str | None) -> None:
         if line is not None:
-            self._tell(attempt_id, "sys", said(line))
+            self._tell(attempt_id, "sys", system_lines(line))
 
-    async def _run(self, held: _Held, content: bytes | None) -> None:
+    async def _run(self, held: _LocalAttempt, content: bytes | None) -> None:
         ticket, began = held.ticket, trio.current_time()
-        taken = strangers(ticket.ports.values())
+        taken = ports_in_use(ticket.ports.values())
         if not taken:
-            self.on_observed(Observed(attempt_id=ticket.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None)
+            self.on_observed(ObservedAttempt(attempt_id=ticket.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None)
         if taken:
-            ended = Ended(ports_taken(ticket, taken))
+            ended = AttemptResult(ports_taken(ticket, taken))
         elif ticket.spec.entry is EntryKind.BINARY:
             ended = await self._run_program(held)
         else:
@@ -168,18 +168,18 @@ class TaskLauncher:
             )
         self._remark(ticket.attempt_id, held.remarks.last(trio.current_time()))
         held.ended = True
-        current_job.over(ticket.attempt_id)
+        current_job.clear_preemption_notice(ticket.attempt_id)
         outcome = evolve(
             ended.outcome,
             value=None if ended.value is None else blob_id(ended.value),
             duration_s=trio.current_time() - began,
         )
-        self.on_observed(Observed(attempt_id=ticket.attempt_id, phase=Phase.ENDED, outcome=outcome), ended.value)
+        self.on_observed(ObservedAttempt(attempt_id=ticket.attempt_id, phase=Phase.ENDED, outcome=outcome), ended.value)
 
-    async def _run_program(self, held: _Held) -> Ended:
+    async def _run_program(self, held: _LocalAttempt) -> AttemptResult:
         """A program is a process in every kind of cluster; its output becomes log lines."""
         spec = held.ticket.spec
-        ended = Outcome(cause=Cause.STOPPED, message="ended on request")
+        ended = Outcome(cause=EndReason.STOPPED, message="ended on request")
         try:
             with held.cancel, tempfile.TemporaryDirectory(prefix="fray-") as place, _open_ear(place) as pipe:
                 variables = job_variables(evolve(held.ticket, directory=place))
@@ -196,15 +196,15 @@ class TaskLauncher:
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            ended = Outcome(cause=Cause.ENVIRONMENT, message=f"cannot start {spec.argv[0]!r}: {error}")
-        return Ended(ended)
+            ended = Outcome(cause=EndReason.ENVIRONMENT, message=f"cannot start {spec.argv[0]!r}: {error}")
+        return AttemptResult(ended)
 
-    async def _listen(self, held: _Held, pipe: int) -> None:
+    async def _listen(self, held: _LocalAttempt, pipe: int) -> None:
         while True:
             await trio.lowlevel.wait_readable(pipe)
             self._listen_now(held, pipe)
 
-    def _listen_now(self, held: _Held, pipe: int) -> None:
+    def _listen_now(self, held: _LocalAttempt, pipe: int) -> None:
         """To the whole lines that are there: programs write them whole."""
         with suppress(BlockingIOError):
             for line in os.read(pipe, READ_BYTES).split(b"\n"):
@@ -213,7 +213,7 @@ class TaskLauncher:
                     self._hear(held, said)
 
     async def _relay(self, attempt_id: AttemptId, stream: Any, name: str) -> None:
-        cutter = LineCutter()
+        cutter = LineSplitter()
         async for chunk in stream:
             self._tell(attempt_id, name, cutter.feed(chunk))
         self._tell(attempt_id, name, cutter.flush())
@@ -251,10 +251,10 @@ async def _start_program(
 def program_outcome(code: int | None) -> Outcome:
     """The outcome of a program by its return code; negative means a signal."""
     if code == 0:
-        return Outcome(cause=Cause.SUCCEEDED, exit_code=0)
+        return Outcome(cause=EndReason.SUCCEEDED, exit_code=0)
     if code is not None and code < 0:
-        return Outcome(cause=Cause.KILLED, signal=-code, message=f"killed by signal {-code}")
-    return Outcome(cause=Cause.FAILURE, exit_code=code, message=f"the program ended with exit code {code}")
+        return Outcome(cause=EndReason.KILLED, signal=-code, message=f"killed by signal {-code}")
+    return Outcome(cause=EndReason.FAILURE, exit_code=code, message=f"the program ended with exit code {code}")
 
 
 # The cluster ---------------------------------------------------------------------------------------------------------
@@ -287,8 +287,8 @@ async def open_local(
     claim = find_ports(OFFERED_EMBEDDED, rng)
     capacity = local_capacity(claim.ports)
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
-    with claim, _calling(Roll()) as roll:
-        async with _waiting_for(roll, GRACE_S if grace_s is None else grace_s), open_services() as nursery:
+    with claim, _calling(ThreadRegistry()) as roll:
+        async with _waiting_for(roll, GRACE_S if grace_s is None else grace_s), open_background_nursery() as nursery:
             await nursery.start(serve_controller, network, (), token, rng, [config], None, env_vars, policy)
             await nursery.start(_node, config, network, rng)
             async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
@@ -296,7 +296,7 @@ async def open_local(
 
 
 @contextmanager
-def _calling(roll: Roll) -> Iterator[Roll]:
+def _calling(roll: ThreadRegistry) -> Iterator[ThreadRegistry]:
     """All threads that are begun from here on stand on it."""
     token = roll_var.set(roll)
     try:
@@ -306,7 +306,7 @@ def _calling(roll: Roll) -> Iterator[Roll]:
 
 
 @asynccontextmanager
-async def _waiting_for(roll: Roll, grace_s: float) -> AsyncIterator[None]:
+async def _waiting_for(roll: ThreadRegistry, grace_s: float) -> AsyncIterator[None]:
     """Also after an error or a cancellation: nothing outlives the block without a word."""
     try:
         yield

@@ -27,11 +27,11 @@ from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
 from fray.node.attempts.bootstrap import node_environ
-from fray.node.config import Mode, NodeConfig
+from fray.node.config import NodeConfig, PidNamespaceMode
 from fray.node.inventory import read_capacity
 from fray.node.linux.process_wait import wait_process_end
 from fray.node.ports import OFFERED_EMBEDDED, find_ports
-from fray.runtime.background import open_services
+from fray.runtime.background import open_background_nursery
 from fray.runtime.context import Runtime
 
 log = logging.getLogger("fray.deploy.machine")
@@ -117,12 +117,12 @@ async def _open_among(
             capacity=evolve(share_devices(capacity, index, len(children)), ports=claims[index].ports),
             state_dir=child.state_dir,
             parent_pid=os.getpid(),
-            pid_namespace=Mode(pid_namespace),
+            pid_namespace=PidNamespaceMode(pid_namespace),
         )
         for index, child in enumerate(children)
     ]
     network = embedded_network(rng)
-    async with open_services() as nursery:
+    async with open_background_nursery() as nursery:
         try:
             where = Path(directory.path, "workspaces")
             await nursery.start(serve_controller, network, [socket], token, rng, configs, where, env_vars, policy)

@@ -4,7 +4,7 @@ See docs/job-contexts.md.
 """
 
 from fray.blocking.bridge.objects import ObjectRef
-from fray.blocking.bridge.remote_generators import Generated
+from fray.blocking.bridge.remote_generators import RemoteGenerator
 from fray.errors import ObjectLost
 from fray.job.context import JobContext
 from fray.job.default import create_job_ctx, get_default_job_ctx, set_default_job_ctx
@@ -16,11 +16,11 @@ from fray.model.actors import ActorStatus
 __all__ = [
     "ActorStatus",
     "FrayContext",
-    "Generated",
     "JobActor",
     "JobContext",
     "ObjectLost",
     "ObjectRef",
+    "RemoteGenerator",
     "RunFuture",
     "SyncContext",
     "ThreadContext",

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from fray.blocking.bridge.objects import ObjectRef
 from fray.blocking.futures import ActorFuture
 from fray.errors import InvalidRequest
-from fray.job.wait_set import Watch, no_end
+from fray.job.wait_set import WaitSet, no_end
 from fray.model.actors import ActorStatus
 
 Lifetime = Literal["non_detached", "detached"]
@@ -41,7 +41,7 @@ def is_ref(value: object) -> bool:
     return isinstance(value, Ref | ObjectRef | ActorFuture | Future)
 
 
-def generates(fn: Any) -> bool:
+def is_generator_function(fn: Any) -> bool:
     """Whether calling it makes a generator; sees through ``functools.partial`` and callable objects."""
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
@@ -53,7 +53,7 @@ class JobContext(ABC):
     `shutdown`."""
 
     def __init__(self) -> None:
-        self._watch = Watch()
+        self._watch = WaitSet()
 
     # Objects and results ---------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class JobContext(ABC):
 
         Raises:
             BaseException: what the constructor raised.
-            NameTaken: the name is another's.
+            NameInUse: the name is another's.
         """
 
     @abstractmethod

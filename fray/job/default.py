@@ -80,13 +80,13 @@ def _shared(make: Callable[[], JobContext]) -> JobContext:
 def own_context() -> FrayContext:
     """The `FrayContext` of the cluster of the running code, one for all its code. Raises as `FrayContext`."""
     from fray.blocking.open import current_cluster
-    from fray.job.fray_context import FrayContext, Shared, context_of
+    from fray.job.fray_context import FrayContext, PickledContext, context_of
 
     runtime = runtime_here() or current_cluster()._runtime
     with _lock:
         found = runtime.extras.get(EXTRA)
         if not isinstance(found, FrayContext):
-            found = context_of(found) if isinstance(found, Shared) else FrayContext()
+            found = context_of(found) if isinstance(found, PickledContext) else FrayContext()
             runtime.extras[EXTRA] = found
         return found
 

@@ -20,8 +20,8 @@ from attrs import frozen
 from fray.blocking.actors import ActorHandle, metrics_of
 from fray.blocking.bridge import objects, remote_generators
 from fray.blocking.bridge.objects import (
+    ObjectOwner,
     ObjectRef,
-    Objects,
     sending,
     step_aside,
 )
@@ -30,10 +30,10 @@ from fray.blocking.cluster import Cluster
 from fray.blocking.open import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
 from fray.errors import InvalidRequest, UnknownClusterSpec
-from fray.job.context import JobContext, Lifetime, generates
+from fray.job.context import JobContext, Lifetime, is_generator_function
 from fray.job.default import EXTRA
 from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done, value_of
-from fray.job.remote_function import Function, ItemMaker
+from fray.job.remote_function import ItemMaker, ShippedFunction
 from fray.model.actors import ActorStatus
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
@@ -46,7 +46,7 @@ ALWAYS = -1
 
 
 @frozen
-class Shared:
+class PickledContext:
     """A context as it travels: where its pool and its objects are."""
 
     pool: tuple[Any, ...]
@@ -87,7 +87,7 @@ class FrayContext(JobContext):
         object_storage: str | None = None,
         namespace: str | None = None,
         token: str | None = None,
-        _shared: Shared | None = None,
+        _shared: PickledContext | None = None,
     ) -> None:
         super().__init__()
         if num_workers is not None and num_workers < 1:
@@ -109,7 +109,7 @@ class FrayContext(JobContext):
         self.cluster: Cluster = self._opened or current_cluster()
         """For all that a context has no words for: jobs, scopes, logs, nodes."""
         home = _shared.home if _shared is not None else None
-        self._objects = Objects(self.cluster._runtime, object_memory, object_storage, home)
+        self._objects = ObjectOwner(self.cluster._runtime, object_memory, object_storage, home)
 
     # Objects ---------------------------------------------------------------------------------------------------------
 
@@ -150,17 +150,17 @@ class FrayContext(JobContext):
         pool, label = self._tasks(), name or getattr(fn, "__name__", None) or type(fn).__name__
         pending = [arg._answer for arg in (*args, *kwargs.values()) if isinstance(arg, RunFuture) and not arg.done()]
         values, named = tuple(map(arriving, args)), {key: arriving(value) for key, value in kwargs.items()}
-        stream = remote_generators.FarItems(self.cluster._runtime) if generates(fn) else None
+        stream = remote_generators.RemoteItems(self.cluster._runtime) if is_generator_function(fn) else None
         with sending() as refs:
             if stream is not None:
                 answer = pool.submit_after(pending, ItemMaker.of(fn), stream.sink, *values, **named)
             else:
-                answer = pool.submit_after(pending, Function.of(fn), *values, **named)
+                answer = pool.submit_after(pending, ShippedFunction.of(fn), *values, **named)
         hold_until_done(refs, answer)
         if stream is None:
             return RunFuture(answer, label)
         stream.follow(answer)
-        return remote_generators.Generated(stream, label)
+        return remote_generators.RemoteGenerator(stream, label)
 
     def _tasks(self) -> TaskPool:
         with self._making:
@@ -207,7 +207,7 @@ class FrayContext(JobContext):
 
         Raises:
             BaseException: what the constructor raised.
-            NameTaken: the name is another living actor's.
+            NameInUse: the name is another living actor's.
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was made.
         """
         reserved = None
@@ -269,7 +269,7 @@ class FrayContext(JobContext):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives, functions go to the pool here, and objects too."""
-        return context_of, (Shared(self._tasks().__reduce__()[1], self._objects.home),)
+        return context_of, (PickledContext(self._tasks().__reduce__()[1], self._objects.home),)
 
     def __repr__(self) -> str:
         return f"<FrayContext of {self.cluster!r}>"
@@ -300,9 +300,9 @@ def _cpus_of(cluster: Cluster) -> int:
 
 
 def _extras(home: tuple[Any, ...], pool: TaskPool) -> Mapping[str, object]:
-    return {EXTRA: Shared(pool.__reduce__()[1], home)}
+    return {EXTRA: PickledContext(pool.__reduce__()[1], home)}
 
 
-def context_of(shared: Shared) -> FrayContext:
+def context_of(shared: PickledContext) -> FrayContext:
     """A context that has come from another process."""
     return FrayContext(_shared=shared)

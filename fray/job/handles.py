@@ -8,7 +8,7 @@ from typing import Any
 
 from fray.blocking.actors import ActorHandle
 from fray.blocking.bridge.objects import (
-    Carried,
+    BoxedArgument,
     ObjectRef,
     argument,
     sending,
@@ -40,7 +40,7 @@ class RunFuture(Ref):
         if not self._answer.done():
             step_aside()
         value = self._answer.result(timeout)
-        if isinstance(value, Carried):
+        if isinstance(value, BoxedArgument):
             return value.ref.get(None if until is None else max(0.0, until - monotonic()))
         return value
 

@@ -12,11 +12,11 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from fray.blocking.bridge.remote_generators import WINDOW, Generated, Items
-from fray.errors import ActorDied, InvalidRequest, NameTaken, NoSuchActor
-from fray.job.context import JobContext, Lifetime, Ref, generates, is_ref
+from fray.blocking.bridge.remote_generators import WINDOW, ItemBuffer, RemoteGenerator
+from fray.errors import ActorDied, InvalidRequest, NameInUse, NoSuchActor
+from fray.job.context import JobContext, Lifetime, Ref, is_generator_function, is_ref
 from fray.job.default_context import default_context
-from fray.job.thread_pool import Turns
+from fray.job.thread_pool import BoundedThreads
 from fray.model.actors import ActorStatus
 
 # Values --------------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class LocalContext(JobContext):
             if there is not None and get_if_exists:
                 return there
             if there is not None:
-                raise NameTaken(f"an actor named {name!r} lives already: pass get_if_exists=True to have that one")
+                raise NameInUse(f"an actor named {name!r} lives already: pass get_if_exists=True to have that one")
             values = [_plain(arg) for arg in args], {key: _plain(value) for key, value in kwargs.items()}
             instance = self._inside().run(actor_class, *values[0], **values[1])
             label = name or f"{actor_class.__name__.lower()}-{id(instance):x}"
@@ -202,9 +202,9 @@ class SyncContext(LocalContext):
         """Call it now. See `JobContext.run`."""
         _refuse_async(fn)
         context = self._inside()
-        if generates(fn):
+        if is_generator_function(fn):
             values = [_plain(arg) for arg in args], {key: _plain(value) for key, value in kwargs.items()}
-            return _Lazily(context, fn(*values[0], **values[1]), name or _label(fn))
+            return _LazyGenerator(context, fn(*values[0], **values[1]), name or _label(fn))
         return _at_once(
             lambda: context.run(fn, *map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
         )
@@ -220,11 +220,11 @@ def _label(fn: Any) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
-class _Lazily(Generated):
+class _LazyGenerator(RemoteGenerator):
     """A generator whose next item is always there: it is made when it is asked for."""
 
     def __init__(self, context: Context, generator: Any, what: str) -> None:
-        super().__init__(Items(), what)
+        super().__init__(ItemBuffer(), what)
         self._context, self._generator = context, generator
 
     def __next__(self) -> Any:
@@ -257,15 +257,15 @@ class ThreadContext(LocalContext):
         if max_workers is not None and max_workers < 1:
             raise InvalidRequest(f"max_workers={max_workers!r} must be 1 or more")
         self.max_workers = max_workers or min(32, (os.cpu_count() or 1) + 4)
-        self._turns = Turns(self.max_workers, "fray-task")
+        self._turns = BoundedThreads(self.max_workers, "fray-task")
 
     def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
         """Call it on a thread when it is its turn. See `JobContext.run`."""
         _refuse_async(fn)
-        if generates(fn):
+        if is_generator_function(fn):
             items = _ThreadItems(self._turns)
             self._turns.submit(self._inside(), lambda: items.make(fn, self._values(args, kwargs)))
-            return Generated(items, name or _label(fn))
+            return RemoteGenerator(items, name or _label(fn))
         return self._turns.submit(self._inside(), lambda: self._call(fn, args, kwargs))
 
     def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -287,7 +287,7 @@ class ThreadContext(LocalContext):
             super()._wait_until(refs, num_returns, timeout)
 
     def _caller(self) -> Callable[[Callable[[], Any]], Future[Any]]:
-        own = Turns(1, "fray-actor")
+        own = BoundedThreads(1, "fray-actor")
         return lambda call: own.submit(self._inside(), call)
 
     def shutdown(self) -> None:
@@ -299,10 +299,10 @@ class ThreadContext(LocalContext):
         return f"<ThreadContext of {self.max_workers}>"
 
 
-class _ThreadItems(Items):
+class _ThreadItems(ItemBuffer):
     """Of a generator on a thread, which runs at most `WINDOW` items ahead."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: BoundedThreads) -> None:
         super().__init__()
         self._turns = turns
 

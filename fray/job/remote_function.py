@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from fray.blocking.bridge.objects import (
-    Objects,
+    ObjectOwner,
     closed_function,
     is_async_function,
     opened,
     sending,
 )
-from fray.blocking.bridge.remote_generators import Sink
+from fray.blocking.bridge.remote_generators import ItemSender
 from fray.errors import InvalidRequest
 from fray.job.default import own_context
 
@@ -21,7 +21,7 @@ _made: dict[bytes, Any] = {}
 MADE_LIMIT = 256
 
 
-class Function:
+class ShippedFunction:
     """A function on its way to workers: pickled once as long as nothing changes that it carries, opened once there."""
 
     def __init__(self, data: bytes, name: str, is_kept: bool = True) -> None:
@@ -29,12 +29,12 @@ class Function:
         self.__name__ = name
 
     @classmethod
-    def of(cls, fn: Any) -> Function:
+    def of(cls, fn: Any) -> ShippedFunction:
         """Raises InvalidRequest (it is not callable), NotPicklable."""
         if not callable(fn):
             raise InvalidRequest(f"run() needs something callable, not {fn!r}")
         name = getattr(fn, "__name__", None) or type(fn).__name__
-        kind = AsyncFunction if is_async_function(fn) and cls is Function else cls
+        kind = AsyncFunction if is_async_function(fn) and cls is ShippedFunction else cls
         with sending() as refs:
             data = closed_function(fn, f"function {name!r}")
         return kind(data, name, not refs)  # one that was kept would keep the objects it refers to
@@ -52,7 +52,7 @@ class Function:
                 _made[self._data] = fn
         return fn
 
-    def _objects(self) -> Objects:
+    def _objects(self) -> ObjectOwner:
         return own_context()._objects
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ class Function:
         return self._objects().carry(self._opened()(*args, **kwargs), f"the result of {self.__name__!r}")
 
 
-class AsyncFunction(Function):
+class AsyncFunction(ShippedFunction):
     """The same for an async one: in the worker's loop."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,10 +69,10 @@ class AsyncFunction(Function):
         return await self._objects().carry_here(value, f"the result of {self.__name__!r}")
 
 
-class ItemMaker(Function):
+class ItemMaker(ShippedFunction):
     """A generator function: its items are sent one by one."""
 
-    def __call__(self, sink: Sink, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, sink: ItemSender, *args: Any, **kwargs: Any) -> None:
         """On a worker."""
         carry: Callable[[Any, str], Any] = self._objects().carry
         what = f"an item of {self.__name__!r}"

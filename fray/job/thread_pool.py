@@ -11,7 +11,7 @@ from contextvars import Context
 from typing import Any
 
 
-class Turns:
+class BoundedThreads:
     """Calls functions on threads, first come first served, ``limit`` at once; a thread ends when nothing waits."""
 
     def __init__(self, limit: int, name: str) -> None:

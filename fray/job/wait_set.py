@@ -25,7 +25,7 @@ class _Waiter:
             self.enough.set()
 
 
-class Watch:
+class WaitSet:
     """Who waits for what. A ref is asked once to say when it is done, however often it is waited for."""
 
     def __init__(self) -> None:

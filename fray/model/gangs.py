@@ -7,7 +7,7 @@ from __future__ import annotations
 from fray.model.ids import split_attempt
 from fray.model.job_groups import JobRole
 from fray.model.resources import Demand
-from fray.model.specs import JobSpec, Peer, Ticket
+from fray.model.specs import AttemptSpec, GangMember, JobSpec
 from fray.model.topology import find_topology
 
 COORDINATOR = "coordinator"
@@ -61,11 +61,11 @@ def group_name(spec: JobSpec) -> str:
 # What a member knows of itself ------------------------------------------------------------------------------------
 
 
-def rank_of(ticket: Ticket) -> int:
+def rank_of(ticket: AttemptSpec) -> int:
     return split_attempt(ticket.attempt_id)[2]
 
 
-def local_ranks(ticket: Ticket) -> list[int]:
+def local_ranks(ticket: AttemptSpec) -> list[int]:
     """Ranks of the members on this machine, its own among them."""
     rank = rank_of(ticket)
     if not ticket.peers:
@@ -74,6 +74,6 @@ def local_ranks(ticket: Ticket) -> list[int]:
     return [other for other, peer in enumerate(ticket.peers) if peer.host == host]
 
 
-def coordinator_of(peers: tuple[Peer, ...]) -> str:
+def coordinator_of(peers: tuple[GangMember, ...]) -> str:
     """``host:port`` where a gang meets; empty without one."""
     return peers[0].address(COORDINATOR) if peers and COORDINATOR in peers[0].ports else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fray.model.ids import split_attempt
 from fray.model.monitoring.health import Progress
-from fray.model.specs import Cause, JobInfo, JobState
+from fray.model.specs import EndReason, JobInfo, JobState
 
 SHORT = 120
 """Characters of a reason in a `repr`."""
@@ -43,7 +43,7 @@ def progress(told: Progress | None) -> str:
 
 def state(info: JobInfo) -> str:
     """``failed (out_of_memory)``; a cause that says no more than the state is left out."""
-    if info.cause is None or info.cause.value in (info.state.value, Cause.FAILURE.value):
+    if info.cause is None or info.cause.value in (info.state.value, EndReason.FAILURE.value):
         return info.state.value
     return f"{info.state.value} ({info.cause.value})"
 

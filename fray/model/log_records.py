@@ -30,7 +30,7 @@ Head: TypeAlias = tuple[str, bool, int, int, float, int]
 """(stream, pending, number of the first line, lines, time, bytes)"""
 
 
-class LineKind(StrEnum):
+class LogLineKind(StrEnum):
     LINE = "line"
     GAP = "gap"
     """Lines that should stand here are not (or not now) to be had; the text says why."""
@@ -57,7 +57,7 @@ class LogLine:
     job_id: JobId
     name: str
     number: int
-    kind: LineKind = LineKind.LINE
+    kind: LogLineKind = LogLineKind.LINE
     lost: int | None = None
     until: float | None = None
 
@@ -66,7 +66,7 @@ class LogLine:
 
 
 @frozen
-class Chunk:
+class LogChunk:
     """Records in a row: lines from number ``first`` to before ``end``, some of which may be missing."""
 
     first: int

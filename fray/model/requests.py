@@ -17,7 +17,7 @@ from fray.model.job_groups import JobRole, as_role
 from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.policy.priority import Band, parse_band
 from fray.model.resources import ResourceConfig
-from fray.model.specs import Ladder
+from fray.model.specs import TerminationPolicy
 
 _PORT = re.compile(r"[A-Za-z0-9_-]{1,40}\Z")
 
@@ -163,7 +163,7 @@ class JobRequest:
     health: HealthCheck | None = None
     stall_s: float | None = None
     on_stall: OnStall = field(default=OnStall.CAPTURE, converter=_on_stall)
-    ladder: Ladder = Factory(Ladder)
+    ladder: TerminationPolicy = Factory(TerminationPolicy)
     result_storage: str | None = None
     priority: Band | None = field(default=None, converter=_band)
     time_limit_s: float | None = None

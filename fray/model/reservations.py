@@ -203,7 +203,7 @@ class ReservationState(StrEnum):
         return self in (ReservationState.CLOSING, ReservationState.ENDED)
 
 
-class ChangeKind(StrEnum):
+class ReservationEventKind(StrEnum):
     """What can happen to a reservation."""
 
     HELD = "held"
@@ -230,12 +230,12 @@ class ChangeKind(StrEnum):
 
 
 @frozen(kw_only=True)
-class Change:
+class ReservationEvent:
     """One thing that has happened to a reservation."""
 
     number: int
     """They are numbered from 1, without a gap."""
-    kind: ChangeKind
+    kind: ReservationEventKind
     time: float
     """Seconds since the epoch, by the controller's clock."""
     unit: int | None = None
@@ -286,7 +286,7 @@ class ReservationInfo:
     """All it holds, also those that were asked back."""
     reason: str = ""
     """Why it waits, or why it has ended."""
-    changes: tuple[Change, ...] = Factory(tuple)
+    changes: tuple[ReservationEvent, ...] = Factory(tuple)
     """The last ones, oldest first."""
     created_at: float = 0.0
     held_at: float | None = None

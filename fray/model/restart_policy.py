@@ -26,7 +26,7 @@ CRASH_WAIT_S = 1.0
 """What a crash loop waits first, if its back-off is not longer; doubled with each further crash."""
 
 
-class Curve(Protocol):
+class BackoffPolicy(Protocol):
     """The waits somebody has asked for: `ActorConfig` and `JobSpec` say them."""
 
     @property
@@ -46,18 +46,18 @@ def allows(most: int, used: int) -> bool:
     return most < 0 or used < most
 
 
-def next_streak(config: Curve, streak: int, lived_s: float) -> int:
+def next_streak(config: BackoffPolicy, streak: int, lived_s: float) -> int:
     """Who has lived longer than any back-off has a new trouble."""
     return 1 if lived_s > config.backoff_max_s else streak + 1
 
 
-def back_off_s(config: Curve, streak: int) -> float:
+def back_off_s(config: BackoffPolicy, streak: int) -> float:
     """The wait before the restart of this number, counted from 1."""
     doubled: float = config.backoff_s * 2 ** min(streak - 1, DOUBLINGS)
     return min(config.backoff_max_s, doubled)
 
 
-def crash_wait_s(config: Curve, crashes: int) -> float:
+def crash_wait_s(config: BackoffPolicy, crashes: int) -> float:
     """What so many crashes in a row cost; never more than ``backoff_max_s``."""
     if crashes < CRASHES:
         return 0.0
@@ -72,7 +72,7 @@ def jittered(wait_s: float, key: str) -> float:
 
 
 @define
-class Restarts:
+class RestartCounter:
     """The account of one actor. Times are seconds of one clock."""
 
     config: ActorConfig

@@ -18,7 +18,7 @@ from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 
 
-class Strategy(StrEnum):
+class SupervisionStrategy(StrEnum):
     """Which members of a supervised group begin anew when one of them fails (Erlang's words)."""
 
     ONE_FOR_ONE = "one_for_one"
@@ -108,7 +108,7 @@ LADDER_LIMIT_S = 24 * 3600.0
 
 
 @frozen(kw_only=True)
-class Ladder:
+class TerminationPolicy:
     """How a running attempt is ended: cancel, then SIGTERM after ``cancel_s``, then SIGKILL after ``term_s`` more.
 
     Programs cannot be cancelled and begin with SIGTERM, at once.
@@ -135,11 +135,11 @@ class Ladder:
 
 
 @frozen(kw_only=True)
-class Siblings:
+class SupervisedGroup:
     """A supervised group that a job is a member of; all its members are launched together."""
 
     group_id: str
-    strategy: Strategy
+    strategy: SupervisionStrategy
     index: int
     """Place in the order of creation."""
 
@@ -165,8 +165,8 @@ class JobSpec:
     max_retries_preemption: int = 100
     detached: bool = False
     exclusive_name: bool = True
-    """Refuse the job with `NameTaken` while another of this name lives in the namespace."""
-    ladder: Ladder = Factory(Ladder)
+    """Refuse the job with `NameInUse` while another of this name lives in the namespace."""
+    ladder: TerminationPolicy = Factory(TerminationPolicy)
     log_to_owner: bool = True
     """Send what the job prints to the session that owns it."""
     actor: ActorConfig | None = None
@@ -175,10 +175,10 @@ class JobSpec:
     """Name of the actor group it is a member of."""
     index: int = 0
     """Its place in that group."""
-    siblings: Siblings | None = None
+    siblings: SupervisedGroup | None = None
     """Whom its failure concerns."""
     get_if_exists: bool = False
-    """A living actor of this name is what is wanted: answer with that one instead of `NameTaken`."""
+    """A living actor of this name is what is wanted: answer with that one instead of `NameInUse`."""
     adopt_existing: bool = False
     """A living job of this name is what is wanted, if it is of the same request."""
     signature: str = ""
@@ -241,7 +241,7 @@ class JobState(StrEnum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
-class Cause(StrEnum):
+class EndReason(StrEnum):
     """Why an attempt or a job ended: the first cause, not the last symptom."""
 
     SUCCEEDED = "succeeded"
@@ -271,7 +271,7 @@ class Cause(StrEnum):
 
 
 @frozen(kw_only=True)
-class Stored:
+class StoredResult:
     """Where a value is that is too large to travel, and how to know that it is the one."""
 
     location: str
@@ -287,13 +287,13 @@ class Outcome:
     ``value`` names the pickled result (SUCCEEDED of a callable) or the pickled exception (FAILURE in Python code).
     """
 
-    cause: Cause
+    cause: EndReason
     message: str = ""
     """One paragraph for people; empty on success."""
     exit_code: int | None = None
     signal: int | None = None
     value: BlobId | None = None
-    stored: Stored | None = None
+    stored: StoredResult | None = None
     """In place of ``value``: it is in the job's ``result_storage``."""
     value_bytes: int = 0
     """Size of the value, written down by the controller when it comes."""
@@ -320,7 +320,7 @@ class AttemptInfo:
 
     attempt_id: AttemptId
     node: str
-    cause: Cause | None = None
+    cause: EndReason | None = None
     message: str = ""
     exit_code: int | None = None
     signal: int | None = None
@@ -364,11 +364,11 @@ class JobInfo:
     namespace: Namespace = ""
     owner: str = ""
     """Session or attempt whose end ends this job; empty when detached."""
-    cause: Cause | None = None
+    cause: EndReason | None = None
     exit_code: int | None = None
     signal: int | None = None
     value: BlobId | None = None
-    stored: Stored | None = None
+    stored: StoredResult | None = None
     """Where the value is, if it was too large to travel (``JobRequest.result_storage``)."""
     reason: str = ""
     """Why it waits, while it waits."""
@@ -426,7 +426,7 @@ class Phase(StrEnum):
 
 
 @frozen(kw_only=True)
-class Peer:
+class GangMember:
     """One member of a gang, as every member is told of it."""
 
     host: str
@@ -439,7 +439,7 @@ class Peer:
 
 
 @frozen(kw_only=True)
-class Roster:
+class GangRoster:
     """The members of a gang as columns. Each member's wish has it: a thousand times a thousand members would else be a
     million small objects to write, while the texts are the same for all.
     """
@@ -450,36 +450,36 @@ class Roster:
     """Their numbers, by name of the port, in the same order."""
 
     @classmethod
-    def of(cls, peers: Sequence[Peer]) -> Roster:
+    def of(cls, peers: Sequence[GangMember]) -> GangRoster:
         """All have ports of the same names."""
         names = peers[0].ports if peers else ()
         ports = {name: " ".join(str(peer.ports[name]) for peer in peers) for name in names}
         return cls(hosts=" ".join(peer.host for peer in peers), ports=ports)
 
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[GangMember, ...]:
         """One by one again."""
         columns = {name: numbers.split(" ") for name, numbers in self.ports.items()}
         return tuple(
-            Peer(host=host, ports={name: int(numbers[rank]) for name, numbers in columns.items()})
+            GangMember(host=host, ports={name: int(numbers[rank]) for name, numbers in columns.items()})
             for rank, host in enumerate(self.hosts.split(" "))
         )
 
 
 @frozen(kw_only=True)
-class Wish:
+class DesiredAttempt:
     """One attempt a node shall hold. Absent from the wanted set: end it if it lives, then forget it."""
 
     attempt_id: AttemptId
     spec: JobSpec
     devices: tuple[str, ...] = ()
     ports: dict[str, int] = Factory(dict)
-    roster: Roster | None = None
+    roster: GangRoster | None = None
     """All members of its gang, itself included; None for a job that is no gang."""
-    mates: dict[str, Roster] = Factory(dict)
+    mates: dict[str, GangRoster] = Factory(dict)
     """Of a job group: by role, where those members are that have ports, as it was when this was wished."""
     stop: bool = False
     """End it (by the spec's ladder) and report its outcome."""
-    stop_cause: Cause = Cause.STOPPED
+    stop_cause: EndReason = EndReason.STOPPED
     notice_s: float | None = None
     """Its place is taken: it is told so now, and its ladder begins so much later. None: that is not why it is ended."""
     key: str = field(default="", repr=False)
@@ -490,13 +490,13 @@ class Wish:
     """Send its log lines."""
 
     @property
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[GangMember, ...]:
         """All members of its gang, in order of rank; none for a job that is no gang."""
         return self.roster.peers() if self.roster is not None else ()
 
 
 @frozen(kw_only=True)
-class Observed:
+class ObservedAttempt:
     """One attempt as a node sees it."""
 
     attempt_id: AttemptId
@@ -507,7 +507,7 @@ class Observed:
 
 
 @frozen(kw_only=True)
-class Ticket:
+class AttemptSpec:
     """All that the process of one attempt needs to know; handed over on a descriptor, never on a command line."""
 
     attempt_id: AttemptId
@@ -527,9 +527,9 @@ class Ticket:
     """Ids of the accelerators granted to it (``gpu-0``, …)."""
     ports: dict[str, int] = Factory(dict)
     """Given to it on this machine, by name."""
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[GangMember, ...] = ()
     """All members of its gang, in order of rank; see `Wish`."""
-    mates: dict[str, tuple[Peer, ...]] = Factory(dict)
+    mates: dict[str, tuple[GangMember, ...]] = Factory(dict)
     """Members of its job group by role; see `Wish`."""
     cluster_vars: dict[str, str] = Factory(dict)
     """Variables of every job of the cluster."""

@@ -35,7 +35,7 @@ _NAME_CHARS = frozenset("0123456789abcdef")
 
 
 @frozen
-class Entry:
+class FileEntry:
     """One file."""
 
     path: str
@@ -47,7 +47,7 @@ class Entry:
 
 
 @frozen
-class Piece:
+class ManifestChunk:
     """One cut of the stream."""
 
     blob: BlobId
@@ -62,8 +62,8 @@ class Piece:
 class Manifest:
     """What a bundle is. ``files`` are sorted by path."""
 
-    files: tuple[Entry, ...]
-    pieces: tuple[Piece, ...]
+    files: tuple[FileEntry, ...]
+    pieces: tuple[ManifestChunk, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -98,8 +98,8 @@ def read_manifest(text: bytes) -> Manifest:
     try:
         data = json.loads(text)
         manifest = Manifest(
-            tuple(Entry(_text(p), _text(m), _name(b), _amount(s)) for p, m, b, s in data["files"]),
-            tuple(Piece(_name(b), _amount(s), bool(packed)) for b, s, packed in data["pieces"]),
+            tuple(FileEntry(_text(p), _text(m), _name(b), _amount(s)) for p, m, b, s in data["files"]),
+            tuple(ManifestChunk(_name(b), _amount(s), bool(packed)) for b, s, packed in data["pieces"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidRequest(f"this is no manifest of a workspace: {error}") from None
@@ -225,7 +225,7 @@ def unpack(data: bytes, limit_bytes: int = PIECE_LIMIT_BYTES) -> bytes:
     return content
 
 
-def content_of(piece: Piece, data: bytes) -> bytes:
+def content_of(piece: ManifestChunk, data: bytes) -> bytes:
     """What a piece holds.
 
     Raises:
@@ -263,7 +263,7 @@ def cut(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[int, int, int]]]:
     return [*pieces, group] if group else pieces
 
 
-def spans(manifest: Manifest) -> Iterator[tuple[Entry, list[Span]]]:
+def spans(manifest: Manifest) -> Iterator[tuple[FileEntry, list[Span]]]:
     """Each file, and where its content is."""
     number, at = 0, 0
     for entry in manifest.files:

@@ -38,7 +38,7 @@ def matches(proof: str, expected: str) -> bool:
 
 
 @frozen
-class Ask:
+class AuthRequest:
     """What a dialler says: its key id, its nonce, its proof."""
 
     key_id: str = ""
@@ -47,20 +47,20 @@ class Ask:
 
 
 @frozen
-class Answer:
+class AuthResponse:
     """What a listener says back."""
 
     nonce: str
     proof: str
 
 
-def ask(key_id: str, key: str, rng: random.Random) -> Ask:
+def ask(key_id: str, key: str, rng: random.Random) -> AuthRequest:
     """The dialler's words, with a fresh nonce."""
     nonce = mint(rng, NONCE_LENGTH)
-    return Ask(key_id, nonce, prove(key, "dial", nonce, ""))
+    return AuthRequest(key_id, nonce, prove(key, "dial", nonce, ""))
 
 
-def confirm(asked: Ask, key: str, answer: Answer | None) -> None:
+def verify_listener(asked: AuthRequest, key: str, answer: AuthResponse | None) -> None:
     """The dialler's check of the listener.
 
     Raises:
@@ -74,7 +74,7 @@ def confirm(asked: Ask, key: str, answer: Answer | None) -> None:
 
 
 @define
-class Doorkeeper:
+class Authenticator:
     """The listener's side: checks an `Ask`, takes each nonce once (the last ``limit`` are remembered)."""
 
     authorize: Callable[[str], str | None]
@@ -83,7 +83,7 @@ class Doorkeeper:
     _seen: set[str] = field(factory=set, init=False)
     _order: deque[str] = field(factory=deque, init=False)
 
-    def admit(self, asked: Ask) -> Answer | None:
+    def admit(self, asked: AuthRequest) -> AuthResponse | None:
         """The answer to a dialler that knows its key; None turns it away.
 
         Where ``authorize("")`` is the empty string the door is open: a dialler without any proof may enter.
@@ -96,7 +96,7 @@ class Doorkeeper:
                 return None
             self._remember(asked.nonce)
         nonce = mint(self.rng, NONCE_LENGTH)
-        return Answer(nonce, prove(key, "listen", asked.nonce, nonce))
+        return AuthResponse(nonce, prove(key, "listen", asked.nonce, nonce))
 
     def _remember(self, nonce: str) -> None:
         self._seen.add(nonce)
@@ -108,26 +108,26 @@ class Doorkeeper:
 # As HTTP headers -----------------------------------------------------------------------------------------------------
 
 
-def write_ask(asked: Ask) -> str:
+def write_ask(asked: AuthRequest) -> str:
     """Value of the request's ``Authorization`` header."""
     return f"{SCHEME} id={quote(asked.key_id, safe='')} nonce={asked.nonce} proof={asked.proof}"
 
 
-def read_ask(header: str | None) -> Ask:
+def read_ask(header: str | None) -> AuthRequest:
     """Inverse of `write_ask`; anything else reads as a dialler that proves nothing."""
     fields = _fields(header, SCHEME)
-    return Ask(unquote(fields.get("id", "")), fields.get("nonce", ""), fields.get("proof", ""))
+    return AuthRequest(unquote(fields.get("id", "")), fields.get("nonce", ""), fields.get("proof", ""))
 
 
-def write_answer(answer: Answer) -> str:
+def write_answer(answer: AuthResponse) -> str:
     """Value of the response's ``Fray-Proof`` header."""
     return f"{SCHEME} nonce={answer.nonce} proof={answer.proof}"
 
 
-def read_answer(header: str | None) -> Answer | None:
+def read_answer(header: str | None) -> AuthResponse | None:
     """Inverse of `write_answer`; None if the listener proved nothing."""
     fields = _fields(header, SCHEME)
-    return Answer(fields["nonce"], fields["proof"]) if fields.keys() >= {"nonce", "proof"} else None
+    return AuthResponse(fields["nonce"], fields["proof"]) if fields.keys() >= {"nonce", "proof"} else None
 
 
 def _fields(header: str | None, scheme: str) -> dict[str, str]:

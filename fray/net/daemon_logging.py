@@ -25,7 +25,7 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """``{"time": seconds since the epoch, "level": …, "part": …, "text": …, facts…}``"""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -41,7 +41,7 @@ class JsonLines(logging.Formatter):
         return _plain(json.dumps(entry, default=str, ensure_ascii=False))
 
 
-class Readable(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """``12:34:56 controller  node joined  node=a``; the level only from warnings on."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -61,7 +61,7 @@ def configure(json_lines: bool | None = None, *, stream: TextIO | None = None, l
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     as_json = not stream.isatty() if json_lines is None else json_lines
-    handler.setFormatter(JsonLines() if as_json else Readable())
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logger = logging.getLogger("fray")
     logger.handlers[:] = [handler]
     logger.setLevel(level)

@@ -21,7 +21,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 @frozen
-class Life:
+class ProcessIdentity:
     """One process, and not the next one of its number."""
 
     pid: int
@@ -50,8 +50,8 @@ def peer_pid(sock: socket.socket) -> int:
     return pid
 
 
-def life_behind(sock: socket.socket) -> Life | None:
+def process_behind(sock: socket.socket) -> ProcessIdentity | None:
     """The process that made this connection; None: it cannot be known."""
     pid = peer_pid(sock)
     started = start_ticks(pid) if pid and pid != os.getpid() else None
-    return None if started is None else Life(pid, started)
+    return None if started is None else ProcessIdentity(pid, started)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import field, frozen
 
-from fray.net.process_identity import Life
+from fray.net.process_identity import ProcessIdentity
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -27,13 +27,13 @@ class Credential:
 
 
 @frozen
-class Claim:
+class PeerIdentity:
     """What a listener knows of a dialler before it reads a frame."""
 
     key_id: str
     remote: str
     """Where it dials from, for logs."""
-    life: Life | None = None
+    life: ProcessIdentity | None = None
     """Its process, where that is known: one of this machine, by a Unix socket."""
 
 
@@ -44,7 +44,7 @@ class Transport(Protocol):
     `send` leaves the connection unusable, and the owner must `abort` it.
     """
 
-    claim: Claim
+    claim: PeerIdentity
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send one message made of ``parts``, without joining them where that costs a copy."""

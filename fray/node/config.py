@@ -16,7 +16,7 @@ NOTICE_MARGIN_S = 120.0
 """Both ends notice a loss at different times (up to 80 s apart, by heartbeats), and ending attempts takes time too."""
 
 
-class Mode(StrEnum):
+class PidNamespaceMode(StrEnum):
     """Which attempts have a PID namespace of their own."""
 
     AUTO = "auto"
@@ -26,7 +26,7 @@ class Mode(StrEnum):
     OFF = "off"
 
 
-class Limiter(StrEnum):
+class MemoryLimitMode(StrEnum):
     """How attempts are held to the memory they asked for."""
 
     AUTO = "auto"
@@ -90,9 +90,9 @@ class NodeConfig:
     """After this much silence the controller places the node's attempts elsewhere."""
     secrets_dir: str = ""
     """See `fray.node.secrets`; empty: this node knows none."""
-    pid_namespace: Mode = Mode.AUTO
+    pid_namespace: PidNamespaceMode = PidNamespaceMode.AUTO
     """Which attempts have a PID namespace."""
-    memory_limit: Limiter = Limiter.AUTO
+    memory_limit: MemoryLimitMode = MemoryLimitMode.AUTO
     """How attempts are held to the memory they asked for."""
     logs: LogRules = Factory(LogRules)
     environments: EnvironmentLimits = Factory(EnvironmentLimits)

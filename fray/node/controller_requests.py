@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError, ProtocolMismatch
-from fray.model.messages.node import Probe, Probed, ReadLog
+from fray.model.messages.node import Probe, ProbeResult, ReadLog
 from fray.net.channel.public import Channel
 from fray.net.codec import decode_message
 from fray.net.transport import Bytes
-from fray.node.logs.store import Logs
+from fray.node.logs.store import AttemptLogs
 
 TASKS = 4
 LINE_LIMIT = 1_000
@@ -25,10 +25,10 @@ LINE_LIMIT = 1_000
 log = logging.getLogger("fray.node")
 
 
-class Answers:
+class ControllerRequests:
     """Of one membership."""
 
-    def __init__(self, logs: Logs, probe: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, logs: AttemptLogs, probe: Callable[[], Awaitable[str]]) -> None:
         self._logs, self._probe = logs, probe
         self._in, self._out = trio.open_memory_channel[tuple[int, object]](LINE_LIMIT)
         self._channel: Channel | None = None
@@ -66,7 +66,7 @@ class Answers:
         if isinstance(message, ReadLog):
             reply, data = await self._logs.read(message)
         elif isinstance(message, Probe):
-            reply, data = Probed(trouble=await self._probe()), None
+            reply, data = ProbeResult(trouble=await self._probe()), None
         else:
             raise ProtocolMismatch(f"{type(message).__name__} is nothing to ask a node")
         if self._channel is not None:

@@ -14,21 +14,21 @@ import trio
 from attrs import evolve
 
 from fray.errors import FrayError
-from fray.model.specs import Ticket
+from fray.model.specs import AttemptSpec
 from fray.net import file_limits
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.node.attempts.bootstrap import WARM, WARM_AMONG_MACHINES, node_environ
+from fray.node.attempts.bootstrap import PRELOAD, WARM_AMONG_MACHINES, node_environ
 from fray.node.attempts.containers import node_label
 from fray.node.attempts.process_launcher import ProcessLauncher
-from fray.node.config import Limiter, NodeConfig
+from fray.node.config import MemoryLimitMode, NodeConfig
 from fray.node.environments.preparer import Environments
 from fray.node.inventory import process_mark
 from fray.node.launcher import Ask
 from fray.node.linux.cgroups import find
-from fray.node.prepare import Prepared, Preparer, Say
-from fray.node.resources.allocator import Holdings
+from fray.node.prepare import PreparedEnvironment, Preparer, Say
+from fray.node.resources.allocator import ResourceAllocator
 from fray.node.run import run_node
-from fray.node.zygotes.zygote import Hatched
+from fray.node.zygotes.zygote import ForkedZygote
 
 if TYPE_CHECKING:
     from fray.node.workspaces.preparer import WorkspacePreparer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fray.node")
 
 
-async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> None:
+async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -> None:
     """Be a node until a signal says to leave; a second one ends everything at once.
 
     Args:
@@ -49,7 +49,7 @@ async def serve_daemon(config: NodeConfig, zygote: Hatched | None = None) -> Non
     mark = process_mark()
     config = evolve(config, boot_id=mark.boot_id, process=mark)
     offered = Counter(device.kind for device in config.capacity.devices)
-    warm = (*WARM, *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith("tcp:") else ()))
+    warm = (*PRELOAD, *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith("tcp:") else ()))
     launcher = ProcessLauncher(
         config.state_dir,
         warm=warm,
@@ -85,7 +85,7 @@ class _WithWorkspaces:
         self._store, self._ask, self._boot_id, self.then = store, ask, boot_id, then
         self._with: WorkspacePreparer | None = None
 
-    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
         if ticket.spec.environment.bundle is None:
             return await self.then.prepare(ticket, say)
         if self._with is None:
@@ -94,7 +94,7 @@ class _WithWorkspaces:
             self._with = WorkspacePreparer(Workspaces(self._store, self._ask, self._boot_id), self.then)
         return await self._with.prepare(ticket, say)
 
-    def give_back(self, ticket: Ticket) -> None:
+    def give_back(self, ticket: AttemptSpec) -> None:
         if self._with is not None:
             self._with.give_back(ticket)
 
@@ -113,11 +113,11 @@ def cache_directory(config: NodeConfig) -> Path:
     return Path(home if os.path.isabs(home) else config.state_dir, "fray")
 
 
-def _holdings(config: NodeConfig) -> Holdings:
+def _holdings(config: NodeConfig) -> ResourceAllocator:
     """Control groups are for daemons: an embedded node is a guest in its driver's."""
     embedded = config.parent_pid is not None
-    groups = None if embedded or config.memory_limit is not Limiter.AUTO else find(config.state_dir)
-    return Holdings(groups, enforce=config.memory_limit is not Limiter.OFF)
+    groups = None if embedded or config.memory_limit is not MemoryLimitMode.AUTO else find(config.state_dir)
+    return ResourceAllocator(groups, enforce=config.memory_limit is not MemoryLimitMode.OFF)
 
 
 async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:

@@ -19,14 +19,14 @@ from fray.model.gangs import (
     slice_hosts,
     slices,
 )
-from fray.model.specs import Ticket
+from fray.model.specs import AttemptSpec
 
 PEERS_LIMIT_CHARS = 100_000
 """A longer list of peers is left out: the kernel takes no variable over 128 KiB. `fray.current_job` has it."""
 LOOPBACK = ("127.", "::1", "localhost")
 
 
-def own_variables(ticket: Ticket) -> dict[str, str]:
+def own_variables(ticket: AttemptSpec) -> dict[str, str]:
     """``FRAY_PORT_*``, rank and size; of a gang also its local rank, coordinator and peers."""
     told = {f"FRAY_PORT_{_upper(name)}": str(port) for name, port in ticket.ports.items()}
     rank = rank_of(ticket)
@@ -41,7 +41,7 @@ def own_variables(ticket: Ticket) -> dict[str, str]:
     return told | dict(_peer_lists(ticket))
 
 
-def group_variables(ticket: Ticket) -> dict[str, str]:
+def group_variables(ticket: AttemptSpec) -> dict[str, str]:
     """Of a member of a job group: its group, its role, and ``FRAY_GROUP_{ROLE}_{PORT}``: where those of a role are."""
     if not ticket.spec.job_group:
         return {}
@@ -58,7 +58,7 @@ def group_variables(ticket: Ticket) -> dict[str, str]:
     return told
 
 
-def framework_variables(ticket: Ticket) -> dict[str, str]:
+def framework_variables(ticket: AttemptSpec) -> dict[str, str]:
     """Of a gang: what torch, JAX and libtpu look for."""
     coordinator = coordinator_of(ticket.peers)
     if not is_gang(ticket.spec) or not coordinator:
@@ -84,7 +84,7 @@ def framework_variables(ticket: Ticket) -> dict[str, str]:
     return told | _tpu_variables(ticket, rank)
 
 
-def _tpu_variables(ticket: Ticket, rank: int) -> dict[str, str]:
+def _tpu_variables(ticket: AttemptSpec, rank: int) -> dict[str, str]:
     """Ranks go slice by slice, and within one by its hosts' own numbers (`fray.scheduler.jobs.transitions`)."""
     hosts = slice_hosts(ticket.spec)
     if not hosts:
@@ -107,7 +107,7 @@ def _tpu_variables(ticket: Ticket, rank: int) -> dict[str, str]:
     return told
 
 
-def _peer_lists(ticket: Ticket) -> list[tuple[str, str]]:
+def _peer_lists(ticket: AttemptSpec) -> list[tuple[str, str]]:
     """``FRAY_PEERS``: where each member can be met, by rank; and the same for each port with a name."""
     names = ticket.peers[0].ports if ticket.peers else {}
     lists = [

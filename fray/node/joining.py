@@ -25,7 +25,7 @@ from fray.model.join_tokens import (
     JoinKey,
     read_token,
 )
-from fray.model.messages.node import JoinAsked, JoinGiven
+from fray.model.messages.node import JoinGrant, JoinRequest
 from fray.net.channel.public import RedialPolicy, run_dialled
 from fray.net.codec import decode_message, encode_message
 from fray.net.transport import Bytes, Credential, Network
@@ -38,7 +38,7 @@ log = logging.getLogger("fray.node")
 
 
 @frozen
-class Kept:
+class JoinState:
     """What a node remembers of its joining.
 
     Args:
@@ -76,11 +76,11 @@ async def find_credential(config: NodeConfig, network: Network, rng: random.Rand
     token, key = read_token(config.join_token)
     kept = _read(config)
     if kept is None or kept.token != token.key_id:
-        kept = Kept(token.key_id, mint(rng, CLAIM_LENGTH))
+        kept = JoinState(token.key_id, mint(rng, CLAIM_LENGTH))
         _write(config, kept)
     if not kept.key:
-        asked = JoinAsked(node=config.name, worker=_worker(config, token), claim=kept.claim)
-        given = await _ask(config, network, Credential(token.key_id, key), asked, rng)
+        asked = JoinRequest(node=config.name, worker=_worker(config, token), claim=kept.claim)
+        given = await _request_join(config, network, Credential(token.key_id, key), asked, rng)
         kept = evolve(kept, key_id=given.key_id, key=given.key)
         _write(config, kept)
         log.info("joined the cluster as a host of machine %s", token.unit, extra={"worker": asked.worker})
@@ -97,10 +97,10 @@ def _worker(config: NodeConfig, token: JoinKey) -> int:
     return int(told)
 
 
-async def _ask(
-    config: NodeConfig, network: Network, credential: Credential, asked: JoinAsked, rng: random.Random
-) -> JoinGiven:
-    heard = _Heard()
+async def _request_join(
+    config: NodeConfig, network: Network, credential: Credential, asked: JoinRequest, rng: random.Random
+) -> JoinGrant:
+    heard = _GreetingHandler()
     async with trio.open_nursery() as nursery:
 
         async def dial() -> None:
@@ -123,12 +123,12 @@ async def _ask(
         nursery.cancel_scope.cancel()
     if isinstance(heard.answer, FrayError):
         raise heard.answer
-    if not isinstance(heard.answer, JoinGiven):
+    if not isinstance(heard.answer, JoinGrant):
         raise ProtocolMismatch(f"the controller answered a join token with {type(heard.answer).__name__}")
     return heard.answer
 
 
-class _Heard:
+class _GreetingHandler:
     """Handler that keeps the controller's greeting, or why there is none."""
 
     def __init__(self) -> None:
@@ -159,17 +159,17 @@ class _Heard:
 # On disk -------------------------------------------------------------------------------------------------------------
 
 
-def _read(config: NodeConfig) -> Kept | None:
+def _read(config: NodeConfig) -> JoinState | None:
     """None if there is nothing (that can be read): then the token is shown."""
     if not config.state_dir:
         return None
     try:
-        return Kept(**json.loads(Path(config.state_dir, FILE).read_text()))
+        return JoinState(**json.loads(Path(config.state_dir, FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(config: NodeConfig, kept: Kept) -> None:
+def _write(config: NodeConfig, kept: JoinState) -> None:
     """Whole or not at all. A node without a directory (in simulation) keeps nothing."""
     if not config.state_dir:
         return

@@ -7,15 +7,15 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import trio
 
-from fray.model.log_records import Chunk
+from fray.model.log_records import LogChunk
 from fray.model.monitoring.progress_protocol import Said
-from fray.model.specs import Cause, Observed, Outcome, Ticket
+from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome
 from fray.net.transport import Bytes
-from fray.node.logs.store import Logs
+from fray.node.logs.store import AttemptLogs
 
-OnObserved: TypeAlias = Callable[[Observed, bytes | None], None]
+OnObserved: TypeAlias = Callable[[ObservedAttempt, bytes | None], None]
 """Told of every change of phase; the bytes are the outcome's value, with the phase ENDED."""
-OnLog: TypeAlias = Callable[[str, Chunk], None]
+OnLog: TypeAlias = Callable[[str, LogChunk], None]
 """Told of lines as they come: attempt id, then records in the order of their numbers."""
 
 Ask: TypeAlias = Callable[[object], Awaitable[tuple[Any, Sequence[Bytes]]]]
@@ -38,7 +38,7 @@ class Launcher(Protocol):
     """Set by the node before `run`."""
 
     @property
-    def logs(self) -> Logs:
+    def logs(self) -> AttemptLogs:
         """What it keeps of what its attempts printed."""
         ...
 
@@ -46,7 +46,7 @@ class Launcher(Protocol):
         """Own whatever is needed; started when attempts may be started. Cancelled: every attempt ends, unreported."""
         ...
 
-    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
         """Start an attempt; one that cannot be started ends with `Cause.ENVIRONMENT`."""
         ...
 
@@ -105,7 +105,7 @@ class Doubting(Protocol):
     What would begin now ends as lost instead."""
 
 
-STOPPED_MEANWHILE = Outcome(cause=Cause.MACHINE_LOST, message="its machine was stopped for minutes before it began")
+STOPPED_MEANWHILE = Outcome(cause=EndReason.MACHINE_LOST, message="its machine was stopped for minutes before it began")
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import daemon_logging
-from fray.node.config import LEASE_LEAST_S, EnvironmentLimits, Limiter, Mode, NodeConfig
+from fray.node.config import LEASE_LEAST_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
 from fray.node.joining import as_machine
@@ -35,7 +35,7 @@ __all__ = ["NodeConfig", "main", "run_node"]
 
 DEFAULT_PORT = 7421
 JOIN_VARIABLE = "FRAY_JOIN_TOKEN"
-_WORDS: dict[str, type[StrEnum]] = {"pid_namespace": Mode, "memory_limit": Limiter}
+_WORDS: dict[str, type[StrEnum]] = {"pid_namespace": PidNamespaceMode, "memory_limit": MemoryLimitMode}
 _FILE_KEYS = {
     "controller": str,
     "name": str,
@@ -169,7 +169,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pid-namespace",
-        choices=[str(mode) for mode in Mode],
+        choices=[str(mode) for mode in PidNamespaceMode],
         help="auto (default): programs run in one of their own where the system allows it; on: every job; off: none",
     )
     parser.add_argument(
@@ -177,7 +177,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory-limit",
-        choices=[str(limiter) for limiter in Limiter],
+        choices=[str(limiter) for limiter in MemoryLimitMode],
         help="auto (default): control groups where the node may make them, else as watch: it looks at what jobs have; "
         "off: jobs may take more than they asked for",
     )

@@ -16,21 +16,21 @@ from attrs import evolve
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
-from fray.model.log_records import Chunk
+from fray.model.log_records import LogChunk
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import (
-    AttemptNoted,
-    CaptureAsked,
-    Captured,
+    AttemptAnnotation,
+    CaptureRequest,
+    DesiredState,
+    NodeDetails,
     NodeHello,
-    NodeTold,
-    Wanted,
+    StackCapture,
     short,
 )
 from fray.model.monitoring.attempt_metrics import cut
 from fray.model.monitoring.progress_protocol import Said
 from fray.model.resources import Capacity
-from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket, Wish
+from fray.model.specs import AttemptSpec, DesiredAttempt, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import STALE_S
@@ -38,15 +38,15 @@ from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.transport import Bytes
 from fray.node import secrets
 from fray.node.config import NodeConfig
-from fray.node.controller_requests import Answers
-from fray.node.health.metrics_report import Vitals
-from fray.node.health.monitor import Wards
+from fray.node.controller_requests import ControllerRequests
+from fray.node.health.metrics_report import MetricsReporter
+from fray.node.health.monitor import HealthMonitor
 from fray.node.launcher import Furnished, Launcher, Particular, Withholding
-from fray.node.logs.push import Pushed
+from fray.node.logs.push import LogPusher
 from fray.node.port_tunnels import Forwards
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
-from fray.node.self_test import Probes
-from fray.node.state_reports import Reports
+from fray.node.self_test import SelfTest
+from fray.node.state_reports import PendingReports
 
 TELL_EVERY_S = 5.0
 """How often it looks whether there is news of itself for people."""
@@ -54,28 +54,28 @@ TELL_EVERY_S = 5.0
 log = logging.getLogger("fray.node")
 
 
-class Member:
+class ClusterMembership:
     """One incarnation of a node: handler of its channel, and hands of its launcher."""
 
     def __init__(self, config: NodeConfig, launcher: Launcher, incarnation: str) -> None:
         self.config, self.incarnation = config, incarnation
-        self.wanted: dict[AttemptId, Wish] = {}
-        self.held: dict[AttemptId, Observed] = {}
+        self.wanted: dict[AttemptId, DesiredAttempt] = {}
+        self.held: dict[AttemptId, ObservedAttempt] = {}
         self.channel: Channel | None = None
         self.leaving: str | None = None
         """Why nothing new is started any more."""
-        self.vitals = Vitals()
-        self.wards = Wards(launcher, self, self.vitals)
+        self.vitals = MetricsReporter()
+        self.wards = HealthMonitor(launcher, self, self.vitals)
         self._requests: Requests | None = None
         self._launcher = launcher
         self._condemned: dict[AttemptId, str] = {}
-        self.probes = Probes(config, launcher)
-        self.answers = Answers(launcher.logs, self.probes.probe)
+        self.probes = SelfTest(config, launcher)
+        self.answers = ControllerRequests(launcher.logs, self.probes.probe)
         self._payloads: dict[BlobId, bytes] = {}
         self._cluster_vars: dict[str, str] = {}
         self._newest = (0, 0)
-        self._reports = Reports(self.held)
-        self.pushed = Pushed()
+        self._reports = PendingReports(self.held)
+        self.pushed = LogPusher()
         self._forgotten = trio.Event()
         """The controller knows nothing of what was told before."""
         self._wake = trio.Event()
@@ -120,7 +120,7 @@ class Member:
 
     # The channel's handler
 
-    def attach(self, channel: Channel) -> Member:
+    def attach(self, channel: Channel) -> ClusterMembership:
         self.channel, self._requests = channel, Requests(channel)
         channel.stale_s = STALE_S
         self.forwards.attach(channel)
@@ -135,9 +135,9 @@ class Member:
             self.answers.on_request(ref, body)
         elif kind == Kind.NOTICE:
             message, blobs = decode_message(body)
-            if isinstance(message, Wanted):
+            if isinstance(message, DesiredState):
                 self._on_wanted(message, blobs)
-            elif isinstance(message, CaptureAsked):
+            elif isinstance(message, CaptureRequest):
                 self._on_capture_asked(message)
 
     def on_batch(self) -> None:
@@ -172,7 +172,7 @@ class Member:
 
     # Down
 
-    def _on_wanted(self, message: Wanted, blobs: Sequence[Bytes]) -> None:
+    def _on_wanted(self, message: DesiredState, blobs: Sequence[Bytes]) -> None:
         if (message.epoch, message.revision) < self._newest:
             return
         self._newest = (message.epoch, message.revision)
@@ -202,28 +202,28 @@ class Member:
             case Forget(attempt_id):
                 self._forget(attempt_id)
 
-    def _start(self, wish: Wish) -> None:
+    def _start(self, wish: DesiredAttempt) -> None:
         payload = self._payloads.get(wish.spec.payload) if wish.spec.payload is not None else None
         if wish.spec.payload is not None and payload is None:
             lost = f"node {self.config.name} has not been sent its payload"
-            self._settle(wish, Outcome(cause=Cause.MACHINE_LOST, message=lost))
+            self._settle(wish, Outcome(cause=EndReason.MACHINE_LOST, message=lost))
             return
         known = self._secrets(wish)
         unknown = sorted(set(wish.spec.secrets.values()) - set(known))
         if unknown:
             text = f"node {self.config.name} does not know the secret {', '.join(unknown)}; its author did not bring it"
-            self._settle(wish, Outcome(cause=Cause.ENVIRONMENT, message=text))
+            self._settle(wish, Outcome(cause=EndReason.ENVIRONMENT, message=text))
             return
-        self.held[wish.attempt_id] = Observed(attempt_id=wish.attempt_id, phase=Phase.STARTING)
+        self.held[wish.attempt_id] = ObservedAttempt(attempt_id=wish.attempt_id, phase=Phase.STARTING)
         self._launcher.start(self._ticket(wish, known), payload)
 
-    def _secrets(self, wish: Wish) -> dict[str, str]:
+    def _secrets(self, wish: DesiredAttempt) -> dict[str, str]:
         """By name: as this node's operator says, else as the author does."""
         found = {name: secrets.read(self.config.secrets_dir, name) for name in wish.spec.secrets.values()}
         return {**wish.secrets, **{name: value for name, value in found.items() if value is not None}}
 
-    def _ticket(self, wish: Wish, known: dict[str, str]) -> Ticket:
-        return Ticket(
+    def _ticket(self, wish: DesiredAttempt, known: dict[str, str]) -> AttemptSpec:
+        return AttemptSpec(
             attempt_id=wish.attempt_id,
             spec=wish.spec,
             controller=self.config.controller,
@@ -239,9 +239,9 @@ class Member:
             secrets=known,
         )
 
-    def _settle(self, wish: Wish, outcome: Outcome) -> None:
+    def _settle(self, wish: DesiredAttempt, outcome: Outcome) -> None:
         """An attempt that ends without having been started."""
-        self._observe(Observed(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome))
+        self._observe(ObservedAttempt(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome))
 
     def _forget(self, attempt_id: AttemptId) -> None:
         self._launcher.forget(attempt_id)
@@ -254,7 +254,7 @@ class Member:
 
     # What the launcher tells
 
-    def on_observed(self, observed: Observed, value: bytes | None) -> None:
+    def on_observed(self, observed: ObservedAttempt, value: bytes | None) -> None:
         """A phase has changed. Nothing is done about it here: the launcher may be in the middle of something."""
         if observed.attempt_id not in self.held:
             self.probes.on_observed(observed)
@@ -264,24 +264,24 @@ class Member:
         self._watch_over(observed)
         self._observe(evolve(observed, outcome=self._with_stacks(observed.attempt_id, self._with_cause(observed))))
 
-    def _with_cause(self, observed: Observed) -> Outcome | None:
+    def _with_cause(self, observed: ObservedAttempt) -> Outcome | None:
         """Launchers know that they stopped an attempt, not what for."""
         outcome, wish = observed.outcome, self.wanted.get(observed.attempt_id)
-        if outcome is None or outcome.cause is not Cause.STOPPED:
+        if outcome is None or outcome.cause is not EndReason.STOPPED:
             return outcome
         if wish is not None and wish.stop:
             return evolve(outcome, cause=wish.stop_cause)
         if observed.attempt_id in self._condemned:
-            return evolve(outcome, cause=Cause.FAILURE, message=self._condemned[observed.attempt_id])
+            return evolve(outcome, cause=EndReason.FAILURE, message=self._condemned[observed.attempt_id])
         if self.leaving is not None:
-            return evolve(outcome, cause=Cause.PREEMPTED, message=f"{self.leaving}; {outcome.message}")
+            return evolve(outcome, cause=EndReason.PREEMPTED, message=f"{self.leaving}; {outcome.message}")
         return outcome
 
     def on_busy(self) -> None:
         """Devices have become busy, or free."""
         self._wake.set()
 
-    def _observe(self, observed: Observed) -> None:
+    def _observe(self, observed: ObservedAttempt) -> None:
         self.held[observed.attempt_id] = observed
         if observed.phase is Phase.ENDED:
             self.forwards.end(observed.attempt_id)
@@ -289,7 +289,7 @@ class Member:
         self._wake.set()
         self._moving.unpark_all()
 
-    def on_log(self, attempt_id: AttemptId, chunk: Chunk) -> None:
+    def on_log(self, attempt_id: AttemptId, chunk: LogChunk) -> None:
         """It has printed these lines, which are pushed to the controller if somebody follows."""
         if self._is_followed(attempt_id):
             self.pushed.push(self.channel, attempt_id, chunk)
@@ -309,7 +309,7 @@ class Member:
             found = short(await launcher.particulars())
             if found != told and channel.connected:
                 told = found
-                self.tell(NodeTold(told=told))
+                self.tell(NodeDetails(told=told))
             with trio.move_on_after(TELL_EVERY_S):
                 await self._forgotten.wait()
 
@@ -320,7 +320,7 @@ class Member:
         if attempt_id in self.held:
             self.wards.said(attempt_id, said)
 
-    def _watch_over(self, observed: Observed) -> None:
+    def _watch_over(self, observed: ObservedAttempt) -> None:
         wish = self.wanted.get(observed.attempt_id)
         if observed.phase is Phase.RUNNING and wish is not None:
             self.wards.began(observed.attempt_id, wish.spec, health_port(wish))
@@ -337,16 +337,16 @@ class Member:
 
     def note(self, attempt_id: AttemptId, what: str, text: str) -> None:
         """For the story of its job; what the controller cannot be told now, it is not told."""
-        self.tell(AttemptNoted(attempt_id=attempt_id, what=what, text=text))
+        self.tell(AttemptAnnotation(attempt_id=attempt_id, what=what, text=text))
 
     def _with_stacks(self, attempt_id: AttemptId, outcome: Outcome | None) -> Outcome | None:
         if outcome is None or outcome.captured:
             return outcome
         return evolve(outcome, captured=self.vitals.captured(attempt_id))
 
-    def _on_capture_asked(self, asked: CaptureAsked) -> None:
+    def _on_capture_asked(self, asked: CaptureRequest) -> None:
         def tell(attempt_id: AttemptId, text: str) -> None:
-            self.tell(Captured(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
+            self.tell(StackCapture(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
 
         known = [attempt_id for attempt_id in asked.attempts if attempt_id in self.held]
         for attempt_id in asked.attempts:
@@ -422,7 +422,7 @@ class Member:
             await self._moving.park()
 
 
-def health_port(wish: Wish) -> int:
+def health_port(wish: DesiredAttempt) -> int:
     """Where the attempt's health is asked for; 0 if it has no such port."""
     check = wish.spec.health
     return wish.ports.get(check.port, 0) if check is not None and check.path is not None else 0

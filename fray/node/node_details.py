@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from fray.node.config import EnvironmentLimits, LogRules, Mode
+from fray.node.config import EnvironmentLimits, LogRules, PidNamespaceMode
 
 if TYPE_CHECKING:
-    from fray.node.resources.allocator import Holdings
+    from fray.node.resources.allocator import ResourceAllocator
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-def isolation(mode: Mode, error: str) -> str:
+def isolation(mode: PidNamespaceMode, error: str) -> str:
     """Which way of holding a job's processes together is in force, and why not the other."""
-    if mode is Mode.OFF:
+    if mode is PidNamespaceMode.OFF:
         return "subreaper: no PID namespaces, as --pid-namespace off says"
     if error:
         return f"subreaper: this machine gives no PID namespaces ({error})"
-    if mode is Mode.ON:
+    if mode is PidNamespaceMode.ON:
         return "a PID namespace for every job"
     return "a PID namespace for programs; subreaper for Python jobs (--pid-namespace on: for all)"
 
 
-def memory_limit(holdings: Holdings) -> str:
+def memory_limit(holdings: ResourceAllocator) -> str:
     """How jobs are held to the memory they asked for."""
     if not holdings.enforce:
         return "off: jobs may take more than they asked for, as --memory-limit off says"

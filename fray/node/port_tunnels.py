@@ -12,17 +12,17 @@ import trio
 from fray.errors import ChannelFull, ConnectionFailed, FrayError, Refused
 from fray.model.ids import AttemptId
 from fray.model.messages.tunnels import OpenTunnel
-from fray.model.specs import Wish
+from fray.model.specs import DesiredAttempt
 from fray.net.channel.public import Channel
 from fray.net.codec import Bytes
-from fray.net.tunnels.byte_stream import Splice, Stream
-from fray.net.tunnels.multiplexer import Carrier, Lane
+from fray.net.tunnels.byte_stream import ByteStreamTunnel, HalfCloseableStream
+from fray.net.tunnels.multiplexer import TunnelFlow, TunnelMultiplexer
 
 CONNECT_S = 5.0
-OpenPort = Callable[[str, int], Awaitable[Stream]]
+OpenPort = Callable[[str, int], Awaitable[HalfCloseableStream]]
 
 
-async def open_port(host: str, port: int) -> Stream:
+async def open_port(host: str, port: int) -> HalfCloseableStream:
     """A connection to a port of this machine: most listen at every address, or at loopback; some at the host's alone.
 
     Raises:
@@ -47,12 +47,12 @@ class Forwards:
     """
 
     def __init__(
-        self, wanted: Callable[[], Mapping[AttemptId, Wish]], host: str, connect: OpenPort | None = None
+        self, wanted: Callable[[], Mapping[AttemptId, DesiredAttempt]], host: str, connect: OpenPort | None = None
     ) -> None:
         self._wanted, self._host, self._connect = wanted, host, connect or open_port
-        self._carrier: Carrier | None = None
+        self._carrier: TunnelMultiplexer | None = None
         self._nursery: trio.Nursery | None = None
-        self._open: dict[AttemptId, dict[Splice, None]] = {}
+        self._open: dict[AttemptId, dict[ByteStreamTunnel, None]] = {}
 
     def __repr__(self) -> str:
         return f"<Forwards: {sum(map(len, self._open.values()))} open>"
@@ -63,7 +63,7 @@ class Forwards:
             await trio.sleep_forever()
 
     def attach(self, channel: Channel) -> None:
-        self._carrier = Carrier(channel, dialled=True, on_open=self._on_open)
+        self._carrier = TunnelMultiplexer(channel, dialled=True, on_open=self._on_open)
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
         """See `Carrier.on_frame`."""
@@ -79,19 +79,19 @@ class Forwards:
         for splice in list(self._open.get(attempt_id, ())):
             splice.refuse(ConnectionFailed(f"{attempt_id} has ended"))
 
-    def _on_open(self, lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> Splice:
+    def _on_open(self, lane: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> ByteStreamTunnel:
         wish = self._wanted().get(message.to)
         if wish is None or message.port not in wish.ports:
             raise Refused(f"{message.to} has no port {message.port!r} on this machine")
         if self._nursery is None:
             raise ChannelFull("this node is just starting or leaving")
-        splice = Splice()
+        splice = ByteStreamTunnel()
         splice.begin(lane)
         self._open.setdefault(message.to, {})[splice] = None
         self._nursery.start_soon(self._carry, message, wish.ports[message.port], splice)
         return splice
 
-    async def _carry(self, message: OpenTunnel, port: int, splice: Splice) -> None:
+    async def _carry(self, message: OpenTunnel, port: int, splice: ByteStreamTunnel) -> None:
         try:
             stream = await self._reach(message, port)
             if splice.gone is None:
@@ -105,7 +105,7 @@ class Forwards:
             if not mine:
                 del self._open[message.to]
 
-    async def _reach(self, message: OpenTunnel, port: int) -> Stream:
+    async def _reach(self, message: OpenTunnel, port: int) -> HalfCloseableStream:
         with trio.move_on_after(CONNECT_S):
             try:
                 return await self._connect(self._host, port)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from fray.errors import InvalidRequest
 from fray.model.resources import PortRange
-from fray.model.specs import Cause, Outcome, Ticket
+from fray.model.specs import AttemptSpec, EndReason, Outcome
 
 GRAIN = 64
 LOWEST, HIGHEST = 20_032, 32_767
@@ -84,14 +84,14 @@ def parse_ports(text: str) -> PortRange:
     return PortRange(int(first), int(last) - int(first) + 1)
 
 
-def ports_taken(ticket: Ticket, taken: Iterable[int]) -> Outcome:
+def ports_taken(ticket: AttemptSpec, taken: Iterable[int]) -> Outcome:
     """How an attempt ends that is not started because of these."""
     held = [f"{name!r} ({ticket.ports[name]})" for name in ticket.ports if ticket.ports[name] in taken]
     message = f"a process that is none of Fray's listens on node {ticket.node} at the port given as {', '.join(held)}"
-    return Outcome(cause=Cause.PORT_TAKEN, message=message)
+    return Outcome(cause=EndReason.PORT_TAKEN, message=message)
 
 
-def strangers(ports: Iterable[int]) -> list[int]:
+def ports_in_use(ports: Iterable[int]) -> list[int]:
     """Those that cannot be listened at, because somebody does already."""
     return [port for port in ports if not _can_listen(port)]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from attrs import Factory, asdict, field, frozen
 from attrs import filters as attr_filters
 
-from fray.model.specs import Cause, Ticket
+from fray.model.specs import AttemptSpec, EndReason
 
 if TYPE_CHECKING:  # keepers read this file, and know no loop
     import trio
@@ -25,13 +25,13 @@ Say: TypeAlias = Callable[[str], None]
 class NotPrepared(Exception):
     """The attempt cannot be started as asked: it ends with this message, and ``cause`` says whose doing it is."""
 
-    def __init__(self, message: str, cause: Cause = Cause.ENVIRONMENT) -> None:
+    def __init__(self, message: str, cause: EndReason = EndReason.ENVIRONMENT) -> None:
         super().__init__(message)
         self.cause = cause
 
 
 @frozen(kw_only=True)
-class Prepared:
+class PreparedEnvironment:
     """What the process of an attempt starts from, once all it needs is on this machine."""
 
     interpreter: str = ""
@@ -67,7 +67,7 @@ class Prepared:
 class Preparer(Protocol):
     """Makes ready what attempts need."""
 
-    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
         """Return once everything is here. Cancelled: what only this attempt waited for is given up.
 
         Raises:
@@ -76,7 +76,7 @@ class Preparer(Protocol):
         ...
 
 
-class Household(Protocol):
+class EnvironmentServices(Protocol):
     """What is behind a preparer: processes that work for it, and what attempts hold until they end."""
 
     @property
@@ -88,7 +88,7 @@ class Household(Protocol):
         """Own what works here. Cancelled: it ends."""
         ...
 
-    async def clean_up(self, prepared: Prepared, attempt_id: str) -> None:
+    async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
         """The attempt's keeper was killed: end what that had to end and is below nobody here."""
         ...
 
@@ -101,7 +101,7 @@ class Household(Protocol):
         ...
 
 
-class Provider(Preparer, Household, Protocol):
+class RequirementProvider(Preparer, EnvironmentServices, Protocol):
     """Both."""
 
 
@@ -113,10 +113,10 @@ class NothingToPrepare:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
 
-    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
-        return Prepared()
+    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
+        return PreparedEnvironment()
 
-    async def clean_up(self, prepared: Prepared, attempt_id: str) -> None:
+    async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
         pass
 
     async def told(self) -> str:

@@ -21,19 +21,19 @@ from typing import TypeAlias
 from attrs import frozen
 
 from fray.model.ids import AttemptId
-from fray.model.specs import Observed, Phase, Wish
+from fray.model.specs import DesiredAttempt, ObservedAttempt, Phase
 
 
 @frozen
 class Start:
-    wish: Wish
+    wish: DesiredAttempt
 
 
 @frozen
 class Decline:
     """Report as stopped what was never started here."""
 
-    wish: Wish
+    wish: DesiredAttempt
 
 
 @frozen
@@ -60,18 +60,18 @@ class Forget:
 Action: TypeAlias = Start | Decline | Stop | Kill | Forget
 
 
-def decide(wanted: Mapping[AttemptId, Wish], held: Mapping[AttemptId, Observed]) -> list[Action]:
+def decide(wanted: Mapping[AttemptId, DesiredAttempt], held: Mapping[AttemptId, ObservedAttempt]) -> list[Action]:
     """What to do now: endings first, so that what they free is free when something starts."""
     endings = [_of_held(held[attempt_id], wanted.get(attempt_id)) for attempt_id in held]
     starts = [_of_missing(wish) for attempt_id, wish in wanted.items() if attempt_id not in held]
     return [action for action in (*endings, *starts) if action is not None]
 
 
-def _of_missing(wish: Wish) -> Action:
+def _of_missing(wish: DesiredAttempt) -> Action:
     return Decline(wish) if wish.stop else Start(wish)
 
 
-def _of_held(observed: Observed, wish: Wish | None) -> Action | None:
+def _of_held(observed: ObservedAttempt, wish: DesiredAttempt | None) -> Action | None:
     if wish is None:
         return Forget(observed.attempt_id) if observed.phase is Phase.ENDED else Kill(observed.attempt_id)
     if wish.stop and observed.phase in (Phase.STARTING, Phase.RUNNING):

@@ -7,17 +7,17 @@ import random
 
 import trio
 
-from fray.errors import ChannelClosed, ConnectionFailed, FrayError, NodeNameTaken, ProtocolMismatch, Unauthorized
+from fray.errors import ChannelClosed, ConnectionFailed, FrayError, NodeNameInUse, ProtocolMismatch, Unauthorized
 from fray.model.ids import mint
 from fray.model.messages.node import NodeGoodbye, NodeLeaves
 from fray.net.channel.public import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
-from fray.node.health.monitor import Attentive
+from fray.node.health.monitor import SupportsCapture
 from fray.node.joining import as_machine, find_credential
 from fray.node.launcher import Asking, Doubting, Launcher, Withholding
 from fray.node.linux.process_wait import wait_process_end
-from fray.node.membership import Member
+from fray.node.membership import ClusterMembership
 
 REMIND_S = 10.0
 """A node that finds no controller says so this often."""
@@ -28,14 +28,14 @@ REJOIN_FIRST_S, REJOIN_MOST_S = 0.5, 10.0
 log = logging.getLogger("fray.node")
 
 
-class _Desk:
+class _MembershipProxy:
     """What the launcher talks to; the member behind it changes."""
 
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
-        self.member = Member(config, launcher, "")
+        self.member = ClusterMembership(config, launcher, "")
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
         launcher.on_log = lambda attempt_id, chunk: self.member.on_log(attempt_id, chunk)
-        if isinstance(launcher, Attentive):
+        if isinstance(launcher, SupportsCapture):
             launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
         if isinstance(launcher, Withholding):
             launcher.on_busy = lambda: self.member.on_busy()
@@ -62,19 +62,19 @@ async def run_node(
     controller it goes on dialling; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
 
     Raises:
-        NodeNameTaken, Unauthorized, ProtocolMismatch: the controller does not take it.
+        NodeNameInUse, Unauthorized, ProtocolMismatch: the controller does not take it.
         LaunchFailed: the launcher could not start.
     """
     if config.join_token:
         config = as_machine(config)
-    desk, leave = _Desk(config, launcher), trio.Event() if leave is None else leave
+    desk, leave = _MembershipProxy(config, launcher), trio.Event() if leave is None else leave
     error: FrayError | None = None
     async with trio.open_nursery() as nursery:
         try:
             await nursery.start(launcher.run)
             if config.parent_pid is not None:
                 nursery.start_soon(_end_with, config.parent_pid, nursery.cancel_scope)
-            await _belong(desk, config, network, launcher, rng, leave, task_status)
+            await _run_memberships(desk, config, network, launcher, rng, leave, task_status)
         except FrayError as reason:
             error = reason
         nursery.cancel_scope.cancel()
@@ -82,8 +82,8 @@ async def run_node(
         raise error
 
 
-async def _belong(
-    desk: _Desk,
+async def _run_memberships(
+    desk: _MembershipProxy,
     config: NodeConfig,
     network: Network,
     launcher: Launcher,
@@ -95,7 +95,7 @@ async def _belong(
     joined, pause_s = False, REJOIN_FIRST_S
     credential = await _find_credential(config, network, rng, leave)
     while credential is not None and not leave.is_set():
-        desk.member = member = Member(config, launcher, mint(rng))
+        desk.member = member = ClusterMembership(config, launcher, mint(rng))
         error = await _be_member(member, credential, network, rng, leave, None if joined else task_status)
         if leave.is_set():
             return
@@ -125,7 +125,7 @@ async def _find_credential(
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(give_up)
-        nursery.start_soon(_remind, config, trio.CancelScope())
+        nursery.start_soon(_warn_until_connected, config, trio.CancelScope())
         try:
             found = await find_credential(config, network, rng)
         except FrayError as error:
@@ -139,11 +139,11 @@ async def _find_credential(
 def is_final(error: FrayError, was_member: bool) -> bool:
     """Whether there is no use in trying to join (again)."""
     refused = isinstance(error, Unauthorized | ProtocolMismatch) or not isinstance(error, ConnectionFailed)
-    return isinstance(error, NodeNameTaken) or (refused and not was_member)
+    return isinstance(error, NodeNameInUse) or (refused and not was_member)
 
 
 async def _be_member(
-    member: Member,
+    member: ClusterMembership,
     credential: Credential,
     network: Network,
     rng: random.Random,
@@ -154,7 +154,7 @@ async def _be_member(
     config = member.config
     async with trio.open_nursery() as nursery:
         reminder = trio.CancelScope()
-        nursery.start_soon(_remind, config, reminder)
+        nursery.start_soon(_warn_until_connected, config, reminder)
         nursery.start_soon(_leave_in_order, member, leave, nursery.cancel_scope)
         await nursery.start(member.wards.run)
         try:
@@ -178,7 +178,7 @@ async def _be_member(
 
 
 async def _dial(
-    member: Member,
+    member: ClusterMembership,
     credential: Credential,
     network: Network,
     rng: random.Random,
@@ -198,14 +198,14 @@ async def _dial(
     )
 
 
-async def _remind(config: NodeConfig, scope: trio.CancelScope) -> None:
+async def _warn_until_connected(config: NodeConfig, scope: trio.CancelScope) -> None:
     with scope:
         while True:
             await trio.sleep(REMIND_S)
             log.warning("no answer from the controller yet, dialling on", extra={"controller": config.controller})
 
 
-async def _leave_in_order(member: Member, leave: trio.Event, scope: trio.CancelScope) -> None:
+async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: trio.CancelScope) -> None:
     await leave.wait()
     why, drain_s = f"node {member.config.name} leaves the cluster", member.config.drain_s
     member.tell(NodeLeaves(finish_s=drain_s, reason="it was asked to end"))

@@ -13,7 +13,16 @@ from pathlib import Path
 import trio
 
 from fray.model.ids import attempt_id
-from fray.model.specs import Cause, EntryKind, JobSpec, Ladder, Observed, Outcome, Phase, Ticket
+from fray.model.specs import (
+    AttemptSpec,
+    EndReason,
+    EntryKind,
+    JobSpec,
+    ObservedAttempt,
+    Outcome,
+    Phase,
+    TerminationPolicy,
+)
 from fray.node.config import NodeConfig
 from fray.node.launcher import Launcher
 
@@ -26,7 +35,7 @@ PROGRAM = ("true", "0", "0")
 """Does nothing, and does that well."""
 
 
-class Probes:
+class SelfTest:
     """Of one membership. Attempts of its own go through the launcher and are told to nobody else."""
 
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
@@ -35,7 +44,7 @@ class Probes:
         self._waiting: dict[str, Callable[[Outcome], None]] = {}
         self._line = trio.Lock()
 
-    def on_observed(self, observed: Observed) -> bool:
+    def on_observed(self, observed: ObservedAttempt) -> bool:
         """Take what the launcher tells; False: it is not about a probe."""
         hear = self._waiting.get(observed.attempt_id)
         if hear is not None and observed.phase is Phase.ENDED and observed.outcome is not None:
@@ -78,15 +87,22 @@ class Probes:
             del self._waiting[id_]
         outcome = told[0]
         return (
-            "" if outcome.cause is Cause.SUCCEEDED else f"a process ended as {outcome.cause.value}: {outcome.message}"
+            ""
+            if outcome.cause is EndReason.SUCCEEDED
+            else f"a process ended as {outcome.cause.value}: {outcome.message}"
         )
 
-    def _ticket(self, id_: str) -> Ticket:
+    def _ticket(self, id_: str) -> AttemptSpec:
         spec = JobSpec(
-            job_id=PROBE, name=PROBE, namespace="", entry=EntryKind.BINARY, argv=PROGRAM, ladder=Ladder(term_s=0.0)
+            job_id=PROBE,
+            name=PROBE,
+            namespace="",
+            entry=EntryKind.BINARY,
+            argv=PROGRAM,
+            ladder=TerminationPolicy(term_s=0.0),
         )
         config = self._config
-        return Ticket(attempt_id=id_, spec=spec, controller=config.controller, key="", node=config.name)
+        return AttemptSpec(attempt_id=id_, spec=spec, controller=config.controller, key="", node=config.name)
 
     async def _disk(self) -> str:
         if not self._config.state_dir:

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from attrs import evolve
 
 from fray.model.ids import AttemptId
-from fray.model.messages.node import Report
-from fray.model.specs import Observed, Phase
+from fray.model.messages.node import ObservedState
+from fray.model.specs import ObservedAttempt, Phase
 
 REPORT_CHUNK_BYTES = 8 * 1024 * 1024
 """Values in one `Report`, about; the rest follows when there is room."""
 
 
-class Reports:
+class PendingReports:
     """Of one membership; ``held`` is what the node holds, and stays the member's."""
 
-    def __init__(self, held: Mapping[AttemptId, Observed]) -> None:
+    def __init__(self, held: Mapping[AttemptId, ObservedAttempt]) -> None:
         self._held = held
         self._values: dict[AttemptId, bytes] = {}
         self._moved: dict[AttemptId, None] = {}
@@ -55,7 +55,7 @@ class Reports:
         """Whether there is news; ``busy``: which devices are, and why."""
         return bool(self._whole or self._moved or self._gone or self._told_busy != busy)
 
-    def next(self, busy: dict[str, str]) -> tuple[Report, list[bytes], list[AttemptId]]:
+    def next(self, busy: dict[str, str]) -> tuple[ObservedState, list[bytes], list[AttemptId]]:
         """The next report, with its values, and whose end it tells."""
         full, self._whole = self._whole, False
         if full:
@@ -66,9 +66,9 @@ class Reports:
         self._told_busy = busy
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
         ended = [one.attempt_id for one in chunk if one.phase is Phase.ENDED]
-        return Report(full=full, observed=(*chunk, *later), gone=gone, busy=busy), values, ended
+        return ObservedState(full=full, observed=(*chunk, *later), gone=gone, busy=busy), values, ended
 
-    def _take_chunk(self) -> list[Observed]:
+    def _take_chunk(self) -> list[ObservedAttempt]:
         """The next of what has moved, with no more values than fit one message; at least one."""
         chunk, size_bytes = [], 0
         for attempt_id in list(self._moved):
@@ -79,7 +79,7 @@ class Reports:
             del self._moved[attempt_id]
         return chunk
 
-    def _without_end(self, observed: Observed) -> Observed:
+    def _without_end(self, observed: ObservedAttempt) -> ObservedAttempt:
         """In the whole set, the end of an attempt whose value follows later is not told yet."""
         ended = observed.phase is Phase.ENDED
         return evolve(observed, phase=Phase.STOPPING, outcome=None) if ended else observed

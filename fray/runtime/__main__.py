@@ -19,7 +19,7 @@ import trio
 from attrs import evolve
 
 from fray.errors import FrayError
-from fray.model.specs import EntryKind, Ticket
+from fray.model.specs import AttemptSpec, EntryKind
 from fray.net.codec import to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime import context
@@ -27,7 +27,7 @@ from fray.runtime.actors import lifecycle
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.context import Runtime
 from fray.runtime.process import attempt, current_job, stack_dump
-from fray.runtime.process.attempt import Ended
+from fray.runtime.process.attempt import AttemptResult
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import Executor
 
@@ -39,21 +39,21 @@ CLOSE_WITHIN_S = 2.0
 """How long the loop beside a sync job may take to close."""
 
 
-def main(ticket: Ticket, outcome_fd: int, control_fd: int) -> None:
+def main(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
     lifecycle.count_lives_of_process()
-    stack_dump.arm(ticket.directory)
+    stack_dump.enable_stack_dumps(ticket.directory)
     current_job.enter_process(ticket)
     if ticket.peers:
         from fray.runtime.process import jax_distributed  # only gangs need it
 
         jax_distributed.install()
-    ended = attempt.settled(ticket, _run(ticket, control_fd, outcome_fd))
+    ended = attempt.store_if_large(ticket, _run(ticket, control_fd, outcome_fd))
     _flush()
     _write_record(outcome_fd, ended)
 
 
-def _run(ticket: Ticket, control_fd: int, outcome_fd: int) -> Ended:
+def _run(ticket: AttemptSpec, control_fd: int, outcome_fd: int) -> AttemptResult:
     try:
         work = attempt.open_payload(_read_payload(ticket))
     except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports: its error is the outcome
@@ -66,14 +66,14 @@ def _run(ticket: Ticket, control_fd: int, outcome_fd: int) -> Ended:
     return _run_sync_callable(ticket, work, control_fd)
 
 
-def _read_payload(ticket: Ticket) -> bytes:
+def _read_payload(ticket: AttemptSpec) -> bytes:
     if ticket.payload_path is None:
         raise FrayError("the node handed over no payload", attempt_id=ticket.attempt_id)
     with open(ticket.payload_path, "rb") as file:
         return file.read()
 
 
-def _write_record(outcome_fd: int, ended: Ended) -> None:
+def _write_record(outcome_fd: int, ended: AttemptResult) -> None:
     """The outcome names its value, so that a value cut off by a kill never counts."""
     value = None if ended.value is None else pickling.name_of(ended.value)
     with open(outcome_fd, "wb") as file:
@@ -91,15 +91,15 @@ def _flush() -> None:
 # Async user code -----------------------------------------------------------------------------------------------------
 
 
-async def _run_in_loop(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
-    async def run(runtime: Runtime) -> Ended:
+async def _run_in_loop(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
+    async def run(runtime: Runtime) -> AttemptResult:
         context.set_process_runtime(lambda: runtime)
-        return await attempt.run_work(ticket, work, runtime, attempt.NoStage())
+        return await attempt.run_work(ticket, work, runtime, attempt.NoSyncRunner())
 
     async with trio.open_nursery() as nursery:
         cancel = trio.CancelScope()
         nursery.start_soon(_obey, control_fd, cancel)
-        result = await attempt.run_in_place(ticket, WebSocketNetwork(), random.SystemRandom(), cancel, run)
+        result = await attempt.run_in_runtime(ticket, WebSocketNetwork(), random.SystemRandom(), cancel, run)
         nursery.cancel_scope.cancel()
     return result or attempt.stopped()
 
@@ -114,7 +114,7 @@ async def _obey(control_fd: int, cancel: trio.CancelScope) -> None:
         elif word == b"t":
             stack_dump.write_tasks(stack_dump.tasks_text())
         elif word == b"p":
-            current_job.announce()
+            current_job.set_preemption_notice()
         else:
             await trio.sleep_forever()  # closed: the keeper has its own ways from here on
 
@@ -125,7 +125,7 @@ async def _obey(control_fd: int, cancel: trio.CancelScope) -> None:
 class LoopThread:
     """The loop beside sync user code; `runtime` starts it."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: AttemptSpec) -> None:
         self._ticket = ticket
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -198,15 +198,15 @@ class LoopThread:
         self._token = trio.lowlevel.current_trio_token()
         if self._cancelled:
             self._cancel.cancel()
-        await attempt.run_in_place(self._ticket, WebSocketNetwork(), random.SystemRandom(), self._cancel, self._run)
+        await attempt.run_in_runtime(self._ticket, WebSocketNetwork(), random.SystemRandom(), self._cancel, self._run)
 
-    async def _run(self, runtime: Runtime) -> Ended:
+    async def _run(self, runtime: Runtime) -> AttemptResult:
         self._runtime = runtime
         self._up.set()
         if self.task is None:
             await trio.sleep_forever()
         assert self.task is not None
-        result: Ended = await self.task(runtime)
+        result: AttemptResult = await self.task(runtime)
         self.result = result
         return result
 
@@ -232,7 +232,7 @@ class _Interrupter:
             if word == b"t":
                 self._show_tasks()
             elif word == b"p":
-                current_job.announce()
+                current_job.set_preemption_notice()
             elif word == b"c" and not self.asked:
                 self._end()
 
@@ -253,7 +253,7 @@ class _Interrupter:
         signal.pthread_kill(self._main, signal.SIGINT)
 
 
-def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> Ended:
+def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
     loop = LoopThread(ticket)
     context.set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.show_tasks, lambda: None, lambda: None)
@@ -267,14 +267,14 @@ def _run_sync_callable(ticket: Ticket, work: attempt.Work, control_fd: int) -> E
     return ended
 
 
-def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int, outcome_fd: int) -> Ended:
+def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, outcome_fd: int) -> AttemptResult:
     """The actor's thread is the main one: the loop beside it hands it calls."""
     executor = Executor()
     loop = LoopThread(ticket)
 
-    async def serve(runtime: Runtime) -> Ended:
+    async def serve(runtime: Runtime) -> AttemptResult:
         try:
-            return await attempt.run_actor(ticket, work, runtime, attempt.OneExecutor(executor))
+            return await attempt.run_actor(ticket, work, runtime, attempt.ExistingThreadRunner(executor))
         finally:
             executor.stop()
             if executor.is_running and not interrupter.asked:
@@ -288,7 +288,7 @@ def _run_sync_actor(ticket: Ticket, work: attempt.Work, control_fd: int, outcome
         ended = loop.result
         if ended is not None and ended.ignores_cancel and not interrupter.asked and not left.wait(KILLED_WITHIN_S):
             _flush()
-            _write_record(outcome_fd, attempt.settled(ticket, ended))
+            _write_record(outcome_fd, attempt.store_if_large(ticket, ended))
             os._exit(1)
 
     loop.task, loop.at_end = serve, end_of_loop

@@ -9,7 +9,7 @@ import trio
 
 
 @asynccontextmanager
-async def open_services() -> AsyncIterator[trio.Nursery]:
+async def open_background_nursery() -> AsyncIterator[trio.Nursery]:
     """A nursery whose tasks serve the body and end with it.
 
     A Trio nursery wraps every error in an ExceptionGroup. Here the tasks are our business, not the user's, so a single

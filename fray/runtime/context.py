@@ -26,13 +26,13 @@ from fray.model.ids import AttemptId, BlobId, JobId, Namespace, SessionId, mint,
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel.public import RedialPolicy
 from fray.net.transport import Credential, Network
-from fray.net.transports.routed_network import MixedNetwork
+from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.tunnels.transport import Tunnels, is_relayed
-from fray.runtime.actors.server import Host
-from fray.runtime.actors.threaded_actor import ThreadActor
-from fray.runtime.background import open_services
+from fray.runtime.actors.server import ActorHostServer
+from fray.runtime.actors.threaded_actor import ThreadedActor
+from fray.runtime.background import open_background_nursery
 from fray.runtime.calls.caller import Caller
-from fray.runtime.controller_client.client import ControllerLink
+from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.controller_client.logs import OnLog
 
 CONNECT_WITHIN_S = 5.0
@@ -54,9 +54,9 @@ class Runtime:
     session: SessionId
     role: Role
     network: Network
-    link: ControllerLink
+    link: ControllerClient
     caller: Caller
-    host: Host
+    host: ActorHostServer
     rng: random.Random
     nursery: trio.Nursery
     job_id: JobId | None = None
@@ -99,7 +99,7 @@ def user_here() -> str:
 
 
 @frozen(kw_only=True)
-class Place:
+class RuntimeConfig:
     """Who is to have a place in a cluster."""
 
     role: Role
@@ -201,7 +201,7 @@ async def open_runtime(
     network: Network,
     addresses: Sequence[str],
     credential: Credential | None,
-    place: Place,
+    place: RuntimeConfig,
     *,
     rng: random.Random,
     on_log: OnLog | None = None,
@@ -215,12 +215,12 @@ async def open_runtime(
     Raises:
         Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
     """
-    async with _one_end() as ending, open_services() as nursery:
+    async with _one_end() as ending, open_background_nursery() as nursery:
         if place.waits_for_controller:
             await _reach(network, addresses[0], credential)
         tunnels = Tunnels(rng)
-        link = ControllerLink(place.hello(rng), on_log=on_log, tunnels=tunnels)
-        runtime = _make_runtime(MixedNetwork(network, tunnels, is_relayed), addresses[0], place, link, nursery, rng)
+        link = ControllerClient(place.hello(rng), on_log=on_log, tunnels=tunnels)
+        runtime = _make_runtime(RoutedNetwork(network, tunnels, is_relayed), addresses[0], place, link, nursery, rng)
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
             policy = RedialPolicy(refused_ends=False, give_up_s=place.patience_s)
@@ -277,10 +277,15 @@ def _is_only(error: BaseException, end: FrayError) -> bool:
 
 
 def _make_runtime(
-    network: Network, address: str, place: Place, link: ControllerLink, nursery: trio.Nursery, rng: random.Random
+    network: Network,
+    address: str,
+    place: RuntimeConfig,
+    link: ControllerClient,
+    nursery: trio.Nursery,
+    rng: random.Random,
 ) -> Runtime:
     session = link.hello.session
-    host = Host(network, incarnation=session, rng=rng, directory=place.host_directory)
+    host = ActorHostServer(network, incarnation=session, rng=rng, directory=place.host_directory)
     host.advertise, host.networked, host.relayed = place.advertise, place.networked, True
     host.in_doubt = lambda: link.in_doubt
     runtime = Runtime(
@@ -303,7 +308,7 @@ def _make_runtime(
         environment=place.environment,
         workspace=place.workspace,
     )
-    host.make_context = lambda call: _context_of(runtime, isinstance(call.actor, ThreadActor))
+    host.make_context = lambda call: _context_of(runtime, isinstance(call.actor, ThreadedActor))
     return runtime
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fray.errors import FrayError
 
 
-class CurrentActor(Protocol):
+class CurrentCall(Protocol):
     """One call under way in an actor, as the actor's own code may see it."""
 
     @property
@@ -46,7 +46,7 @@ class CurrentActor(Protocol):
         """On a thread: wait until that is so; False after ``timeout_s``."""
 
 
-current_actor_var: ContextVar[CurrentActor | None] = ContextVar("fray_current_actor", default=None)
+current_actor_var: ContextVar[CurrentCall | None] = ContextVar("fray_current_actor", default=None)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def awaiting(future: Any) -> Iterator[None]:
         inside.waits.discard(future)
 
 
-def current_actor() -> CurrentActor:
+def current_actor() -> CurrentCall:
     """The call that the running code belongs to.
 
     Raises:

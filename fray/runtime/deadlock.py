@@ -45,7 +45,7 @@ def is_stuck(waits: Sequence[Iterable[str]], queued: Iterable[frozenset[str]], l
     return len(waits) >= limit and all(any(mark in led_to for mark in waiting) for waiting in waits)
 
 
-def story(links: Sequence[Link], actor_id: str, what: str) -> list[str]:
+def describe_cycle(links: Sequence[Link], actor_id: str, what: str) -> list[str]:
     """The cycle in the user's words, from where it left this actor last to where it wants to come in again."""
     words = [link.split(_APART) for link in links]
     last = max((place for place, word in enumerate(words) if word[0] == actor_id), default=0)

@@ -14,24 +14,24 @@ from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Jobs, Reservations
 from fray.model.reservations import ReservationId
 from fray.scheduler.effects import (
+    CloseSession,
+    DeleteBlobs,
+    DesiredAttemptsChanged,
     Effect,
-    FleetMoved,
-    Forget,
-    Happened,
-    JobMoved,
-    NamesMoved,
+    EventRecorded,
+    FleetChanged,
+    JobInfoChanged,
+    NamesChanged,
     ProbeWanted,
     Refusal,
     Reply,
-    ReservationMoved,
-    SessionOver,
-    WishesMoved,
+    ReservationInfoChanged,
 )
 from fray.scheduler.state.names import actor_key, binding_key
 from fray.scheduler.state.rows import (
-    Attempt,
-    Binding,
-    Job,
+    ActorRegistration,
+    AttemptRow,
+    JobRow,
     Node,
 )
 from fray.scheduler.state.state import State
@@ -42,7 +42,7 @@ TOLD_OF_GANG = 16
 """About so many times while all of its members start, and again while they end."""
 
 
-class Outbox:
+class EffectBuffer:
     """Effects of one step. Order: log, wishes, probes, answers, refusals, jobs, reservations, names, late answers,
     sessions, blobs."""
 
@@ -70,9 +70,9 @@ class Outbox:
 
     def happened(self, job_id: JobId, what: str, text: str = "") -> None:
         """A line for the event log; ``job_id`` is empty for what concerns machines and sessions."""
-        self._log.append(Happened(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
+        self._log.append(EventRecorded(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
 
-    def wish(self, attempt: Attempt) -> None:
+    def wish(self, attempt: AttemptRow) -> None:
         """What is wanted of this attempt has changed."""
         self._wishes.setdefault(attempt.node, {})[attempt.attempt_id] = None
 
@@ -84,7 +84,7 @@ class Outbox:
         self._jobs[job_id] = None
         self.state.touch("job", job_id)
 
-    def member(self, job: Job) -> None:
+    def member(self, job: JobRow) -> None:
         """One of its members has moved. A record has all of them, so of a large gang it is told a few times on the way,
         and whenever the job itself moves: to tell a thousand members of a thousand moves is no use to anybody."""
         self.state.touch("job", job.job_id)
@@ -96,7 +96,7 @@ class Outbox:
         """What is told of it has changed."""
         self._reservations[reservation_id] = None
 
-    def binding(self, binding: Binding) -> None:
+    def binding(self, binding: ActorRegistration) -> None:
         """It has come, changed, gone, or its machine has."""
         self._names[binding_key(binding)] = None
         self.actor(binding.endpoint.actor_id)
@@ -123,7 +123,7 @@ class Outbox:
         self._fleet = True
 
     def over(self, session: SessionId, reason: str) -> None:
-        self._over.append(SessionOver(session=session, reason=reason))
+        self._over.append(CloseSession(session=session, reason=reason))
 
     def release(self, blob: BlobId | None) -> None:
         """One row less refers to it."""
@@ -144,20 +144,20 @@ class Outbox:
             *(self._launch_reply(*launch) for launch in self._launches),
             *(self._reserved_reply(*asked) for asked in self._reserved),
             *self._answers,
-            *(JobMoved(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
-            *(ReservationMoved(reservation_id=name) for name in self._reservations),
-            *(NamesMoved(key=key) for key in self._names),
+            *(JobInfoChanged(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
+            *(ReservationInfoChanged(reservation_id=name) for name in self._reservations),
+            *(NamesChanged(key=key) for key in self._names),
             *self._late,
             *self._over,
-            *([FleetMoved()] if self._fleet else []),
-            *([Forget(blobs=gone)] if gone else []),
+            *([FleetChanged()] if self._fleet else []),
+            *([DeleteBlobs(blobs=gone)] if gone else []),
         ]
 
     def _wishes_of(self, node: NodeName, attempts: dict[AttemptId, None]) -> Effect:
         wanted = {attempt: self.state.is_wanted(attempt) for attempt in attempts}
         changed = tuple(attempt for attempt, is_wanted in wanted.items() if is_wanted)
         gone = tuple(attempt for attempt, is_wanted in wanted.items() if not is_wanted)
-        return WishesMoved(node=node, changed=changed, gone=gone)
+        return DesiredAttemptsChanged(node=node, changed=changed, gone=gone)
 
     def _launch_reply(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> Effect:
         infos = tuple(self.state.job_info(job_id, explained=False) for job_id in jobs)  # `JobMoved` will tell why

@@ -14,7 +14,7 @@ from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Launch, ProcessMark, Register, Role
-from fray.model.messages.node import NodeHello, Report
+from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.policy.machine_groups import ErrorKind, SeenMachine
 from fray.model.policy.policy import Policy
 from fray.model.reservations import ReservationId, ReservationSpec
@@ -23,7 +23,7 @@ from fray.model.reservations import ReservationId, ReservationSpec
 
 
 @frozen(kw_only=True)
-class Restarted:
+class ControllerStarted:
     """The controller has started on its store (also the first time). Presence timers start again in full."""
 
     epoch: int
@@ -74,14 +74,14 @@ class SessionClosed:
 
 
 @frozen(kw_only=True)
-class LaunchAsked:
+class LaunchRequested:
     session: SessionId
     ref: int
     launch: Launch
 
 
 @frozen(kw_only=True)
-class TerminateAsked:
+class TerminateRequested:
     session: SessionId
     ref: int
     jobs: tuple[JobId, ...]
@@ -105,7 +105,7 @@ class NodeJoined:
 class NodeReported:
     node: NodeName
     incarnation: str
-    report: Report
+    report: ObservedState
 
 
 @frozen(kw_only=True)
@@ -148,7 +148,7 @@ class NodeLeaving:
 
 
 @frozen(kw_only=True)
-class CordonAsked:
+class CordonRequested:
     """See `fray.model.messages.maintenance.CordonNodes`."""
 
     session: SessionId
@@ -160,14 +160,14 @@ class CordonAsked:
 
 
 @frozen(kw_only=True)
-class UncordonAsked:
+class UncordonRequested:
     session: SessionId
     ref: int
     nodes: tuple[NodeName, ...]
 
 
 @frozen(kw_only=True)
-class AttemptRemarked:
+class AttemptAnnotated:
     """A node has seen something that is worth a line in the story of the job; it changes nothing else."""
 
     node: NodeName
@@ -236,7 +236,7 @@ class GroupScaled:
 
 
 @frozen(kw_only=True)
-class ReservationAsked:
+class ReservationRequested:
     session: SessionId
     ref: int
     spec: ReservationSpec
@@ -265,29 +265,29 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Restarted
+    ControllerStarted
     | PolicyChanged
     | SessionOpened
     | SessionLost
     | SessionClosed
-    | LaunchAsked
-    | TerminateAsked
+    | LaunchRequested
+    | TerminateRequested
     | NodeJoined
     | NodeReported
     | NodeSilent
     | NodeDied
     | NodeLeaving
     | NodeProbed
-    | CordonAsked
-    | UncordonAsked
-    | AttemptRemarked
+    | CordonRequested
+    | UncordonRequested
+    | AttemptAnnotated
     | NameRegistered
     | NameUnregistered
     | CheckpointTaken
     | MachineAnswered
     | MachinesListed
     | GroupScaled
-    | ReservationAsked
+    | ReservationRequested
     | ReservationRenewed
     | ReservationReleased
     | Tick
@@ -313,28 +313,28 @@ class Refusal:
 
 
 @frozen(kw_only=True)
-class JobMoved:
+class JobInfoChanged:
     """A job's `JobInfo` has changed: tell those who watch it."""
 
     job_id: JobId
 
 
 @frozen(kw_only=True)
-class ReservationMoved:
+class ReservationInfoChanged:
     """A reservation's `ReservationInfo` has changed: tell those who watch it."""
 
     reservation_id: ReservationId
 
 
 @frozen(kw_only=True)
-class NamesMoved:
+class NamesChanged:
     """The endpoints under a key (see `Watch.key`) have changed: tell those who watch it."""
 
     key: str
 
 
 @frozen(kw_only=True)
-class WishesMoved:
+class DesiredAttemptsChanged:
     """The wanted set of a node has changed in these attempts (`State.wish` has them, or they are gone)."""
 
     node: NodeName
@@ -351,7 +351,7 @@ class ProbeWanted:
 
 
 @frozen(kw_only=True)
-class SessionOver:
+class CloseSession:
     """Close the conversation with this session: nothing of it is left, or it is being ended for its absence."""
 
     session: SessionId
@@ -359,19 +359,19 @@ class SessionOver:
 
 
 @frozen(kw_only=True)
-class FleetMoved:
+class FleetChanged:
     """There are orders for providers (`State.fleet.orders`), or units that must be looked after."""
 
 
 @frozen(kw_only=True)
-class Forget:
+class DeleteBlobs:
     """No living job refers to these payloads any more."""
 
     blobs: tuple[BlobId, ...]
 
 
 @frozen(kw_only=True)
-class Happened:
+class EventRecorded:
     """A line for the event log."""
 
     event: LogEvent
@@ -380,13 +380,13 @@ class Happened:
 Effect: TypeAlias = (
     Reply
     | Refusal
-    | JobMoved
-    | ReservationMoved
-    | NamesMoved
-    | WishesMoved
+    | JobInfoChanged
+    | ReservationInfoChanged
+    | NamesChanged
+    | DesiredAttemptsChanged
     | ProbeWanted
-    | SessionOver
-    | FleetMoved
-    | Forget
-    | Happened
+    | CloseSession
+    | FleetChanged
+    | DeleteBlobs
+    | EventRecorded
 )

@@ -1,6 +1,6 @@
 """Lifecycles as tables: what a job, an attempt and a node may become, and which budget pays for a retry.
 
-A move that is not in its table is a mistake of the law and raises `LawBroken`; nothing else decides a phase.
+A move that is not in its table is a mistake of the law and raises `IllegalTransition`; nothing else decides a phase.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from fray.model.specs import Cause, JobState, Outcome, Phase
+from fray.model.specs import EndReason, JobState, Outcome, Phase
 from fray.scheduler.state.rows import (
-    Attempt,
     AttemptPhase,
-    Job,
+    AttemptRow,
     JobPhase,
+    JobRow,
     NodePhase,
 )
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-class JobTurn(StrEnum):
+class JobEvent(StrEnum):
     """What can happen to a job."""
 
     HELD_BACK = "held back"
@@ -41,20 +41,20 @@ class JobTurn(StrEnum):
     """The outcome is settled."""
 
 
-JOB_TABLE: Mapping[tuple[JobPhase, JobTurn], JobPhase] = {
-    (JobPhase.QUEUED, JobTurn.PLACED): JobPhase.STARTING,
-    (JobPhase.QUEUED, JobTurn.COMMITTED): JobPhase.ENDED,
-    (JobPhase.QUEUED, JobTurn.HELD_BACK): JobPhase.HELD,
-    (JobPhase.HELD, JobTurn.HELD_BACK): JobPhase.HELD,
-    (JobPhase.HELD, JobTurn.RELEASED): JobPhase.QUEUED,
-    (JobPhase.HELD, JobTurn.PLACED): JobPhase.STARTING,  # with its job group, which was in the queue for it
-    (JobPhase.HELD, JobTurn.COMMITTED): JobPhase.ENDED,
-    (JobPhase.STARTING, JobTurn.ALL_RAN): JobPhase.RUNNING,
-    (JobPhase.STARTING, JobTurn.CUT): JobPhase.CLOSING,
-    (JobPhase.RUNNING, JobTurn.ALL_SUCCEEDED): JobPhase.ENDED,
-    (JobPhase.RUNNING, JobTurn.CUT): JobPhase.CLOSING,
-    (JobPhase.CLOSING, JobTurn.RETRIED): JobPhase.QUEUED,
-    (JobPhase.CLOSING, JobTurn.COMMITTED): JobPhase.ENDED,
+JOB_TABLE: Mapping[tuple[JobPhase, JobEvent], JobPhase] = {
+    (JobPhase.QUEUED, JobEvent.PLACED): JobPhase.STARTING,
+    (JobPhase.QUEUED, JobEvent.COMMITTED): JobPhase.ENDED,
+    (JobPhase.QUEUED, JobEvent.HELD_BACK): JobPhase.HELD,
+    (JobPhase.HELD, JobEvent.HELD_BACK): JobPhase.HELD,
+    (JobPhase.HELD, JobEvent.RELEASED): JobPhase.QUEUED,
+    (JobPhase.HELD, JobEvent.PLACED): JobPhase.STARTING,  # with its job group, which was in the queue for it
+    (JobPhase.HELD, JobEvent.COMMITTED): JobPhase.ENDED,
+    (JobPhase.STARTING, JobEvent.ALL_RAN): JobPhase.RUNNING,
+    (JobPhase.STARTING, JobEvent.CUT): JobPhase.CLOSING,
+    (JobPhase.RUNNING, JobEvent.ALL_SUCCEEDED): JobPhase.ENDED,
+    (JobPhase.RUNNING, JobEvent.CUT): JobPhase.CLOSING,
+    (JobPhase.CLOSING, JobEvent.RETRIED): JobPhase.QUEUED,
+    (JobPhase.CLOSING, JobEvent.COMMITTED): JobPhase.ENDED,
 }
 
 PUBLIC: Mapping[JobPhase, JobState] = {
@@ -66,33 +66,33 @@ PUBLIC: Mapping[JobPhase, JobState] = {
 }
 """What users see of a living job; an ended one shows `FINAL` of its cause."""
 
-FINAL: Mapping[Cause, JobState] = {
-    Cause.SUCCEEDED: JobState.SUCCEEDED,
-    Cause.STOPPED: JobState.STOPPED,
-    Cause.OWNER_ENDED: JobState.STOPPED,
-    Cause.FAILURE: JobState.FAILED,
-    Cause.KILLED: JobState.FAILED,
-    Cause.OUT_OF_MEMORY: JobState.FAILED,
-    Cause.ENVIRONMENT: JobState.FAILED,
-    Cause.PREEMPTED: JobState.FAILED,
-    Cause.MACHINE_LOST: JobState.FAILED,
-    Cause.GANG: JobState.FAILED,
-    Cause.SIBLING: JobState.STOPPED,
-    Cause.GROUP: JobState.STOPPED,
-    Cause.UNSCHEDULABLE: JobState.FAILED,
-    Cause.TIME_LIMIT: JobState.FAILED,
-    Cause.PORT_TAKEN: JobState.FAILED,
+FINAL: Mapping[EndReason, JobState] = {
+    EndReason.SUCCEEDED: JobState.SUCCEEDED,
+    EndReason.STOPPED: JobState.STOPPED,
+    EndReason.OWNER_ENDED: JobState.STOPPED,
+    EndReason.FAILURE: JobState.FAILED,
+    EndReason.KILLED: JobState.FAILED,
+    EndReason.OUT_OF_MEMORY: JobState.FAILED,
+    EndReason.ENVIRONMENT: JobState.FAILED,
+    EndReason.PREEMPTED: JobState.FAILED,
+    EndReason.MACHINE_LOST: JobState.FAILED,
+    EndReason.GANG: JobState.FAILED,
+    EndReason.SIBLING: JobState.STOPPED,
+    EndReason.GROUP: JobState.STOPPED,
+    EndReason.UNSCHEDULABLE: JobState.FAILED,
+    EndReason.TIME_LIMIT: JobState.FAILED,
+    EndReason.PORT_TAKEN: JobState.FAILED,
 }
 
 
-def job_state(job: Job) -> JobState:
+def job_state(job: JobRow) -> JobState:
     return FINAL[job.outcome.cause] if job.outcome else PUBLIC[job.phase]
 
 
 # Attempts ------------------------------------------------------------------------------------------------------------
 
 
-class Sight(StrEnum):
+class AttemptObservation(StrEnum):
     """What is learnt of an attempt."""
 
     STARTING = Phase.STARTING.value
@@ -110,54 +110,54 @@ class Sight(StrEnum):
 
 
 _A = AttemptPhase
-ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, Sight], AttemptPhase] = {
-    (_A.KEPT, Sight.STARTING): _A.KEPT,  # nobody has asked for it: not believed
-    (_A.KEPT, Sight.RUNNING): _A.KEPT,
-    (_A.KEPT, Sight.STOPPING): _A.KEPT,
-    (_A.KEPT, Sight.ENDED): _A.KEPT,
-    (_A.KEPT, Sight.ABSENT): _A.KEPT,
-    (_A.KEPT, Sight.LOST): _A.ENDED,
-    (_A.KEPT, Sight.DUE): _A.WISHED,
-    (_A.KEPT, Sight.CALLED_OFF): _A.ENDED,
-    (_A.WISHED, Sight.STARTING): _A.STARTING,
-    (_A.WISHED, Sight.RUNNING): _A.RUNNING,
-    (_A.WISHED, Sight.STOPPING): _A.STOPPING,
-    (_A.WISHED, Sight.ENDED): _A.ENDED,
-    (_A.WISHED, Sight.ABSENT): _A.WISHED,  # it has not heard of it yet: wished again
-    (_A.WISHED, Sight.LOST): _A.ENDED,
-    (_A.WISHED, Sight.DUE): _A.WISHED,
-    (_A.WISHED, Sight.CALLED_OFF): _A.WISHED,  # its node has been asked: it has the word
-    (_A.STARTING, Sight.STARTING): _A.STARTING,
-    (_A.STARTING, Sight.RUNNING): _A.RUNNING,
-    (_A.STARTING, Sight.STOPPING): _A.STOPPING,
-    (_A.STARTING, Sight.ENDED): _A.ENDED,
-    (_A.STARTING, Sight.ABSENT): _A.ENDED,
-    (_A.STARTING, Sight.LOST): _A.ENDED,
-    (_A.STARTING, Sight.DUE): _A.STARTING,
-    (_A.STARTING, Sight.CALLED_OFF): _A.STARTING,
-    (_A.RUNNING, Sight.STARTING): _A.RUNNING,  # old news
-    (_A.RUNNING, Sight.RUNNING): _A.RUNNING,
-    (_A.RUNNING, Sight.STOPPING): _A.STOPPING,
-    (_A.RUNNING, Sight.ENDED): _A.ENDED,
-    (_A.RUNNING, Sight.ABSENT): _A.ENDED,
-    (_A.RUNNING, Sight.LOST): _A.ENDED,
-    (_A.RUNNING, Sight.DUE): _A.RUNNING,
-    (_A.RUNNING, Sight.CALLED_OFF): _A.RUNNING,
-    (_A.STOPPING, Sight.STARTING): _A.STOPPING,  # old news
-    (_A.STOPPING, Sight.RUNNING): _A.STOPPING,  # old news
-    (_A.STOPPING, Sight.STOPPING): _A.STOPPING,
-    (_A.STOPPING, Sight.ENDED): _A.ENDED,
-    (_A.STOPPING, Sight.ABSENT): _A.ENDED,
-    (_A.STOPPING, Sight.LOST): _A.ENDED,
-    (_A.STOPPING, Sight.DUE): _A.STOPPING,
-    (_A.STOPPING, Sight.CALLED_OFF): _A.STOPPING,
+ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = {
+    (_A.KEPT, AttemptObservation.STARTING): _A.KEPT,  # nobody has asked for it: not believed
+    (_A.KEPT, AttemptObservation.RUNNING): _A.KEPT,
+    (_A.KEPT, AttemptObservation.STOPPING): _A.KEPT,
+    (_A.KEPT, AttemptObservation.ENDED): _A.KEPT,
+    (_A.KEPT, AttemptObservation.ABSENT): _A.KEPT,
+    (_A.KEPT, AttemptObservation.LOST): _A.ENDED,
+    (_A.KEPT, AttemptObservation.DUE): _A.WISHED,
+    (_A.KEPT, AttemptObservation.CALLED_OFF): _A.ENDED,
+    (_A.WISHED, AttemptObservation.STARTING): _A.STARTING,
+    (_A.WISHED, AttemptObservation.RUNNING): _A.RUNNING,
+    (_A.WISHED, AttemptObservation.STOPPING): _A.STOPPING,
+    (_A.WISHED, AttemptObservation.ENDED): _A.ENDED,
+    (_A.WISHED, AttemptObservation.ABSENT): _A.WISHED,  # it has not heard of it yet: wished again
+    (_A.WISHED, AttemptObservation.LOST): _A.ENDED,
+    (_A.WISHED, AttemptObservation.DUE): _A.WISHED,
+    (_A.WISHED, AttemptObservation.CALLED_OFF): _A.WISHED,  # its node has been asked: it has the word
+    (_A.STARTING, AttemptObservation.STARTING): _A.STARTING,
+    (_A.STARTING, AttemptObservation.RUNNING): _A.RUNNING,
+    (_A.STARTING, AttemptObservation.STOPPING): _A.STOPPING,
+    (_A.STARTING, AttemptObservation.ENDED): _A.ENDED,
+    (_A.STARTING, AttemptObservation.ABSENT): _A.ENDED,
+    (_A.STARTING, AttemptObservation.LOST): _A.ENDED,
+    (_A.STARTING, AttemptObservation.DUE): _A.STARTING,
+    (_A.STARTING, AttemptObservation.CALLED_OFF): _A.STARTING,
+    (_A.RUNNING, AttemptObservation.STARTING): _A.RUNNING,  # old news
+    (_A.RUNNING, AttemptObservation.RUNNING): _A.RUNNING,
+    (_A.RUNNING, AttemptObservation.STOPPING): _A.STOPPING,
+    (_A.RUNNING, AttemptObservation.ENDED): _A.ENDED,
+    (_A.RUNNING, AttemptObservation.ABSENT): _A.ENDED,
+    (_A.RUNNING, AttemptObservation.LOST): _A.ENDED,
+    (_A.RUNNING, AttemptObservation.DUE): _A.RUNNING,
+    (_A.RUNNING, AttemptObservation.CALLED_OFF): _A.RUNNING,
+    (_A.STOPPING, AttemptObservation.STARTING): _A.STOPPING,  # old news
+    (_A.STOPPING, AttemptObservation.RUNNING): _A.STOPPING,  # old news
+    (_A.STOPPING, AttemptObservation.STOPPING): _A.STOPPING,
+    (_A.STOPPING, AttemptObservation.ENDED): _A.ENDED,
+    (_A.STOPPING, AttemptObservation.ABSENT): _A.ENDED,
+    (_A.STOPPING, AttemptObservation.LOST): _A.ENDED,
+    (_A.STOPPING, AttemptObservation.DUE): _A.STOPPING,
+    (_A.STOPPING, AttemptObservation.CALLED_OFF): _A.STOPPING,
 }
 """An ended attempt has no row here: whatever is said of it later changes nothing."""
 
 # Nodes ---------------------------------------------------------------------------------------------------------------
 
 
-class NodeTurn(StrEnum):
+class NodeEvent(StrEnum):
     JOINED = "joined"
     LOST_CONNECTION = "lost connection"
     DUE = "due"
@@ -169,29 +169,29 @@ class NodeTurn(StrEnum):
 
 
 _N = NodePhase
-NODE_TABLE: Mapping[tuple[NodePhase, NodeTurn], NodePhase] = {
-    (_N.ALIVE, NodeTurn.JOINED): _N.ALIVE,
-    (_N.ALIVE, NodeTurn.LOST_CONNECTION): _N.SILENT,
-    (_N.ALIVE, NodeTurn.RESTARTED): _N.SILENT,
-    (_N.SILENT, NodeTurn.JOINED): _N.ALIVE,
-    (_N.SILENT, NodeTurn.LOST_CONNECTION): _N.SILENT,
-    (_N.SILENT, NodeTurn.DUE): _N.SUSPECT,
-    (_N.SILENT, NodeTurn.RESTARTED): _N.SILENT,
-    (_N.SUSPECT, NodeTurn.JOINED): _N.ALIVE,
-    (_N.SUSPECT, NodeTurn.LOST_CONNECTION): _N.SUSPECT,
-    (_N.SUSPECT, NodeTurn.DUE): _N.LOST,
-    (_N.SUSPECT, NodeTurn.RESTARTED): _N.SILENT,
-    (_N.LOST, NodeTurn.JOINED): _N.ALIVE,
-    (_N.LOST, NodeTurn.LOST_CONNECTION): _N.LOST,
-    (_N.LOST, NodeTurn.RESTARTED): _N.LOST,
-    **{(phase, NodeTurn.DIED): _N.LOST for phase in NodePhase},
+NODE_TABLE: Mapping[tuple[NodePhase, NodeEvent], NodePhase] = {
+    (_N.ALIVE, NodeEvent.JOINED): _N.ALIVE,
+    (_N.ALIVE, NodeEvent.LOST_CONNECTION): _N.SILENT,
+    (_N.ALIVE, NodeEvent.RESTARTED): _N.SILENT,
+    (_N.SILENT, NodeEvent.JOINED): _N.ALIVE,
+    (_N.SILENT, NodeEvent.LOST_CONNECTION): _N.SILENT,
+    (_N.SILENT, NodeEvent.DUE): _N.SUSPECT,
+    (_N.SILENT, NodeEvent.RESTARTED): _N.SILENT,
+    (_N.SUSPECT, NodeEvent.JOINED): _N.ALIVE,
+    (_N.SUSPECT, NodeEvent.LOST_CONNECTION): _N.SUSPECT,
+    (_N.SUSPECT, NodeEvent.DUE): _N.LOST,
+    (_N.SUSPECT, NodeEvent.RESTARTED): _N.SILENT,
+    (_N.LOST, NodeEvent.JOINED): _N.ALIVE,
+    (_N.LOST, NodeEvent.LOST_CONNECTION): _N.LOST,
+    (_N.LOST, NodeEvent.RESTARTED): _N.LOST,
+    **{(phase, NodeEvent.DIED): _N.LOST for phase in NodePhase},
 }
 """A lost node whose time is over (`Rules.forget_node_s`) is struck off the list."""
 
 # Moves ---------------------------------------------------------------------------------------------------------------
 
 
-class LawBroken(AssertionError):
+class IllegalTransition(AssertionError):
     """A move that no table has: a mistake of the law, not of its users."""
 
 
@@ -199,16 +199,16 @@ P = TypeVar("P", bound=StrEnum)
 T = TypeVar("T", bound=StrEnum)
 
 
-def moved(table: Mapping[tuple[P, T], P], phase: P, turn: T) -> P:
+def next_phase(table: Mapping[tuple[P, T], P], phase: P, turn: T) -> P:
     """The next phase.
 
     Raises:
-        LawBroken: the table has no such move.
+        IllegalTransition: the table has no such move.
     """
     try:
         return table[phase, turn]
     except KeyError:
-        raise LawBroken(f"{type(phase).__name__} {phase.value!r} has no turn {turn.value!r}") from None
+        raise IllegalTransition(f"{type(phase).__name__} {phase.value!r} has no turn {turn.value!r}") from None
 
 
 # Retries -------------------------------------------------------------------------------------------------------------
@@ -227,22 +227,22 @@ class Budget(StrEnum):
     """Nobody's, but bounded: strangers hold ports it was given."""
 
 
-BUDGETS: Mapping[Cause, Budget | None] = {
-    Cause.SUCCEEDED: None,
-    Cause.FAILURE: Budget.FAILURE,
-    Cause.KILLED: Budget.FAILURE,
-    Cause.OUT_OF_MEMORY: Budget.OUT_OF_MEMORY,
-    Cause.ENVIRONMENT: None,
-    Cause.PREEMPTED: Budget.PREEMPTION,
-    Cause.MACHINE_LOST: Budget.MACHINE_LOSS,
-    Cause.STOPPED: None,
-    Cause.OWNER_ENDED: None,
-    Cause.GANG: Budget.FAILURE,
-    Cause.SIBLING: Budget.SIBLING,
-    Cause.GROUP: None,
-    Cause.UNSCHEDULABLE: None,
-    Cause.TIME_LIMIT: None,
-    Cause.PORT_TAKEN: Budget.PORTS,
+BUDGETS: Mapping[EndReason, Budget | None] = {
+    EndReason.SUCCEEDED: None,
+    EndReason.FAILURE: Budget.FAILURE,
+    EndReason.KILLED: Budget.FAILURE,
+    EndReason.OUT_OF_MEMORY: Budget.OUT_OF_MEMORY,
+    EndReason.ENVIRONMENT: None,
+    EndReason.PREEMPTED: Budget.PREEMPTION,
+    EndReason.MACHINE_LOST: Budget.MACHINE_LOSS,
+    EndReason.STOPPED: None,
+    EndReason.OWNER_ENDED: None,
+    EndReason.GANG: Budget.FAILURE,
+    EndReason.SIBLING: Budget.SIBLING,
+    EndReason.GROUP: None,
+    EndReason.UNSCHEDULABLE: None,
+    EndReason.TIME_LIMIT: None,
+    EndReason.PORT_TAKEN: Budget.PORTS,
 }
 """None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
 unasked, it counts as a failure.)"""
@@ -253,18 +253,18 @@ PAID_BY: Mapping[Budget, Budget] = {
 }
 """Who pays in the place of a budget that the job's author has not set."""
 
-OWN_DOING = (Cause.FAILURE, Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.GANG)
+OWN_DOING = (EndReason.FAILURE, EndReason.KILLED, EndReason.OUT_OF_MEMORY, EndReason.GANG)
 """What a back-off is for, and what a crash loop is made of; a machine that was lost or taken calls for no wait."""
 
-DONE_ANYWAY = (Cause.PREEMPTED, Cause.TIME_LIMIT)
+DONE_ANYWAY = (EndReason.PREEMPTED, EndReason.TIME_LIMIT)
 """Ends that the law asks for itself: a job whose members all succeed while they are being ended has succeeded."""
 
-MACHINES_DOING = (Cause.MACHINE_LOST, Cause.PREEMPTED)
-SYMPTOMS = (Cause.FAILURE, Cause.KILLED, Cause.GANG)
+MACHINES_DOING = (EndReason.MACHINE_LOST, EndReason.PREEMPTED)
+SYMPTOMS = (EndReason.FAILURE, EndReason.KILLED, EndReason.GANG)
 """How the other members of a gang end when a machine is taken from under one of them."""
 
 
-def first_cause(job: Job, members: list[Attempt], symptom_s: float) -> tuple[Outcome, int | None]:
+def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tuple[Outcome, int | None]:
     """What ended this generation of a CLOSING job, and which member: the first cause, not the loudest symptom.
 
     When a machine dies, the other members of its gang often fail within seconds, long before the silence proves the

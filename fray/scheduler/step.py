@@ -13,15 +13,16 @@ from typing import Any
 
 from fray.scheduler import timer_dispatch
 from fray.scheduler.autoscaler import plan, provider_events
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import (
-    AttemptRemarked,
+    AttemptAnnotated,
     CheckpointTaken,
-    CordonAsked,
+    ControllerStarted,
+    CordonRequested,
     Effect,
     Event,
     GroupScaled,
-    LaunchAsked,
+    LaunchRequested,
     MachineAnswered,
     MachinesListed,
     NameRegistered,
@@ -33,16 +34,15 @@ from fray.scheduler.effects import (
     NodeReported,
     NodeSilent,
     PolicyChanged,
-    ReservationAsked,
     ReservationReleased,
     ReservationRenewed,
-    Restarted,
+    ReservationRequested,
     SessionClosed,
     SessionLost,
     SessionOpened,
-    TerminateAsked,
+    TerminateRequested,
     Tick,
-    UncordonAsked,
+    UncordonRequested,
 )
 from fray.scheduler.jobs import (
     checkpoints,
@@ -62,7 +62,7 @@ from fray.scheduler.reservations.reclaim_surplus import make_room
 from fray.scheduler.state.state import State
 
 
-def _restarted(state: State, event: Restarted, out: Outbox) -> None:
+def _restarted(state: State, event: ControllerStarted, out: EffectBuffer) -> None:
     state.law.epoch = event.epoch
     state.declares_all_nodes = event.declares_all_nodes
     state.declared = event.declared
@@ -75,55 +75,55 @@ def _restarted(state: State, event: Restarted, out: Outbox) -> None:
     submit.end_the_impossible(state, out)
 
 
-def _policy_changed(state: State, event: PolicyChanged, out: Outbox) -> None:
+def _policy_changed(state: State, event: PolicyChanged, out: EffectBuffer) -> None:
     state.set_policy(event.policy)
     state.possible.clear()
     plan.told_policy(state, event.policy)
 
 
-def _tick(state: State, event: Tick, out: Outbox) -> None:
+def _tick(state: State, event: Tick, out: EffectBuffer) -> None:
     nodes.ticked(state, out)
     sessions.ticked(state, out)
     timer_dispatch.ticked(state, out)
 
 
-HANDLERS: Mapping[type, Callable[[State, Any, Outbox], None]] = {
-    Restarted: _restarted,
+HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
+    ControllerStarted: _restarted,
     PolicyChanged: _policy_changed,
     SessionOpened: sessions.opened,
     SessionLost: sessions.lost,
     SessionClosed: sessions.closed,
-    LaunchAsked: submit.launch,
-    TerminateAsked: submit.terminate,
+    LaunchRequested: submit.launch,
+    TerminateRequested: submit.terminate,
     NodeJoined: nodes.joined,
     NodeReported: nodes.reported,
-    NodeSilent: nodes.silent,
-    NodeDied: nodes.died,
+    NodeSilent: nodes.mark_disconnected,
+    NodeDied: nodes.mark_node_dead,
     NodeLeaving: drain.leaving,
     NodeProbed: quarantine.probed,
-    CordonAsked: drain.cordon,
-    UncordonAsked: drain.uncordon,
-    AttemptRemarked: nodes.remarked,
+    CordonRequested: drain.cordon,
+    UncordonRequested: drain.uncordon,
+    AttemptAnnotated: nodes.record_annotation,
     NameRegistered: registry.register,
     NameUnregistered: registry.unregister,
     CheckpointTaken: checkpoints.take,
-    MachineAnswered: provider_events.answered,
-    MachinesListed: provider_events.listed,
+    MachineAnswered: provider_events.handle_provider_answer,
+    MachinesListed: provider_events.handle_provider_list,
     GroupScaled: provider_events.scaled,
-    ReservationAsked: reservations.create,
+    ReservationRequested: reservations.create,
     ReservationRenewed: reservations.renew,
     ReservationReleased: reservations.released,
     Tick: _tick,
 }
 
 
-def _settle_and_place(state: State, out: Outbox) -> None:
+def _settle_and_place(state: State, out: EffectBuffer) -> None:
     """Again as long as room is made by that, or members of job groups have ended by it."""
-    groups.settle(state, out)
-    drain.settle(state, out)
+    groups.apply_member_changes(state, out)
+    drain.finish_drains(state, out)
     holds.release(state, out)
-    plan.settle(state, out)
-    reservations.settle(state, out)
+    plan.replan_if_needed(state, out)
+    reservations.expire_and_release(state, out)
     place_waiting(state, out)
     if make_room(state, out) or out.members:
         _settle_and_place(state, out)
@@ -139,13 +139,13 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
         What shall be done, after the state has been saved, in this order.
     """
     state.law.now = max(state.law.now, now)
-    out = Outbox(state)
+    out = EffectBuffer(state)
     HANDLERS[type(event)](state, event, out)
     time_limits.end_overdue(state, out)
-    supervision.settle(state, out)
-    quarantine.settle(state, out)
+    supervision.restart_siblings(state, out)
+    quarantine.enforce_quarantine_limit(state, out)
     _settle_and_place(state, out)
-    sessions.settle(state, out)
+    sessions.end_finished_sessions(state, out)
     forget_finished(state, out)
     registry.forget_graves(state)
     return out.effects()

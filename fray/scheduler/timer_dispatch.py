@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs import wait_limits
 from fray.scheduler.nodes import drain, quarantine
 from fray.scheduler.preemption import preemption
@@ -12,17 +12,17 @@ from fray.scheduler.reservations import reservations
 from fray.scheduler.state.reservations import RESERVATION
 from fray.scheduler.state.state import State
 
-DUE: Mapping[str, Callable[[State, Outbox, str], None]] = {
-    "drain": drain.due,
-    "probe": quarantine.due,
-    RESERVATION: reservations.due,
-    "seek": preemption.due,
-    "wait": wait_limits.due,
+DUE: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
+    "drain": drain.expire_drain,
+    "probe": quarantine.run_probe_timers,
+    RESERVATION: reservations.run_reservation_timers,
+    "seek": preemption.retry_preemption,
+    "wait": wait_limits.expire_wait,
 }
 """By what is due: told of which row."""
 
 
-def ticked(state: State, out: Outbox) -> None:
+def ticked(state: State, out: EffectBuffer) -> None:
     """Everything whose time has come, in the order of their times."""
     for what, key in state.timers.take_due(state.now):
         DUE[what](state, out, key)

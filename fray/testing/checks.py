@@ -10,14 +10,14 @@ import trio
 from fray.model.ids import JobId
 from fray.model.monitoring.health import OnStall
 from fray.model.reservations import ReservationState
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from fray.scheduler.invariants import check
 from fray.scheduler.state.state import State
-from fray.testing.ground_truth import Life, Truth
+from fray.testing.ground_truth import GroundTruth, ProcessRun
 from fray.testing.sim_cluster import CONTROLLER
 
 if TYPE_CHECKING:
-    from fray.testing.scenario import Story
+    from fray.testing.scenario import Scenario
 
 THOROUGH_EVERY_STEPS = 10
 NEAR_S = 100.0
@@ -26,19 +26,19 @@ AWAY_S = 150.0
 """So long a controller must be away before nodes may give it up."""
 
 
-def law(truth: Truth, state: State, steps: int) -> None:
+def law(truth: GroundTruth, state: State, steps: int) -> None:
     """The invariants of the law's state, after each of its steps; all of them after each tenth."""
     for sentence in check.check(state, thorough=steps % THOROUGH_EVERY_STEPS == 0):
         truth.breach("law", sentence)
 
 
-def saved(truth: Truth, state: State, decided: check.Decided) -> None:
+def saved(truth: GroundTruth, state: State, decided: check.CommittedOutcomes) -> None:
     """P4: what was decided, and saved, stays so. (A step whose save fails has never been.)"""
     for sentence in decided.check(state):
         truth.breach("P4", sentence)
 
 
-def hanging(truth: Truth, acts: Iterable[str], drivers: Sequence[str]) -> None:
+def hanging(truth: GroundTruth, acts: Iterable[str], drivers: Sequence[str]) -> None:
     """P3: called when the time is over and somebody still waits."""
     open_acts = list(acts)
     for act in open_acts:
@@ -50,7 +50,7 @@ def hanging(truth: Truth, acts: Iterable[str], drivers: Sequence[str]) -> None:
 # P1 ------------------------------------------------------------------------------------------------------------------
 
 
-def lives(story: Story, bound_s: float) -> None:
+def lives(story: Scenario, bound_s: float) -> None:
     """P1: no process outlives its owner (or the order to end) by more than the bound, where it can be reached."""
     now = trio.current_time()
     for life in list(story.truth.living.values()):
@@ -60,7 +60,7 @@ def lives(story: Story, bound_s: float) -> None:
                 story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine}: {why} at {since:.1f}")
 
 
-def _reasons_to_end(story: Story, life: Life) -> Iterable[tuple[float, str, str]]:
+def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, str, str]]:
     """Since when it should be ending, who must be reachable for that, and why."""
     doom = story.doomed.get(life.spec.name)
     if doom is not None and doom[0] >= life.began:
@@ -85,7 +85,7 @@ def _reasons_to_end(story: Story, life: Life) -> Iterable[tuple[float, str, str]
 # At the end ----------------------------------------------------------------------------------------------------------
 
 
-def final(story: Story) -> None:
+def final(story: Scenario) -> None:
     """When all is calm and every driver has left: nothing lives, everything accepted has its outcome."""
     _nothing_lives(story)
     running = story.house.controller.running
@@ -103,7 +103,7 @@ def final(story: Story) -> None:
     saved(story.truth, running.state, story.decided)
 
 
-def _nothing_lives(story: Story) -> None:
+def _nothing_lives(story: Scenario) -> None:
     for life in story.truth.living.values():
         story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} when all is over")
     for run in story.truth.open_runs.values():
@@ -111,7 +111,7 @@ def _nothing_lives(story: Story) -> None:
             story.truth.breach("P1", f"{run.token} still runs in {run.incarnation} though it was cancelled")
 
 
-def _all_accepted_ended(story: Story, state: State) -> None:
+def _all_accepted_ended(story: Scenario, state: State) -> None:
     """P7: whatever happened to the controller, no accepted job is lost or left open."""
     for job_id, token in story.accepted.items():
         job = state.jobs.get(job_id)
@@ -122,21 +122,21 @@ def _all_accepted_ended(story: Story, state: State) -> None:
             story.truth.breach("P7", f"{job_id} has not come to an end: it is {job.phase.value}")
 
 
-def _cloud_is_small(story: Story, state: State) -> None:
+def _cloud_is_small(story: Scenario, state: State) -> None:
     """No machine of the cloud was made twice, is unknown, or is there for nobody."""
     cloud = story.house.cloud
     for sentence in cloud.breaches(state, calm=True) if cloud is not None else ():
         story.truth.breach("cloud", sentence)
 
 
-def _reservations_ended(story: Story, state: State) -> None:
+def _reservations_ended(story: Scenario, state: State) -> None:
     """P1: every reservation has ended with its owner, and holds nothing."""
     for reservation in state.reservations.values():
         if reservation.phase is not ReservationState.ENDED:
             story.truth.breach("P1", f"reservation {reservation.id} is {reservation.phase.value} when all is over")
 
 
-def _outcomes_stand(story: Story, state: State) -> None:
+def _outcomes_stand(story: Scenario, state: State) -> None:
     """P4: an outcome that was told stays the outcome."""
     for job_id, infos in story.seen.items():
         job = state.jobs.get(job_id)
@@ -148,7 +148,7 @@ def _outcomes_stand(story: Story, state: State) -> None:
             story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, told))}")
 
 
-def _nobody_was_ended_for_nothing(story: Story, state: State) -> None:
+def _nobody_was_ended_for_nothing(story: Scenario, state: State) -> None:
     """Whoever was ended for the sake of a job has seen it start, unless that one was ended, or machines were lost."""
     for job in state.jobs.values():
         other = state.jobs.get(job.preempted_for)
@@ -159,13 +159,13 @@ def _nobody_was_ended_for_nothing(story: Story, state: State) -> None:
             story.truth.breach("P6", f"{job.job_id} was ended for {job.preempted_for}, which never came")
 
 
-def _the_dead_were_dead(story: Story, state: State) -> None:
+def _the_dead_were_dead(story: Scenario, state: State) -> None:
     """P7: no attempt is given up unless something happened to its machine, or the controller was away for long."""
     for attempt in state.attempts.values():
         life = story.truth.lives.get(attempt.attempt_id)
         if life is None or attempt.outcome is None or life.how in ("with its machine", "crashed"):
             continue
-        if attempt.outcome.cause in (Cause.MACHINE_LOST, Cause.KILLED):
+        if attempt.outcome.cause in (EndReason.MACHINE_LOST, EndReason.KILLED):
             ended = life.ended if life.ended is not None else trio.current_time()
             near = life.began - NEAR_S, ended + NEAR_S
             away = story.weather.was_trouble(CONTROLLER, *near, at_least_s=AWAY_S)
@@ -173,7 +173,7 @@ def _the_dead_were_dead(story: Story, state: State) -> None:
                 story.truth.breach("P7", f"{life.attempt_id} was given up for nothing: {attempt.outcome.message}")
 
 
-def _nothing_is_held(story: Story, state: State) -> None:
+def _nothing_is_held(story: Scenario, state: State) -> None:
     """Nodes have forgotten what ended; every share is free again."""
     for machine in story.house.machines.values():
         held: list[JobId] = list(machine.launcher.held) if machine.launcher is not None else []

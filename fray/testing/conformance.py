@@ -29,7 +29,7 @@ CLOSE_LIMIT_S = 1.5
 
 
 @frozen
-class Bench:
+class NetworkUnderTest:
     """A network and an address of it that is free (again) when a case begins."""
 
     network: Network
@@ -37,14 +37,14 @@ class Bench:
 
 
 @frozen
-class Pair:
+class ConnectionPair:
     """Both ends of one connection."""
 
     near: Transport
     far: Transport
 
 
-Case: TypeAlias = Callable[[Bench], Awaitable[None]]
+Case: TypeAlias = Callable[[NetworkUnderTest], Awaitable[None]]
 CASES: list[Case] = []
 
 
@@ -60,7 +60,7 @@ def authorize(key_id: str) -> str | None:
 
 
 @asynccontextmanager
-async def listener(bench: Bench) -> AsyncIterator[tuple[str, trio.MemoryReceiveChannel[Transport]]]:
+async def listener(bench: NetworkUnderTest) -> AsyncIterator[tuple[str, trio.MemoryReceiveChannel[Transport]]]:
     """A listener; the transports it accepts come out of the channel, and live until the end."""
     send, receive = trio.open_memory_channel[Transport](100)
 
@@ -76,12 +76,12 @@ async def listener(bench: Bench) -> AsyncIterator[tuple[str, trio.MemoryReceiveC
 
 
 @asynccontextmanager
-async def connected(bench: Bench, credential: Credential = CREDENTIAL) -> AsyncIterator[Pair]:
+async def connected(bench: NetworkUnderTest, credential: Credential = CREDENTIAL) -> AsyncIterator[ConnectionPair]:
     """One connection."""
     async with listener(bench) as (address, accepted):
         near = await bench.network.dial(address, credential, timeout_s=TIMEOUT_S)
         try:
-            yield Pair(near, await accepted.receive())
+            yield ConnectionPair(near, await accepted.receive())
         finally:
             near.abort()
 
@@ -107,7 +107,7 @@ async def send_all(transport: Transport, messages: Sequence[bytes]) -> None:
 
 
 @case
-async def messages_arrive_whole_and_in_order_both_ways(bench: Bench) -> None:
+async def messages_arrive_whole_and_in_order_both_ways(bench: NetworkUnderTest) -> None:
     rng = random.Random(1)
     messages = [rng.randbytes(rng.choice((0, 1, 20, 125, 126, 127, 1000, 65535, 65536, 70000))) for _ in range(200)]
     async with connected(bench) as pair:
@@ -118,7 +118,7 @@ async def messages_arrive_whole_and_in_order_both_ways(bench: Bench) -> None:
 
 
 @case
-async def parts_of_a_message_are_joined(bench: Bench) -> None:
+async def parts_of_a_message_are_joined(bench: NetworkUnderTest) -> None:
     parts: list[Bytes] = [
         b"abc",
         bytearray(b"def"),
@@ -134,7 +134,7 @@ async def parts_of_a_message_are_joined(bench: Bench) -> None:
 
 
 @case
-async def a_message_at_the_limit_passes_and_one_byte_more_is_refused_at_the_door(bench: Bench) -> None:
+async def a_message_at_the_limit_passes_and_one_byte_more_is_refused_at_the_door(bench: NetworkUnderTest) -> None:
     largest = random.Random(2).randbytes(TRANSPORT_LIMIT_BYTES)
     async with connected(bench) as pair:
         for source, target in ((pair.near, pair.far), (pair.far, pair.near)):
@@ -146,7 +146,7 @@ async def a_message_at_the_limit_passes_and_one_byte_more_is_refused_at_the_door
 
 
 @case
-async def what_is_sent_is_a_copy(bench: Bench) -> None:
+async def what_is_sent_is_a_copy(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair:
         buffer = bytearray(b"before")
         await pair.near.send([buffer])
@@ -155,7 +155,7 @@ async def what_is_sent_is_a_copy(bench: Bench) -> None:
 
 
 @case
-async def a_sender_waits_for_a_peer_that_does_not_read(bench: Bench) -> None:
+async def a_sender_waits_for_a_peer_that_does_not_read(bench: NetworkUnderTest) -> None:
     messages = [bytes([n]) * 250_000 for n in range(128)]
     async with connected(bench) as pair, trio.open_nursery() as nursery:
         sent = trio.Event()
@@ -171,7 +171,7 @@ async def a_sender_waits_for_a_peer_that_does_not_read(bench: Bench) -> None:
 
 
 @case
-async def both_sides_may_send_much_at_once(bench: Bench) -> None:
+async def both_sides_may_send_much_at_once(bench: NetworkUnderTest) -> None:
     messages = [bytes([n]) * 200_000 for n in range(100)]
     async with connected(bench) as pair, trio.open_nursery() as nursery:
         for source, target in ((pair.near, pair.far), (pair.far, pair.near)):
@@ -185,7 +185,7 @@ async def expect(transport: Transport, messages: list[bytes]) -> None:
 
 
 @case
-async def a_cancelled_receive_loses_nothing(bench: Bench) -> None:
+async def a_cancelled_receive_loses_nothing(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pair.far.receive)
@@ -196,7 +196,7 @@ async def a_cancelled_receive_loses_nothing(bench: Bench) -> None:
 
 
 @case
-async def a_cancelled_send_leaves_the_connection_unusable(bench: Bench) -> None:
+async def a_cancelled_send_leaves_the_connection_unusable(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_all, pair.near, [b"x" * 250_000] * 200)
@@ -207,7 +207,7 @@ async def a_cancelled_send_leaves_the_connection_unusable(bench: Bench) -> None:
 
 
 @case
-async def closing_delivers_what_was_sent_before(bench: Bench) -> None:
+async def closing_delivers_what_was_sent_before(bench: NetworkUnderTest) -> None:
     messages = [b"%d" % n * 1000 for n in range(50)]
     async with connected(bench) as pair:
         await send_all(pair.near, messages)
@@ -221,7 +221,7 @@ async def closing_delivers_what_was_sent_before(bench: Bench) -> None:
 
 
 @case
-async def closing_against_a_frozen_peer_takes_a_second_at_most(bench: Bench) -> None:
+async def closing_against_a_frozen_peer_takes_a_second_at_most(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair:
         began = trio.current_time()
         await pair.near.aclose()
@@ -229,7 +229,7 @@ async def closing_against_a_frozen_peer_takes_a_second_at_most(bench: Bench) -> 
 
 
 @case
-async def closing_while_a_task_receives_ends_its_wait(bench: Bench) -> None:
+async def closing_while_a_task_receives_ends_its_wait(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair, trio.open_nursery() as nursery:
         nursery.start_soon(fails, pair.near.receive(), ConnectionFailed)
         nursery.start_soon(fails, pair.far.receive(), ConnectionFailed)
@@ -238,7 +238,7 @@ async def closing_while_a_task_receives_ends_its_wait(bench: Bench) -> None:
 
 
 @case
-async def abort_is_idempotent_and_both_ends_learn_of_it(bench: Bench) -> None:
+async def abort_is_idempotent_and_both_ends_learn_of_it(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair, trio.open_nursery() as nursery:
         nursery.start_soon(fails, pair.near.receive(), ConnectionFailed)
         nursery.start_soon(fails, pair.far.receive(), ConnectionFailed)
@@ -250,14 +250,14 @@ async def abort_is_idempotent_and_both_ends_learn_of_it(bench: Bench) -> None:
 
 
 @case
-async def a_sender_learns_that_its_peer_is_gone(bench: Bench) -> None:
+async def a_sender_learns_that_its_peer_is_gone(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair:
         pair.far.abort()
         await fails(send_all(pair.near, [b"x" * 100_000] * 200), ConnectionFailed)
 
 
 @case
-async def a_blocked_sender_is_woken_by_abort(bench: Bench) -> None:
+async def a_blocked_sender_is_woken_by_abort(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair, trio.open_nursery() as nursery:
         nursery.start_soon(fails, send_all(pair.near, [b"x" * 250_000] * 200), ConnectionFailed)
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -265,21 +265,21 @@ async def a_blocked_sender_is_woken_by_abort(bench: Bench) -> None:
 
 
 @case
-async def nobody_listening_is_refused(bench: Bench) -> None:
+async def nobody_listening_is_refused(bench: NetworkUnderTest) -> None:
     async with listener(bench) as (address, _):
         pass
     await fails(bench.network.dial(address, CREDENTIAL, timeout_s=TIMEOUT_S), Refused)
 
 
 @case
-async def the_end_of_a_listener_ends_its_connections(bench: Bench) -> None:
+async def the_end_of_a_listener_ends_its_connections(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair:
         pass
     await fails(pair.near.receive(), ConnectionFailed)
 
 
 @case
-async def an_address_is_free_again_after_its_listener(bench: Bench) -> None:
+async def an_address_is_free_again_after_its_listener(bench: NetworkUnderTest) -> None:
     for _ in range(3):
         async with connected(bench) as pair:
             await pair.near.send([b"x"])
@@ -287,7 +287,7 @@ async def an_address_is_free_again_after_its_listener(bench: Bench) -> None:
 
 
 @case
-async def without_the_right_key_nobody_enters(bench: Bench) -> None:
+async def without_the_right_key_nobody_enters(bench: NetworkUnderTest) -> None:
     async with listener(bench) as (address, accepted):
         for wrong in (Credential("cluster", "guess"), Credential("nobody", "the right key"), Credential("", ""), None):
             error = await fails(bench.network.dial(address, wrong, timeout_s=TIMEOUT_S), Unauthorized)
@@ -298,7 +298,7 @@ async def without_the_right_key_nobody_enters(bench: Bench) -> None:
 
 
 @case
-async def the_listener_knows_which_key_was_proven(bench: Bench) -> None:
+async def the_listener_knows_which_key_was_proven(bench: NetworkUnderTest) -> None:
     async with connected(bench, Credential("attempt:a:1:0", "another key")) as pair:
         assert pair.far.claim.key_id == "attempt:a:1:0"
         assert pair.far.claim.remote
@@ -306,7 +306,7 @@ async def the_listener_knows_which_key_was_proven(bench: Bench) -> None:
 
 
 @case
-async def a_failing_handler_ends_only_its_connection(bench: Bench) -> None:
+async def a_failing_handler_ends_only_its_connection(bench: NetworkUnderTest) -> None:
     async def handler(transport: Transport) -> None:
         if bytes(await transport.receive()) == b"fail":
             raise ValueError("on purpose")
@@ -326,7 +326,7 @@ async def a_failing_handler_ends_only_its_connection(bench: Bench) -> None:
 
 
 @case
-async def many_connections_live_side_by_side(bench: Bench) -> None:
+async def many_connections_live_side_by_side(bench: NetworkUnderTest) -> None:
     async with listener(bench) as (address, accepted):
         ends = []
         for n in range(30):
@@ -340,7 +340,7 @@ async def many_connections_live_side_by_side(bench: Bench) -> None:
 
 
 @case
-async def a_direct_send_keeps_its_place(bench: Bench) -> None:
+async def a_direct_send_keeps_its_place(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair, trio.open_nursery() as nursery:
         send_now = getattr(pair.near, "send_now", None)
         if send_now is None:

@@ -17,7 +17,7 @@ from fray.errors import FrayError, Unreachable
 from fray.model.ids import AttemptId
 from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import Said
-from fray.model.specs import Cause, EntryKind, Observed, Outcome, Phase, Ticket
+from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
 from fray.net.codec import blob_id
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.memory import MemoryHost, MemoryNetwork, MemoryTransport
@@ -30,11 +30,11 @@ from fray.node.shim.resource_usage import too_much
 from fray.node.workspaces.preparer import fetch
 from fray.runtime.context import Runtime
 from fray.runtime.process import current_job
-from fray.runtime.process.attempt import Ended, run_attempt
+from fray.runtime.process.attempt import AttemptResult, run_attempt
 from fray.runtime.threads.executor import InlineExecutor
-from fray.testing.ground_truth import Truth
+from fray.testing.ground_truth import GroundTruth
 from fray.testing.seed import Trace
-from fray.testing.sim_devices import SimGrips
+from fray.testing.sim_devices import SimDevices
 from fray.testing.sim_environments import SimEnvironments
 from fray.testing.sim_workspaces import SimShelf
 
@@ -45,7 +45,7 @@ FAR_S = (0.0003, 0.003)
 CAPTURE_S = 0.1
 START_S = (0.005, 0.05)
 """From the node's wish to a process that runs."""
-KILLED_AT_START = Outcome(cause=Cause.KILLED, signal=7, message="killed by signal 7")
+KILLED_AT_START = Outcome(cause=EndReason.KILLED, signal=7, message="killed by signal 7")
 STRANGER = 0.04
 """How often a process that is none of Fray's listens where one of an attempt's ports is."""
 
@@ -174,7 +174,7 @@ class InlineStage:
 class _Process:
     """One attempt's process."""
 
-    ticket: Ticket
+    ticket: AttemptSpec
     starting: trio.CancelScope = field(factory=trio.CancelScope)
     cancel: trio.CancelScope = field(factory=trio.CancelScope)
     asked: bool = False
@@ -199,7 +199,7 @@ class SimLauncher:
         self,
         machine: str,
         network: SimNetwork,
-        truth: Truth,
+        truth: GroundTruth,
         rng: random.Random,
         logs: MemoryLogs,
         shelf: SimShelf,
@@ -217,7 +217,7 @@ class SimLauncher:
         self._nursery: trio.Nursery | None = None
         self._pids = 100
         self._dead = False
-        self._grips = SimGrips(machine, truth)
+        self._grips = SimDevices(machine, truth)
         self.bad = False
         """What starts there is killed at once."""
 
@@ -244,7 +244,7 @@ class SimLauncher:
 
     # What a node asks
 
-    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "run the launcher first"
         if self._dead:
             return
@@ -262,13 +262,13 @@ class SimLauncher:
         self._tell(process, Phase.STOPPING)
         process.starting.cancel()
         if notice_s is not None:
-            current_job.announce(attempt_id)
+            current_job.set_preemption_notice(attempt_id)
         self._nursery.start_soon(self._ladder, process, notice_s or 0.0)
 
     def kill(self, attempt_id: AttemptId) -> None:
         process = self.held.get(attempt_id)
         if process is not None:
-            self._end_now(process, Outcome(cause=Cause.STOPPED, message="killed on request"), "asked")
+            self._end_now(process, Outcome(cause=EndReason.STOPPED, message="killed on request"), "asked")
 
     def forget(self, attempt_id: AttemptId) -> None:
         process = self.held.get(attempt_id)
@@ -303,7 +303,7 @@ class SimLauncher:
         process = self.held.get(attempt_id)
         if process is None or process.gone or attempt_id not in self._truth.living:
             return False
-        self._end_now(process, Outcome(cause=Cause.KILLED, signal=9, message="killed by signal 9"), "crashed")
+        self._end_now(process, Outcome(cause=EndReason.KILLED, signal=9, message="killed by signal 9"), "crashed")
         return True
 
     def lose(self, how: str, *, silent: bool = False) -> None:
@@ -320,8 +320,8 @@ class SimLauncher:
     async def _probe(self, attempt_id: AttemptId) -> None:
         """A node that looks whether its machine is well starts nothing of anybody's."""
         await trio.sleep(self._rng.uniform(*START_S))
-        outcome = KILLED_AT_START if self.bad else Outcome(cause=Cause.SUCCEEDED)
-        self.on_observed(Observed(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome), None)
+        outcome = KILLED_AT_START if self.bad else Outcome(cause=EndReason.SUCCEEDED)
+        self.on_observed(ObservedAttempt(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome), None)
 
     async def _run(self, process: _Process, content: bytes | None) -> None:
         ticket = process.ticket
@@ -330,11 +330,11 @@ class SimLauncher:
             await trio.sleep(self._rng.uniform(*START_S))
             problem = await self._fetch(ticket) or await self.environments.have(ticket.spec.environment)
             if problem:
-                self._end(process, Outcome(cause=Cause.ENVIRONMENT, message=problem), None, "by itself")
+                self._end(process, Outcome(cause=EndReason.ENVIRONMENT, message=problem), None, "by itself")
         if process.gone:
             return
         if process.asked:
-            self._end(process, Outcome(cause=Cause.STOPPED, message="ended before it began"), None, "asked")
+            self._end(process, Outcome(cause=EndReason.STOPPED, message="ended before it began"), None, "asked")
             return
         if ticket.ports and self._rng.random() < STRANGER:
             self._end(process, ports_taken(ticket, list(ticket.ports.values())[:1]), None, "by itself")
@@ -359,7 +359,7 @@ class SimLauncher:
         )
         self._end(process, outcome, ended.value, "asked" if process.asked else "by itself")
 
-    async def _fetch(self, ticket: Ticket) -> str:
+    async def _fetch(self, ticket: AttemptSpec) -> str:
         """Have its workspace here; says why not. It must be the one that its spec names, to the last byte."""
         bundle = ticket.spec.environment.bundle
         if bundle is None:
@@ -373,7 +373,7 @@ class SimLauncher:
             self._truth.breach("P4", f"{ticket.attempt_id} would start in another workspace than {bundle}: {damage}")
         return ""
 
-    async def _work(self, process: _Process, content: bytes) -> Ended:
+    async def _work(self, process: _Process, content: bytes) -> AttemptResult:
         ticket = process.ticket
         if ticket.spec.entry is EntryKind.BINARY:
             return await _program(ticket, process.cancel, partial(self._print, process))
@@ -385,7 +385,7 @@ class SimLauncher:
         except Exception as error:  # noqa: BLE001  # nothing may come out of there: written down as a breach
             if not process.gone:
                 self._truth.breach("house", f"the runtime of {ticket.attempt_id} failed: {error!r}")
-            return Ended(Outcome(cause=Cause.KILLED, message=repr(error)))
+            return AttemptResult(Outcome(cause=EndReason.KILLED, message=repr(error)))
 
     async def _print(self, process: _Process) -> None:
         """Numbered lines, now and then, onto the machine's disk."""
@@ -406,7 +406,7 @@ class SimLauncher:
         process.cancel.cancel()
         with trio.move_on_after(ladder.cancel_s + ladder.term_s):
             await process.ended.wait()
-        self._end_now(process, Outcome(cause=Cause.STOPPED, signal=9, message="did not end when asked"), "asked")
+        self._end_now(process, Outcome(cause=EndReason.STOPPED, signal=9, message="did not end when asked"), "asked")
 
     async def _forget(self, process: _Process) -> None:
         await process.ended.wait()
@@ -422,7 +422,7 @@ class SimLauncher:
     def _end(self, process: _Process, outcome: Outcome, value: bytes | None, how: str) -> None:
         if process.gone:
             return
-        current_job.over(process.attempt_id)
+        current_job.clear_preemption_notice(process.attempt_id)
         self._leave(process, how)
         held_s = self._grips.take_hold(process.ticket) if process.ran and not self._dead else 0.0
         if held_s and self._nursery is not None:
@@ -437,7 +437,7 @@ class SimLauncher:
             await self._grips.wait_free(process.ticket, left_s)
 
     def _tell_end(self, process: _Process, outcome: Outcome, value: bytes | None) -> None:
-        self.on_observed(Observed(attempt_id=process.attempt_id, phase=Phase.ENDED, outcome=outcome), value)
+        self.on_observed(ObservedAttempt(attempt_id=process.attempt_id, phase=Phase.ENDED, outcome=outcome), value)
 
     def _leave(self, process: _Process, how: str) -> None:
         process.gone = True
@@ -448,14 +448,14 @@ class SimLauncher:
 
     def _tell(self, process: _Process, phase: Phase, pid: int | None = None) -> None:
         if not process.gone:
-            self.on_observed(Observed(attempt_id=process.attempt_id, phase=phase, pid=pid), None)
+            self.on_observed(ObservedAttempt(attempt_id=process.attempt_id, phase=phase, pid=pid), None)
 
 
 async def _no_member(message: object) -> Any:
     raise Unreachable("no member of a cluster")
 
 
-async def _program(ticket: Ticket, cancel: trio.CancelScope, chat: Callable[[], Awaitable[None]]) -> Ended:
+async def _program(ticket: AttemptSpec, cancel: trio.CancelScope, chat: Callable[[], Awaitable[None]]) -> AttemptResult:
     """A program whose arguments say what it does: ``(name, seconds, exit code)``. One named ``chatter`` prints, one
     named ``hog`` takes too much memory."""
     argv, limit_bytes = ticket.spec.argv, ticket.spec.memory_limit_bytes
@@ -465,8 +465,8 @@ async def _program(ticket: Ticket, cancel: trio.CancelScope, chat: Callable[[], 
                 await chat()
             await trio.sleep_forever()
         if argv[0] == "hog":
-            return Ended(evolve(too_much(limit_bytes, limit_bytes + 1), signal=9))
+            return AttemptResult(evolve(too_much(limit_bytes, limit_bytes + 1), signal=9))
         code = int(argv[2])
-        cause = Cause.FAILURE if code else Cause.SUCCEEDED
-        return Ended(Outcome(cause=cause, exit_code=code, message=f"exit code {code}" if code else ""))
-    return Ended(Outcome(cause=Cause.STOPPED, message="ended on request"))
+        cause = EndReason.FAILURE if code else EndReason.SUCCEEDED
+        return AttemptResult(Outcome(cause=cause, exit_code=code, message=f"exit code {code}" if code else ""))
+    return AttemptResult(Outcome(cause=EndReason.STOPPED, message="ended on request"))

@@ -13,12 +13,12 @@ from typing import Protocol
 import trio
 
 from fray.model.policy.machine_groups import ErrorKind
-from fray.scheduler.effects import CordonAsked, UncordonAsked
+from fray.scheduler.effects import CordonRequested, UncordonRequested
 from fray.testing.sim_cluster import (
     CONTROLLER,
     DriverProcess,
-    Machine,
-    SimHouse,
+    SimCluster,
+    SimMachine,
 )
 
 Rest = Callable[[float], Awaitable[None]]
@@ -28,7 +28,7 @@ Rest = Callable[[float], Awaitable[None]]
 EVERYWHERE = "everywhere"
 
 
-class Weather:
+class FaultHistory:
     """Which places are in trouble, and since when they are not: promises about reachable machines are judged by it."""
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Weather:
         return max(self._ended.get(place, 0.0) for place in asked)
 
 
-class Scene(Protocol):
+class FaultTarget(Protocol):
     """What faults need of a story."""
 
-    house: SimHouse
-    weather: Weather
+    house: SimCluster
+    weather: FaultHistory
 
     def drivers(self) -> list[DriverProcess]:
         """Those that live."""
@@ -81,15 +81,15 @@ class Scene(Protocol):
         ...
 
 
-Fault = Callable[[Scene, random.Random, float, Rest], Awaitable[str]]
+Fault = Callable[[FaultTarget, random.Random, float, Rest], Awaitable[str]]
 """Begin, rest, mend; returns what it was, or an empty string if there was nothing to hit."""
 
 
-def _machines(scene: Scene) -> list[Machine]:
+def _machines(scene: FaultTarget) -> list[SimMachine]:
     return [machine for machine in scene.house.machines.values() if machine.up]
 
 
-async def kill_machine(scene: Scene, rng: random.Random, span_s: float, rest: Rest, silent: bool = False) -> str:
+async def kill_machine(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest, silent: bool = False) -> str:
     """Node and jobs are gone at once; after a while the machine is started again."""
     machines = _machines(scene)
     if not machines:
@@ -103,17 +103,17 @@ async def kill_machine(scene: Scene, rng: random.Random, span_s: float, rest: Re
     return machine.name
 
 
-async def power_cut(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def power_cut(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """The same, and nobody is told: connections stay half open."""
     return await kill_machine(scene, rng, span_s, rest, silent=True)
 
 
-async def restart_node(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def restart_node(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """The node's process ends, and its attempts with it; another incarnation starts."""
     return await kill_machine(scene, rng, min(span_s, 2.0), rest)
 
 
-async def kill_process(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def kill_process(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """SIGKILL to the process of one job."""
     for machine in rng.sample(_machines(scene), len(_machines(scene))):
         assert machine.launcher is not None
@@ -126,7 +126,7 @@ async def kill_process(scene: Scene, rng: random.Random, span_s: float, rest: Re
     return ""
 
 
-async def _cut(scene: Scene, a: str, b: str, one_way: bool, span_s: float, rest: Rest) -> str:
+async def _cut(scene: FaultTarget, a: str, b: str, one_way: bool, span_s: float, rest: Rest) -> str:
     network = scene.house.network
     with scene.weather.trouble(*(place for place in (a, b) if CONTROLLER in (a, b) and place != CONTROLLER)):
         network.cut(a, b, both=not one_way)
@@ -135,14 +135,14 @@ async def _cut(scene: Scene, a: str, b: str, one_way: bool, span_s: float, rest:
     return f"{a} {'to' if one_way else 'and'} {b}"
 
 
-async def partition(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def partition(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """Two machines (or a driver and a machine) cannot reach each other; both reach the controller."""
     places = [*scene.house.machines, *(driver.name for driver in scene.drivers())]
     a, b = rng.sample(places, 2)
     return await _cut(scene, a, b, rng.random() < 0.3, span_s, rest)
 
 
-async def cut_off(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def cut_off(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """A machine or a driver cannot reach the controller, or is not reached by it."""
     places = [*scene.house.machines, *(driver.name for driver in scene.drivers())]
     pair = [rng.choice(places), CONTROLLER]
@@ -150,7 +150,7 @@ async def cut_off(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -
     return await _cut(scene, pair[0], pair[1], rng.random() < 0.3, span_s, rest)
 
 
-async def _stop(scene: Scene, machine: str, span_s: float, rest: Rest) -> str:
+async def _stop(scene: FaultTarget, machine: str, span_s: float, rest: Rest) -> str:
     with scene.weather.trouble(machine):
         scene.house.freezer.freeze(machine)
         await rest(span_s)
@@ -158,24 +158,24 @@ async def _stop(scene: Scene, machine: str, span_s: float, rest: Rest) -> str:
     return machine
 
 
-async def stop_machine(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def stop_machine(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """SIGSTOP to everything on one machine, then SIGCONT."""
     machines = _machines(scene)
     return await _stop(scene, rng.choice(machines).name, span_s, rest) if machines else ""
 
 
-async def stop_driver(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def stop_driver(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """SIGSTOP to a driver."""
     drivers = scene.drivers()
     return await _stop(scene, rng.choice(drivers).name, span_s, rest) if drivers else ""
 
 
-async def stop_controller(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def stop_controller(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """SIGSTOP to the controller."""
     return await _stop(scene, CONTROLLER, span_s, rest)
 
 
-async def break_connections(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def break_connections(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """All connections between two places break, once; what was on its way is lost."""
     places = [*scene.house.machines, *(driver.name for driver in scene.drivers()), CONTROLLER, CONTROLLER]
     a, b = rng.choice(places), rng.choice(places)
@@ -184,7 +184,7 @@ async def break_connections(scene: Scene, rng: random.Random, span_s: float, res
     return f"{count} between {a} and {b}" if count else ""
 
 
-async def crash_controller(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def crash_controller(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """SIGKILL to the controller; after a while another one starts on its store."""
     seat = scene.house.controller
     if seat.running is None:
@@ -196,7 +196,7 @@ async def crash_controller(scene: Scene, rng: random.Random, span_s: float, rest
     return f"life {seat.lives - 1}"
 
 
-async def crash_at_save(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def crash_at_save(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """The controller dies right before or right after a transaction, before anybody was told."""
     seat = scene.house.controller
     if seat.running is None:
@@ -214,7 +214,7 @@ async def crash_at_save(scene: Scene, rng: random.Random, span_s: float, rest: R
     return f"{when} a save of life {seat.lives - 1}"
 
 
-async def driver_vanishes(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def driver_vanishes(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """SIGKILL to a driver."""
     drivers = scene.drivers()
     if not drivers:
@@ -225,7 +225,7 @@ async def driver_vanishes(scene: Scene, rng: random.Random, span_s: float, rest:
     return driver.name
 
 
-async def driver_leaves(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def driver_leaves(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """A driver ends in order, or by an error of its own."""
     drivers = scene.drivers()
     if not drivers:
@@ -236,7 +236,7 @@ async def driver_leaves(scene: Scene, rng: random.Random, span_s: float, rest: R
     return f"{driver.name} {how}"
 
 
-async def slow_link(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def slow_link(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """Messages between the controller and one machine take seconds."""
     machine, delay_s = rng.choice(list(scene.house.machines)), rng.uniform(0.2, 4.0)
     slow = scene.house.network.slow
@@ -247,7 +247,7 @@ async def slow_link(scene: Scene, rng: random.Random, span_s: float, rest: Rest)
     return f"{machine} by {delay_s:.1f} s"
 
 
-async def bad_machine(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def bad_machine(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """Whatever starts on one machine is killed at once, until it is mended or started anew."""
     machines = _machines(scene)
     if not machines:
@@ -262,20 +262,20 @@ async def bad_machine(scene: Scene, rng: random.Random, span_s: float, rest: Res
     return machine.name
 
 
-async def out_of_service(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def out_of_service(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """An operator cordons or drains a machine, and has it back after a while."""
     name = rng.choice(list(scene.house.machines))
     drain, finish_s = rng.random() < 0.7, rng.choice((0.0, 0.0, span_s / 2))
-    mark = CordonAsked(session="", ref=0, nodes=(name,), reason="a fan is loud", drain=drain, finish_s=finish_s)
+    mark = CordonRequested(session="", ref=0, nodes=(name,), reason="a fan is loud", drain=drain, finish_s=finish_s)
     if not await _ask(scene, mark, 0.0):
         return ""
     with scene.weather.trouble():
         await rest(span_s)
-        await _ask(scene, UncordonAsked(session="", ref=0, nodes=(name,)), 600.0)
+        await _ask(scene, UncordonRequested(session="", ref=0, nodes=(name,)), 600.0)
     return f"{name} {'drained' if drain else 'cordoned'}"
 
 
-async def _ask(scene: Scene, event: CordonAsked | UncordonAsked, patience_s: float) -> bool:
+async def _ask(scene: FaultTarget, event: CordonRequested | UncordonRequested, patience_s: float) -> bool:
     """Tell the controller, once there is one and it has taken it; False: not in time."""
     with trio.move_on_after(patience_s):
         while not _obeys(scene, event):  # noqa: ASYNC110
@@ -284,19 +284,19 @@ async def _ask(scene: Scene, event: CordonAsked | UncordonAsked, patience_s: flo
     return _obeys(scene, event)
 
 
-def _obeys(scene: Scene, event: CordonAsked | UncordonAsked) -> bool:
+def _obeys(scene: FaultTarget, event: CordonRequested | UncordonRequested) -> bool:
     """It knows the machine, and the machine is as it was asked for."""
     running = scene.house.controller.running
     node = running.state.nodes.get(event.nodes[0]) if running is not None else None
     if running is None or node is None:
         return False
-    is_so = (node.cordon is not None) is isinstance(event, CordonAsked)
+    is_so = (node.cordon is not None) is isinstance(event, CordonRequested)
     if not is_so:
         running.loop.tell(event)
-    return is_so or isinstance(event, CordonAsked)
+    return is_so or isinstance(event, CordonRequested)
 
 
-async def cloud_trouble(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def cloud_trouble(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """Machines that can be had cannot be had for a while: stock-out, quota, calls that hang, no lists."""
     cloud = scene.house.cloud
     if cloud is None:
@@ -315,7 +315,7 @@ async def cloud_trouble(scene: Scene, rng: random.Random, span_s: float, rest: R
     return f"{what} {zone}"
 
 
-async def machine_taken_away(scene: Scene, rng: random.Random, span_s: float, rest: Rest) -> str:
+async def machine_taken_away(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
     """The cloud takes a machine back."""
     cloud = scene.house.cloud
     name = cloud.preempt(rng) if cloud is not None else ""

@@ -15,7 +15,7 @@ from fray.model.gangs import is_gang, port_names, slice_hosts
 from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
 from fray.model.resources import Capacity, Demand
 from fray.model.restart_policy import JITTER
-from fray.model.specs import JobSpec, Peer, Ticket
+from fray.model.specs import AttemptSpec, GangMember, JobSpec
 from fray.scheduler.jobs.retries import concerns
 
 
@@ -25,7 +25,7 @@ def secret_value(name: str) -> str:
 
 
 @frozen
-class Breach:
+class Violation:
     """One broken promise."""
 
     promise: str
@@ -38,7 +38,7 @@ class Breach:
 
 
 @define
-class Life:
+class ProcessRun:
     """One process of a job."""
 
     attempt_id: AttemptId
@@ -66,11 +66,11 @@ class Life:
         return split_attempt(self.attempt_id)[2]
 
 
-def _of(life: Life, group: str) -> bool:
+def _of(life: ProcessRun, group: str) -> bool:
     return life.spec.job_group == group
 
 
-def _stage(life: Life) -> int:
+def _stage(life: ProcessRun) -> int:
     return life.spec.role.stage if life.spec.role else 0
 
 
@@ -88,7 +88,7 @@ class DriverLife:
 
 
 @define
-class Run:
+class Execution:
     """One execution of a token: a call or a job's callable."""
 
     token: str
@@ -98,18 +98,18 @@ class Run:
 
 
 @define
-class Truth:
+class GroundTruth:
     """The book. ``clock`` is the virtual one."""
 
     clock: Callable[[], float]
-    lives: dict[AttemptId, Life] = Factory(dict)
-    living: dict[AttemptId, Life] = Factory(dict)
-    of_job: dict[JobId, list[Life]] = Factory(dict)
+    lives: dict[AttemptId, ProcessRun] = Factory(dict)
+    living: dict[AttemptId, ProcessRun] = Factory(dict)
+    of_job: dict[JobId, list[ProcessRun]] = Factory(dict)
     drivers: dict[SessionId, DriverLife] = Factory(dict)
-    runs: dict[str, list[Run]] = Factory(dict)
-    open_runs: dict[int, Run] = Factory(dict)
-    breaches: list[Breach] = Factory(list)
-    gangs: dict[tuple[JobId, int], tuple[Peer, ...]] = Factory(dict)
+    runs: dict[str, list[Execution]] = Factory(dict)
+    open_runs: dict[int, Execution] = Factory(dict)
+    breaches: list[Violation] = Factory(list)
+    gangs: dict[tuple[JobId, int], tuple[GangMember, ...]] = Factory(dict)
     """What the first member of each generation to begin was told of its peers."""
     sick: set[AttemptId] = Factory(set)
     """Attempts that answer badly when they are asked for their health."""
@@ -129,13 +129,13 @@ class Truth:
     def breach(self, promise: str, text: str) -> None:
         """Write a broken promise down, once."""
         if not any(known.promise == promise and known.text == text for known in self.breaches):
-            self.breaches.append(Breach(promise, self.clock(), text))
+            self.breaches.append(Violation(promise, self.clock(), text))
 
     # Processes of jobs
 
     def began(self, attempt_id: AttemptId, machine: str, spec: JobSpec, devices: tuple[str, ...]) -> None:
         """A machine has started the process of an attempt."""
-        life = Life(attempt_id, machine, spec, devices, self.clock())
+        life = ProcessRun(attempt_id, machine, spec, devices, self.clock())
         if attempt_id in self.lives:
             self.breach("P4", f"{attempt_id} was started again on {machine}")
         if life.spec.actor is None or not life.spec.actor.may_overlap:
@@ -149,7 +149,7 @@ class Truth:
         self.lives[attempt_id] = self.living[attempt_id] = life
         self.of_job.setdefault(life.job_id, []).append(life)
 
-    def told(self, ticket: Ticket) -> None:
+    def told(self, ticket: AttemptSpec) -> None:
         """What a process that begins is told of its ports, its gang and its secrets."""
         self._check_ports(ticket)
         self._check_peers(ticket)
@@ -157,7 +157,7 @@ class Truth:
             if ticket.secrets.get(name) != secret_value(name):
                 self.breach("P7", f"{ticket.attempt_id} began without its secret {name}")
 
-    def _check_ports(self, ticket: Ticket) -> None:
+    def _check_ports(self, ticket: AttemptSpec) -> None:
         life = self.living[ticket.attempt_id]
         life.ports = tuple(ticket.ports.values())
         if sorted(ticket.ports) != sorted(port_names(ticket.spec)):
@@ -167,7 +167,7 @@ class Truth:
             if shared:
                 self.breach("P6", f"ports {shared} of {life.machine} given to {other.attempt_id}, {ticket.attempt_id}")
 
-    def _check_peers(self, ticket: Ticket) -> None:
+    def _check_peers(self, ticket: AttemptSpec) -> None:
         """All members of a gang are told the same; that of each one is what it has."""
         if not is_gang(ticket.spec):
             return
@@ -183,7 +183,7 @@ class Truth:
         if life is not None:
             life.ended, life.how = self.clock(), how
 
-    def _check_successor(self, new: Life) -> None:
+    def _check_successor(self, new: ProcessRun) -> None:
         """No generation lives beside another, and none comes after its successor.
 
         A process that is stopped for longer than the lease cannot end in time. It does nothing, either: whether it
@@ -196,7 +196,7 @@ class Truth:
             if old.generation > new.generation:
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine} after {old.attempt_id} began")
 
-    def _check_back_off(self, new: Life) -> None:
+    def _check_back_off(self, new: ProcessRun) -> None:
         """A restart of its own comes no sooner than its back-off allows."""
         wait_s = new.spec.actor.backoff_s if new.spec.actor is not None and new.spec.siblings is None else 0.0
         wait_s *= 1 - JITTER
@@ -204,7 +204,7 @@ class Truth:
         if old is not None and old.ended is not None and new.began < old.ended + wait_s:
             self.breach("P2", f"{new.attempt_id} begins {new.began - old.ended:.3f} s after {old.attempt_id} ended")
 
-    def _check_siblings(self, new: Life) -> None:
+    def _check_siblings(self, new: ProcessRun) -> None:
         """Those that begin anew with a sibling have all ended before the first of them begins."""
         mine, old = new.spec.siblings, self._before(new)
         if mine is None or old is None or old.ended is None:
@@ -215,13 +215,13 @@ class Truth:
             if concerned and other.began < old.ended:
                 self.breach("P2", f"{new.attempt_id} begins anew, and its sibling {other.attempt_id} has not ended")
 
-    def _check_stage(self, new: Life) -> None:
+    def _check_stage(self, new: ProcessRun) -> None:
         """Of a job group, what is of a later stage begins behind something of an earlier one."""
         group, stage = new.spec.job_group, new.spec.role.stage if new.spec.role else 0
         if group and stage and not any(_stage(other) < stage for other in self.lives.values() if _of(other, group)):
             self.breach("P6", f"{new.attempt_id} of stage {stage} begins before anything of an earlier one")
 
-    def _before(self, new: Life) -> Life | None:
+    def _before(self, new: ProcessRun) -> ProcessRun | None:
         """Its last incarnation."""
         return max(
             (old for old in self.of_job.get(new.job_id, ()) if old.generation < new.generation),
@@ -229,7 +229,7 @@ class Truth:
             default=None,
         )
 
-    def _check_devices(self, new: Life) -> None:
+    def _check_devices(self, new: ProcessRun) -> None:
         gripped = [device for device in new.devices if (new.machine, device) in self.gripped]
         if gripped:
             self.breach("P6", f"{gripped} of {new.machine} given to {new.attempt_id} while somebody still holds them")
@@ -238,7 +238,7 @@ class Truth:
             if shared:
                 self.breach("P6", f"{shared} of {new.machine} given to {other.attempt_id} and {new.attempt_id}")
 
-    def _check_slices(self, new: Life) -> None:
+    def _check_slices(self, new: ProcessRun) -> None:
         """Those of one run of members are on hosts of one slice, and no others of their job are."""
         hosts = slice_hosts(new.spec)
         for other in self.of_job.get(new.job_id, ()) if hosts > 1 else ():
@@ -247,7 +247,7 @@ class Truth:
                 if (self.slices.get(other.machine) == self.slices.get(new.machine)) is not is_mate:
                     self.breach("P6", f"{new.attempt_id} and {other.attempt_id}: slices are mixed, or shared")
 
-    def _check_room(self, new: Life) -> None:
+    def _check_room(self, new: ProcessRun) -> None:
         """All that lives on a machine has room on it."""
         capacity, used, mine = self.offered.get(new.machine), self.load(new.machine), new.spec.demand
         if capacity is None:
@@ -256,7 +256,7 @@ class Truth:
         if cpu_milli > capacity.cpu_milli or memory_bytes > capacity.memory_bytes:
             self.breach("P6", f"{new.machine} is given away more than once: {new.attempt_id} is one too many")
 
-    def on(self, machine: str) -> Iterator[Life]:
+    def on(self, machine: str) -> Iterator[ProcessRun]:
         """Processes that live on a machine."""
         return (life for life in self.living.values() if life.machine == machine)
 
@@ -287,9 +287,9 @@ class Truth:
         driver = self.drivers.get(incarnation)
         return driver is not None and driver.ended is None
 
-    def run_begins(self, token: str, incarnation: str) -> Run:
+    def run_begins(self, token: str, incarnation: str) -> Execution:
         """User code begins to execute ``token``."""
-        run = Run(token, incarnation, self.clock())
+        run = Execution(token, incarnation, self.clock())
         if not self.lives_now(incarnation):
             self.ghosts += 1
             return run
@@ -301,12 +301,12 @@ class Truth:
         self.open_runs[id(run)] = run
         return run
 
-    def run_ends(self, run: Run) -> None:
+    def run_ends(self, run: Execution) -> None:
         """It returned, raised or was cancelled."""
         if self.open_runs.pop(id(run), None) is not None:
             run.ended = self.clock()
 
-    def _check_not_replaced(self, run: Run) -> None:
+    def _check_not_replaced(self, run: Execution) -> None:
         mine = self.lives.get(run.incarnation)
         if mine is None:
             return

@@ -29,9 +29,9 @@ from fray.errors import (
 from fray.model.ids import AttemptId, JobId
 from fray.model.policy.policy import Preemption
 from fray.node.joining import find_credential
-from fray.scheduler.effects import Effect, Event, Happened, LaunchAsked
-from fray.scheduler.invariants.check import Decided
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.effects import Effect, Event, EventRecorded, LaunchRequested
+from fray.scheduler.invariants.check import CommittedOutcomes
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.testing import (
     checks,
@@ -43,22 +43,22 @@ from fray.testing import (
     operations as acts,
 )
 from fray.testing.fakes import SimNetwork
-from fray.testing.faults import Weather
-from fray.testing.ground_truth import Breach, Truth
-from fray.testing.operations import Desk, leaves
-from fray.testing.scenario_plans import Plan, PlannedAct, PlannedFault
+from fray.testing.faults import FaultHistory
+from fray.testing.ground_truth import GroundTruth, Violation
+from fray.testing.operations import DriverState, leaves
+from fray.testing.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan
 from fray.testing.seed import Seed, Trace
 from fray.testing.sim_cluster import (
     SHARED,
     DriverProcess,
     MachineSpec,
-    SimHouse,
+    SimCluster,
     joining_config,
     open_house,
 )
 from fray.testing.workloads import Boom
 
-RULES = Rules(lease_s=300.0)
+RULES = SchedulerConfig(lease_s=300.0)
 PREEMPTION = Preemption(shield_s=2.0, limit=2, period_s=120.0, patience_s=2.0)
 GRACE_S = 10.0
 LEAVE_S = 5.0
@@ -76,7 +76,7 @@ _NEVER = (ProtocolMismatch, Unauthorized)
 
 
 @frozen
-class Told:
+class ScenarioResult:
     """What came of a story."""
 
     seed: int
@@ -89,18 +89,18 @@ class Told:
     """What the law has told of jobs and machines, by kind."""
     faults: Counter[str]
     outcomes: Counter[str]
-    breaches: tuple[Breach, ...]
+    breaches: tuple[Violation, ...]
     lines: tuple[str, ...]
     virtual_s: float
 
 
 @define
-class _Bench:
+class _OperationContext:
     """`fray.testing.operations.Bench` of one act."""
 
-    story: Story
+    story: Scenario
     cluster: Cluster
-    desk: Desk
+    desk: DriverState
     rng: random.Random
     token: str
     driver: DriverProcess
@@ -145,15 +145,15 @@ class _Bench:
 
 
 @define(eq=False)
-class Story:
+class Scenario:
     """Made by `tell`."""
 
     seed: Seed
-    plan: Plan
+    plan: ScenarioPlan
     trace: Trace
-    truth: Truth
+    truth: GroundTruth
     network: SimNetwork
-    weather: Weather = Factory(Weather)
+    weather: FaultHistory = Factory(FaultHistory)
     operations: Counter[str] = Factory(Counter)
     acts: Counter[str] = Factory(Counter)
     events: Counter[str] = Factory(Counter)
@@ -169,10 +169,10 @@ class Story:
     cancelled: dict[str, float] = Factory(dict)
     open_acts: dict[int, str] = Factory(dict)
     fault_log: list[tuple[float, float | None]] = Factory(list)
-    house: SimHouse = None  # type: ignore[assignment]
+    house: SimCluster = None  # type: ignore[assignment]
     gone_within_s: float = GONE_WITHIN_S
     steps: int = 0
-    decided: Decided = Factory(Decided)
+    decided: CommittedOutcomes = Factory(CommittedOutcomes)
     _driven: trio.Event = Factory(trio.Event)
     _drivers: dict[int, DriverProcess] = Factory(dict)
     _leaving: dict[str, str] = Factory(dict)
@@ -191,7 +191,7 @@ class Story:
         self.trace.note("law", f"{trio.current_time():.9f}", event, effects)
         checks.law(self.truth, state, self.steps)
         self._count(effects)
-        if isinstance(event, LaunchAsked):
+        if isinstance(event, LaunchRequested):
             for spec in event.launch.jobs:
                 if not spec.detached:
                     self.owners.setdefault(spec.job_id, event.session)
@@ -199,7 +199,7 @@ class Story:
 
     def _count(self, effects: Sequence[Effect]) -> None:
         """What the law says of it. Who uses what was ended for the sake of others may meet an error."""
-        happened = [effect.event.what for effect in effects if isinstance(effect, Happened)]
+        happened = [effect.event.what for effect in effects if isinstance(effect, EventRecorded)]
         self.events.update(happened)
         if "preempted" in happened:
             now = trio.current_time()
@@ -312,7 +312,7 @@ class Story:
             self.say(driver.name, f"has failed: {self._sort_out(error, began, driver.name)}")
 
     async def _act_all(self, driver: DriverProcess, cluster: Cluster, waiting: list[PlannedAct]) -> None:
-        leave, desk = self._leave[driver.name], Desk()
+        leave, desk = self._leave[driver.name], DriverState()
         async with trio.open_nursery() as nursery:
             while waiting and not leave.is_set():
                 with trio.move_on_at(waiting[0].at_s):
@@ -324,13 +324,13 @@ class Story:
             if self._leaving.get(driver.name) == "fails":
                 raise Boom(driver.name)
 
-    async def _act(self, planned: PlannedAct, driver: DriverProcess, cluster: Cluster, desk: Desk) -> None:
+    async def _act(self, planned: PlannedAct, driver: DriverProcess, cluster: Cluster, desk: DriverState) -> None:
         token, began = f"a{planned.number}", trio.current_time()
         rng = self.seed.stream(f"act/{planned.number}")
         self.open_acts[planned.number] = f"{planned.kind} {token} of {driver.name}, begun at {began:.1f}"
         text = "ended with its driver"
         try:
-            text = await acts.ACTS[planned.kind](_Bench(self, cluster, desk, rng, token, driver))
+            text = await acts.ACTS[planned.kind](_OperationContext(self, cluster, desk, rng, token, driver))
             self.acts[planned.kind] += 1
         except BaseException as error:  # sorted out there
             if carries_cancelled(error) or driver.killed:
@@ -371,16 +371,21 @@ def carries_cancelled(error: BaseException) -> bool:
 
 
 async def tell(
-    seed: Seed, plan: Plan, trace: Trace, *, rules: Rules = RULES, gone_within_s: float = GONE_WITHIN_S
-) -> Told:
+    seed: Seed,
+    plan: ScenarioPlan,
+    trace: Trace,
+    *,
+    rules: SchedulerConfig = RULES,
+    gone_within_s: float = GONE_WITHIN_S,
+) -> ScenarioResult:
     """Carry the plan out. Must run under a clock that jumps and within `fray.testing.seed.steady`.
 
     Args:
         gone_within_s: how long anything may live after its owner (P1); where there is no trouble, far less will do.
     """
     network = SimNetwork(seed.stream("network"), trace)
-    truth = Truth(trio.current_time)
-    story = Story(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
+    truth = GroundTruth(trio.current_time)
+    story = Scenario(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
     machines = [MachineSpec(f"m{number}", capacity) for number, capacity in enumerate(plan.machines)]
     with workloads.book(truth), _store(plan) as open_store:
         async with open_house(
@@ -397,7 +402,7 @@ async def tell(
         ) as house:
             story.house, house.on_saved = house, story.saved
             await story.run()
-    return Told(
+    return ScenarioResult(
         seed.number,
         trace.digest,
         trace.count,
@@ -413,7 +418,7 @@ async def tell(
 
 
 @contextmanager
-def _store(plan: Plan) -> Iterator[Callable[[], Store] | None]:
+def _store(plan: ScenarioPlan) -> Iterator[Callable[[], Store] | None]:
     """What opens the store: in memory, or now and then on disk."""
     if not plan.on_disk:
         yield None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import Factory, evolve, frozen
 
-from fray.model.policy.policy import Amounts, Terms
+from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.model.resources import Capacity, Device, PortRange
 
 GB = 1024**3
@@ -137,7 +137,7 @@ class PlannedFault:
 
 
 @frozen
-class Plan:
+class ScenarioPlan:
     """One story before it is told."""
 
     machines: tuple[Capacity, ...]
@@ -149,16 +149,16 @@ class Plan:
     faults: tuple[PlannedFault, ...]
     cloud: bool = False
     """There are machines that can be had (`fray.testing.sim_cloud`)."""
-    terms: Mapping[str, Terms] = Factory(dict)
+    terms: Mapping[str, TenantPolicy] = Factory(dict)
     """What the operator has decided of the users, which are the drivers (``driver0``, …)."""
 
 
-def draw_plan(rng: random.Random, *, acts: int = 100, faults: int = 15) -> Plan:
+def draw_plan(rng: random.Random, *, acts: int = 100, faults: int = 15) -> ScenarioPlan:
     """A story of so many acts (some two operations each) and faults."""
     drawn = [_draw_machine(rng) for _ in range(rng.randint(3, 5))]
     machines = in_slices([evolve(each, attributes={"zone": "ab"[index % 2]}) for index, each in enumerate(drawn)])
     drivers = rng.randint(2, 3)
-    plan = Plan(
+    plan = ScenarioPlan(
         machines=machines,
         drivers=drivers,
         declares=rng.random() < 0.5,
@@ -174,10 +174,10 @@ def draw_plan(rng: random.Random, *, acts: int = 100, faults: int = 15) -> Plan:
     )
 
 
-def _draw_terms(rng: random.Random) -> Terms:
+def _draw_terms(rng: random.Random) -> TenantPolicy:
     """Weights, quotas that may be borrowed beyond, and a few devices that may not: who waits for these gives up."""
     quota = Amounts(cpu_milli=rng.choice((2000, 4000)), devices={"gpu": 4})
-    return Terms(
+    return TenantPolicy(
         weight=rng.choice((1.0, 1.0, 3.0)),
         quota=rng.choice((None, quota)),
         borrow=rng.choice((True, Amounts(cpu_milli=6000, devices={"gpu": 0}))),
@@ -251,8 +251,8 @@ def direct_plan(
     machines: int = 3,
     every_s: float = 1.0,
     cloud: bool = False,
-    terms: Terms | None = None,
-) -> Plan:
+    terms: TenantPolicy | None = None,
+) -> ScenarioPlan:
     """A story by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds).
 
     Args:
@@ -260,7 +260,7 @@ def direct_plan(
     """
     gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
     capacity = Capacity(cpu_milli=4000, memory_bytes=16 * GB, disk_bytes=100 * GB, devices=gpus, ports=PORTS)
-    return Plan(
+    return ScenarioPlan(
         machines=in_slices([capacity] * machines),
         terms={} if terms is None else {"driver0": terms},
         drivers=1,

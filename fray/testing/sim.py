@@ -18,9 +18,9 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from fray.testing.ground_truth import Breach
-from fray.testing.scenario import GONE_WITHIN_S, Told, tell
-from fray.testing.scenario_plans import Plan, draw_plan
+from fray.testing.ground_truth import Violation
+from fray.testing.scenario import GONE_WITHIN_S, ScenarioResult, tell
+from fray.testing.scenario_plans import ScenarioPlan, draw_plan
 from fray.testing.seed import Seed, Trace, steady
 
 PASSES_LIMIT = 200_000
@@ -28,7 +28,7 @@ PASSES_LIMIT = 200_000
 PROGRESS_SEEDS = 20
 
 
-class Circle(Exception):
+class VirtualTimeStuck(Exception):
     """The loop turns and turns, and virtual time stands still."""
 
 
@@ -48,7 +48,7 @@ class _Watchdog(trio.abc.Instrument):
             self.scope.cancel()
 
 
-class _Caught(logging.Handler):
+class _ErrorLogHandler(logging.Handler):
     """Errors that the parts met and only logged: nothing of ours may fail where nobody sees it."""
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class _Caught(logging.Handler):
 
 
 @contextmanager
-def _listening() -> Iterator[_Caught]:
+def _listening() -> Iterator[_ErrorLogHandler]:
     """Hear what the parts log as failures; unless somebody wants to read it (``--verbose``), nothing else is logged."""
-    logger, caught = logging.getLogger("fray"), _Caught()
+    logger, caught = logging.getLogger("fray"), _ErrorLogHandler()
     before = logger.level, logger.propagate
     if logger.level != logging.INFO:
         logger.setLevel(logging.ERROR)
@@ -78,8 +78,8 @@ def _listening() -> Iterator[_Caught]:
 
 
 def run_story(
-    number: int, *, plan: Plan | None = None, trace: Trace | None = None, gone_within_s: float = GONE_WITHIN_S
-) -> Told:
+    number: int, *, plan: ScenarioPlan | None = None, trace: Trace | None = None, gone_within_s: float = GONE_WITHIN_S
+) -> ScenarioResult:
     """Tell the story of a seed: the same seed, the same story, to the last byte on the wire.
 
     Args:
@@ -93,7 +93,7 @@ def run_story(
     seed, trace = Seed(number), trace or Trace()
     chosen = plan or draw_plan(seed.stream("plan"))
     dog = _Watchdog()
-    told: list[Told] = []
+    told: list[ScenarioResult] = []
 
     async def main() -> None:
         with dog.scope:
@@ -102,8 +102,8 @@ def run_story(
     with steady(seed), _listening() as caught:
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
     if not told:
-        raise Circle(f"seed {number}: time stood still")
-    logged = tuple(Breach("house", told[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
+        raise VirtualTimeStuck(f"seed {number}: time stood still")
+    logged = tuple(Violation("house", told[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
     return evolve(told[0], breaches=(*told[0].breaches, *logged))
 
 
@@ -140,7 +140,7 @@ def _tell_one(number: int) -> int:
     return 1 if told.breaches else 0
 
 
-def summary(told: Told) -> str:
+def summary(told: ScenarioResult) -> str:
     """What happened, counted, and what was broken."""
     lines = [
         f"seed {told.seed}: {told.operations.total()} operations, {told.faults.total()} faults",
@@ -182,7 +182,7 @@ def _tell_many(numbers: Iterable[int], jobs: int) -> int:
     return 1 if broken else 0
 
 
-def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, Told | str]]:
+def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, ScenarioResult | str]]:
     if jobs <= 1:
         yield from map(_attempt, numbers)
         return
@@ -190,7 +190,7 @@ def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, Told | st
         yield from pool.imap(_attempt, numbers, chunksize=4)
 
 
-def _attempt(number: int) -> tuple[int, Told | str]:
+def _attempt(number: int) -> tuple[int, ScenarioResult | str]:
     try:
         return number, run_story(number)
     except Exception as error:  # noqa: BLE001  # one seed must not end the others

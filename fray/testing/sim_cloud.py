@@ -19,12 +19,12 @@ from fray.model.policy.machine_groups import (
     MachineState,
     SeenMachine,
 )
-from fray.model.policy.policy import Amounts, Terms
+from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.model.resources import PortRange
 
 if TYPE_CHECKING:
     from fray.scheduler.state.state import State
-    from fray.testing.sim_cluster import Machine, SimHouse
+    from fray.testing.sim_cluster import SimCluster, SimMachine
 
 PROVIDER = "sim"
 CALL_S = (0.01, 1.5)
@@ -63,7 +63,7 @@ GROUPS = (
         boot_timeout_s=60.0,
     ),
 )
-TERMS = Terms(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
+TERMS = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
 """Of every driver, who is a user each."""
 SPEND_LIMIT_PER_HOUR = 13.0
 
@@ -73,7 +73,7 @@ class CloudMachine:
     """One of the cloud's."""
 
     seen: SeenMachine
-    machine: Machine
+    machine: SimMachine
     made_at: float
     shown_at: float
     """From then on lists have it."""
@@ -86,7 +86,7 @@ class CloudMachine:
 class SimCloud:
     """Provider ``sim``, the same object for every life of the controller."""
 
-    house: SimHouse
+    house: SimCluster
     rng: random.Random
     machines: dict[str, CloudMachine] = field(factory=dict)
     made: list[str] = field(factory=list)

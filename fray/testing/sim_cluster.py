@@ -22,7 +22,7 @@ from fray.api.cluster import Cluster, cluster_of
 from fray.controller.provider_driver import Maker
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
-from fray.errors import NodeNameTaken, StoreError
+from fray.errors import NodeNameInUse, StoreError
 from fray.model.ids import Namespace
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello
@@ -32,15 +32,15 @@ from fray.net.transport import Credential
 from fray.node.config import NodeConfig
 from fray.node.logs.store import MemoryLogs
 from fray.node.run import run_node
-from fray.runtime.actors.server import Host
-from fray.runtime.context import Place, open_runtime
+from fray.runtime.actors.server import ActorHostServer
+from fray.runtime.context import RuntimeConfig, open_runtime
 from fray.runtime.threads.executor import InlineExecutor
 from fray.scheduler.effects import Effect, Event
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 from fray.testing.fakes import SimLauncher, SimNetwork
-from fray.testing.ground_truth import Truth, secret_value
+from fray.testing.ground_truth import GroundTruth, secret_value
 from fray.testing.seed import Seed
 from fray.testing.sim_cloud import (
     GROUPS,
@@ -69,7 +69,7 @@ here: ContextVar[str] = ContextVar("fray_sim_machine", default="")
 """The machine that the running task belongs to."""
 
 
-class Killed(Exception):
+class ControllerKilled(Exception):
     """Raised in the middle of a save: the controller's process is gone."""
 
 
@@ -114,7 +114,7 @@ class Freezer:
 # The controller ------------------------------------------------------------------------------------------------------
 
 
-class _Lease:
+class _FencedStore:
     """The store as one life of the controller sees it; after a crash it writes nothing more."""
 
     def __init__(self, store: Store, on_saved: Callable[[int], None]) -> None:
@@ -133,13 +133,13 @@ class _Lease:
         when, self.dies_at_save = self.dies_at_save, ""
         if when == "before":
             self.severed = True
-            raise Killed
+            raise ControllerKilled
         self._store.save(*args, **kwargs)
         self.saves += 1
         self._on_saved(self.saves)
         if when == "after":
             self.severed = True
-            raise Killed
+            raise ControllerKilled
 
     def put_blob(self, data: Any) -> Any:
         if self.severed:
@@ -151,14 +151,14 @@ class _Lease:
             self._store.forget(blobs)
 
 
-class ControllerSeat:
+class SimController:
     """Where the controller runs, one life after another on the same store."""
 
-    def __init__(self, house: SimHouse, open_store: Callable[[], Store]) -> None:
+    def __init__(self, house: SimCluster, open_store: Callable[[], Store]) -> None:
         self._house = house
         self._open_store = open_store
         self._store: Store | None = None
-        self._lease: _Lease | None = None
+        self._lease: _FencedStore | None = None
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._starting = trio.Lock()
@@ -177,12 +177,12 @@ class ControllerSeat:
         self._scope, self._over = trio.CancelScope(), trio.Event()
         self.lives += 1
         self._store = self._open_store()
-        self._lease = _Lease(self._store, self._saved)
+        self._lease = _FencedStore(self._store, self._saved)
         await self._house.nursery.start(self._live, self._lease)
         if self.running is not None:
             self.up_since = trio.current_time()
 
-    async def _live(self, lease: _Lease, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _live(self, lease: _FencedStore, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         here.set(CONTROLLER)
         house = self._house
         try:
@@ -217,7 +217,7 @@ class ControllerSeat:
         if self.running is not None:
             self._house.on_saved(saves, self.running.state)
 
-    def _is_down(self, lease: _Lease) -> None:
+    def _is_down(self, lease: _FencedStore) -> None:
         if not self._over.is_set():
             self._house.network.kill(CONTROLLER)
             lease.severed = True
@@ -245,7 +245,7 @@ class ControllerSeat:
 
 
 def _was_killed(error: BaseException) -> bool:
-    return all(isinstance(leaf, Killed | StoreError) for leaf in _leaves(error))
+    return all(isinstance(leaf, ControllerKilled | StoreError) for leaf in _leaves(error))
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
@@ -257,10 +257,10 @@ def _leaves(error: BaseException) -> list[BaseException]:
 # Machines ------------------------------------------------------------------------------------------------------------
 
 
-class Machine:
+class SimMachine:
     """One machine: while it is up, a node runs on it."""
 
-    def __init__(self, house: SimHouse, name: str, capacity: Capacity) -> None:
+    def __init__(self, house: SimCluster, name: str, capacity: Capacity) -> None:
         self.name, self.capacity = name, capacity
         house.truth.offered[name] = capacity
         self.lives = 0
@@ -309,7 +309,7 @@ class Machine:
             with scope:
                 network = house.network.process(host, self.name)
                 await run_node(config, network, launcher, rng=house.seed.stream(host))
-        except NodeNameTaken:
+        except NodeNameInUse:
             if self.launcher is launcher:  # as the service manager of a machine would: try again
                 self.kill()
                 house.nursery.start_soon(self._boot_later)
@@ -350,7 +350,7 @@ def joining_config(token: str, name: str) -> NodeConfig:
 class DriverProcess:
     """One process of a driver; its name is its host's and its machine's."""
 
-    def __init__(self, house: SimHouse, name: str) -> None:
+    def __init__(self, house: SimCluster, name: str) -> None:
         self.name = name
         self.session = ""
         self.killed = False
@@ -377,7 +377,7 @@ class DriverProcess:
             house.network.process(self.name, self.name),
             [ADDRESS],
             Credential("cluster", TOKEN),
-            Place(role=Role.DRIVER, namespace=namespace, grace_s=grace_s, user=self.name.partition(".")[0]),
+            RuntimeConfig(role=Role.DRIVER, namespace=namespace, grace_s=grace_s, user=self.name.partition(".")[0]),
             rng=house.seed.stream(self.name),
         ) as runtime:
             self.session = runtime.session
@@ -413,16 +413,16 @@ Watcher = Callable[[State, Event, Sequence[Effect]], None]
 """Told of every step of the law, with the state after it."""
 
 
-class SimHouse:
+class SimCluster:
     """The cluster. Made by `open_house`."""
 
     def __init__(
         self,
         seed: Seed,
         network: SimNetwork,
-        truth: Truth,
+        truth: GroundTruth,
         machines: Sequence[MachineSpec],
-        rules: Rules,
+        rules: SchedulerConfig,
         declares: bool,
         open_store: Callable[[], Store],
         nursery: trio.Nursery,
@@ -438,8 +438,8 @@ class SimHouse:
         self.policy: Policy = SHARED
         self.makers: Mapping[str, Maker] | None = None
         self.cloud: SimCloud | None = None
-        self.controller = ControllerSeat(self, open_store)
-        self.machines = {spec.name: Machine(self, spec.name, spec.capacity) for spec in machines}
+        self.controller = SimController(self, open_store)
+        self.machines = {spec.name: SimMachine(self, spec.name, spec.capacity) for spec in machines}
         self.truth.slices = {spec.name: spec.capacity.attributes.get("slice", "") for spec in machines}
 
     def open_cloud(self) -> None:
@@ -448,9 +448,9 @@ class SimHouse:
         self.policy = evolve(self.policy, groups=GROUPS, spend_limit_per_hour=SPEND_LIMIT_PER_HOUR)
         self.makers = {PROVIDER: lambda setting: cloud}
 
-    def hire(self, name: str, capacity: Capacity) -> Machine:
+    def hire(self, name: str, capacity: Capacity) -> SimMachine:
         """A machine more, that is not up yet."""
-        machine = self.machines[name] = Machine(self, name, capacity)
+        machine = self.machines[name] = SimMachine(self, name, capacity)
         return machine
 
     def fire(self, name: str) -> None:
@@ -468,21 +468,21 @@ class SimHouse:
 async def open_house(
     seed: Seed,
     network: SimNetwork,
-    truth: Truth,
+    truth: GroundTruth,
     machines: Sequence[MachineSpec],
     *,
-    rules: Rules,
+    rules: SchedulerConfig,
     declares: bool = False,
     open_store: Callable[[], Store] | None = None,
     watch: Watcher = lambda state, event, effects: None,
     cloud: bool = False,
     policy: Policy | None = None,
-) -> AsyncIterator[SimHouse]:
+) -> AsyncIterator[SimCluster]:
     """A running cluster; everything in it is killed on exit."""
     memory = Store.memory()
     async with trio.open_nursery() as nursery:
         opener = open_store or (lambda: memory)
-        house = SimHouse(seed, network, truth, machines, rules, declares, opener, nursery)
+        house = SimCluster(seed, network, truth, machines, rules, declares, opener, nursery)
         house.policy = policy or house.policy
         if cloud:
             house.open_cloud()
@@ -517,8 +517,11 @@ def _no_threads() -> Iterator[None]:
     def make_runner(name: str, threads: int) -> InlineExecutor:
         return InlineExecutor()
 
-    host = partial(Host, clock=lambda: 0.0, make_runner=make_runner)
-    with mock.patch.object(fray.runtime.context, "Host", host), mock.patch.object(trio.to_thread, "run_sync", _refuse):
+    host = partial(ActorHostServer, clock=lambda: 0.0, make_runner=make_runner)
+    with (
+        mock.patch.object(fray.runtime.context, "ActorHostServer", host),
+        mock.patch.object(trio.to_thread, "run_sync", _refuse),
+    ):
         yield
 
 

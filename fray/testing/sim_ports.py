@@ -11,19 +11,19 @@ import trio
 from trio.testing import memory_stream_pair
 
 import fray.node.port_tunnels
-from fray.net.tunnels.byte_stream import Stream
-from fray.testing.ground_truth import Truth
+from fray.net.tunnels.byte_stream import HalfCloseableStream
+from fray.testing.ground_truth import GroundTruth
 
 
 @contextmanager
-def echoing(truth: Truth, here: Callable[[], str]) -> Iterator[None]:
+def echoing(truth: GroundTruth, here: Callable[[], str]) -> Iterator[None]:
     """Nodes that open a port reach the process that has it, by the book.
 
     Args:
         here: the machine of the running task.
     """
 
-    async def open_port(host: str, port: int) -> Stream:
+    async def open_port(host: str, port: int) -> HalfCloseableStream:
         await trio.lowlevel.checkpoint()
         for life in truth.on(here()):
             if port in life.ports:
@@ -36,7 +36,7 @@ def echoing(truth: Truth, here: Callable[[], str]) -> Iterator[None]:
         yield
 
 
-async def echo(whose: str, stream: Stream) -> None:
+async def echo(whose: str, stream: HalfCloseableStream) -> None:
     """One connection, until its other side has said all, or is gone."""
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         await stream.send_all(f"{whose}\n".encode())

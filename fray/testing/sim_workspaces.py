@@ -13,9 +13,9 @@ from attrs import define, field, frozen
 
 from fray.model.ids import BlobId
 from fray.model.workspace import (
-    Entry,
+    FileEntry,
     Manifest,
-    Piece,
+    ManifestChunk,
     content_of,
     cut,
     manifest_parts,
@@ -62,9 +62,9 @@ def version(number: int) -> SimSource:
     for spans_ in cut([(path, len(content)) for path, content in files.items()]):
         content = b"".join(list(files.values())[index][at : at + size] for index, at, size in spans_)
         blob, packed = pack(content)
-        pieces.append(Piece(_name(blob), len(content), packed))
+        pieces.append(ManifestChunk(_name(blob), len(content), packed))
         data[pieces[-1].blob] = blob
-    entries = [Entry(path, "f", _name(content), len(content)) for path, content in files.items()]
+    entries = [FileEntry(path, "f", _name(content), len(content)) for path, content in files.items()]
     manifest = Manifest(tuple(entries), tuple(pieces))
     text = write_manifest(manifest)
     parts = manifest_parts(text)
@@ -96,7 +96,7 @@ class SimShelf:
     async def get(self, blob: BlobId) -> bytes:
         return self.kept[blob]
 
-    async def lacking(self, manifest: Manifest) -> list[Piece]:
+    async def lacking(self, manifest: Manifest) -> list[ManifestChunk]:
         return [piece for piece in manifest.pieces if piece.blob not in self.kept]
 
     def damage(self, bundle: BlobId, manifest: Manifest) -> str:

@@ -26,7 +26,7 @@ States: Any = tpu_v2.Node.State
 QueueStates: Any = tpu_v2.QueuedResourceState.State
 
 
-class Refusal(Exception):
+class ApiRefusal(Exception):
     """What a call is refused with."""
 
     def __init__(self, status: str, message: str) -> None:
@@ -55,7 +55,7 @@ class Operation:
 
 
 @define
-class Kept:
+class FakeResource:
     """One resource, and how it looked at which time."""
 
     what: Any
@@ -90,8 +90,8 @@ class TpuCloud:
     on_gone: Callable[[tpu_v2.Node], None] = lambda node: None
     unreachable: set[str] = field(factory=set)
     """Zones whose lists are not whole."""
-    nodes: dict[str, Kept] = field(factory=dict)
-    queued: dict[str, Kept] = field(factory=dict)
+    nodes: dict[str, FakeResource] = field(factory=dict)
+    queued: dict[str, FakeResource] = field(factory=dict)
     operations: dict[str, Operation] = field(factory=dict)
     calls: list[str] = field(factory=list)
     """Names of all methods that were called."""
@@ -101,7 +101,7 @@ class TpuCloud:
     """When that is due which happens now."""
     _faults: list[tuple[str, str, str]] = field(factory=list)
     _half: list[int] = field(factory=list)
-    _gone: dict[str, Kept] = field(factory=dict)
+    _gone: dict[str, FakeResource] = field(factory=dict)
     """What lists may still show."""
 
     # Time
@@ -165,10 +165,10 @@ class TpuCloud:
                 self.on_gone(kept.what)
             self._set_node(kept, States[state])
 
-    def _find(self, resources: Mapping[str, Kept], name: str) -> tuple[str, Kept]:
+    def _find(self, resources: Mapping[str, FakeResource], name: str) -> tuple[str, FakeResource]:
         return next((path, kept) for path, kept in resources.items() if path.endswith(f"/{name}"))
 
-    def _suspend(self, owner: Kept, node: str) -> None:
+    def _suspend(self, owner: FakeResource, node: str) -> None:
         self._remove(self.nodes, node)
         self._set_queued(owner, QueueStates.SUSPENDED, initiator="SERVICE")
 
@@ -181,16 +181,16 @@ class TpuCloud:
         for fault in self._faults:
             if fault[0] == method:
                 self._faults.remove(fault)
-                raise Refusal(fault[1], fault[2])
+                raise ApiRefusal(fault[1], fault[2])
         if place:
             self._check_place(place)
 
     def _check_place(self, parent: str) -> None:
         _, project, _, zone = parent.split("/")[:4]
         if project != self.project:
-            raise Refusal("PERMISSION_DENIED", f"Permission denied on resource project {project}.")
+            raise ApiRefusal("PERMISSION_DENIED", f"Permission denied on resource project {project}.")
         if zone not in self.zones:
-            raise Refusal("PERMISSION_DENIED", f"Permission denied on 'locations/{zone}' (or it may not exist).")
+            raise ApiRefusal("PERMISSION_DENIED", f"Permission denied on 'locations/{zone}' (or it may not exist).")
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> Operation:
         self.called("CreateNode", parent)
@@ -200,21 +200,21 @@ class TpuCloud:
         self._make(path, node, operation)
         return operation
 
-    def _check_new(self, name: str, path: str, there: Mapping[str, Kept], node: tpu_v2.Node) -> None:
+    def _check_new(self, name: str, path: str, there: Mapping[str, FakeResource], node: tpu_v2.Node) -> None:
         if not NODE_ID.match(name):
-            raise Refusal("INVALID_ARGUMENT", f"Invalid resource id {name!r}: must match {NODE_ID.pattern}")
+            raise ApiRefusal("INVALID_ARGUMENT", f"Invalid resource id {name!r}: must match {NODE_ID.pattern}")
         if path in there:
-            raise Refusal("ALREADY_EXISTS", f"Resource '{path}' already exists")
+            raise ApiRefusal("ALREADY_EXISTS", f"Resource '{path}' already exists")
         if find_topology(node.accelerator_type) is None:
-            raise Refusal(
+            raise ApiRefusal(
                 "INVALID_ARGUMENT",
                 f'Cloud TPU received a bad request. accelerator type "{node.accelerator_type}" not found',
             )
         if not node.runtime_version:
-            raise Refusal("INVALID_ARGUMENT", "Cloud TPU received a bad request. runtime_version must be set")
+            raise ApiRefusal("INVALID_ARGUMENT", "Cloud TPU received a bad request. runtime_version must be set")
         zone = self.zones[path.split("/")[3]]
         if zone.quota is not None and self._chips(path) + _chips(node) > zone.quota:
-            raise Refusal(
+            raise ApiRefusal(
                 "RESOURCE_EXHAUSTED",
                 f"Quota limit 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: {zone.quota} in zone "
                 f"{path.split('/')[3]}.",
@@ -236,7 +236,7 @@ class TpuCloud:
         made = tpu_v2.Node(node)
         made.name, made.queued_resource = path, queued
         room = self._has_room(path, node)
-        kept = self.nodes[path] = Kept(made, operation)
+        kept = self.nodes[path] = FakeResource(made, operation)
         self._set_node(kept, States.CREATING)
         if not room:
             kept.moves.append((self.now + self.create_s / 2, lambda: self._no_capacity(path, operation)))
@@ -256,7 +256,7 @@ class TpuCloud:
             ),
         )
 
-    def _ready(self, kept: Kept, hosts: int) -> None:
+    def _ready(self, kept: FakeResource, hosts: int) -> None:
         kept.what.network_endpoints = [
             tpu_v2.NetworkEndpoint(ip_address=f"10.0.{len(self.nodes)}.{host + 1}", port=8470) for host in range(hosts)
         ]
@@ -274,7 +274,7 @@ class TpuCloud:
     def _delete_node(self, path: str) -> Operation:
         kept = self.nodes.get(path)
         if kept is None:
-            raise Refusal("NOT_FOUND", f"Resource '{path}' was not found")
+            raise ApiRefusal("NOT_FOUND", f"Resource '{path}' was not found")
         operation = self._begin(path, "delete")
         if kept.what.state == States.READY:
             self.on_gone(kept.what)
@@ -296,7 +296,7 @@ class TpuCloud:
         operation = self._begin(path, "create")
         made = tpu_v2.QueuedResource(queued)
         made.name = path
-        kept = self.queued[path] = Kept(made, operation)
+        kept = self.queued[path] = FakeResource(made, operation)
         self._set_queued(kept, QueueStates.ACCEPTED)
         operation.done, operation.result = True, tpu_v2.QueuedResource(made)
         kept.moves.append((self.now + self.queue_s, lambda: self._select(kept)))
@@ -305,7 +305,7 @@ class TpuCloud:
             kept.moves.append((self.now + patience.total_seconds(), lambda: self._give_up(kept)))
         return operation
 
-    def _select(self, kept: Kept) -> None:
+    def _select(self, kept: FakeResource) -> None:
         spec = kept.what.tpu.node_spec[0]
         path = f"{spec.parent}/nodes/{spec.node_id}"
         if not self._has_room(path, spec.node):
@@ -318,7 +318,7 @@ class TpuCloud:
             node.scheduling_config = tpu_v2.SchedulingConfig(spot=True)
         self._make(path, node, self._begin(path, "create"), kept.what.name)
 
-    def _give_up(self, kept: Kept) -> None:
+    def _give_up(self, kept: FakeResource) -> None:
         if kept.what.state.state in (QueueStates.ACCEPTED, QueueStates.WAITING_FOR_RESOURCES):
             kept.moves.clear()
             self._set_queued(kept, QueueStates.FAILED)
@@ -333,10 +333,10 @@ class TpuCloud:
         self.called("DeleteQueuedResource", path)
         kept = self.queued.get(path)
         if kept is None:
-            raise Refusal("NOT_FOUND", f"Resource '{path}' was not found")
+            raise ApiRefusal("NOT_FOUND", f"Resource '{path}' was not found")
         mine = [name for name, node in self.nodes.items() if node.what.queued_resource == path]
         if not force and mine and kept.what.state.state.name not in STARTABLE:
-            raise Refusal("FAILED_PRECONDITION", f"{path} is {kept.what.state.state.name}; delete its nodes first")
+            raise ApiRefusal("FAILED_PRECONDITION", f"{path} is {kept.what.state.state.name}; delete its nodes first")
         operation = self._begin(path, "delete")
         for name in mine:
             self._delete_node(name)
@@ -372,21 +372,21 @@ class TpuCloud:
         operation = self.operations[name] = Operation(name, target, verb)
         return operation
 
-    def _set_node(self, kept: Kept, state: Any) -> None:
+    def _set_node(self, kept: FakeResource, state: Any) -> None:
         kept.what.state = state
         if state in (States.PREEMPTED, States.TERMINATED):
             kept.moves.clear()
         self._note(kept)
 
-    def _set_queued(self, kept: Kept, state: Any, initiator: str = "SERVICE") -> None:
+    def _set_queued(self, kept: FakeResource, state: Any, initiator: str = "SERVICE") -> None:
         initiators: Any = tpu_v2.QueuedResourceState.StateInitiator
         kept.what.state = tpu_v2.QueuedResourceState(state=state, state_initiator=initiators[initiator])
         self._note(kept)
 
-    def _note(self, kept: Kept) -> None:
+    def _note(self, kept: FakeResource) -> None:
         kept.history.append((self.now, type(kept.what)(kept.what)))
 
-    def _remove(self, resources: dict[str, Kept], path: str) -> None:
+    def _remove(self, resources: dict[str, FakeResource], path: str) -> None:
         kept = resources.pop(path, None)
         if kept is not None:
             kept.history.append((self.now, None))

@@ -22,7 +22,7 @@ from google.cloud.tpu_v2.types import cloud_tpu
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from google.protobuf.empty_pb2 import Empty
 
-from fray.testing.tpu_cloud import Operation, Refusal, TpuCloud
+from fray.testing.tpu_cloud import ApiRefusal, Operation, TpuCloud
 
 SERVICE = "google.cloud.tpu.v2.Tpu"
 
@@ -90,7 +90,7 @@ def _answered(cloud: TpuCloud, answer: Callable[[], Any], context: grpc.Servicer
     try:
         with cloud.lock:
             return answer()
-    except Refusal as refusal:
+    except ApiRefusal as refusal:
         context.abort(grpc.StatusCode[refusal.status], refusal.message)
 
 
@@ -98,7 +98,7 @@ def _get(cloud: TpuCloud, method: str, path: str) -> Any:
     cloud.called(method, path)
     there = cloud.nodes if "/nodes/" in path else cloud.queued
     if path not in there:
-        raise Refusal("NOT_FOUND", f"Resource '{path}' was not found")
+        raise ApiRefusal("NOT_FOUND", f"Resource '{path}' was not found")
     return there[path].what
 
 
@@ -130,7 +130,7 @@ class _Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
         def answer() -> Any:
             self.cloud.called("GetOperation")
             if request.name not in self.cloud.operations:
-                raise Refusal("NOT_FOUND", f"Operation '{request.name}' was not found")
+                raise ApiRefusal("NOT_FOUND", f"Operation '{request.name}' was not found")
             return _operation(self.cloud.operations[request.name])
 
         return _answered(self.cloud, answer, context)

@@ -14,14 +14,14 @@ from attrs import frozen
 import fray
 from fray import ActorHandle, Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig, Secret
 from fray.runtime.context import current
-from fray.testing.ground_truth import Truth
+from fray.testing.ground_truth import GroundTruth
 
 SMALL = ResourceConfig(cpu=0.5, memory="100MB")
-_books: list[Truth] = []
+_books: list[GroundTruth] = []
 
 
 @contextmanager
-def book(truth: Truth) -> Iterator[None]:
+def book(truth: GroundTruth) -> Iterator[None]:
     """The book that errands write into while entered."""
     _books.append(truth)
     try:

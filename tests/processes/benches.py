@@ -10,8 +10,8 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from fray.model.log_records import Chunk, unpack
-from fray.model.specs import EntryKind, JobSpec, Observed, Outcome, Phase, Ticket
+from fray.model.log_records import LogChunk, unpack
+from fray.model.specs import AttemptSpec, EntryKind, JobSpec, ObservedAttempt, Outcome, Phase
 from fray.node.attempts.process_launcher import ProcessLauncher
 
 HERE = str(Path(__file__).parent)
@@ -24,15 +24,15 @@ class Bench:
     """A launcher and all it has told."""
 
     launcher: ProcessLauncher
-    told: list[tuple[Observed, bytes | None]] = field(factory=list)
+    told: list[tuple[ObservedAttempt, bytes | None]] = field(factory=list)
     lines: list[tuple[str, str, str]] = field(factory=list)
     moved: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
-    def on_observed(self, observed: Observed, value: bytes | None) -> None:
+    def on_observed(self, observed: ObservedAttempt, value: bytes | None) -> None:
         self.told.append((observed, value))
         self.moved.unpark_all()
 
-    def on_log(self, attempt_id: str, chunk: Chunk) -> None:
+    def on_log(self, attempt_id: str, chunk: LogChunk) -> None:
         self.lines += [(attempt_id, stream, text) for _, stream, _, texts in unpack(chunk.data) for text in texts]
         self.moved.unpark_all()
 
@@ -42,11 +42,12 @@ class Bench:
         spec = JobSpec(job_id=name, name=name, namespace="space", entry=entry, sys_path=(HERE,), **more)
         attempt = f"{name}:0:0"
         self.launcher.start(
-            Ticket(attempt_id=attempt, spec=spec, controller="unix:/c", key="key", node="n", devices=devices), payload
+            AttemptSpec(attempt_id=attempt, spec=spec, controller="unix:/c", key="key", node="n", devices=devices),
+            payload,
         )
         return attempt
 
-    async def until_phase(self, attempt: str, phase: Phase) -> tuple[Observed, bytes | None]:
+    async def until_phase(self, attempt: str, phase: Phase) -> tuple[ObservedAttempt, bytes | None]:
         with trio.fail_after(LIMIT_S):
             while True:
                 for observed, value in self.told:

@@ -13,7 +13,7 @@ import trio
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import to_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.actors.server import Executor, Host
+from fray.runtime.actors.server import ActorHostServer, Executor
 from fray.runtime.current_call import current_actor
 
 
@@ -67,7 +67,7 @@ class OnMainThread:
 
 async def serve(directory: str, executor: Executor) -> None:
     async with trio.open_nursery() as nursery:
-        host = Host(
+        host = ActorHostServer(
             WebSocketNetwork(),
             incarnation=f"host-{os.getpid()}",
             rng=random.SystemRandom(),

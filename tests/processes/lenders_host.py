@@ -14,7 +14,7 @@ from fray.model.messages.client import ActorEndpoint
 from fray.net.buffers import shared_memory
 from fray.net.codec import to_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.actors.server import Host
+from fray.runtime.actors.server import ActorHostServer
 
 
 class Lender:
@@ -53,7 +53,9 @@ class Lender:
 async def serve(directory: str) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.SystemRandom()
-        host = Host(WebSocketNetwork(), incarnation=f"host-{os.getpid()}", rng=rng, directory=lambda: directory)
+        host = ActorHostServer(
+            WebSocketNetwork(), incarnation=f"host-{os.getpid()}", rng=rng, directory=lambda: directory
+        )
         await nursery.start(host.run)
         await host.listen()
         await host.listen_tcp()

@@ -14,7 +14,7 @@ import trio
 
 import fray
 from fray import Entrypoint, EnvironmentConfig, JobFailed, JobRequest
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from tests.processes.environment_bodies import Uses, where
 
 LIMIT_S = 90.0
@@ -61,7 +61,7 @@ async def test_jobs_and_actors_run_in_containers_and_these_end_with_them(place: 
             none = await launch("none", Entrypoint.from_binary("true"), EnvironmentConfig(docker_image="nowhere"))
             with pytest.raises(JobFailed, match="not found in any registry") as caught:
                 await none.wait()
-            assert caught.value.details["cause"] is Cause.ENVIRONMENT
+            assert caught.value.details["cause"] is EndReason.ENVIRONMENT
 
             stopped = await launch("stopped", Entrypoint.from_binary("sleep", ["1000"]))
             await stopped.wait_running()

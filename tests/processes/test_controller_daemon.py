@@ -19,9 +19,9 @@ import trio
 
 from fray.errors import Unauthorized
 from fray.model.messages.client import ActorEndpoint, ClientHello, Launch, ListJobs, Register, Role, Watch
-from fray.model.messages.node import NodeHello, Report, Wanted
+from fray.model.messages.node import DesiredState, NodeHello, ObservedState
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import EntryKind, JobSpec, JobState, Observed, Phase
+from fray.model.specs import EntryKind, JobSpec, JobState, ObservedAttempt, Phase
 from fray.net.channel.public import Channel, RedialPolicy, run_dialled
 from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, blob_id, decode_message, encode_message
@@ -272,14 +272,14 @@ async def test_kill_minus_nine_loses_nothing_that_was_accepted(daemons: Any, sto
             node = await dialled(
                 nursery, listening, NodeHello(node="n1", incarnation="n1a", boot_id="b", capacity=capacity)
             )
-            node.channel.notice(Report(full=True))
+            node.channel.notice(ObservedState(full=True))
             await driver.ask(Launch(jobs=(job("one"), job("two"))), b"x")
             endpoint = ActorEndpoint(actor_id="a", name="counter", job_id="", namespace="ns", addresses=("tcp:x:1",))
             await driver.ask(Register(endpoint=endpoint))
-            wanted = await node.until(lambda: [n for n in node.notices if isinstance(n, Wanted) and n.wishes])
+            wanted = await node.until(lambda: [n for n in node.notices if isinstance(n, DesiredState) and n.wishes])
             attempt = wanted[-1].wishes[0].attempt_id
-            running = Observed(attempt_id=attempt, phase=Phase.RUNNING, pid=1)
-            node.channel.notice(Report(full=False, observed=(running,)))
+            running = ObservedAttempt(attempt_id=attempt, phase=Phase.RUNNING, pid=1)
+            node.channel.notice(ObservedState(full=False, observed=(running,)))
             while (await driver.ask(ListJobs())).jobs[0].state is not JobState.RUNNING:
                 await driver.until(lambda: True)
 
@@ -291,9 +291,9 @@ async def test_kill_minus_nine_loses_nothing_that_was_accepted(daemons: Any, sto
 
             await driver.until(lambda: driver.resets == 2)
             await node.until(lambda: node.resets == 2)
-            node.channel.notice(Report(full=True, observed=(running,)))
+            node.channel.notice(ObservedState(full=True, observed=(running,)))
             again = await node.until(
-                lambda: [n for n in node.notices if isinstance(n, Wanted) and n.epoch == 2 and n.full]
+                lambda: [n for n in node.notices if isinstance(n, DesiredState) and n.epoch == 2 and n.full]
             )
             assert [wish.attempt_id for wish in again[0].wishes] == [attempt]
             states = {one.name: one.state for one in (await driver.ask(ListJobs())).jobs}

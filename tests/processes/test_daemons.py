@@ -120,7 +120,7 @@ trio.run(main)
             driver.wait()
             driver.stdout.close()
             ended = await cluster.wait(info.job_id)
-            assert (ended.state, ended.cause) == (fray.JobState.STOPPED, fray.Cause.OWNER_ENDED)
+            assert (ended.state, ended.cause) == (fray.JobState.STOPPED, fray.EndReason.OWNER_ENDED)
 
 
 async def test_who_waits_for_a_machine_in_quarantine_is_told_so(lab: Lab) -> None:

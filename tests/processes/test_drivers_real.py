@@ -169,7 +169,7 @@ async def test_drivers_that_were_stopped_for_longer_than_their_grace_go_on_with_
             owned, kept = await watcher.get_job("owned"), await watcher.get_job("kept")
             ended = await owned.wait_ended()
             took_s = trio.current_time() - stopped_at
-            assert (ended.state, ended.cause) == (JobState.STOPPED, fray.Cause.OWNER_ENDED)
+            assert (ended.state, ended.cause) == (JobState.STOPPED, fray.EndReason.OWNER_ENDED)
             assert "the driver was gone for 1 s" in (ended.error_message or "")
             assert took_s <= 1.5 + 1 + 5 + 2, "silence noticed, grace, ladder, and a busy machine"
             await (await watcher.get_job("owned", "sleeper-2")).wait_ended()
@@ -327,11 +327,11 @@ async def test_two_drivers_that_launch_the_same_at_the_same_time_get_the_same_jo
             for jobs in got.values():
                 assert len({job.id for job in jobs}) == 1
                 assert len(jobs) == 2
-            with pytest.raises(fray.NameTaken, match="resources"):
+            with pytest.raises(fray.NameInUse, match="resources"):
                 other = ResourceConfig.with_cpu(cpu=0.2, memory="50MB")
                 request = JobRequest(name="by-name", entrypoint=Entrypoint.from_callable(bodies.hang), resources=other)
                 await two.launch(request, adopt_existing=True)
-            with pytest.raises(fray.NameTaken):
+            with pytest.raises(fray.NameInUse):
                 await two.launch(small("by-name", bodies.double, 1))
             for job, _ in got.values():
                 await job.terminate()

@@ -20,12 +20,12 @@ from attrs import define, evolve, field
 import fray
 from fray import Entrypoint, EnvironmentConfig, JobFailed, JobRequest
 from fray.model.environment import EnvironmentSpec
-from fray.model.specs import Cause, EntryKind, JobSpec, Ticket
+from fray.model.specs import AttemptSpec, EndReason, EntryKind, JobSpec
 from fray.node.config import EnvironmentLimits
 from fray.node.environments.cache import Cache
 from fray.node.environments.preparer import Environments
 from fray.node.linux.process_tree import children
-from fray.node.prepare import NotPrepared, Prepared
+from fray.node.prepare import NotPrepared, PreparedEnvironment
 from fray.testing.wheels import make_wheel, offline
 from tests.processes.environment_bodies import Uses, editions, which_alpha
 
@@ -57,10 +57,12 @@ class Waiter:
         self.lines.append(line)
         self.heard.unpark_all()
 
-    async def prepare(self, *packages: str, python: str = "", entry: EntryKind = EntryKind.CALLABLE) -> Prepared:
+    async def prepare(
+        self, *packages: str, python: str = "", entry: EntryKind = EntryKind.CALLABLE
+    ) -> PreparedEnvironment:
         spec = JobSpec(job_id=self.name, name=self.name, namespace="n", entry=entry)
         spec = evolve(spec, environment=EnvironmentSpec(pip_packages=packages, python=python))
-        ticket = Ticket(attempt_id=f"{self.name}:0:0", spec=spec, controller="unix:/c", key="k", directory="/tmp")
+        ticket = AttemptSpec(attempt_id=f"{self.name}:0:0", spec=spec, controller="unix:/c", key="k", directory="/tmp")
         with trio.fail_after(LIMIT_S):
             return await self.environments.prepare(ticket, self.say)
 
@@ -168,7 +170,7 @@ async def test_what_cannot_be_resolved_fails_in_the_resolver_s_own_words(
         waiter = Waiter(environments, "w")
         with pytest.raises(NotPrepared, match="Because all versions of beta depend on alpha<2") as caught:
             await waiter.prepare("beta", "alpha>1")
-        assert caught.value.cause is Cause.ENVIRONMENT
+        assert caught.value.cause is EndReason.ENVIRONMENT
         assert any("No solution found" in line for line in waiter.lines), "and in the log while it happens"
         with pytest.raises(NotPrepared, match="Bounds in it that nobody wrote are Fray's"):
             await waiter.prepare("attrs<2")
@@ -283,7 +285,7 @@ async def test_a_python_that_is_not_there_is_named_with_the_node_s(tmp_path: Pat
     async with open_environments(tmp_path / "envs", wheels) as environments:
         with pytest.raises(NotPrepared, match=rf"made by Python 3\.99, this node runs Python {own}.*uv python install"):
             await Waiter(environments, "w").prepare(python="3.99")
-        assert await Waiter(environments, "same").prepare(python=own) == Prepared()
+        assert await Waiter(environments, "same").prepare(python=own) == PreparedEnvironment()
 
 
 # Used ----------------------------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ async def test_jobs_actors_and_programs_have_the_packages_they_ask_for(
             with pytest.raises(JobFailed, match="No solution found") as caught:
                 bad = EnvironmentConfig(pip_packages=["beta", "alpha>1"])
                 await launch("bad", Entrypoint.from_callable(which_alpha), bad)
-            assert caught.value.details["cause"] is Cause.ENVIRONMENT
+            assert caught.value.details["cause"] is EndReason.ENVIRONMENT
             info = next(info for info in await cluster.list_jobs() if info.name == "bad")
             assert len(info.attempts) == 1, "never retried"
 

@@ -19,19 +19,19 @@ import fray
 from fray import (
     ActorConfig,
     ActorDied,
-    Cause,
     Cluster,
+    EndReason,
     Entrypoint,
     HealthCheck,
     InvalidRequest,
     Job,
     JobRequest,
     JobState,
-    Ladder,
+    TerminationPolicy,
     blocking,
 )
 from fray.model.monitoring.progress_protocol import STACKS_SIGNAL
-from fray.node.shim.stack_capture import Whom, capture, find_py_spy
+from fray.node.shim.stack_capture import CaptureTarget, capture, find_py_spy
 from tests import watched
 
 LIMIT_S = 60
@@ -139,7 +139,7 @@ async def test_a_stalled_job_begins_anew_if_asked_and_its_record_says_why(tmp_pa
             async with launched(cluster, watched.stall_the_first_time, str(tmp_path / "seen"), **options) as job:
                 assert await job.wait() == "well"
                 first = job.info.attempts[0]
-                assert first.cause is fray.Cause.FAILURE
+                assert first.cause is fray.EndReason.FAILURE
                 assert "stalled: no progress for 0.5 s since it began" in first.message
                 assert "stall_the_first_time" in first.captured
 
@@ -147,7 +147,7 @@ async def test_a_stalled_job_begins_anew_if_asked_and_its_record_says_why(tmp_pa
 async def test_stacks_come_of_a_job_that_is_stuck_in_c_with_the_interpreters_lock() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-            ladder = Ladder(cancel_s=0.1, term_s=0.1)
+            ladder = TerminationPolicy(cancel_s=0.1, term_s=0.1)
             async with launched(cluster, watched.hold_the_interpreter, 60, ladder=ladder) as job:
                 await until(job, lambda info: info.progress is not None)
                 (text,) = (await job.stacks()).values()
@@ -178,7 +178,7 @@ def test_stacks_come_by_py_spy_where_it_is_and_else_by_faulthandler(with_py_spy:
         process.stdout.readline()
         time.sleep(0.05)  # into the call; what is shown before is right, too
         deaf = os.open(os.devnull, os.O_WRONLY)
-        text = capture(Whom(process.pid, deaf, tmp_path, py_spy), time.monotonic() + 8)
+        text = capture(CaptureTarget(process.pid, deaf, tmp_path, py_spy), time.monotonic() + 8)
         os.close(deaf)
         assert process.poll() is None
         assert "stuck_in_c" in text
@@ -236,11 +236,11 @@ async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew
                 await until(job, lambda info: [one.health for one in info.attempts] == ["well", "well"])
                 assert not job.done(), job.info
                 sick.touch()
-                await until(job, lambda info: any(attempt.cause is Cause.FAILURE for attempt in info.attempts))
+                await until(job, lambda info: any(attempt.cause is EndReason.FAILURE for attempt in info.attempts))
                 sick.unlink()
                 info = await until(job, lambda info: [one.health for one in info.attempts[2:]] == ["well", "well"])
                 assert not job.done(), info
-                failed = next(one for one in info.attempts if one.cause is Cause.FAILURE)
+                failed = next(one for one in info.attempts if one.cause is EndReason.FAILURE)
                 wanted = "not healthy: GET /healthz on port 'http' failed 2 times in a row; the last time: status 503"
                 assert failed.message.startswith(wanted)
                 assert "serve_forever" in failed.captured
@@ -261,7 +261,7 @@ async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Pat
                 await trio.sleep(0.02)
             sick.unlink()
             message = "not healthy: the method ping() failed 2 times in a row; the last time: ValueError: it hurts"
-            assert (info.attempts[0].cause, info.attempts[0].message) == (Cause.FAILURE, message)
+            assert (info.attempts[0].cause, info.attempts[0].message) == (EndReason.FAILURE, message)
             assert await patient.count() >= 0
 
 
@@ -278,7 +278,7 @@ async def test_an_actor_that_is_stuck_fails_whether_on_its_thread_or_in_its_loop
                 await patient.block(2.5)  # stuck for longer than it is given
             (listed,) = await cluster.list_jobs(prefix="patient")
             info = await cluster.wait(listed.job_id)
-            assert info.cause is Cause.FAILURE
+            assert info.cause is EndReason.FAILURE
             assert "no answer within 0.25 s" in (info.error_message or "")
             assert "block" in info.attempts[0].captured
 

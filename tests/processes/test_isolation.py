@@ -15,8 +15,8 @@ import trio
 
 import fray
 from fray.errors import LaunchFailed
-from fray.model.specs import Cause, EntryKind, Ladder, Phase
-from fray.node.config import Mode
+from fray.model.specs import EndReason, EntryKind, Phase, TerminationPolicy
+from fray.node.config import PidNamespaceMode
 from fray.node.shim.pid_namespace import applies, isolation, refusal
 from tests.processes.benches import Bench, open_bench
 from tests.processes.trees import lives, open_tree, seconds_until_gone
@@ -24,17 +24,17 @@ from tests.processes.trees import lives, open_tree, seconds_until_gone
 HERE = str(Path(__file__).parent)
 NONE_HERE = refusal()
 needs_namespaces = pytest.mark.skipif(bool(NONE_HERE), reason=f"no PID namespaces: {NONE_HERE}")
-BRANCHES = [pytest.param(Mode.ON, marks=needs_namespaces), Mode.OFF]
+BRANCHES = [pytest.param(PidNamespaceMode.ON, marks=needs_namespaces), PidNamespaceMode.OFF]
 
 
 def test_which_attempts_get_a_namespace() -> None:
     for entry in EntryKind:
-        assert applies(Mode.ON, entry, "")
-        assert not applies(Mode.OFF, entry, "")
-        assert applies(Mode.AUTO, entry, "") is (entry is EntryKind.BINARY)
-        assert not applies(Mode.ON, entry, "refused")
-    assert isolation(Mode.AUTO, "") == "pid_namespace:programs"
-    assert {isolation(Mode.OFF, ""), isolation(Mode.AUTO, "refused")} == {"subreaper"}
+        assert applies(PidNamespaceMode.ON, entry, "")
+        assert not applies(PidNamespaceMode.OFF, entry, "")
+        assert applies(PidNamespaceMode.AUTO, entry, "") is (entry is EntryKind.BINARY)
+        assert not applies(PidNamespaceMode.ON, entry, "refused")
+    assert isolation(PidNamespaceMode.AUTO, "") == "pid_namespace:programs"
+    assert {isolation(PidNamespaceMode.OFF, ""), isolation(PidNamespaceMode.AUTO, "refused")} == {"subreaper"}
 
 
 async def said(bench: Bench, attempt: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def said(bench: Bench, attempt: str) -> dict[str, Any]:
 
 @needs_namespaces
 async def test_in_a_namespace_the_job_sees_its_own_tree_and_the_node_sees_the_machines_numbers(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, pid_namespace=Mode.ON) as bench:
+    async with open_bench(tmp_path, pid_namespace=PidNamespaceMode.ON) as bench:
         attempt = bench.start("inside")
         seen = await said(bench, attempt)
         pid = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
@@ -57,7 +57,7 @@ async def test_in_a_namespace_the_job_sees_its_own_tree_and_the_node_sees_the_ma
         assert bench.launcher.statistics()["attempts"][attempt][1:] == (seen["pid"], pid)  # no two have the same number
         assert bench.launcher.attributes()["isolation"] == "pid_namespace"
         bench.launcher.stop(attempt)
-        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+        assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
         assert not lives(pid)
 
 
@@ -66,24 +66,24 @@ async def test_a_machine_that_refuses_namespaces_says_so_and_works_without(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")
     refusing = {"warm": ("job_bodies:refuse_namespaces",)}
-    async with open_bench(tmp_path / "a", pid_namespace=Mode.AUTO, **refusing) as bench:
+    async with open_bench(tmp_path / "a", pid_namespace=PidNamespaceMode.AUTO, **refusing) as bench:
         assert bench.launcher.attributes()["isolation"] == "subreaper"
         program = bench.start("program", entry=EntryKind.BINARY, argv=("readlink", "/proc/self/ns/pid"))
-        assert (await bench.outcome(program)).cause is Cause.SUCCEEDED
+        assert (await bench.outcome(program)).cause is EndReason.SUCCEEDED
         await bench.until_line(program, os.readlink("/proc/self/ns/pid"))
     with pytest.raises(BaseExceptionGroup) as refused:
-        async with open_bench(tmp_path / "b", pid_namespace=Mode.ON, **refusing):
+        async with open_bench(tmp_path / "b", pid_namespace=PidNamespaceMode.ON, **refusing):
             pass
     assert refused.group_contains(LaunchFailed, match="gives no PID namespaces: not on this machine; say")
 
 
 @pytest.mark.parametrize("mode", BRANCHES)
-async def test_a_storm_with_daemons_is_ended_by_its_ladder_to_the_last(tmp_path: Path, mode: Mode) -> None:
+async def test_a_storm_with_daemons_is_ended_by_its_ladder_to_the_last(tmp_path: Path, mode: PidNamespaceMode) -> None:
     async with open_bench(tmp_path, pid_namespace=mode, subreaper=False) as bench:
-        attempt = bench.start("storm", ladder=Ladder(cancel_s=0, term_s=0))
+        attempt = bench.start("storm", ladder=TerminationPolicy(cancel_s=0, term_s=0))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt)
-        assert (await bench.outcome(attempt)).cause is Cause.STOPPED
+        assert (await bench.outcome(attempt)).cause is EndReason.STOPPED
         assert not [pid for pid in below(str(tmp_path)) if lives(pid)]
 
 

@@ -8,7 +8,7 @@ import signal
 import trio
 
 import fray
-from fray import Cause, Entrypoint, JobGroupConfig, JobRequest, JobRole, JobState, ResourceConfig
+from fray import EndReason, Entrypoint, JobGroupConfig, JobRequest, JobRole, JobState, ResourceConfig
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="64MB")
 
@@ -70,8 +70,8 @@ async def test_an_rl_group_runs_in_order_survives_a_killed_rollout_and_ends_with
             assert told["FRAY_ROLE"] == "trainer"
             assert told["FRAY_GROUP_COORDINATOR_HTTP"] == coordinator.info.attempts[0].addresses["http"]
             assert len(told["FRAY_GROUP_TRAINER_COORDINATOR"].split(",")) == 2
-            assert coordinator.info.cause is other.info.cause is Cause.GROUP
+            assert coordinator.info.cause is other.info.cause is EndReason.GROUP
             assert trainer.info.state is JobState.SUCCEEDED
             started = [job.info.attempts[0].start_time or 0.0 for job in group]
             assert started[0] < started[1] < min(started[2:])
-            assert any(attempt.cause is Cause.KILLED for attempt in victim.info.attempts)
+            assert any(attempt.cause is EndReason.KILLED for attempt in victim.info.attempts)

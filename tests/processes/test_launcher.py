@@ -17,12 +17,12 @@ import pytest
 import trio
 
 from fray.errors import LaunchFailed
-from fray.model.specs import Cause, EntryKind, Ladder, Phase
+from fray.model.specs import EndReason, EntryKind, Phase, TerminationPolicy
 from fray.net.codec import blob_id
 from fray.node.attempts.bootstrap import SWITCH_INTERVAL_S
 from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.linux.process_tree import descendants
-from fray.node.resources.attempt_limit import Room
+from fray.node.resources.attempt_limit import AttemptLimiter
 from tests.processes.benches import HERE, LIMIT_S, Bench, open_bench
 
 FOR_ONE = "this node has descriptors for 1 attempts at a time (see ulimit -Hn)"
@@ -37,7 +37,7 @@ async def test_a_job_runs_and_its_value_comes_back(tmp_path: Path) -> None:
         attempt = bench.start("answer")
         assert await bench.value(attempt) == b"42"
         outcome = await bench.outcome(attempt)
-        assert (outcome.cause, outcome.value, outcome.exit_code) == (Cause.SUCCEEDED, blob_id(b"42"), 0)
+        assert (outcome.cause, outcome.value, outcome.exit_code) == (EndReason.SUCCEEDED, blob_id(b"42"), 0)
         assert outcome.duration_s > 0
         assert [str(observed.phase) for observed, _ in bench.told] == ["running", "ended"]
 
@@ -157,34 +157,34 @@ async def test_variables_that_are_read_at_exec_are_in_force(tmp_path: Path, monk
 async def test_an_exit_without_a_result_is_a_failure_with_the_last_words(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         outcome = await bench.outcome(bench.start("leave", env_vars={"CODE": "3"}))
-        assert (outcome.cause, outcome.exit_code) == (Cause.FAILURE, 3)
+        assert (outcome.cause, outcome.exit_code) == (EndReason.FAILURE, 3)
         assert "oh no" in outcome.message
 
 
 async def test_a_signal_nobody_sent_is_told(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         outcome = await bench.outcome(bench.start("shoot", env_vars={"SIGNAL": "11"}))
-        assert (outcome.cause, outcome.signal) == (Cause.KILLED, signal.SIGSEGV)
+        assert (outcome.cause, outcome.signal) == (EndReason.KILLED, signal.SIGSEGV)
 
 
 async def test_half_a_result_is_none(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("half")
-        assert (await bench.outcome(attempt)).cause is Cause.KILLED
+        assert (await bench.outcome(attempt)).cause is EndReason.KILLED
         assert await bench.value(attempt) is None
 
 
 async def test_a_job_that_is_done_and_does_not_exit_is_helped_and_its_result_counts(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start("linger", ladder=Ladder(term_s=0.1))
+        attempt = bench.start("linger", ladder=TerminationPolicy(term_s=0.1))
         assert await bench.value(attempt) == b"done"
-        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+        assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
 
 
 async def test_a_job_that_cannot_be_set_up_is_no_failure_of_user_code(tmp_path: Path) -> None:
     async with open_bench(tmp_path, entry="no_such_module:main") as bench:
         outcome = await bench.outcome(bench.start("any"))
-        assert outcome.cause is Cause.ENVIRONMENT
+        assert outcome.cause is EndReason.ENVIRONMENT
         assert "No module named 'no_such_module'" in outcome.message
 
 
@@ -194,11 +194,11 @@ async def test_a_job_that_cannot_be_set_up_is_no_failure_of_user_code(tmp_path: 
 )
 async def test_the_ladder_goes_as_far_as_it_must(tmp_path: Path, name: str, said: str) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start(name, ladder=Ladder(cancel_s=0.1, term_s=0.1))
+        attempt = bench.start(name, ladder=TerminationPolicy(cancel_s=0.1, term_s=0.1))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt)
         outcome = await bench.outcome(attempt)
-        assert outcome.cause is Cause.STOPPED
+        assert outcome.cause is EndReason.STOPPED
         assert said in outcome.message
         assert (await bench.until_phase(attempt, Phase.STOPPING))[0].pid is not None
 
@@ -209,41 +209,41 @@ async def test_a_job_that_succeeds_in_spite_of_the_request_has_succeeded(tmp_pat
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt)
         assert await bench.value(attempt) == b"in time"
-        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+        assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
 
 
 async def test_with_notice_the_ladder_begins_later_and_a_program_has_sigterm_at_once(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start("deaf", ladder=Ladder(cancel_s=0.1, term_s=5.0))
+        attempt = bench.start("deaf", ladder=TerminationPolicy(cancel_s=0.1, term_s=5.0))
         await bench.until_line(attempt, "ready")
         begun = trio.current_time()
         bench.launcher.stop(attempt, 0.3)
         outcome = await bench.outcome(attempt)
         assert trio.current_time() - begun >= 0.4
-        assert (outcome.cause, "SIGTERM" in outcome.message) == (Cause.STOPPED, True)
+        assert (outcome.cause, "SIGTERM" in outcome.message) == (EndReason.STOPPED, True)
         argv = ("sh", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")
-        attempt = bench.start("program", entry=EntryKind.BINARY, argv=argv, ladder=Ladder(term_s=0.0))
+        attempt = bench.start("program", entry=EntryKind.BINARY, argv=argv, ladder=TerminationPolicy(term_s=0.0))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt, 30.0)
         with trio.fail_after(20):
             outcome = await bench.outcome(attempt)
-        assert (outcome.cause, outcome.exit_code) == (Cause.STOPPED, 7)
+        assert (outcome.cause, outcome.exit_code) == (EndReason.STOPPED, 7)
 
 
 async def test_kill_waits_for_no_rung(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start("stubborn", ladder=Ladder(cancel_s=60, term_s=60))
+        attempt = bench.start("stubborn", ladder=TerminationPolicy(cancel_s=60, term_s=60))
         await bench.until_line(attempt, "ready")
         bench.launcher.kill(attempt)
         outcome = await bench.outcome(attempt)
-        assert (outcome.cause, outcome.signal) == (Cause.STOPPED, signal.SIGKILL)
+        assert (outcome.cause, outcome.signal) == (EndReason.STOPPED, signal.SIGKILL)
 
 
 async def test_an_attempt_stopped_at_once_ends_whatever_it_was_at(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("deaf")
         bench.launcher.kill(attempt)
-        assert (await bench.outcome(attempt)).cause is Cause.STOPPED
+        assert (await bench.outcome(attempt)).cause is EndReason.STOPPED
 
 
 async def test_a_killed_keeper_takes_its_job_along_and_that_is_told(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ async def test_a_killed_keeper_takes_its_job_along_and_that_is_told(tmp_path: Pa
         job = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
         await bench.until_line(attempt, "ready")
         os.kill(_only_attempt(bench)[1], signal.SIGKILL)
-        assert (await bench.outcome(attempt)).cause is Cause.KILLED
+        assert (await bench.outcome(attempt)).cause is EndReason.KILLED
         assert not _there(f"/proc/{job}")
 
 
@@ -268,13 +268,13 @@ async def test_a_new_zygote_takes_over_and_running_jobs_go_on(tmp_path: Path) ->
 
 async def test_attempts_for_which_a_node_has_no_descriptors_wait_until_another_ends(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        bench.launcher.room = Room(1)
+        bench.launcher.room = AttemptLimiter(1)
         first = bench.start("deaf")
         await bench.until_phase(first, Phase.RUNNING)
         second, third = bench.start("answer"), bench.start("answer-again")
         await bench.until_line(third, "it waits for another attempt to end: " + FOR_ONE)
         bench.launcher.stop(third)
-        assert (await bench.outcome(third)).cause is Cause.STOPPED
+        assert (await bench.outcome(third)).cause is EndReason.STOPPED
         bench.launcher.kill(first)
         assert await bench.value(second) == b"42"
         assert await bench.value(bench.start("answer-later")) == b"42"
@@ -290,7 +290,7 @@ async def test_a_node_without_a_descriptor_says_so_and_goes_on(tmp_path: Path) -
             outcome = await bench.outcome(bench.start("answer"))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert (outcome.cause, "cannot start a process" in outcome.message) == (Cause.ENVIRONMENT, True)
+        assert (outcome.cause, "cannot start a process" in outcome.message) == (EndReason.ENVIRONMENT, True)
         assert await bench.value(bench.start("answer-again")) == b"42"
 
 
@@ -298,9 +298,9 @@ async def test_on_a_full_disk_the_outcome_arrives_all_the_same(tmp_path: Path) -
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("fill", env_vars={"FILE": "outcome.json.part"})
         assert await bench.value(attempt) == b"42"
-        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+        assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
         outcome = await bench.outcome(bench.start("fill-value", env_vars={"FILE": "value"}))
-        assert outcome.cause is Cause.ENVIRONMENT
+        assert outcome.cause is EndReason.ENVIRONMENT
         assert outcome.message == "it ended with a result of 2 bytes, which its machine cannot keep: " + NO_ROOM
 
 
@@ -326,26 +326,26 @@ async def test_a_program_gets_its_arguments_variables_and_exit_code(tmp_path: Pa
     async with open_bench(tmp_path) as bench:
         good = program(bench, "sh", "-c", 'echo "$FRAY_JOB_ID $MINE $0"', "zero", env_vars={"MINE": "1"})
         outcome = await bench.outcome(good)
-        assert (outcome.cause, outcome.exit_code, outcome.message) == (Cause.SUCCEEDED, 0, "")
+        assert (outcome.cause, outcome.exit_code, outcome.message) == (EndReason.SUCCEEDED, 0, "")
         assert bench.lines == [(good, "out", "program 1 zero")]
         bad = program(bench, "sh", "-c", "exit 3", name="bad")
-        assert ((await bench.outcome(bad)).cause, (await bench.outcome(bad)).exit_code) == (Cause.FAILURE, 3)
+        assert ((await bench.outcome(bad)).cause, (await bench.outcome(bad)).exit_code) == (EndReason.FAILURE, 3)
 
 
 async def test_a_program_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         outcome = await bench.outcome(program(bench, "no-such-program"))
-        assert outcome.cause is Cause.ENVIRONMENT
+        assert outcome.cause is EndReason.ENVIRONMENT
         assert outcome.message == "cannot run 'no-such-program': No such file or directory"
 
 
 async def test_a_program_and_its_children_are_asked_to_end_by_sigterm(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 1000 & wait"
-        attempt = program(bench, "sh", "-c", script, ladder=Ladder(cancel_s=60, term_s=5))
+        attempt = program(bench, "sh", "-c", script, ladder=TerminationPolicy(cancel_s=60, term_s=5))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt)
-        assert (await bench.outcome(attempt)).cause is Cause.STOPPED
+        assert (await bench.outcome(attempt)).cause is EndReason.STOPPED
         assert (attempt, "out", "bye") in bench.lines
 
 
@@ -353,7 +353,7 @@ async def test_a_program_can_be_piped_into_one_that_ends_first(tmp_path: Path) -
     async with open_bench(tmp_path) as bench:
         attempt = program(bench, "sh", "-c", "yes | head -n 1")
         with trio.fail_after(LIMIT_S):
-            assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+            assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
 
 
 # The house -----------------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ async def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("scatter")
         job = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
-        assert (await bench.outcome(attempt)).cause is Cause.SUCCEEDED
+        assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
         assert [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _belongs(pid, job)] == []
 
 

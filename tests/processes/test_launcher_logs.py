@@ -13,7 +13,7 @@ from fray.model.messages.node import ReadLog
 from fray.model.specs import Phase
 from fray.node.config import LogRules
 from fray.node.logs.store import LogStore
-from fray.node.logs.writer import Spool
+from fray.node.logs.writer import LogWriter
 from tests.processes.benches import LIMIT_S, Bench, open_bench
 
 
@@ -78,7 +78,7 @@ async def test_what_a_killed_keeper_has_not_read_is_read_by_its_node(tmp_path: P
 async def test_the_next_node_finishes_the_logs_of_the_one_before(tmp_path: Path) -> None:
     store = LogStore(tmp_path / "logs", LogRules())
     log = store.open("old:0:0", lambda chunk: None)
-    spool = Spool(log.directory)
+    spool = LogWriter(log.directory)
     spool.write("out", 1.0, b"whole\n", b"ha")
     spool.write("out", 2.0, b"", b"half")
     (tmp_path / "attempts").mkdir()

@@ -16,17 +16,17 @@ import trio
 
 import fray.node.resources.allocator
 from fray.model.resources import Demand
-from fray.model.specs import Cause, Phase
+from fray.model.specs import EndReason, Phase
 from fray.node.attempts.process_launcher import ProcessLauncher
-from fray.node.linux.cgroups import Groups, find
-from fray.node.resources.allocator import Holdings
+from fray.node.linux.cgroups import CgroupManager, find
+from fray.node.resources.allocator import ResourceAllocator
 from tests.processes.benches import open_bench
 from tests.processes.trees import lives
 
 MB = 1024**2
 
 
-async def start_and_stop(state_dir: str, held: Holdings | None = None) -> None:
+async def start_and_stop(state_dir: str, held: ResourceAllocator | None = None) -> None:
     """The next life of a node."""
     async with trio.open_nursery() as nursery:
         await nursery.start(ProcessLauncher(state_dir, warm=(), holdings=held).run)
@@ -37,9 +37,9 @@ HERE_GROUPS = find("probe")
 needs_groups = pytest.mark.skipif(HERE_GROUPS is None, reason="this machine lets nobody make control groups here")
 
 
-def holdings(state_dir: Path, limiter: str) -> Holdings:
-    groups: Groups | None = find(str(state_dir)) if limiter == "group" else None
-    return Holdings(groups, enforce=limiter != "off")
+def holdings(state_dir: Path, limiter: str) -> ResourceAllocator:
+    groups: CgroupManager | None = find(str(state_dir)) if limiter == "group" else None
+    return ResourceAllocator(groups, enforce=limiter != "off")
 
 
 @pytest.mark.parametrize("limiter", ["watch", pytest.param("group", marks=needs_groups)])
@@ -49,7 +49,7 @@ async def test_a_tree_that_takes_more_than_it_asked_for_is_ended_and_told_what_t
     async with open_bench(tmp_path, holdings=holdings(tmp_path, limiter)) as bench:
         attempt = bench.start("hog", memory_limit_bytes=128 * MB)
         outcome = await bench.outcome(attempt)
-        assert outcome.cause is Cause.OUT_OF_MEMORY
+        assert outcome.cause is EndReason.OUT_OF_MEMORY
         assert "which is the limit" in outcome.message
         assert "Write ResourceConfig(memory='" in outcome.message
         most = 256 * MB if limiter == "group" else 1024 * MB  # who only watches, on a busy machine, comes late
@@ -79,19 +79,19 @@ async def test_pages_that_many_processes_share_count_once(tmp_path: Path) -> Non
     async with open_bench(tmp_path, holdings=holdings(tmp_path, "watch")) as bench:
         attempt = bench.start("share", memory_limit_bytes=200 * MB)  # 7 resident sets of 60 MB and more
         outcome = await bench.outcome(attempt)
-        assert outcome.cause is Cause.SUCCEEDED, outcome.message
+        assert outcome.cause is EndReason.SUCCEEDED, outcome.message
 
 
 async def test_cpu_seconds_are_of_the_whole_tree_strays_included(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         outcome = await bench.outcome(bench.start("burn"))
-        assert outcome.cause is Cause.SUCCEEDED
+        assert outcome.cause is EndReason.SUCCEEDED
         assert 0.2 <= outcome.cpu_s < 5
 
 
 async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_path: Path) -> None:
     mine = sorted(os.sched_getaffinity(0))
-    async with open_bench(tmp_path, holdings=Holdings(None)) as bench:
+    async with open_bench(tmp_path, holdings=ResourceAllocator(None)) as bench:
         whole = {"pin_cpus": True, "demand": Demand(cpu_milli=1000)}
         for number in range(2):
             value = await bench.value(bench.start(f"pinned-{number}", env_vars={"MKL_NUM_THREADS": "7"}, **whole))
@@ -100,7 +100,7 @@ async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_pat
             assert (seen["environ"]["OMP_NUM_THREADS"], seen["environ"]["MKL_NUM_THREADS"]) == ("1", "7")
         more = bench.start("pinned-more", pin_cpus=True, demand=Demand(cpu_milli=(len(mine) + 1) * 1000))
         outcome = await bench.outcome(more)
-        assert outcome.cause is Cause.ENVIRONMENT
+        assert outcome.cause is EndReason.ENVIRONMENT
         assert "it offers more than there are" in outcome.message
 
 
@@ -169,7 +169,7 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_to
     monkeypatch.setattr(fray.node.resourcesces.allocator, "FREE_S", 0.1)
     device = tmp_path / "nvidia0"
     device.touch()
-    held, told = heard(Holdings(None))
+    held, told = heard(ResourceAllocator(None))
     held.files = {"gpu-0": str(device)}
     async with open_bench(tmp_path / "node", holdings=held, offered={"gpu": 1}) as bench:
         with open(device):  # noqa: ASYNC230 - as a driver's daemon has it
@@ -185,7 +185,7 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_to
         assert await told.receive() == {}
 
 
-def heard(holdings: Holdings) -> tuple[Holdings, trio.MemoryReceiveChannel[dict[str, str]]]:
+def heard(holdings: ResourceAllocator) -> tuple[ResourceAllocator, trio.MemoryReceiveChannel[dict[str, str]]]:
     send, receive = trio.open_memory_channel[dict[str, str]](10)
     holdings.on_busy = lambda: send.send_nowait(holdings.busy)
     return holdings, receive
@@ -200,12 +200,12 @@ async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_b
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{here}")
     freezer = Path("/sys/fs/cgroup/freezer") / f"fray-test-{os.getpid()}"
     freezer.mkdir()
-    held, told = heard(Holdings(None))
+    held, told = heard(ResourceAllocator(None))
     try:
         async with open_bench(tmp_path, holdings=held, subreaper=True, warm=("job_bodies:sweep_shortly",)) as bench:
             attempt = bench.start("scatter", devices=("gpu-0",), env_vars={"FREEZER": str(freezer)})
             outcome = await bench.outcome(attempt)
-            assert (outcome.cause, outcome.message[:30]) == (Cause.SUCCEEDED, "1 of its processes could not b")
+            assert (outcome.cause, outcome.message[:30]) == (EndReason.SUCCEEDED, "1 of its processes could not b")
             why = told.receive_nowait()["gpu-0"]
             assert why.startswith("1 processes of scatter:0:0 cannot be ended (below pid ")
             pid = int((freezer / "cgroup.procs").read_text())

@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 import fray
-from fray import Entrypoint, JobRequest, LineKind, ResourceConfig
+from fray import Entrypoint, JobRequest, LogLineKind, ResourceConfig
 from fray.blocking import open_cluster
 from tests.processes.labs import TOKEN, Lab
 
@@ -80,7 +80,7 @@ async def test_the_last_words_outlive_node_and_controller_and_lie_in_the_archive
                 wanted = ["one", "two", "three and more", "last words"]
                 first = f"{work.id}:0:0"
                 found = [line async for line in cluster.logs(work.id, attempt=first)]
-                assert [line.text for line in found if line.kind is LineKind.LINE] == wanted
+                assert [line.text for line in found if line.kind is LogLineKind.LINE] == wanted
                 rest = [(await reader.__anext__()).text for _ in range(3)]
                 assert [text for text in rest if "missing" not in text][:2] == wanted[2:]
                 await cluster.terminate(work)

@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 
 import fray
-from fray import Cause, Entrypoint, JobRequest, ResourceConfig
-from fray.model.specs import Ladder
+from fray import EndReason, Entrypoint, JobRequest, ResourceConfig
+from fray.model.specs import TerminationPolicy
 
 ONE = ResourceConfig(cpu=1, memory="64MB")
 PROGRAM = """
@@ -63,7 +63,7 @@ def test_batch_makes_room_for_a_production_gang_and_goes_on_afterwards(tmp_path:
                 ONE,
                 Entrypoint.from_binary("sh", ["-c", PROGRAM, str(mark)]),
                 priority="batch",
-                ladder=Ladder(term_s=20),
+                ladder=TerminationPolicy(term_s=20),
             )
             jobs = [await cluster.launch(patient), await cluster.launch(program)]
             await until(tmp_path / "ready")
@@ -75,10 +75,10 @@ def test_batch_makes_room_for_a_production_gang_and_goes_on_afterwards(tmp_path:
                 assert await gang.wait() == "rank 0"
                 assert await jobs[0].wait() == "went on from a step"
             info = await jobs[1].wait_ended()
-            assert (info.cause, mark.read_text()) == (Cause.SUCCEEDED, "saved\n")
+            assert (info.cause, mark.read_text()) == (EndReason.SUCCEEDED, "saved\n")
             for job in jobs:
                 assert job.info.retries == {"preempted": 1}
-                assert job.info.attempts[0].cause is Cause.PREEMPTED
+                assert job.info.attempts[0].cause is EndReason.PREEMPTED
                 story = await cluster.story(job)
                 told = next(event.text for event in story if event.what == "preempted")
                 assert told.startswith(f"for {gang.id} (production); lost: ")

@@ -13,14 +13,14 @@ import trio
 from fray.model.resources import Capacity
 from fray.node import inventory, self_test
 from fray.node.config import NodeConfig
-from fray.node.self_test import Probes
+from fray.node.self_test import SelfTest
 from tests.processes.benches import LIMIT_S, Bench, open_bench
 
 
-def probes_of(bench: Bench, directory: Path, found: tuple[str, ...] = ()) -> Probes:
+def probes_of(bench: Bench, directory: Path, found: tuple[str, ...] = ()) -> SelfTest:
     size = Capacity(cpu_milli=1000, memory_bytes=1, disk_bytes=1)
     config = NodeConfig(name="n", controller="unix:/c", token="", capacity=size, state_dir=str(directory), found=found)
-    probes = Probes(config, bench.launcher)
+    probes = SelfTest(config, bench.launcher)
     hear = bench.launcher.on_observed
 
     def on_observed(observed: Any, value: bytes | None) -> None:

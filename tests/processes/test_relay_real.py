@@ -21,7 +21,7 @@ from fray.errors import Unreachable
 from fray.model.messages.client import Role
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.context import Place, open_runtime
+from fray.runtime.context import RuntimeConfig, open_runtime
 from tests import bodies
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -65,7 +65,7 @@ async def walled_driver(lab: Lab, controller: str | None = None) -> AsyncIterato
     network = Walled(controller)
     credential = Credential("cluster", TOKEN)
     rng = random.SystemRandom()
-    async with open_runtime(network, [controller], credential, Place(role=Role.DRIVER), rng=rng) as runtime:
+    async with open_runtime(network, [controller], credential, RuntimeConfig(role=Role.DRIVER), rng=rng) as runtime:
         cluster = cluster_of(runtime)
         yield cluster, network
         await cluster._root.wait_jobs_then_end_actors()

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import fray
-from fray import Cause, Entrypoint, JobRequest, JobState, ResourceConfig
+from fray import EndReason, Entrypoint, JobRequest, JobState, ResourceConfig
 
 TINY = ResourceConfig(cpu=0.1, memory="64MB")
 
@@ -62,7 +62,7 @@ def test_codes_mean_what_is_said_and_each_of_a_template_is_itself(
             assert [infos[name].state for name in good] == [JobState.SUCCEEDED] * 4, infos
             assert (infos["three"].exit_code, infos["by-term"].signal, infos["os._exit"].exit_code) == (3, 15, 3)
             assert await jobs["sys.exit"].wait() is None
-            assert (infos["four"].cause, infos["four"].retries) == (Cause.FAILURE, {})
+            assert (infos["four"].cause, infos["four"].retries) == (EndReason.FAILURE, {})
             assert (infos["five"].exit_code, infos["five"].retries) == (5, {"failure": 1})
             with pytest.raises(ValueError, match="no exit code"):
                 await jobs["raise"].wait()

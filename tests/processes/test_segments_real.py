@@ -20,8 +20,8 @@ from attrs import define, evolve
 from fray.errors import ActorDied
 from fray.model.messages.client import ActorEndpoint
 from fray.net.buffers import shared_memory
-from fray.net.buffers.mapped_segments import Borrowed, Offer
-from fray.net.buffers.shared_memory import Pool
+from fray.net.buffers.mapped_segments import MappedSegments, SharedMemoryOffer
+from fray.net.buffers.shared_memory import SegmentPool
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.calls.caller import Caller
@@ -95,7 +95,7 @@ def exists(path: str | bytes) -> bool:
     return os.path.exists(path)
 
 
-def mine() -> Pool:
+def mine() -> SegmentPool:
     pool = shared_memory.pool()
     assert pool is not None
     return pool
@@ -198,10 +198,12 @@ async def test_over_the_pools_limit_chunks_carry_the_rest(tmp_path: Path) -> Non
 
 def test_the_same_host_is_proven_by_the_nonce_and_nothing_else(tmp_path: Path) -> None:
     pool = mine()
-    assert Borrowed.open(Offer(pool.directory, pool.nonce)) is not None
-    assert Borrowed.open(Offer(pool.directory, "0" * 32)) is None
-    assert Borrowed.open(Offer(pool.directory, "")) is None
-    assert Borrowed.open(Offer(pool.directory.rpartition("-")[0] + "-" + "0" * 32, pool.nonce)) is None
+    assert MappedSegments.open(SharedMemoryOffer(pool.directory, pool.nonce)) is not None
+    assert MappedSegments.open(SharedMemoryOffer(pool.directory, "0" * 32)) is None
+    assert MappedSegments.open(SharedMemoryOffer(pool.directory, "")) is None
+    assert (
+        MappedSegments.open(SharedMemoryOffer(pool.directory.rpartition("-")[0] + "-" + "0" * 32, pool.nonce)) is None
+    )
 
 
 def test_nothing_outside_the_lenders_own_directory_is_ever_opened(tmp_path: Path) -> None:
@@ -210,22 +212,22 @@ def test_nothing_outside_the_lenders_own_directory_is_ever_opened(tmp_path: Path
     imitation.mkdir(mode=0o700)
     (imitation / "nonce").write_text("abc")
     (imitation / "nonce").chmod(0o600)
-    assert Borrowed.open(Offer(str(imitation), "abc")) is None
+    assert MappedSegments.open(SharedMemoryOffer(str(imitation), "abc")) is None
     link = Path("/dev/shm") / ("fray-" + str(os.geteuid()) + "-" + "ab" * 16)
     link.symlink_to(imitation)
     try:
-        assert Borrowed.open(Offer(str(link), "abc")) is None
+        assert MappedSegments.open(SharedMemoryOffer(str(link), "abc")) is None
     finally:
         link.unlink()
-    assert Borrowed.open(Offer(mine().directory + "/../" + name, mine().nonce)) is None
+    assert MappedSegments.open(SharedMemoryOffer(mine().directory + "/../" + name, mine().nonce)) is None
 
 
 def test_a_segment_that_is_a_link_or_too_short_is_refused() -> None:
-    pool = Pool(64 * MB)
+    pool = SegmentPool(64 * MB)
     try:
         kept = pool.keep(memoryview(bytes(MB)))
         assert kept is not None
-        borrowed = Borrowed.open(Offer(pool.directory, pool.nonce))
+        borrowed = MappedSegments.open(SharedMemoryOffer(pool.directory, pool.nonce))
         assert borrowed is not None
         os.symlink("/etc/passwd", f"{pool.directory}/77")
         for number, size in ((77, 10), (78, 10), (kept.number, 4 * MB)):

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import trio
 
-from fray.model.log_records import Chunk
-from fray.model.specs import EntryKind, JobSpec, Observed, Phase, Ticket
+from fray.model.log_records import LogChunk
+from fray.model.specs import AttemptSpec, EntryKind, JobSpec, ObservedAttempt, Phase
 from fray.node.attempts.process_launcher import ProcessLauncher
-from fray.node.config import Mode
+from fray.node.config import PidNamespaceMode
 from fray.node.linux.process_wait import wait_process_end
 
 HERE = str(Path(__file__).parent)
 STORMS = ("storm-a", "storm-b")
 
 
-def ticket(name: str) -> Ticket:
+def ticket(name: str) -> AttemptSpec:
     spec = JobSpec(job_id=name, name=name, namespace="test", entry=EntryKind.CALLABLE, sys_path=(HERE,))
-    return Ticket(attempt_id=f"{name}:0:0", spec=spec, controller="memory:none", key="secret")
+    return AttemptSpec(attempt_id=f"{name}:0:0", spec=spec, controller="memory:none", key="secret")
 
 
 def drive(state_dir: str, ready_fd: int, mode: str) -> None:
@@ -44,21 +44,25 @@ def drive(state_dir: str, ready_fd: int, mode: str) -> None:
 
 async def serve(state_dir: str, ready_fd: int, mode: str, driver: int, unrelated: int) -> None:
     launcher = ProcessLauncher(
-        state_dir, entry="job_bodies:dispatch", warm=("job_bodies",), subreaper=True, pid_namespace=Mode(mode)
+        state_dir,
+        entry="job_bodies:dispatch",
+        warm=("job_bodies",),
+        subreaper=True,
+        pid_namespace=PidNamespaceMode(mode),
     )
     ready: set[str] = set()
     pids: dict[str, int] = {}
 
     numbers = itertools.count()
 
-    def on_observed(observed: Observed, value: bytes | None) -> None:
+    def on_observed(observed: ObservedAttempt, value: bytes | None) -> None:
         if observed.phase is Phase.ENDED:
             launcher.forget(observed.attempt_id)
             launcher.start(ticket(f"storm-{next(numbers)}"), None)
         if observed.phase is Phase.RUNNING and observed.pid is not None:
             pids[observed.attempt_id.partition(":")[0]] = observed.pid
 
-    def on_log(attempt_id: str, chunk: Chunk) -> None:
+    def on_log(attempt_id: str, chunk: LogChunk) -> None:
         before = len(ready)
         ready.add(attempt_id)
         if before < len(ready) == len(STORMS):

@@ -11,8 +11,8 @@ from calling import Stage, Way, open_stage
 
 from fray import Stream
 from fray.errors import ActorDied, CallCycle, FrayError
-from fray.net.transports.memory import Fate
-from fray.runtime.calls.duplex_stream import Conversation
+from fray.net.transports.memory import MessageFault
+from fray.runtime.calls.duplex_stream import DuplexStream
 from fray.runtime.current_call import current_actor
 
 LIVES = 3
@@ -65,7 +65,7 @@ async def talk(way: Way, rng: random.Random) -> None:
     assert len(seen) <= sent
 
 
-async def take(stream: Conversation, seen: list[int]) -> None:
+async def take(stream: DuplexStream, seen: list[int]) -> None:
     try:
         while True:
             seen.append(await stream.receive())
@@ -87,8 +87,8 @@ async def wander(way: Way, rng: random.Random) -> None:
 
 
 async def trouble(stage: Stage, rng: random.Random) -> None:
-    def on_hop(hop: Any) -> Fate:
-        return rng.choice([Fate.LOSE, Fate.LAST]) if rng.random() < 0.003 else Fate.DELIVER
+    def on_hop(hop: Any) -> MessageFault:
+        return rng.choice([MessageFault.LOSE, MessageFault.LAST]) if rng.random() < 0.003 else MessageFault.DELIVER
 
     stage.network.on_hop = on_hop
     for _ in range(rng.randrange(4)):
@@ -114,7 +114,7 @@ async def test_every_conversation_ends_and_says_the_truth(seed: int, autojump_cl
                 nursery.start_soon(trouble, stage, rng)
                 for _ in range(15):
                     nursery.start_soon(rng.choice([talk, wander]), rng.choice(ways), random.Random(rng.random()))
-        stage.network.on_hop = lambda hop: Fate.DELIVER
+        stage.network.on_hop = lambda hop: MessageFault.DELIVER
         await trio.sleep(200)
         left = {name: actor.under_way for name, host in stage.hosts.items() for actor in host.actors.values()}
         assert not any(left.values()), "what nobody waits for has ended"

@@ -12,8 +12,8 @@ import trio.testing
 
 from fray import (
     ActorDied,
-    Cause,
     Cluster,
+    EndReason,
     Entrypoint,
     JobRequest,
     JobState,
@@ -23,17 +23,17 @@ from fray import (
 )
 from fray.api.actors.handle import actor_id_of
 from fray.model.resources import Capacity
-from fray.runtime.controller_client.jobs import JobRecords
-from fray.scheduler.state.rows import Rules
+from fray.runtime.controller_client.jobs import JobTracker
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.testing import workloads
 from fray.testing.fakes import SimNetwork
-from fray.testing.ground_truth import Truth
+from fray.testing.ground_truth import GroundTruth
 from fray.testing.seed import Seed, Trace, steady
 from fray.testing.sim_cluster import (
     CONTROLLER,
     DriverProcess,
     MachineSpec,
-    SimHouse,
+    SimCluster,
     open_house,
 )
 from fray.testing.workloads import SMALL, Counter, request
@@ -42,17 +42,17 @@ GB = 2**30
 HOUR_S = 3600.0
 
 
-def played(story: Callable[[SimHouse], Awaitable[None]], *, machines: int = 2) -> list[str]:
+def played(story: Callable[[SimCluster], Awaitable[None]], *, machines: int = 2) -> list[str]:
     """Play a story on a simulated cluster, on a virtual clock; returns the promises that were broken, in words."""
     breaches: list[str] = []
 
     async def main() -> None:
         seed, trace = Seed(1), Trace()
-        network, truth = SimNetwork(seed.stream("network"), trace), Truth(trio.current_time)
+        network, truth = SimNetwork(seed.stream("network"), trace), GroundTruth(trio.current_time)
         capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
         specs = [MachineSpec(f"m{number}", capacity) for number in range(machines)]
         with workloads.book(truth):
-            async with open_house(seed, network, truth, specs, rules=Rules()) as house:
+            async with open_house(seed, network, truth, specs, rules=SchedulerConfig()) as house:
                 await story(house)
         breaches.extend(breach.text for breach in truth.breaches)
 
@@ -68,7 +68,7 @@ def lingering(name: str, **more: Any) -> JobRequest:
 
 
 async def drive(
-    house: SimHouse,
+    house: SimCluster,
     name: str,
     body: Callable[[Cluster], Awaitable[None]],
     *,
@@ -110,7 +110,7 @@ class Notes:
             self.got[name] = error
 
 
-async def asleep(house: SimHouse, machine: str, span_s: float) -> None:
+async def asleep(house: SimCluster, machine: str, span_s: float) -> None:
     house.freezer.freeze(machine)
     await trio.sleep(span_s)
     house.freezer.thaw(machine)
@@ -122,7 +122,7 @@ async def asleep(house: SimHouse, machine: str, span_s: float) -> None:
 class Laptop:
     """A driver with one waiter of each kind."""
 
-    def __init__(self, house: SimHouse) -> None:
+    def __init__(self, house: SimCluster) -> None:
         self.house = house
         self.notes = Notes()
         self.ready = trio.Event()
@@ -170,7 +170,7 @@ class Laptop:
         }
 
 
-def ended_s(house: SimHouse, job_id: str) -> float:
+def ended_s(house: SimCluster, job_id: str) -> float:
     """When the last process of a job really ended."""
     lives = house.truth.of_job[job_id]
     assert all(life.ended is not None for life in lives)
@@ -178,7 +178,7 @@ def ended_s(house: SimHouse, job_id: str) -> float:
 
 
 def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no_waiter_hangs() -> None:
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         laptop = Laptop(house)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(laptop.live)
@@ -216,7 +216,7 @@ def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no
     assert not played(story)
 
 
-async def adopted(house: SimHouse, job_id: str) -> None:
+async def adopted(house: SimCluster, job_id: str) -> None:
     async def body(cluster: Cluster) -> None:
         kept = await cluster.get_job("kept")
         assert (kept.id, kept.info.state) == (job_id, JobState.RUNNING)
@@ -233,7 +233,7 @@ async def adopted(house: SimHouse, job_id: str) -> None:
 def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_on(
     grace_s: float | None, nap_s: float
 ) -> None:
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         done = []
 
         async def body(cluster: Cluster) -> None:
@@ -266,7 +266,7 @@ def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_
 def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_the_ladder(grace_s: float) -> None:
     """Its connections break at once, so there is no silence to notice."""
 
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         driver, ready, made = DriverProcess(house, "driver"), trio.Event(), []
 
         async def body(cluster: Cluster) -> None:
@@ -299,7 +299,7 @@ async def launch_child(name: str) -> None:
 
 
 def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             actor = await cluster.create_actor(Teller, name="counter")
             job = await cluster.launch(request("across", workloads.give, "across", 5, 200.0))
@@ -319,7 +319,7 @@ def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
 
 
 def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_slate() -> None:
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         made = []
 
         async def body(cluster: Cluster) -> None:
@@ -352,7 +352,7 @@ def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_s
 
 
 def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_its_job_runs_elsewhere() -> None:
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             job = await cluster.launch(request("moved", workloads.give, "moved", 5, 1000.0))
             first = (await job.wait_running()).attempts[0].node
@@ -360,8 +360,8 @@ def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_
             assert await job.wait() == 5
             attempts = (await cluster.poll(job)).attempts
             assert [(one.node == first, one.cause) for one in attempts] == [
-                (True, Cause.MACHINE_LOST),
-                (False, Cause.SUCCEEDED),
+                (True, EndReason.MACHINE_LOST),
+                (False, EndReason.SUCCEEDED),
             ]
             await trio.sleep(10)
             assert all(node.alive for node in await cluster.nodes())
@@ -378,7 +378,7 @@ def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_
 
 
 def test_what_a_scope_left_behind_while_the_controller_was_away_ends_when_it_is_back() -> None:
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             with trio.CancelScope() as cancel:
                 async with cluster.open_scope("run") as scope:
@@ -397,7 +397,7 @@ def test_what_a_scope_left_behind_while_the_controller_was_away_ends_when_it_is_
     assert not played(story)
 
 
-def ended_is_unknown(house: SimHouse, job_id: str) -> bool:
+def ended_is_unknown(house: SimCluster, job_id: str) -> bool:
     return any(life.ended is None for life in house.truth.of_job[job_id])
 
 
@@ -406,15 +406,15 @@ def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_wa
 ) -> None:
     begun: list[trio.Event] = []
 
-    async def watch_again(self: JobRecords) -> None:
+    async def watch_again(self: JobTracker) -> None:
         for event in begun:
             event.set()
         await really(self)
 
-    really = JobRecords.watch_again
-    monkeypatch.setattr(JobRecords, "watch_again", watch_again)
+    really = JobTracker.watch_again
+    monkeypatch.setattr(JobTracker, "watch_again", watch_again)
 
-    async def story(house: SimHouse) -> None:
+    async def story(house: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             jobs = [
                 await cluster.launch(workloads.request(f"j{number}", workloads.give, f"j{number}", number, 30.0))

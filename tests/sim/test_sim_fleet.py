@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fray.controller.provider_driver import Scaler
+from fray.controller.provider_driver import ProviderDriver
 from fray.scheduler.autoscaler import provider_events
 from fray.testing.scenario_plans import direct_plan
 from fray.testing.sim import run_story
@@ -45,10 +45,10 @@ def _noted(clouds: list[SimCloud]) -> Any:
 
 
 def test_a_machine_that_is_never_deleted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def delete(self: Scaler, *arguments: object) -> None:
+    async def delete(self: ProviderDriver, *arguments: object) -> None:
         pass
 
-    monkeypatch.setattr(Scaler, "_delete", delete)
+    monkeypatch.setattr(ProviderDriver, "_delete", delete)
     assert "has nothing to do and has" in broken()
 
 

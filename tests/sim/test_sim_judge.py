@@ -11,14 +11,14 @@ import fray.api.scope
 import fray.runtime.controller_client.client
 import fray.scheduler.lifecycle
 from fray.controller.store import Store
-from fray.model.specs import Cause, Ticket
+from fray.model.specs import AttemptSpec, EndReason
 from fray.node.config import NodeConfig
-from fray.node.health.metrics_report import Vitals
-from fray.node.membership import Member
-from fray.runtime.calls.wire import Fate
+from fray.node.health.metrics_report import MetricsReporter
+from fray.node.membership import ClusterMembership
+from fray.runtime.calls.wire import LossAction
 from fray.scheduler.jobs import transitions
-from fray.testing.scenario import Told
-from fray.testing.scenario_plans import Plan, direct_plan
+from fray.testing.scenario import ScenarioResult
+from fray.testing.scenario_plans import ScenarioPlan, direct_plan
 from fray.testing.sim import run_story
 from fray.testing.workloads import Boom
 
@@ -26,11 +26,11 @@ CALM_S = 12.0
 Patch = pytest.MonkeyPatch
 
 
-def breaches(told: Told, promise: str) -> list[str]:
+def breaches(told: ScenarioResult, promise: str) -> list[str]:
     return [breach.text for breach in told.breaches if breach.promise == promise]
 
 
-def calm(*acts: str) -> Plan:
+def calm(*acts: str) -> ScenarioPlan:
     return direct_plan(acts, [])
 
 
@@ -46,8 +46,8 @@ def test_a_node_that_does_not_end_what_it_should_breaks_p1(monkeypatch: Patch) -
         if type(action).__name__ not in ("Stop", "Kill"):
             really(self, action)
 
-    really = Member._act
-    monkeypatch.setattr(Member, "_act", deaf)
+    really = ClusterMembership._act
+    monkeypatch.setattr(ClusterMembership, "_act", deaf)
     told = run_story(1, plan=calm("cancelled scope", "cancelled scope"), gone_within_s=CALM_S)
     assert any("was ended" in text for text in breaches(told, "P1"))
 
@@ -71,13 +71,13 @@ def test_jobs_that_stall_and_fall_ill_come_to_the_ends_they_should() -> None:
 
 
 def test_a_node_that_lets_stalled_jobs_live_breaks_p1(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Member, "condemn", lambda *arguments: None)
+    monkeypatch.setattr(ClusterMembership, "condemn", lambda *arguments: None)
     told = run_story(1, plan=calm("stalled job"), gone_within_s=CALM_S)
     assert any("stalled at" in text for text in breaches(told, "P1"))
 
 
 def test_a_node_that_loses_the_stacks_breaks_p10(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Vitals, "capture", lambda *arguments: None)
+    monkeypatch.setattr(MetricsReporter, "capture", lambda *arguments: None)
     told = run_story(1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S)
     assert len(breaches(told, "P10")) >= 3
 
@@ -89,7 +89,7 @@ def test_a_scope_that_raises_something_else_breaks_p2(monkeypatch: Patch) -> Non
 
 
 def test_a_lost_notice_breaks_p3(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(fray.runtime.controller_client.client.ControllerLink, "_notice", lambda *arguments: None)
+    monkeypatch.setattr(fray.runtime.controller_client.client.ControllerClient, "_notice", lambda *arguments: None)
     told = run_story(1, plan=calm("value job"))
     assert any("value job" in text for text in breaches(told, "P3"))
 
@@ -97,7 +97,7 @@ def test_a_lost_notice_breaks_p3(monkeypatch: Patch) -> None:
 def test_a_call_that_is_repeated_on_its_own_breaks_p4(monkeypatch: Patch) -> None:
     import fray.runtime.calls.route as route
 
-    monkeypatch.setattr(route, "fate", lambda **facts: Fate.REPEAT)
+    monkeypatch.setattr(route, "fate", lambda **facts: LossAction.REPEAT)
     seen = _until("P4", lambda seed: direct_plan(
         ["make an actor"] * 4 + ["pipelined calls", "relayed call"] * 20,
         [(4.0 + number, "kill process", 0.1) for number in range(15)],
@@ -111,8 +111,8 @@ def test_an_attempt_that_is_started_twice_breaks_p4(monkeypatch: Patch) -> None:
         really(self, wish)
         really(self, wish)
 
-    really = Member._start
-    monkeypatch.setattr(Member, "_start", twice)
+    really = ClusterMembership._start
+    monkeypatch.setattr(ClusterMembership, "_start", twice)
     told = run_story(1, plan=calm("value job"))
     assert any("was started again" in text for text in breaches(told, "P4"))
 
@@ -125,13 +125,13 @@ def test_a_node_that_keeps_its_attempts_beyond_the_lease_breaks_p5(monkeypatch: 
 
 
 def test_a_node_that_gives_out_a_device_of_its_own_choice_breaks_p6(monkeypatch: Patch) -> None:
-    def generous(self: Any, *asked: Any) -> Ticket:
+    def generous(self: Any, *asked: Any) -> AttemptSpec:
         from attrs import evolve
 
         return evolve(really(self, *asked), devices=("gpu-0",))
 
-    really = Member._ticket
-    monkeypatch.setattr(Member, "_ticket", generous)
+    really = ClusterMembership._ticket
+    monkeypatch.setattr(ClusterMembership, "_ticket", generous)
     told = run_story(1, plan=calm("device gang", "device gang", "gang", "gang"))
     assert any("gpu-0" in text for text in breaches(told, "P6"))
 
@@ -148,12 +148,12 @@ def test_a_store_that_loses_jobs_breaks_p7(monkeypatch: Patch) -> None:
 
 
 def test_an_error_that_no_fault_explains_is_a_breach(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(fray.scheduler.lifecycle.FINAL, Cause.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED)  # type: ignore[arg-type]
+    monkeypatch.setitem(fray.scheduler.lifecycle.FINAL, EndReason.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED)  # type: ignore[arg-type]
     told = run_story(1, plan=calm("value job"))
     assert any("JobFailed" in text for text in breaches(told, "house"))
 
 
-def _until(promise: str, plan: Callable[[int], Plan]) -> list[str]:
+def _until(promise: str, plan: Callable[[int], ScenarioPlan]) -> list[str]:
     """The breaches of the first of a few seeds that has any."""
     for seed in range(6):
         found = breaches(run_story(seed, plan=plan(seed)), promise)

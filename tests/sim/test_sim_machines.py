@@ -7,19 +7,19 @@ import pytest
 from fray.scheduler.nodes import drain
 from fray.scheduler.state import nodes
 from fray.scheduler.state.rows import Node, NodePhase
-from fray.testing.scenario import Told
-from fray.testing.scenario_plans import Plan, direct_plan
+from fray.testing.scenario import ScenarioResult
+from fray.testing.scenario_plans import ScenarioPlan, direct_plan
 from fray.testing.seed import Trace
 from fray.testing.sim import run_story
 
 JOBS = ("value job", "program", "sync job", "background job")
-BAD: Plan = direct_plan(JOBS * 20, [(5.0, "bad machine", 60.0)], every_s=0.7)
-DRAINED: Plan = direct_plan(
+BAD: ScenarioPlan = direct_plan(JOBS * 20, [(5.0, "bad machine", 60.0)], every_s=0.7)
+DRAINED: ScenarioPlan = direct_plan(
     ("make an actor", "background job", "gang", "value job") * 6, [(4.0, "out of service", 8.0)] * 6, every_s=1.0
 )
 
 
-def broken(told: Told) -> list[str]:
+def broken(told: ScenarioResult) -> list[str]:
     return [breach.text for breach in told.breaches if breach.promise == "law"]
 
 

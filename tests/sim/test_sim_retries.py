@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from fray.scheduler.jobs import retries, submit, transitions
-from fray.testing.scenario import Told
-from fray.testing.scenario_plans import Plan, direct_plan
+from fray.testing.scenario import ScenarioResult
+from fray.testing.scenario_plans import ScenarioPlan, direct_plan
 from fray.testing.sim import run_story
 
 Patch = pytest.MonkeyPatch
 KINDS = ("stumbling job", "ruled program", "template", "adopted job", "job of an id", "gang that breaks")
 
 
-def breaches(told: Told, promise: str) -> list[str]:
+def breaches(told: ScenarioResult, promise: str) -> list[str]:
     return [breach.text for breach in told.breaches if breach.promise == promise]
 
 
-def calm(*acts: str) -> Plan:
+def calm(*acts: str) -> ScenarioPlan:
     return direct_plan(acts, [], every_s=0.3)
 
 

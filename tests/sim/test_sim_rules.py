@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from fray.controller.connections.join_tokens import Joins
+from fray.controller.connections.join_tokens import JoinTokens
 from fray.errors import SessionEnded
-from fray.model.messages.node import JoinAsked, JoinGiven
+from fray.model.messages.node import JoinGrant, JoinRequest
 from fray.model.resources import Capacity
-from fray.model.specs import Cause, Ticket, Wish
+from fray.model.specs import AttemptSpec, DesiredAttempt, EndReason
 from fray.node.logs.store import MemoryLogs
-from fray.node.membership import Member
+from fray.node.membership import ClusterMembership
 from fray.node.port_tunnels import Forwards
 from fray.scheduler import lifecycle
 from fray.scheduler.jobs import groups, retries, submit
@@ -56,11 +56,11 @@ def test_nothing_is_broken_while_machines_and_controllers_fall_and_drivers_sleep
 def misled(patch: Patch, **wrong: Any) -> None:
     """Have nodes tell each attempt something else than they were told."""
 
-    def told(self: Member, wish: Wish, known: dict[str, str]) -> Ticket:
+    def told(self: ClusterMembership, wish: DesiredAttempt, known: dict[str, str]) -> AttemptSpec:
         return evolve(really(self, wish, known), **wrong)
 
-    really = Member._ticket
-    patch.setattr(Member, "_ticket", told)
+    really = ClusterMembership._ticket
+    patch.setattr(ClusterMembership, "_ticket", told)
 
 
 def test_one_port_for_two_is_seen(monkeypatch: Patch) -> None:
@@ -104,12 +104,12 @@ def test_slices_that_are_mixed_are_seen(monkeypatch: Patch) -> None:
 
 
 def test_a_retry_for_memory_that_is_not_given_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(lifecycle.BUDGETS, Cause.OUT_OF_MEMORY, None)  # type: ignore[arg-type]
+    monkeypatch.setitem(lifecycle.BUDGETS, EndReason.OUT_OF_MEMORY, None)  # type: ignore[arg-type]
     assert "had 1 tries, not 2" in broken("memory hog")
 
 
 def test_packages_that_are_tried_again_are_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(lifecycle.BUDGETS, Cause.ENVIRONMENT, Budget.FAILURE)  # type: ignore[arg-type]
+    monkeypatch.setitem(lifecycle.BUDGETS, EndReason.ENVIRONMENT, Budget.FAILURE)  # type: ignore[arg-type]
     assert "was tried again although it cannot be made" in broken(*["packaged job"] * 6)
 
 
@@ -164,18 +164,18 @@ def test_a_join_token_is_spent_once_over_crashes_in_the_midst_of_a_save() -> Non
 
 
 def test_a_token_that_is_spent_by_nobody_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Joins, "_keep", lambda self, unit, kept: None)
+    monkeypatch.setattr(JoinTokens, "_keep", lambda self, unit, kept: None)
     assert "one join token has let in" in broken("machine let in")
 
 
 def test_a_token_whose_use_is_not_saved_is_seen(monkeypatch: Patch) -> None:
     """Only the life of the controller that was told remembers it: the machine that comes after a crash is let in."""
-    really = Joins.spend
+    really = JoinTokens.spend
 
-    def spend(self: Joins, key_id: str, asked: JoinAsked, remote: str, now: float) -> JoinGiven:
+    def spend(self: JoinTokens, key_id: str, asked: JoinRequest, remote: str, now: float) -> JoinGrant:
         if asked.node.endswith("late"):
             self._units.clear()
         return really(self, key_id, asked, remote, now)
 
-    monkeypatch.setattr(Joins, "spend", spend)
+    monkeypatch.setattr(JoinTokens, "spend", spend)
     assert "has let in a third machine" in broken("machine let in")

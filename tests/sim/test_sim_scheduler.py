@@ -7,37 +7,37 @@ from typing import Any
 
 import pytest
 
-from fray.model.policy.policy import Amounts, Terms
-from fray.node.membership import Member
+from fray.model.policy.policy import Amounts, TenantPolicy
+from fray.node.membership import ClusterMembership
 from fray.node.reconcile import Stop
 from fray.scheduler import timer_dispatch
 from fray.scheduler.autoscaler import plan as scaling
-from fray.scheduler.autoscaler.bin_packing import Packing
+from fray.scheduler.autoscaler.bin_packing import PackingEstimate
 from fray.scheduler.pool import pool
 from fray.scheduler.preemption import preemption
 from fray.scheduler.queue import quotas
 from fray.scheduler.state.reservations import RESERVATION
 from fray.scheduler.state.tables import Tables
-from fray.testing.scenario import Told
-from fray.testing.scenario_plans import Plan, direct_plan
+from fray.testing.scenario import ScenarioResult
+from fray.testing.scenario_plans import ScenarioPlan, direct_plan
 from fray.testing.sim import run_story
 
 Patch = pytest.MonkeyPatch
-ANYTHING = Terms()
+ANYTHING = TenantPolicy()
 CROWDED = direct_plan(
     ["crowd", "crowd", "crowded gang", "production gang"] * 2, [], machines=3, every_s=4.0, terms=ANYTHING
 )
 LIMITED = direct_plan(["limited job"] * 4, [])
 RESERVED = direct_plan(["open reservation", "kept units", "expiring reservation", "crowd"] * 5, [], every_s=0.7)
-FEW_DEVICES = Terms(quota=Amounts(devices={"gpu": 4}), borrow=False)
+FEW_DEVICES = TenantPolicy(quota=Amounts(devices={"gpu": 4}), borrow=False)
 QUOTAS = direct_plan(["device gang"] * 8, [], every_s=0.5, terms=FEW_DEVICES)
 
 
-def broken(plan: Plan, seed: int = 1) -> str:
+def broken(plan: ScenarioPlan, seed: int = 1) -> str:
     return "\n".join(str(breach) for breach in told(plan, seed).breaches)
 
 
-def told(plan: Plan, seed: int = 1) -> Told:
+def told(plan: ScenarioPlan, seed: int = 1) -> ScenarioResult:
     return run_story(seed, plan=plan)
 
 
@@ -50,7 +50,7 @@ def test_a_production_gang_takes_the_places_of_others_and_no_promise_is_broken()
 
 def test_what_is_claimed_by_two_is_kept_for_both() -> None:
     """Their user's quota holds them back while their victims end: each alone would leave room for a third one."""
-    quota = Terms(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
+    quota = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
     crowd = ["crowd", "crowd", "crowded gang", "production gang"] * 2
     assert "claims more of" not in broken(direct_plan(crowd, [], machines=3, every_s=4.0, terms=quota))
 
@@ -73,12 +73,12 @@ def test_a_job_ends_when_its_time_is_over() -> None:
 
 
 def test_a_job_that_goes_on_when_its_time_is_over_is_seen(monkeypatch: Patch) -> None:
-    def deaf(self: Member, action: Any) -> None:
+    def deaf(self: ClusterMembership, action: Any) -> None:
         if not isinstance(action, Stop):
             really(self, action)
 
-    really = Member._act
-    monkeypatch.setattr(Member, "_act", deaf)
+    really = ClusterMembership._act
+    monkeypatch.setattr(ClusterMembership, "_act", deaf)
     assert "the time of a0 was over" in broken(direct_plan(["limited job"], []))
 
 
@@ -113,10 +113,10 @@ def test_a_machine_that_is_given_away_more_than_once_is_seen(monkeypatch: Patch)
 
 
 def test_more_machines_than_the_maximum_are_seen(monkeypatch: Patch) -> None:
-    def roomy(*arguments: Any, **named: Any) -> Packing:
-        return Packing(*arguments, **named | {"rooms": dict.fromkeys(named["rooms"], 9)})
+    def roomy(*arguments: Any, **named: Any) -> PackingEstimate:
+        return PackingEstimate(*arguments, **named | {"rooms": dict.fromkeys(named["rooms"], 9)})
 
-    monkeypatch.setattr(scaling, "Packing", roomy)
+    monkeypatch.setattr(scaling, "PackingEstimate", roomy)
     monkeypatch.setattr(scaling, "_cut", lambda *arguments: None)  # which takes back what is too much in the same step
     plan = direct_plan(["crowd"] * 12, [], machines=1, cloud=True, every_s=0.1, terms=ANYTHING)
     assert "units at most" in broken(plan)

@@ -15,16 +15,16 @@ import fray
 from fray import Cluster
 from fray.model.resources import Capacity
 from fray.net.channel.dialer import AFTER_STOP_S
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.testing import workloads
 from fray.testing.fakes import SimNetwork
-from fray.testing.ground_truth import Truth
+from fray.testing.ground_truth import GroundTruth
 from fray.testing.seed import Seed, Trace, steady
 from fray.testing.sim_cluster import (
     CONTROLLER,
     DriverProcess,
     MachineSpec,
-    SimHouse,
+    SimCluster,
     open_house,
 )
 from fray.testing.workloads import Counter, request
@@ -34,17 +34,17 @@ STOP_S = 700.0
 Patch = pytest.MonkeyPatch
 
 
-def played(body: Callable[[SimHouse, Cluster], Awaitable[None]]) -> list[str]:
+def played(body: Callable[[SimCluster, Cluster], Awaitable[None]]) -> list[str]:
     """One driver on a cluster of two machines; returns the promises that were broken, in words."""
     breaches: list[str] = []
 
     async def main() -> None:
         seed, trace = Seed(1), Trace()
-        network, truth = SimNetwork(seed.stream("network"), trace), Truth(trio.current_time)
+        network, truth = SimNetwork(seed.stream("network"), trace), GroundTruth(trio.current_time)
         capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
         specs = [MachineSpec(f"m{number}", capacity) for number in range(2)]
         with workloads.book(truth):
-            async with open_house(seed, network, truth, specs, rules=Rules()) as house:
+            async with open_house(seed, network, truth, specs, rules=SchedulerConfig()) as house:
                 driver = DriverProcess(house, "driver")
                 await driver.run(lambda cluster: body(house, cluster), namespace=None, grace_s=30.0)
         breaches.extend(breach.text for breach in truth.breaches)
@@ -54,13 +54,13 @@ def played(body: Callable[[SimHouse, Cluster], Awaitable[None]]) -> list[str]:
     return breaches
 
 
-async def stopped(house: SimHouse, machine: str, span_s: float = STOP_S) -> None:
+async def stopped(house: SimCluster, machine: str, span_s: float = STOP_S) -> None:
     house.freezer.freeze(machine)
     await trio.sleep(span_s)
     house.freezer.thaw(machine)
 
 
-async def call_while_it_is_stopped(house: SimHouse, cluster: Cluster) -> None:
+async def call_while_it_is_stopped(house: SimCluster, cluster: Cluster) -> None:
     """The call lies in the actor's socket until the machine wakes; its caller has long been told that it is lost."""
     counter = await cluster.create_actor(Counter, name="counter", max_restarts=1)
     assert await counter.add("before") == 1
@@ -86,7 +86,7 @@ def test_a_host_that_reads_old_calls_is_seen(monkeypatch: Patch) -> None:
 
 
 def test_callers_that_come_back_are_let_in_once_the_host_knows_that_it_still_may() -> None:
-    async def body(house: SimHouse, cluster: Cluster) -> None:
+    async def body(house: SimCluster, cluster: Cluster) -> None:
         counter = await cluster.create_actor(Counter, name="counter")
         assert await counter.add("before") == 1
         (life,) = house.truth.living.values()
@@ -99,7 +99,7 @@ def test_callers_that_come_back_are_let_in_once_the_host_knows_that_it_still_may
 
 
 def test_what_was_about_to_begin_on_a_stopped_machine_does_not_begin_when_it_wakes() -> None:
-    async def body(house: SimHouse, cluster: Cluster) -> None:
+    async def body(house: SimCluster, cluster: Cluster) -> None:
         job = await cluster.launch(request("late", workloads.give, "late", 7, 1.0))
         machine = await holder_of(house)
         async with trio.open_nursery() as nursery:
@@ -111,7 +111,7 @@ def test_what_was_about_to_begin_on_a_stopped_machine_does_not_begin_when_it_wak
     assert not played(body)
 
 
-async def holder_of(house: SimHouse) -> str:
+async def holder_of(house: SimCluster) -> str:
     """The machine that has been told of an attempt and has not begun it."""
     while True:
         for name, machine in house.machines.items():
@@ -122,7 +122,7 @@ async def holder_of(house: SimHouse) -> str:
 
 
 def test_a_machine_that_wakes_where_no_controller_can_be_reached_ends_what_it_holds() -> None:
-    async def body(house: SimHouse, cluster: Cluster) -> None:
+    async def body(house: SimCluster, cluster: Cluster) -> None:
         await cluster.launch(request("stays", workloads.linger, "stays", 0.0, detached=True, max_retries_failure=0))
         await trio.sleep(1)
         (life,) = house.truth.living.values()

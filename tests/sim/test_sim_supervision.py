@@ -19,19 +19,19 @@ from fray.scheduler.jobs import (
 from fray.scheduler.jobs import (
     holds as holding,
 )
-from fray.scheduler.state.rows import Rules
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.testing import operations as acts
 from fray.testing import scenario_plans, workloads
 from fray.testing.fakes import SimNetwork
-from fray.testing.ground_truth import Truth
-from fray.testing.scenario import Told
-from fray.testing.scenario_plans import Plan, direct_plan, draw_plan
+from fray.testing.ground_truth import GroundTruth
+from fray.testing.scenario import ScenarioResult
+from fray.testing.scenario_plans import ScenarioPlan, direct_plan, draw_plan
 from fray.testing.seed import Seed, Trace, steady
 from fray.testing.sim import run_story
 from fray.testing.sim_cluster import (
     DriverProcess,
     MachineSpec,
-    SimHouse,
+    SimCluster,
     open_house,
 )
 from fray.testing.workloads import Counter
@@ -39,11 +39,11 @@ from fray.testing.workloads import Counter
 Patch = pytest.MonkeyPatch
 
 
-def breaches(told: Told, promise: str) -> list[str]:
+def breaches(told: ScenarioResult, promise: str) -> list[str]:
     return [breach.text for breach in told.breaches if breach.promise == promise]
 
 
-def calm(*acts: str) -> Plan:
+def calm(*acts: str) -> ScenarioPlan:
     return direct_plan(acts, [])
 
 
@@ -118,13 +118,13 @@ def test_the_new_acts_are_part_of_the_random_stories() -> None:
 # How soon an actor is back when its machine is gone -------------------------------------------------------------------
 
 
-def back_after_s(rules: Rules, config: fray.ActorConfig) -> tuple[float, float]:
+def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[float, float]:
     """Seconds from a power cut to the moment its callers were told, and to the first answer of the next incarnation."""
     seed, trace, found = Seed(1), Trace(), []
 
     async def main() -> None:
         network = SimNetwork(seed.stream("network"), trace)
-        truth = Truth(trio.current_time)
+        truth = GroundTruth(trio.current_time)
         capacity = draw_plan(seed.stream("plan")).machines[0]
         machines = [MachineSpec("m0", capacity), MachineSpec("m1", capacity)]
         with workloads.book(truth):
@@ -132,7 +132,7 @@ def back_after_s(rules: Rules, config: fray.ActorConfig) -> tuple[float, float]:
                 driver = DriverProcess(house, "driver")
                 await driver.run(lambda cluster: lose_it(cluster, house), namespace="lab", grace_s=10.0)
 
-    async def lose_it(cluster: fray.Cluster, house: SimHouse) -> None:
+    async def lose_it(cluster: fray.Cluster, house: SimCluster) -> None:
         counter = await cluster.create_actor(Counter, name="c", max_restarts=1, actor_config=config)
         await counter.add("before")
         machine = house.machines[(await cluster.actor_info(counter)).node]
@@ -158,12 +158,12 @@ def back_after_s(rules: Rules, config: fray.ActorConfig) -> tuple[float, float]:
 
 @pytest.mark.parametrize("suspect_s", [30.0, 5.0])
 def test_an_actor_that_may_overlap_answers_within_5_s_after_its_machine_is_suspect(suspect_s: float) -> None:
-    told_s, answered_s = back_after_s(Rules(suspect_s=suspect_s), fray.ActorConfig(may_overlap=True))
+    told_s, answered_s = back_after_s(SchedulerConfig(suspect_s=suspect_s), fray.ActorConfig(may_overlap=True))
     assert told_s <= suspect_s + 0.2
     assert answered_s <= suspect_s + 5.0
 
 
 def test_any_other_actor_is_placed_again_only_after_the_lease() -> None:
-    told_s, answered_s = back_after_s(Rules(lease_s=300.0), fray.ActorConfig())
+    told_s, answered_s = back_after_s(SchedulerConfig(lease_s=300.0), fray.ActorConfig())
     assert told_s <= 30.2
     assert 290.0 <= answered_s <= 305.0  # since the last word before the cut

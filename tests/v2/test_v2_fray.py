@@ -15,7 +15,7 @@ import pytest
 import trio
 from v2_contract import LATE_S, Broken, Counter, Wrong, do_nothing, fail, new, request, use_group, wait_until, write
 
-from fray import WrongPlace, blocking
+from fray import BlockingNotAllowed, blocking
 from fray.v2 import (
     ActorConfig,
     Entrypoint,
@@ -153,7 +153,7 @@ def test_in_a_loop_of_trio_nobody_waits_for_all(client: FrayClient) -> None:
     job = client.submit(request(hold, id(go)))
 
     async def ask() -> None:
-        with pytest.raises(WrongPlace, match="wait_all waits"):
+        with pytest.raises(BlockingNotAllowed, match="wait_all waits"):
             wait_all([job])
 
     trio.run(ask)

@@ -6,9 +6,9 @@ from fray.api.actors.handle import ActorHandle, methods_of
 from fray.errors import FrayError
 from fray.model.ids import ActorId
 from fray.runtime.actors.checkpoints import of_life
-from fray.runtime.actors.lifecycle import Life, ShutdownEvent, current_life
+from fray.runtime.actors.lifecycle import ActorLifecycle, ShutdownEvent, current_life
 from fray.runtime.context import current
-from fray.runtime.current_call import CurrentActor as RunningCall
+from fray.runtime.current_call import CurrentCall as RunningCall
 from fray.runtime.current_call import current_actor_var
 
 
@@ -17,7 +17,7 @@ class CurrentActor:
 
     __slots__ = ("_call", "_life")
 
-    def __init__(self, life: Life, call: RunningCall | None) -> None:
+    def __init__(self, life: ActorLifecycle, call: RunningCall | None) -> None:
         self._life = life
         self._call = call
 

@@ -20,7 +20,7 @@ from fray.model.ids import check_name, mint_job_id
 from fray.model.messages.client import Terminate
 from fray.model.requests import JobRequest
 from fray.model.specs import ActorConfig, JobSpec
-from fray.runtime.actors.status_watch import Presence, ask_end
+from fray.runtime.actors.status_watch import ActorStatusWatch, ask_end
 from fray.runtime.context import Runtime, current
 
 GROUP_LIMIT = 10_000
@@ -67,7 +67,7 @@ class ActorGroup(Members[ActorHandle]):
         self.name = name
         self._handles = tuple(handles)
         self._runtime = runtime
-        self._presences: list[Presence] = []
+        self._presences: list[ActorStatusWatch] = []
         self._changed = trio.Event()
         self._given: set[int] = set()
 
@@ -118,7 +118,7 @@ class ActorGroup(Members[ActorHandle]):
         self._given.update(indices)
         return [self._handles[index] for index in indices]
 
-    def _check_possible(self, presences: Sequence[Presence], wanted: int) -> None:
+    def _check_possible(self, presences: Sequence[ActorStatusWatch], wanted: int) -> None:
         over = [index for index, presence in enumerate(presences) if presence.is_over]
         if len(self) - len(over) < wanted:
             first = presences[over[0]]
@@ -136,11 +136,11 @@ class ActorGroup(Members[ActorHandle]):
             self._runtime = current()
         return self._runtime
 
-    def _follow(self) -> list[Presence]:
+    def _follow(self) -> list[ActorStatusWatch]:
         """From the first question on, the directory is followed as long as this object lives."""
         if not self._presences:
             runtime = self._here()
-            self._presences = [Presence(runtime, actor_id_of(handle), self._notify) for handle in self._handles]
+            self._presences = [ActorStatusWatch(runtime, actor_id_of(handle), self._notify) for handle in self._handles]
         return self._presences
 
     def _notify(self) -> None:
@@ -169,7 +169,7 @@ class ActorGroup(Members[ActorHandle]):
             await runtime.link.request(Terminate(jobs=left, reason=f"group {self.name!r} was shut down"))
         await self._wait_ended(presences)
 
-    async def _wait_ended(self, presences: Sequence[Presence]) -> None:
+    async def _wait_ended(self, presences: Sequence[ActorStatusWatch]) -> None:
         """The directory calls an actor ended as soon as its end is decided; its job tells when it really is."""
         for presence in presences:
             while presence.is_light and not presence.is_over:
@@ -179,7 +179,7 @@ class ActorGroup(Members[ActorHandle]):
                     (record,) = await self._here().link.jobs.watch([presence.home])
                     await record.ended.wait()
 
-    async def _cut_light(self, left: Sequence[Presence]) -> None:
+    async def _cut_light(self, left: Sequence[ActorStatusWatch]) -> None:
         """Light actors that do not come to an end of their calls: their hosts cut them short."""
         caller = self._here().caller
         for home in {presence.home for presence in left}:
@@ -187,7 +187,7 @@ class ActorGroup(Members[ActorHandle]):
             with suppress(ActorDied):
                 await caller.call(caller.route(f"actor:{home}"), "cut", (numbers,))
 
-    async def _end_in_order(self, presences: Sequence[Presence]) -> None:
+    async def _end_in_order(self, presences: Sequence[ActorStatusWatch]) -> None:
         async with trio.open_nursery() as nursery:
             for presence in presences:
                 nursery.start_soon(ask_end, self._here(), presence, f"its group {self.name!r} was shut down")

@@ -16,7 +16,7 @@ from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.runtime.actors.methods import public_names
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.calls.caller import DEFAULT_OPTIONS, Caller, CallOptions
-from fray.runtime.calls.duplex_stream import Conversation
+from fray.runtime.calls.duplex_stream import DuplexStream
 from fray.runtime.calls.item_stream import CallStream
 from fray.runtime.calls.route import Route
 from fray.runtime.context import Runtime, current
@@ -65,7 +65,7 @@ class ActorMethod:
         caller, route = self._handle._way()
         return caller.stream(route, self._name, args, kwargs, self._options)
 
-    def open(self, /, *args: Any, **kwargs: Any) -> Conversation:
+    def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream:
         """Talk with a method that takes a `fray.Stream`: ``async with method.open(...) as stream``, then
         ``await stream.send(item)`` and ``await stream.receive()``, or ``async for item in stream``.
 

@@ -20,14 +20,14 @@ from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
 from fray.model.ids import check_name, light_id, mint_name
 from fray.model.specs import ActorConfig
 from fray.runtime.actors.light import (
-    Batch,
+    ActorEnded,
+    EndedBefore,
     Event,
-    Gone,
-    Past,
+    LightActorBatch,
 )
 from fray.runtime.actors.methods import check_concurrency
 from fray.runtime.actors.pending_calls import FIRST_LIGHT
-from fray.runtime.calls.range_set import LONG_AGO, Numbers
+from fray.runtime.calls.range_set import LONG_AGO, RangeSet
 from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.process.attempt import check_blob
@@ -50,10 +50,10 @@ class ActorHost:
         self._handle = handle
         self._on_failure = on_failure
         self._numbers = count(FIRST_LIGHT)
-        self._batches: list[Batch] = []
+        self._batches: list[LightActorBatch] = []
         self._handles: dict[int, ActorHandle] = {}
         """Of those that live, or may yet come."""
-        self._over = Numbers()
+        self._over = RangeSet()
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class ActorHost:
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge: nothing was created.
-            NameTaken: a living actor has the name.
+            NameInUse: a living actor has the name.
             ActorDied: the host has ended.
         """
         names = (name or mint_name(name_of(cls), self._runtime.rng),)
@@ -145,7 +145,7 @@ class ActorHost:
         group: str,
         config: ActorConfig,
         registered: bool,
-    ) -> Batch:
+    ) -> LightActorBatch:
         if not isinstance(cls, type):
             raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
         if self._record.ended.is_set():
@@ -163,7 +163,7 @@ class ActorHost:
         check_blob(
             len(arguments), f"the arguments of actor {names[0]!r}", "write the data to storage and pass its path"
         )
-        return Batch(
+        return LightActorBatch(
             cls=pickling.dumps(cls, f"class {cls.__name__}"),
             arguments=arguments,
             numbers=tuple(next(self._numbers) for _ in names),
@@ -196,14 +196,14 @@ class ActorHost:
         await self._record.ended.wait()
         scope.cancel()
 
-    def _ends_in(self, event: Event) -> list[Gone]:
+    def _ends_in(self, event: Event) -> list[ActorEnded]:
         """``Past``: this owner was away for so long that only numbers are left."""
-        if isinstance(event, Past):
+        if isinstance(event, EndedBefore):
             ended = [number for first, last in event.numbers for number in self._handles if first <= number <= last]
-            return [Gone(number, LONG_AGO, None) for number in ended]
-        return [event] if isinstance(event, Gone) else []
+            return [ActorEnded(number, LONG_AGO, None) for number in ended]
+        return [event] if isinstance(event, ActorEnded) else []
 
-    def _living(self) -> list[Batch]:
+    def _living(self) -> list[LightActorBatch]:
         living = []
         for batch in self._batches:
             places = [place for place, number in enumerate(batch.numbers) if number not in self._over]
@@ -214,7 +214,7 @@ class ActorHost:
         self._batches = living
         return living
 
-    def _learn(self, gone: Gone) -> None:
+    def _learn(self, gone: ActorEnded) -> None:
         if gone.number in self._over:
             return
         self._over.add(gone.number)

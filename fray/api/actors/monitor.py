@@ -15,8 +15,8 @@ from attrs import frozen
 
 from fray.api.actors.handle import ActorHandle, actor_id_of, label_of
 from fray.errors import ActorDied, FrayError, InvalidRequest, LinkedActorDied
-from fray.runtime.actors.lifecycle import Life, current_life
-from fray.runtime.actors.status_watch import Presence
+from fray.runtime.actors.lifecycle import ActorLifecycle, current_life
+from fray.runtime.actors.status_watch import ActorStatusWatch
 from fray.runtime.context import Runtime, current
 
 EVENTS_LIMIT = 10_000
@@ -65,7 +65,7 @@ class Monitor:
         self._was_told = False
         self._final: Down | None = None
         self._closed = False
-        self._presence = Presence(runtime, actor_id_of(handle), self._look)
+        self._presence = ActorStatusWatch(runtime, actor_id_of(handle), self._look)
         self._look()
 
     def _look(self) -> None:
@@ -164,7 +164,7 @@ class Link:
     """Made by `link`; `unlink` takes it back."""
 
     def __init__(
-        self, life: Life, handle: ActorHandle, runtime: Runtime, on_down: Callable[[Down], object] | None
+        self, life: ActorLifecycle, handle: ActorHandle, runtime: Runtime, on_down: Callable[[Down], object] | None
     ) -> None:
         self._life = life
         self._on_down = on_down

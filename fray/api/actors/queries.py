@@ -10,7 +10,7 @@ from fray.model.messages.client import Actors, FindActor, ListActors
 from fray.runtime.context import Runtime
 
 
-class Directory:
+class ActorQueries:
     """The part of a `Cluster` that finds actors."""
 
     _runtime: Runtime
@@ -49,7 +49,7 @@ class Directory:
         else:
             found = await self._find_name(check_name(actor, "an actor"), namespace)
         if not found:
-            raise NoSuchActor(f"the cluster knows no actor {told(actor, namespace or self.namespace)}")
+            raise NoSuchActor(f"the cluster knows no actor {actor_error_text(actor, namespace or self.namespace)}")
         return found[0]
 
     async def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
@@ -61,7 +61,7 @@ class Directory:
         living = [info for info in found if info.status not in (ActorStatus.FAILED, ActorStatus.ENDED)]
         if living:
             return living[0]
-        raise nobody(name, namespace or self.namespace, found[0] if found else None)
+        raise no_such_actor(name, namespace or self.namespace, found[0] if found else None)
 
     async def _find_name(self, name: str, namespace: Namespace | None) -> tuple[ActorInfo, ...]:
         """Those of this name; where no namespace is given, also the detached one that is its own namespace."""
@@ -77,10 +77,12 @@ class Directory:
         return reply.actors
 
 
-def told(actor: ActorHandle | str, namespace: Namespace) -> str:
+def actor_error_text(actor: ActorHandle | str, namespace: Namespace) -> str:
     return f"{actor!r} in namespace {namespace!r}" if isinstance(actor, str) else repr(actor)
 
 
-def nobody(name: str, namespace: Namespace, last: ActorInfo | None) -> NoSuchActor:
+def no_such_actor(name: str, namespace: Namespace, last: ActorInfo | None) -> NoSuchActor:
     end = f" (the last one {last.status.value}: {last.why or 'in order'})" if last else ""
-    return NoSuchActor(f"no actor {told(name, namespace)} lives{end}; create_actor(..., name={name!r}) makes one")
+    return NoSuchActor(
+        f"no actor {actor_error_text(name, namespace)} lives{end}; create_actor(..., name={name!r}) makes one"
+    )

@@ -14,10 +14,10 @@ from fray.model.environment import EnvironmentConfig
 from fray.model.ids import mint, mint_name
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
-from fray.model.specs import ActorConfig, JobSpec, Siblings, Strategy
+from fray.model.specs import ActorConfig, JobSpec, SupervisedGroup, SupervisionStrategy
 from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.scope.children import Supervision
+from fray.runtime.scope.children import OnChildFailure
 
 ACTOR_RESOURCES = ResourceConfig(cpu=0, memory=0)
 """An actor that asks for nothing reserves nothing, and goes where the fewest are."""
@@ -29,7 +29,7 @@ OnFailure: TypeAlias = Verdict | FailureHook
 
 
 @frozen
-class Child:
+class ChildSpec:
     """One member of a supervised group; made by `child`."""
 
     cls: type
@@ -49,12 +49,12 @@ def child(
     environment: EnvironmentConfig | None = None,
     actor_config: ActorConfig | None = None,
     **kwargs: Any,
-) -> Child:
+) -> ChildSpec:
     """``cls(*args, **kwargs)`` as a member of a group for `Scope.supervise`; the arguments are those of `create_actor`.
 
     ``actor_config`` says nothing of restarts and back-off: they are the group's.
     """
-    return Child(cls, args, kwargs, name, resources, environment, actor_config)
+    return ChildSpec(cls, args, kwargs, name, resources, environment, actor_config)
 
 
 def label_of(thing: Any) -> str:
@@ -64,7 +64,7 @@ def label_of(thing: Any) -> str:
 
 
 def build_group(
-    runtime: Runtime, children: Sequence[Child], strategy: str, policy: ActorConfig
+    runtime: Runtime, children: Sequence[ChildSpec], strategy: str, policy: ActorConfig
 ) -> list[tuple[JobSpec, bytes]]:
     """The jobs of a group, each with its closed payload.
 
@@ -72,21 +72,23 @@ def build_group(
         InvalidRequest: no children, something that is no `child`, an unknown strategy, or restarts asked for twice.
         NotPicklable, MessageTooLarge: a child cannot travel.
     """
-    if strategy not in list(Strategy):
-        raise InvalidRequest(f"strategy={strategy!r} must be one of {', '.join(repr(s.value) for s in Strategy)}")
+    if strategy not in list(SupervisionStrategy):
+        raise InvalidRequest(
+            f"strategy={strategy!r} must be one of {', '.join(repr(s.value) for s in SupervisionStrategy)}"
+        )
     if not children:
         raise InvalidRequest("supervise needs at least one fray.child(...)")
     group_id = f"group-{mint(runtime.rng)}"
     built = []
     for index, member in enumerate(children):
         spec, content = _build(runtime, member, policy)
-        siblings = Siblings(group_id=group_id, strategy=Strategy(strategy), index=index)
+        siblings = SupervisedGroup(group_id=group_id, strategy=SupervisionStrategy(strategy), index=index)
         built.append((evolve(spec, siblings=siblings), content))
     return built
 
 
-def _build(runtime: Runtime, member: Child, policy: ActorConfig) -> tuple[JobSpec, bytes]:
-    if not isinstance(member, Child):
+def _build(runtime: Runtime, member: ChildSpec, policy: ActorConfig) -> tuple[JobSpec, bytes]:
+    if not isinstance(member, ChildSpec):
         raise InvalidRequest(f"supervise takes a list of fray.child(Class, ...), not {member!r}")
     own = member.actor_config or ActorConfig()
     if own.max_restarts is not None or own.restart_period_s is not None or own.backoff_s:
@@ -136,26 +138,26 @@ def actor_request(
 # What the owner decides ----------------------------------------------------------------------------------------------
 
 
-def supervision_of(
+def failure_policy(
     on_failure: OnFailure, thing_of: Callable[[JobRecord], Job | ActorHandle]
-) -> Supervision | Callable[[JobRecord, BaseException], Supervision]:
+) -> OnChildFailure | Callable[[JobRecord, BaseException], OnChildFailure]:
     """What is decided when a child has failed for good.
 
     Raises:
         InvalidRequest: ``on_failure`` is neither a word nor callable.
     """
     if isinstance(on_failure, str) and on_failure in get_args(Verdict):
-        return Supervision(on_failure)
+        return OnChildFailure(on_failure)
     if not callable(on_failure):
         raise InvalidRequest(f'on_failure={on_failure!r} must be "escalate", "absorb" or a function(child, error)')
     return lambda record, error: _asked(on_failure, thing_of(record), error)
 
 
-def _asked(hook: FailureHook, thing: Job | ActorHandle, error: BaseException) -> Supervision:
+def _asked(hook: FailureHook, thing: Job | ActorHandle, error: BaseException) -> OnChildFailure:
     verdict = hook(thing, error)
     if verdict not in get_args(Verdict):
         raise InvalidRequest(
             f'the on_failure hook answered {verdict!r} for {thing!r}: return "escalate" or "absorb" (a plain function, '
             "not an async one)"
         ) from error
-    return Supervision(verdict)
+    return OnChildFailure(verdict)

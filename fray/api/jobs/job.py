@@ -14,9 +14,9 @@ from fray.model import job_text
 from fray.model.environment import UNSENT, EnvironmentSpec, plain, secret_names
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS, AttemptId, JobId, Namespace, mint_job_id
-from fray.model.messages.client import AskStacks, Stacks, Terminate
+from fray.model.messages.client import GetStacks, Stacks, Terminate
 from fray.model.requests import Entrypoint, JobRequest
-from fray.model.specs import ActorConfig, Cause, EntryKind, JobInfo, JobSpec, JobState
+from fray.model.specs import ActorConfig, EndReason, EntryKind, JobInfo, JobSpec, JobState
 from fray.runtime.actors.checkpoints import AT_END_S, check_class
 from fray.runtime.actors.lifecycle import CLEANUP
 from fray.runtime.actors.methods import check_concurrency, check_health, check_kill
@@ -62,7 +62,7 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
     ), content
 
 
-def build_question(request: JobRequest, runtime: Runtime) -> JobSpec:
+def build_forecast_spec(request: JobRequest, runtime: Runtime) -> JobSpec:
     """What of a request decides where and when it runs; nothing of it travels that would have to be sent first."""
     plain_request = evolve(request, environment=evolve(request.environment, workspace=None, env_vars={}))
     entry = request.entrypoint
@@ -196,7 +196,7 @@ def error_of(record: JobRecord) -> BaseException:
     if record.lost is not None:
         return record.lost
     info = record.info
-    if record.value is not None and info.cause is Cause.FAILURE:
+    if record.value is not None and info.cause is EndReason.FAILURE:
         error = errors.load_error(record.value)
         error.add_note(f"raised in job {info.job_id}{job_text.on_machines(info)}")
         if len(info.attempts) > 1:
@@ -288,11 +288,11 @@ class Job:
         if self.done():
             callback(self)
         else:
-            self._record.callbacks.append(_Told(self, callback))
+            self._record.callbacks.append(_Callback(self, callback))
 
     def remove_done_callback(self, callback: Callable[[Job], object]) -> None:
         """Do not call it after all."""
-        told = _Told(self, callback)
+        told = _Callback(self, callback)
         if told in self._record.callbacks:
             self._record.callbacks.remove(told)
 
@@ -400,13 +400,13 @@ class Job:
 
 async def stacks_of(runtime: Runtime, job_id: JobId) -> dict[str, str]:
     """See `Cluster.stacks`."""
-    reply = await runtime.link.request(AskStacks(job=job_id))
+    reply = await runtime.link.request(GetStacks(job=job_id))
     assert isinstance(reply, Stacks)
     return dict(reply.stacks)
 
 
 @frozen
-class _Told:
+class _Callback:
     job: Job
     callback: Callable[[Job], object]
 

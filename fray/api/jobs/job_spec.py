@@ -11,7 +11,7 @@ from fray.model.specs import JobSpec
 from fray.runtime.context import Runtime
 
 
-def instances(
+def expand_request(
     built: JobSpec, runtime: Runtime, count: int | None, name: str | None, job_id: JobId | None, adopt_existing: bool
 ) -> list[JobSpec]:
     """The jobs that a launch of ``built`` asks for, in order.

@@ -37,7 +37,7 @@ BIND_AGAIN_S = (0.1, 5.0)
 
 
 @define(eq=False)
-class Member:
+class PoolMember:
     """One actor of the pool, of one incarnation."""
 
     endpoint: ActorEndpoint
@@ -46,7 +46,7 @@ class Member:
     """Calls of this pool that it has not answered."""
 
 
-class Source(Protocol):
+class MemberSource(Protocol):
     """Where a pool learns of its members; picklable."""
 
     def follow(self, runtime: Runtime, name: str, tell: Tell) -> Callable[[], None]:
@@ -54,7 +54,7 @@ class Source(Protocol):
 
 
 @frozen
-class InRegistry:
+class RegistrySource:
     """The cluster's registry."""
 
     namespace: Namespace
@@ -67,7 +67,7 @@ class InRegistry:
 
 
 @frozen
-class AtAddresses:
+class AddressSource:
     """Known addresses, asked again and again."""
 
     addresses: tuple[str, ...]
@@ -134,11 +134,11 @@ class ActorPool:
     arrives it follows the same names (of the namespace it was made in) from there.
     """
 
-    def __init__(self, name: str, source: Source, runtime: Runtime | None = None) -> None:
+    def __init__(self, name: str, source: MemberSource, runtime: Runtime | None = None) -> None:
         self.name = name
         self._source = source
         self._runtime = runtime
-        self._members: dict[tuple[str, int], Member] = {}
+        self._members: dict[tuple[str, int], PoolMember] = {}
         self._known = trio.Event()
         self._changed = trio.Event()
         self._listeners: list[Callable[[int], object]] = []
@@ -169,7 +169,7 @@ class ActorPool:
             key = (endpoint.incarnation, endpoint.number)
             member = before.pop(key, None)
             if member is None:
-                member = Member(endpoint, caller.route_to(endpoint))
+                member = PoolMember(endpoint, caller.route_to(endpoint))
                 member.route.on_end.append(self._tell)
             self._members[key] = member
         for member in before.values():
@@ -186,7 +186,7 @@ class ActorPool:
         for listener in list(self._listeners):
             listener(self.size)
 
-    def _living(self) -> list[Member]:
+    def _living(self) -> list[PoolMember]:
         self._follow()
         return [member for member in self._members.values() if member.route.end is None]
 
@@ -259,7 +259,7 @@ class ActorPool:
         """
         if policy not in get_args(Policy):
             raise InvalidRequest(f"policy={policy!r} must be one of {', '.join(get_args(Policy))}")
-        return cast(ActorHandle, _Turn(self, policy))
+        return cast(ActorHandle, _RoundRobinHandle(self, policy))
 
     def broadcast(self) -> _Broadcast:
         """A proxy: ``proxy.method(...)`` calls every actor and returns one future each, in the order of `endpoints`;
@@ -271,7 +271,7 @@ class ActorPool:
             while not self._living():
                 await self._changed.wait()
 
-    def _choose(self, policy: Policy, members: Sequence[Member]) -> Member:
+    def _choose(self, policy: Policy, members: Sequence[PoolMember]) -> PoolMember:
         if not members:
             raise NoSuchActor(f"no actor named {self.name!r} is there; use wait_for_size to wait for one")
         self._turn += 1
@@ -282,7 +282,7 @@ class ActorPool:
             members, begin = self._follow().rng.sample(members, 2), 0
         return min([*members[begin:], *members[:begin]], key=lambda member: len(member.in_flight))
 
-    def _track(self, member: Member, call: CallFuture, policy: Policy | None) -> None:
+    def _track(self, member: PoolMember, call: CallFuture, policy: Policy | None) -> None:
         """Count the call, and say where else it may go if it cannot be delivered."""
         at = member
 
@@ -307,7 +307,7 @@ class ActorPool:
         return f"<ActorPool {self.name!r} of {self.size}>"
 
 
-class _Dispatcher:
+class _PoolCaller:
     """Stands where `ActorMethod` expects the caller of one actor; each call chooses its member."""
 
     def __init__(self, pool: ActorPool, policy: Policy) -> None:
@@ -357,14 +357,14 @@ class _Dispatcher:
         return begin
 
 
-class _Turn:
+class _RoundRobinHandle:
     """What `ActorPool.call` returns."""
 
     def __init__(self, pool: ActorPool, policy: Policy) -> None:
         self._pool, self._policy = pool, policy
 
-    def _way(self) -> tuple[_Dispatcher, None]:
-        return _Dispatcher(self._pool, self._policy), None
+    def _way(self) -> tuple[_PoolCaller, None]:
+        return _PoolCaller(self._pool, self._policy), None
 
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("_"):

@@ -13,15 +13,15 @@ from fray.errors import ActorDied
 from fray.model.ids import ActorId
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.context import Runtime, current, current_or_none
-from fray.runtime.objects.exports import ask, shelf_of
+from fray.runtime.objects.exports import call_export, shelf_of
 from fray.runtime.serialization import pickling
-from fray.runtime.tasks.dispatcher import Function
+from fray.runtime.tasks.dispatcher import ShippedFunction
 
 if TYPE_CHECKING:
     from fray.api.pools.worker_pool import PoolStats, WorkerPool
 
 
-class Window:
+class PoolExport:
     """What a pool's own process does for those who have it from afar."""
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -44,17 +44,17 @@ class Window:
         return self.pool.stats()
 
 
-def arrive(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
+def unpickle_pool(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
     """The pool: itself, back where it was made; elsewhere one that hands its tasks in there."""
     runtime = current_or_none()
     if runtime is not None and shelf_of(runtime).actor_id == owner:
         window = shelf_of(runtime).tool(number)
-        assert isinstance(window, Window)
+        assert isinstance(window, PoolExport)
         return window.pool
-    return DistantPool(owner, number, name, num_workers, options)
+    return RemotePool(owner, number, name, num_workers, options)
 
 
-class DistantPool(TaskPool):
+class RemotePool(TaskPool):
     """A `WorkerPool` that came from another process: `submit`, `map`, `imap` and `options` as there.
 
     Each task is one call of that process; when it is gone, futures raise `ActorDied`. At most 16,384 are unanswered
@@ -68,7 +68,7 @@ class DistantPool(TaskPool):
         self._here = current_or_none()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return arrive, (self._owner, self._number, self._name, self.num_workers, self._options)
+        return unpickle_pool, (self._owner, self._number, self._name, self.num_workers, self._options)
 
     @property
     def _runtime(self) -> Runtime:
@@ -76,22 +76,24 @@ class DistantPool(TaskPool):
 
     async def stats(self) -> PoolStats:
         """What the pool has done so far, for whomever. Raises ActorDied."""
-        stats: PoolStats = await ask(self._runtime, self._owner, "use", self._number, "stats")
+        stats: PoolStats = await call_export(self._runtime, self._owner, "use", self._number, "stats")
         return stats
 
-    def pickled(self, fn: Callable[..., Any]) -> Function:
+    def pickled(self, fn: Callable[..., Any]) -> ShippedFunction:
         """The function as it is now."""
         name, data, runs_async = close_function(fn)
-        return Function(0, data, name, runs_async)
+        return ShippedFunction(0, data, name, runs_async)
 
-    def add(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future:
+    def add(
+        self, function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
+    ) -> Future:
         """Hand in one task."""
         return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
 
-    def queue(self, function: Function, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: ShippedFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
         """Hand in one task whose arguments are pickled already."""
         about = (function.name, function.data, function.is_async, content, has_kwargs, options)
-        call = ask(self._runtime, self._owner, "use", self._number, "task", *about)
+        call = call_export(self._runtime, self._owner, "use", self._number, "task", *about)
         future = Future(function.what, call.cancel)
         call.add_done_callback(lambda call: self._heard(future, call))
         return future

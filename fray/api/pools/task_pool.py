@@ -12,11 +12,11 @@ from fray.api.pools.task_stream import OnProgress, TaskStream
 from fray.errors import InvalidRequest
 from fray.runtime.process.attempt import is_async
 from fray.runtime.serialization import pickling
-from fray.runtime.serialization.function_cache import Closures
-from fray.runtime.tasks.dispatcher import Function
+from fray.runtime.serialization.function_cache import FunctionPickleCache
+from fray.runtime.tasks.dispatcher import ShippedFunction
 
 IN_FLIGHT_PER_WORKER = 256
-_closures = Closures()
+_closures = FunctionPickleCache()
 
 
 @frozen
@@ -28,15 +28,17 @@ class TaskOptions:
     retry_exceptions: tuple[type[BaseException], ...] = ()
 
 
-class Desk(Protocol):
+class TaskSink(Protocol):
     """Where tasks are handed in."""
 
     num_workers: int
 
-    def pickled(self, fn: Callable[..., Any]) -> Function:
+    def pickled(self, fn: Callable[..., Any]) -> ShippedFunction:
         """The function as it is now."""
 
-    def add(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future:
+    def add(
+        self, function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
+    ) -> Future:
         """Queue one task."""
 
     def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
@@ -51,7 +53,7 @@ def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
     return name, _closures.dumps(fn, f"task {name!r}"), is_async(fn)
 
 
-def close_arguments(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def close_arguments(function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """The arguments of one task, pickled, for `WorkerPool.queue`; on any thread. Raises NotPicklable."""
     return pickling.dumps_call(function.name, args, kwargs)
 
@@ -59,7 +61,7 @@ def close_arguments(function: Function, args: tuple[Any, ...], kwargs: dict[str,
 class TaskPool:
     """What can be done with a pool, however it is reached: `submit`, `map`, `imap`, and these with `options`."""
 
-    def __init__(self, desk: Desk, options: TaskOptions) -> None:
+    def __init__(self, desk: TaskSink, options: TaskOptions) -> None:
         self._desk = desk
         self._options = options
 

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from fray.api.futures import Future
 from fray.api.jobs.job import build_actor_spec, error_of
-from fray.api.pools.remote_pool import Window, arrive
+from fray.api.pools.remote_pool import PoolExport, unpickle_pool
 from fray.api.pools.task_pool import TaskOptions, TaskPool, close_function
 from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, FrayError, InvalidRequest
 from fray.model.environment import EnvironmentConfig
@@ -29,14 +29,14 @@ from fray.model.resources import ResourceConfig
 from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.objects.exports import shelf_of
-from fray.runtime.scope.children import Kind, Supervision
+from fray.runtime.scope.children import ChildKind, OnChildFailure
 from fray.runtime.scope.scope import ChildScope, open_service_scope
 from fray.runtime.serialization import pickling
 from fray.runtime.tasks.dispatcher import (
-    Crew,
-    Function,
-    Lane,
+    ShippedFunction,
     Task,
+    TaskDispatcher,
+    WorkerConnection,
 )
 from fray.runtime.tasks.task_run import PIECE_LIMIT_BYTES
 from fray.runtime.tasks.worker import TaskWorker
@@ -90,12 +90,12 @@ class PoolStats:
         return self.queued + self.running + self.done + self.failed + self.cancelled
 
 
-class _Slot:
+class _Worker:
     """One worker: its job, and the lane to the incarnation that lives."""
 
     def __init__(self, job_id: JobId, record: JobRecord) -> None:
         self.job_id, self.record = job_id, record
-        self.lane: Lane | None = None
+        self.lane: WorkerConnection | None = None
         self.endpoint: ActorEndpoint | None = None
         """Of the incarnation that is registered."""
 
@@ -103,7 +103,7 @@ class _Slot:
     def up(self) -> bool:
         return self.lane is not None and not self.lane.is_down
 
-    def info(self, crew: Crew) -> WorkerInfo:
+    def info(self, crew: TaskDispatcher) -> WorkerInfo:
         attempts = self.record.info.attempts
         last = attempts[-1] if attempts else None
         hand = crew.board.hands.get(self.job_id)
@@ -169,18 +169,18 @@ class WorkerPool(TaskPool):
             environment=environment,
             max_retries_failure=max_restarts,
         )
-        self._crew = Crew(self._runtime.caller, name_prefix)
-        self._slots: list[_Slot] = []
-        self._functions: dict[tuple[bytes, bool], Function] = {}
+        self._crew = TaskDispatcher(self._runtime.caller, name_prefix)
+        self._slots: list[_Worker] = []
+        self._functions: dict[tuple[bytes, bool], ShippedFunction] = {}
         self._function_numbers = count(1)
         self._open = False
-        self._window = Window(self)
+        self._window = PoolExport(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it is a `DistantPool`, whose tasks are queued here."""
+        """Where it arrives it is a `RemotePool`, whose tasks are queued here."""
         shelf = shelf_of(self._runtime)
         number = shelf.offer(self._window)
-        return arrive, (shelf.actor_id, number, self._request.name, self.num_workers, self._options)
+        return unpickle_pool, (shelf.actor_id, number, self._request.name, self.num_workers, self._options)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -225,9 +225,9 @@ class WorkerPool(TaskPool):
         for spec, _ in built:
             self._crew.board.expect(spec.job_id)
         specs, payloads = [spec for spec, _ in built], [content for _, content in built]
-        records = await children.launch(specs, payloads, Kind.ACTOR, Supervision.ABSORB, error_of)
+        records = await children.launch(specs, payloads, ChildKind.ACTOR, OnChildFailure.ABSORB, error_of)
         for spec, record in zip(specs, records, strict=True):
-            slot = _Slot(spec.job_id, record)
+            slot = _Worker(spec.job_id, record)
             self._slots.append(slot)
             children.start_soon(self._follow, slot)
 
@@ -250,13 +250,13 @@ class WorkerPool(TaskPool):
         if not self._open:
             raise InvalidRequest("this WorkerPool takes no tasks: enter it with `async with`; submit before its end")
 
-    def pickled(self, fn: Callable[..., Any]) -> Function:
+    def pickled(self, fn: Callable[..., Any]) -> ShippedFunction:
         """The function as it is now, pickled; equal ones are sent to each worker once."""
         self._check_open()
         name, data, runs_async = close_function(fn)
         return self.known_function(name, data, runs_async)
 
-    def known_function(self, name: str, data: bytes, runs_async: bool) -> Function:
+    def known_function(self, name: str, data: bytes, runs_async: bool) -> ShippedFunction:
         """A pickled function; the same for the same pickle."""
         key = (data, runs_async)
         function = self._functions.get(key)
@@ -264,13 +264,15 @@ class WorkerPool(TaskPool):
             self._check_size(len(data), f"the function of task {name!r}")
             if len(self._functions) >= FUNCTIONS_KEPT:
                 self._functions.clear()
-            function = self._functions[key] = Function(next(self._function_numbers), data, name, runs_async)
+            function = self._functions[key] = ShippedFunction(next(self._function_numbers), data, name, runs_async)
         return function
 
-    def add(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future:
+    def add(
+        self, function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
+    ) -> Future:
         return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
 
-    def queue(self, function: Function, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: ShippedFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
         """Queue one task whose arguments are pickled."""
         self._check_open()
         crew = self._crew
@@ -360,7 +362,7 @@ class WorkerPool(TaskPool):
             return f"; why {missing} does not is not known: {error}"
         return f"\n{reply.text}"
 
-    async def _follow(self, slot: _Slot) -> None:
+    async def _follow(self, slot: _Worker) -> None:
         """Hold a lane to whichever incarnation of the worker is registered, until its job has ended for good."""
 
         def on_names(names: Names, blobs: Sequence[Any]) -> None:
@@ -377,7 +379,7 @@ class WorkerPool(TaskPool):
             await self._crew.part(slot.lane)
         self._crew.gone(slot.job_id, error_of(slot.record))
 
-    def _move(self, slot: _Slot) -> None:
+    def _move(self, slot: _Worker) -> None:
         lane, endpoint = slot.lane, slot.endpoint
         if lane is not None and not lane.is_down and lane.endpoint == endpoint:
             return
@@ -388,7 +390,7 @@ class WorkerPool(TaskPool):
             slot.lane = self._crew.join(slot.job_id, endpoint)
             self._children.start_soon(self._look_again, slot, slot.lane)
 
-    async def _look_again(self, slot: _Slot, lane: Lane) -> None:
+    async def _look_again(self, slot: _Worker, lane: WorkerConnection) -> None:
         """A worker that is registered and did not answer may answer again."""
         await lane.ended.wait()
         await trio.sleep(LOOK_AGAIN_S)

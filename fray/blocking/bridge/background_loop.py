@@ -60,7 +60,7 @@ def is_in_process(runtime: Runtime | None) -> bool:
     return controller.in_place
 
 
-def here() -> Runtime:
+def current_runtime() -> Runtime:
     """The runtime of the running code: of its job, or of the cluster that this process opened last.
 
     Raises:

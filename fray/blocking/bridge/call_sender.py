@@ -8,23 +8,23 @@ from typing import Any
 
 import trio
 
-from fray.blocking.bridge.background_loop import here, portal_of
+from fray.blocking.bridge.background_loop import current_runtime, portal_of
 from fray.blocking.bridge.portal import Portal, ended
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.calls.caller import Caller, CallOptions
 from fray.runtime.calls.route import Route
 from fray.runtime.context import Runtime
-from fray.runtime.current_call import CurrentActor, current_actor_var
+from fray.runtime.current_call import CurrentCall, current_actor_var
 
 
-class Line:
+class CallSender:
     """The way of one thread-side handle to its actor: calls are made on the thread and sent, in order, by the loop."""
 
     def __init__(self, portal: Portal, caller: Caller, route: Route) -> None:
         self.portal = portal
         self._caller = caller
         self._route = route
-        self._waiting: deque[tuple[CallFuture, CallOptions, CurrentActor | None]] = deque()
+        self._waiting: deque[tuple[CallFuture, CallOptions, CurrentCall | None]] = deque()
 
     @property
     def is_over(self) -> bool:
@@ -43,7 +43,7 @@ class Line:
 
     # In the loop
 
-    def _send(self, call: CallFuture, options: CallOptions, inside: CurrentActor | None) -> None:
+    def _send(self, call: CallFuture, options: CallOptions, inside: CurrentCall | None) -> None:
         if not self._waiting and (self._caller.is_closed or not self._route.is_full):
             self._caller.send(call, options, inside)
             if call.deadline is not None:
@@ -78,9 +78,9 @@ async def _watch(call: CallFuture) -> None:
     await call.wait_done()
 
 
-def line_of(runtime: Runtime | None, way: Callable[[], tuple[Caller, Route]]) -> Line:
+def line_of(runtime: Runtime | None, way: Callable[[], tuple[Caller, Route]]) -> CallSender:
     """The line to the actor that ``way`` leads to, one for all its handles; ``runtime``: default that of the code."""
-    portal = portal_of(runtime or here())
+    portal = portal_of(runtime or current_runtime())
     caller, route = way() if trio.lowlevel.in_trio_run() else portal.run(way)
-    line: Line = portal.extras.setdefault(route, Line(portal, caller, route))
+    line: CallSender = portal.extras.setdefault(route, CallSender(portal, caller, route))
     return line

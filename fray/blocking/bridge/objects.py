@@ -16,14 +16,14 @@ import trio
 from attrs import frozen
 
 from fray.blocking.bridge import pickling
-from fray.blocking.bridge.background_loop import here, portal_of, runtime_here
+from fray.blocking.bridge.background_loop import current_runtime, portal_of, runtime_here
 from fray.blocking.bridge.portal import refuse_in_loop
 from fray.model.resources import parse_bytes
 from fray.runtime import context
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.context import Runtime
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.objects.references import Holdings, Place, holdings_of
+from fray.runtime.objects.references import HeldReferences, Place, holdings_of
 from fray.runtime.objects.store import (
     MEMORY_LIMIT_BYTES,
     Home,
@@ -35,7 +35,7 @@ from fray.runtime.objects.store import (
 )
 from fray.runtime.process.attempt import is_async
 from fray.runtime.serialization import pickling as payload
-from fray.runtime.serialization.function_cache import Closures
+from fray.runtime.serialization.function_cache import FunctionPickleCache
 from fray.runtime.tasks.task_run import TaskRun
 
 CARRIED_FROM_BYTES = 1024 * 1024
@@ -49,20 +49,20 @@ class ObjectRef:
 
     __slots__ = ("__weakref__", "_bound", "_place", "_token")
 
-    def __init__(self, holdings: Holdings | None, place: Place, token: str = "") -> None:
+    def __init__(self, holdings: HeldReferences | None, place: Place, token: str = "") -> None:
         self._place = place
         self._bound = holdings
         self._token: str | None = None
         if holdings is not None:
             holdings.born(place, token)
         else:
-            context.when_open(_Binding(weakref.ref(self), place, token))
+            context.when_open(_UnresolvedReference(weakref.ref(self), place, token))
 
     @property
-    def _holdings(self) -> Holdings:
+    def _holdings(self) -> HeldReferences:
         """Of the cluster of the running code. A reference that came before that was there is told when it is."""
         if self._bound is None:
-            here()
+            current_runtime()
         assert self._bound is not None
         return self._bound
 
@@ -131,7 +131,7 @@ def _arrived(place: Place, token: str) -> ObjectRef:
 
 
 @frozen
-class _Binding:
+class _UnresolvedReference:
     """What a reference waits for that was unpickled before the cluster was there."""
 
     ref: weakref.ref[ObjectRef]
@@ -173,11 +173,11 @@ def argument(of: Any) -> Any:
         record = None if store is None else store.find(of._place[2])
         if isinstance(record, InMemory) and record.size <= SENT_ALONG_BYTES:
             pickle, views, first = record.box()
-            return Packed(pickle, [memoryview(view) for view in views], first, read_only=True)
-    return Argument(of)
+            return PickledArgument(pickle, [memoryview(view) for view in views], first, read_only=True)
+    return DereferencedArgument(of)
 
 
-class Argument:
+class DereferencedArgument:
     """Something that arrives as the value it stands for."""
 
     __slots__ = ("_of",)
@@ -191,27 +191,27 @@ class Argument:
 
 def _value_of(of: Any) -> Any:
     if trio.lowlevel.in_trio_run() or runtime_here() is None:
-        return payload.Late(of.result)
+        return payload.DeferredConstruction(of.result)
     if not of.done():
         step_aside()
     return of.result()
 
 
-class Packed:
+class PickledArgument:
     """A value that has been pickled already, and arrives as what it is."""
 
     __slots__ = ("_box", "_open")
 
     def __init__(self, pickle: bytes, views: Sequence[memoryview], first: bool, *, read_only: bool = False) -> None:
         self._box = pickle, [payload.PickleBuffer(view) for view in views], first
-        self._open = payload.unboxed if read_only else payload.opened
+        self._open = payload.unboxed if read_only else payload.unbox_in_place
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._open, (self._box,)
 
 
 @frozen
-class Carried:
+class BoxedArgument:
     """Stands for a value that was put because it is large."""
 
     ref: ObjectRef
@@ -220,7 +220,7 @@ class Carried:
 # Putting -------------------------------------------------------------------------------------------------------------
 
 
-class Objects:
+class ObjectOwner:
     """Where code puts its objects: with its own job or driver, or with the one it works for.
 
     Args:
@@ -281,8 +281,8 @@ class Objects:
             return value
         pickle, views, first = packed(value, what)
         if len(pickle) + sum(map(len, views)) < CARRIED_FROM_BYTES:
-            return Packed(pickle, views, first)
-        return Carried(self._put(pickle, views, first))
+            return PickledArgument(pickle, views, first)
+        return BoxedArgument(self._put(pickle, views, first))
 
     async def carry_here(self, value: Any, what: str) -> Any:
         """The same in the loop."""
@@ -321,7 +321,7 @@ def is_async_function(fn: Any) -> bool:
     return is_async(fn)
 
 
-_closures = Closures()
+_closures = FunctionPickleCache()
 
 
 def closed_function(fn: Any, what: str) -> bytes:

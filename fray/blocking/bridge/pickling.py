@@ -8,7 +8,7 @@ from typing import TypeVar
 import trio.lowlevel
 
 from fray.api.futures import Future
-from fray.blocking.bridge.background_loop import here, portal_of
+from fray.blocking.bridge.background_loop import current_runtime, portal_of
 from fray.blocking.bridge.portal import Portal
 from fray.model.ids import ActorId
 from fray.runtime.objects import imported_future
@@ -22,13 +22,13 @@ def in_loop(portal: Portal, fn: Callable[[], T]) -> T:
     return fn() if trio.lowlevel.in_trio_run() else portal.run(fn)
 
 
-def arrive(make: Callable[[Portal], T]) -> T:
+def unpickle_in_loop(make: Callable[[Portal], T]) -> T:
     """Make something, in the loop of the cluster that the running code belongs to. Raises FrayError: there is none."""
-    portal = portal_of(here())
+    portal = portal_of(current_runtime())
     return in_loop(portal, lambda: make(portal))
 
 
-def keep(portal: Portal, future: Future) -> tuple[ActorId, int]:
+def export(portal: Portal, future: Future) -> tuple[ActorId, int]:
     """In the loop: let other processes ask for it; where they do. Raises ChannelFull."""
     assert portal.runtime is not None
     shelf = shelf_of(portal.runtime)
@@ -37,5 +37,5 @@ def keep(portal: Portal, future: Future) -> tuple[ActorId, int]:
 
 def future_of(owner: ActorId, number: int, what: str) -> Future:
     """In the loop: what was kept there, or one that comes to the same."""
-    future: Future = imported_future.arrive(owner, number, what)
+    future: Future = imported_future.import_future(owner, number, what)
     return future

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from fray.errors import ChannelClosed, FrayError, ScopeCancelled, WrongPlace
+from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCancelled
 from fray.runtime import context
 from fray.runtime.context import Runtime
 from fray.runtime.current_call import awaiting as awaiting  # what waits on a thread says so: cycles are found by it
@@ -38,11 +38,12 @@ def refuse_in_loop(what: str = "this would wait") -> None:
     """Blocking in a loop stops everything, the answer that is waited for included.
 
     Raises:
-        WrongPlace: the running code belongs to a Trio loop (a done-callback, an async method, a sync method of a class
+        BlockingNotAllowed: the running code belongs to a Trio loop (a done-callback, an async method, a sync method
+        of a class
             that has async ones).
     """
     if trio.lowlevel.in_trio_run():
-        raise WrongPlace(
+        raise BlockingNotAllowed(
             f"{what}, and in the loop's own thread nobody may wait: in a done-callback use only futures that are "
             "done; in async code use `fray` and await, or call this in `trio.to_thread.run_sync`"
         )
@@ -74,9 +75,10 @@ class Portal:
         return self._broken is not None
 
     def check_here(self) -> None:
-        """Raises WrongPlace: this process was forked from the loop's, and what comes from there never comes here."""
+        """Raises BlockingNotAllowed: this process was forked from the loop's, and what comes from there never comes
+        here."""
         if self._broken is not None:
-            raise WrongPlace(self._broken, reason="forked")
+            raise BlockingNotAllowed(self._broken, reason="forked")
 
     @property
     def is_behind(self) -> bool:
@@ -88,7 +90,7 @@ class Portal:
 
         Raises:
             ChannelClosed: the loop has ended.
-            WrongPlace: this process was forked from the loop's.
+            BlockingNotAllowed: this process was forked from the loop's.
         """
         self.check_here()
         self._queue.append((fn, args))
@@ -112,7 +114,7 @@ class Portal:
 
     def run(self, fn: Callable[..., T], *args: Any) -> T:
         """Call ``fn(*args)`` in the loop and return what it returns, or raise what it raises. Raises as `send`."""
-        errand: _Errand[T] = _Errand(self, fn, args)
+        errand: _LoopCall[T] = _LoopCall(self, fn, args)
         self.send(errand.do)
         return errand.wait()
 
@@ -122,7 +124,7 @@ class Portal:
         Raises:
             ScopeCancelled: the scope around this code is ending. And as `send`.
         """
-        errand: _Errand[T] = _Errand(self, fn, args)
+        errand: _LoopCall[T] = _LoopCall(self, fn, args)
         self.send(errand.begin, self._place())
         return errand.wait()
 
@@ -147,7 +149,7 @@ class Portal:
         return self._nursery
 
 
-class _Errand(Generic[T]):
+class _LoopCall(Generic[T]):
     """Something done in the loop for a thread that waits."""
 
     def __init__(self, portal: Portal, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -223,7 +225,7 @@ def ended() -> ChannelClosed:
 # `async with` for a `with` -------------------------------------------------------------------------------------------
 
 
-class Held(Generic[T]):
+class BlockingContext(Generic[T]):
     """An ``async with`` block that a thread keeps open: `enter`, then `leave` with the error of its body, or None."""
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[T]) -> None:
@@ -238,7 +240,7 @@ class Held(Generic[T]):
         self._leaving: trio.Event | None = None
         self._scope = trio.CancelScope()
         self._entered, self._left = threading.Lock(), threading.Lock()
-        self._before: Held[Any] | None = None
+        self._before: BlockingContext[Any] | None = None
 
     def enter(self, *, around_body: bool = True) -> T:
         """Enter it and return its value. Raises what entering raises.
@@ -328,4 +330,4 @@ class Held(Generic[T]):
                 lock.release()
 
 
-_innermost: ContextVar[Held[Any] | None] = ContextVar("fray_blocking_held", default=None)
+_innermost: ContextVar[BlockingContext[Any] | None] = ContextVar("fray_blocking_held", default=None)

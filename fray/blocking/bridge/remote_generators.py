@@ -17,21 +17,21 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from fray.blocking.bridge.background_loop import here, portal_of
-from fray.blocking.bridge.objects import Carried, is_told_to_stop, step_aside
+from fray.blocking.bridge.background_loop import current_runtime, portal_of
+from fray.blocking.bridge.objects import BoxedArgument, is_told_to_stop, step_aside
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.errors import FrayError
 from fray.model.ids import ActorId
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.context import Runtime
-from fray.runtime.objects.exports import ask, shelf_of
+from fray.runtime.objects.exports import call_export, shelf_of
 from fray.runtime.serialization import pickling
 
 WINDOW = 64
 """Items that were made and not taken."""
 
 
-class Items:
+class ItemBuffer:
     """Those that were made and not taken, of one maker; `Generated` is what their reader has of it."""
 
     def __init__(self) -> None:
@@ -116,13 +116,13 @@ class Items:
             listener()
 
 
-class Generated(Iterator[Any]):
+class RemoteGenerator(Iterator[Any]):
     """What a generator makes, item by item, as it makes them. Iterate once; `close`, or dropping it, ends the maker."""
 
-    def __init__(self, items: Items, what: str) -> None:
+    def __init__(self, items: ItemBuffer, what: str) -> None:
         self._items, self._what = items, what
 
-    def __iter__(self) -> Generated:
+    def __iter__(self) -> RemoteGenerator:
         return self
 
     def __next__(self) -> Any:
@@ -158,25 +158,25 @@ class _Closed:
 
     def opened(self) -> Any:
         value = pickling.loads(self.data)
-        return value.ref.get() if isinstance(value, Carried) else value
+        return value.ref.get() if isinstance(value, BoxedArgument) else value
 
 
-class FarItems(Items):
+class RemoteItems(ItemBuffer):
     """Those of a task."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self._portal = portal_of(runtime)
-        self._desk: Desk = self._portal.run(desk_of, runtime)
+        self._desk: StreamRegistry = self._portal.run(desk_of, runtime)
         self._number = self._desk.open(self)
         self._expected = 0
         self._room: trio.Event | None = None
         self._cancel: Callable[[], object] = lambda: None
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> ItemSender:
         """For the task."""
-        return Sink(*self._desk.place, self._number)
+        return ItemSender(*self._desk.place, self._number)
 
     def follow(self, future: Any) -> None:
         """The task is on its way: with its end the items end."""
@@ -227,16 +227,16 @@ class FarItems(Items):
         return not self.is_closed
 
 
-class Desk:
+class StreamRegistry:
     """Where the items of all streams of a process come in."""
 
     def __init__(self, runtime: Runtime) -> None:
         shelf = shelf_of(runtime)
         self.place = shelf.actor_id, shelf.offer(self)
         self._numbers = count(1)
-        self._open: dict[int, FarItems] = {}
+        self._open: dict[int, RemoteItems] = {}
 
-    def open(self, items: FarItems) -> int:
+    def open(self, items: RemoteItems) -> int:
         """A new stream."""
         number = next(self._numbers)
         self._open[number] = items
@@ -252,16 +252,16 @@ class Desk:
         return found is not None and await found.receive(first, items)
 
 
-def desk_of(runtime: Runtime) -> Desk:
+def desk_of(runtime: Runtime) -> StreamRegistry:
     """In the loop: that of a runtime, made when first asked for."""
     desk = runtime.extras.get("items")
     if desk is None:
-        desk = runtime.extras["items"] = Desk(runtime)
-    assert isinstance(desk, Desk)
+        desk = runtime.extras["items"] = StreamRegistry(runtime)
+    assert isinstance(desk, StreamRegistry)
     return desk
 
 
-class Sink:
+class ItemSender:
     """The task's end: `send` each item, then `flush`. Picklable, until it is used."""
 
     def __init__(self, owner: ActorId, tool: int, number: int) -> None:
@@ -275,7 +275,7 @@ class Sink:
         self._portal: Portal | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sink, self._place
+        return ItemSender, self._place
 
     def send(self, item: Any, what: str) -> bool:
         """Send one item, which is packed already; waits while nobody takes them. False: nobody wants more.
@@ -285,7 +285,7 @@ class Sink:
         """
         data = pickling.dumps(item, what)
         if self._portal is None:
-            self._portal = portal_of(here())
+            self._portal = portal_of(current_runtime())
         with self._moved:
             self._made.append(data)
             if not self._under_way and not self._over:
@@ -317,7 +317,7 @@ class Sink:
         about = number, self._first, batch
         self._first += len(batch)
         try:
-            ask(self._portal.runtime, owner, "use", tool, "take", *about).add_done_callback(self._shipped)
+            call_export(self._portal.runtime, owner, "use", tool, "take", *about).add_done_callback(self._shipped)
         except FrayError:
             self._moves(over=True)
 

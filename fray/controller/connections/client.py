@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from fray.controller.connections.client_requests import ANSWERS, follow_jobs
-from fray.controller.connections.client_updates import News
+from fray.controller.connections.client_requests import HANDLERS, follow_jobs
+from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.relay import open_relay, open_way_to_port
 from fray.controller.connections.session_errors import session_ended
-from fray.controller.connections.subscriptions import Audience
+from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import heartbeat_s, is_goodbye
-from fray.controller.context import House
-from fray.controller.logs.client_logs import LogDesk, Nodes
-from fray.controller.process_watch import Witness
+from fray.controller.context import ControllerContext
+from fray.controller.logs.client_logs import ClientLogs, NodeConnections
+from fray.controller.process_watch import ProcessWatch
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, SessionEnded
 from fray.model.ids import JobId, Namespace, NodeName
 from fray.model.messages import client as words
@@ -26,20 +26,20 @@ from fray.model.messages.tunnels import OpenTunnel
 from fray.net.channel.public import Channel
 from fray.net.codec import Kind, decode_message
 from fray.net.transport import Bytes
-from fray.net.tunnels.multiplexer import Carrier, End, Lane
+from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
 from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened
 
 
-class Front(Nodes, Protocol):
+class ConnectionHub(NodeConnections, Protocol):
     """What a link tells those who made it."""
 
-    def client_gone(self, link: ClientLink) -> None:
+    def client_gone(self, link: ClientConnection) -> None:
         """Its channel has ended."""
 
-    def ask_stacks(self, link: ClientLink, ref: int, job_id: JobId) -> None:
+    def ask_stacks(self, link: ClientConnection, ref: int, job_id: JobId) -> None:
         """Look into a job and answer later. Raises NoSuchJob, ChannelFull."""
 
-    def carrier_of(self, incarnation: str) -> Carrier | None:
+    def carrier_of(self, incarnation: str) -> TunnelMultiplexer | None:
         """What carries tunnels to this process; None without a conversation."""
 
     def declared_secrets(self) -> set[str] | None:
@@ -48,14 +48,14 @@ class Front(Nodes, Protocol):
     def secrets_moved(self) -> None:
         """A driver has brought some of its secrets again."""
 
-    def carrier_to_node(self, node: NodeName) -> Carrier | None:
+    def carrier_to_node(self, node: NodeName) -> TunnelMultiplexer | None:
         """What carries tunnels to ports of jobs on this node; None without a conversation."""
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a task that may outlive the conversation."""
 
 
-class ClientLink:
+class ClientConnection:
     """Handler of one client's channel.
 
     Its life: made at the greeting, `on_reset` opens the session, suspensions and resumptions are told to the law, and
@@ -64,13 +64,13 @@ class ClientLink:
 
     def __init__(
         self,
-        house: House,
-        audience: Audience[ClientLink],
-        front: Front,
+        house: ControllerContext,
+        audience: SubscriptionIndex[ClientConnection],
+        front: ConnectionHub,
         hello: ClientHello,
         namespace: Namespace,
         channel: Channel,
-        witness: Witness | None,
+        witness: ProcessWatch | None,
     ) -> None:
         self.hello = hello
         self.session = hello.session
@@ -79,12 +79,12 @@ class ClientLink:
         self.witness = witness
         self.superseded = False
         """A later channel speaks for this session."""
-        self.carrier = Carrier(channel, dialled=False, on_open=self._open_tunnel)
+        self.carrier = TunnelMultiplexer(channel, dialled=False, on_open=self._open_tunnel)
         self.house = house
         self.audience = audience
         self.front = front
-        self.logs = LogDesk(house, front, hello.session)
-        self.news = News(house, self.logs)
+        self.logs = ClientLogs(house, front, hello.session)
+        self.news = ClientUpdates(house, self.logs)
         self._grace_s = house.state.rules.driver_grace_s if hello.grace_s is None else hello.grace_s
         if hello.role is Role.DRIVER:
             channel.heartbeat_s = heartbeat_s(self._grace_s)
@@ -135,7 +135,7 @@ class ClientLink:
         else:
             self._lose()
 
-    def _open_tunnel(self, lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> End:
+    def _open_tunnel(self, lane: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelEndpoint:
         state, carrier_of = self.house.state, self.front.carrier_of
         if message.port:
             to_node = self.front.carrier_to_node
@@ -176,7 +176,7 @@ class ClientLink:
     def _request(self, ref: int, body: Bytes) -> None:
         try:
             message, blobs = decode_message(body)
-            answer = ANSWERS.get(type(message))
+            answer = HANDLERS.get(type(message))
             if answer is None:
                 raise ProtocolMismatch(f"{type(message).__name__} is nothing to ask a controller")
             reply = answer(self, ref, message, blobs)

@@ -33,17 +33,17 @@ from fray.net.transport import Bytes
 from fray.scheduler.autoscaler import view
 from fray.scheduler.effects import (
     CheckpointTaken,
-    CordonAsked,
+    CordonRequested,
     GroupScaled,
-    LaunchAsked,
+    LaunchRequested,
     NameRegistered,
     NameUnregistered,
-    ReservationAsked,
     ReservationReleased,
     ReservationRenewed,
+    ReservationRequested,
     SessionClosed,
-    TerminateAsked,
-    UncordonAsked,
+    TerminateRequested,
+    UncordonRequested,
 )
 from fray.scheduler.explain import group_text
 from fray.scheduler.explain.explain import explain
@@ -53,7 +53,7 @@ from fray.scheduler.jobs import actor_queries, checkpoints, queries
 from fray.scheduler.reservations.view import explain_reservation, list_reservations
 
 if TYPE_CHECKING:
-    from fray.controller.connections.client import ClientLink
+    from fray.controller.connections.client import ClientConnection
 
 LIST_LIMIT_BYTES = MESSAGE_LIMIT_BYTES * 3 // 4
 """Of the records in a list of jobs, about."""
@@ -69,20 +69,20 @@ Answer = tuple[object, Sequence[Bytes]] | None
 # Jobs
 
 
-def launch(link: ClientLink, ref: int, message: words.Launch, blobs: Sequence[Bytes]) -> Answer:
+def launch(link: ClientConnection, ref: int, message: words.Launch, blobs: Sequence[Bytes]) -> Answer:
     with link.house.holding(blobs) as attached:
         needed = check_launch(message, attached, link.house.store.has_blob)
         check_bundles(message, link.house.state.jobs, link.house.bundles.has)
         declared = link.front.declared_secrets()
         if declared is not None:
             check_secrets(message.jobs, message.secrets, declared)
-        event = LaunchAsked(session=link.session, ref=ref, launch=evolve(message, secrets={}))
+        event = LaunchRequested(session=link.session, ref=ref, launch=evolve(message, secrets={}))
         link.house.secrets.bring([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
         link.house.ask_with(event, needed)
     return None
 
 
-def bring_secrets(link: ClientLink, ref: int, message: words.BringSecrets, blobs: Sequence[Bytes]) -> Answer:
+def bring_secrets(link: ClientConnection, ref: int, message: words.ProvideSecrets, blobs: Sequence[Bytes]) -> Answer:
     jobs = link.house.state.jobs
     for job_id, values in message.secrets.items():
         if job_id in jobs and not jobs[job_id].ended and jobs[job_id].launched_by == link.session:
@@ -91,23 +91,23 @@ def bring_secrets(link: ClientLink, ref: int, message: words.BringSecrets, blobs
     return words.Done(), ()
 
 
-def terminate(link: ClientLink, ref: int, message: words.Terminate, blobs: Sequence[Bytes]) -> Answer:
+def terminate(link: ClientConnection, ref: int, message: words.Terminate, blobs: Sequence[Bytes]) -> Answer:
     what = {field: getattr(message, field) for field in ("jobs", "reason", "name", "prefix", "tree", "own", "group")}
-    link.house.inbox.ask(TerminateAsked(session=link.session, ref=ref, namespace=message.namespace, **what))
+    link.house.inbox.ask(TerminateRequested(session=link.session, ref=ref, namespace=message.namespace, **what))
     return None
 
 
-def find_job(link: ClientLink, ref: int, message: words.FindJob, blobs: Sequence[Bytes]) -> Answer:
+def find_job(link: ClientConnection, ref: int, message: words.FindJob, blobs: Sequence[Bytes]) -> Answer:
     state = link.house.state
     found = queries.find(state, link.namespace, message.name, message.namespace)
     return follow_jobs(link, [state.job_info(found)] if found is not None else [])
 
 
-def watch_jobs(link: ClientLink, ref: int, message: words.WatchJobs, blobs: Sequence[Bytes]) -> Answer:
+def watch_jobs(link: ClientConnection, ref: int, message: words.WatchJobs, blobs: Sequence[Bytes]) -> Answer:
     return follow_jobs(link, [link.house.state.job_info(job) for job in message.jobs])
 
 
-def follow_jobs(link: ClientLink, infos: Sequence[JobInfo]) -> tuple[words.Jobs, list[Bytes]]:
+def follow_jobs(link: ClientConnection, infos: Sequence[JobInfo]) -> tuple[words.Jobs, list[Bytes]]:
     """The infos with their values, each attached for itself; those that live are followed from now on."""
     told: list[JobInfo] = []
     values: list[Bytes] = []
@@ -128,7 +128,7 @@ def follow_jobs(link: ClientLink, infos: Sequence[JobInfo]) -> tuple[words.Jobs,
     return words.Jobs(jobs=tuple(told)), values
 
 
-def list_jobs(link: ClientLink, ref: int, message: words.ListJobs, blobs: Sequence[Bytes]) -> Answer:
+def list_jobs(link: ClientConnection, ref: int, message: words.ListJobs, blobs: Sequence[Bytes]) -> Answer:
     found = link.house.state.list_jobs(
         _namespace(link, message.namespace),
         name=message.name,
@@ -139,7 +139,7 @@ def list_jobs(link: ClientLink, ref: int, message: words.ListJobs, blobs: Sequen
     return words.Jobs(jobs=bounded_list(tuple(map(link.house.vitals.listed, found)))), ()
 
 
-def list_groups(link: ClientLink, ref: int, message: words.ListGroups, blobs: Sequence[Bytes]) -> Answer:
+def list_groups(link: ClientConnection, ref: int, message: words.ListGroups, blobs: Sequence[Bytes]) -> Answer:
     found = group_text.list_groups(link.house.state, link.namespace, message.namespace, message.name)
     return words.JobGroups(groups=bounded_groups(found)), ()
 
@@ -169,24 +169,24 @@ def bounded_list(infos: tuple[JobInfo, ...]) -> tuple[JobInfo, ...]:
     return infos
 
 
-def ask_stacks(link: ClientLink, ref: int, message: words.AskStacks, blobs: Sequence[Bytes]) -> Answer:
+def ask_stacks(link: ClientConnection, ref: int, message: words.GetStacks, blobs: Sequence[Bytes]) -> Answer:
     link.front.ask_stacks(link, ref, message.job)
     return None
 
 
-def _namespace(link: ClientLink, asked: Namespace | None) -> Namespace | None:
+def _namespace(link: ClientConnection, asked: Namespace | None) -> Namespace | None:
     """None for all."""
     return link.namespace if asked is None else None if asked == "*" else asked
 
 
-def fetch_blob(link: ClientLink, ref: int, message: words.FetchBlob, blobs: Sequence[Bytes]) -> Answer:
+def fetch_blob(link: ClientConnection, ref: int, message: words.FetchBlob, blobs: Sequence[Bytes]) -> Answer:
     data = link.house.store.blob(message.blob)
     if data is None:
         raise InvalidRequest(f"the controller keeps no blob {message.blob!r} (any more)")
     return words.Done(), [data]
 
 
-def explain_job(link: ClientLink, ref: int, message: words.Explain, blobs: Sequence[Bytes]) -> Answer:
+def explain_job(link: ClientConnection, ref: int, message: words.Explain, blobs: Sequence[Bytes]) -> Answer:
     state = link.house.state
     if message.job in state.reservations:
         return words.Text(text=explain_reservation(state, message.job)), ()
@@ -194,7 +194,7 @@ def explain_job(link: ClientLink, ref: int, message: words.Explain, blobs: Seque
     return words.Text(text=explain(state, message.job, link.house.inbox.now)), ()
 
 
-def story(link: ClientLink, ref: int, message: words.Story, blobs: Sequence[Bytes]) -> Answer:
+def story(link: ClientConnection, ref: int, message: words.GetEvents, blobs: Sequence[Bytes]) -> Answer:
     events = link.house.store.story(message.job)
     if not events and message.job not in link.house.state.reservations:
         link.house.state.job_info(message.job)
@@ -204,33 +204,41 @@ def story(link: ClientLink, ref: int, message: words.Story, blobs: Sequence[Byte
 # Reservations
 
 
-def create_reservation(link: ClientLink, ref: int, message: words.CreateReservation, blobs: Sequence[Bytes]) -> Answer:
+def create_reservation(
+    link: ClientConnection, ref: int, message: words.CreateReservation, blobs: Sequence[Bytes]
+) -> Answer:
     check_reserved(message.spec)
-    link.house.inbox.ask(ReservationAsked(session=link.session, ref=ref, spec=message.spec))
+    link.house.inbox.ask(ReservationRequested(session=link.session, ref=ref, spec=message.spec))
     link.audience.of_reservation.add(message.spec.reservation_id, link)
     return None
 
 
-def renew_reservation(link: ClientLink, ref: int, message: words.RenewReservation, blobs: Sequence[Bytes]) -> Answer:
+def renew_reservation(
+    link: ClientConnection, ref: int, message: words.RenewReservation, blobs: Sequence[Bytes]
+) -> Answer:
     name, ttl_s = message.reservation_id, message.ttl_s
     link.house.inbox.ask(ReservationRenewed(session=link.session, ref=ref, reservation_id=name, ttl_s=ttl_s))
     return None
 
 
-def release_reserved(link: ClientLink, ref: int, message: words.ReleaseReservation, blobs: Sequence[Bytes]) -> Answer:
+def release_reserved(
+    link: ClientConnection, ref: int, message: words.ReleaseReservation, blobs: Sequence[Bytes]
+) -> Answer:
     name, reason = message.reservation_id, message.reason
     link.house.inbox.ask(ReservationReleased(session=link.session, ref=ref, reservation_id=name, reason=reason))
     return None
 
 
-def watch_reservation(link: ClientLink, ref: int, message: words.WatchReservation, blobs: Sequence[Bytes]) -> Answer:
+def watch_reservation(
+    link: ClientConnection, ref: int, message: words.WatchReservation, blobs: Sequence[Bytes]
+) -> Answer:
     info = link.house.state.reservation_info(message.reservation_id)
     if message.follow:
         link.audience.of_reservation.add(message.reservation_id, link)
     return words.Reservations(reservations=(info,)), ()
 
 
-def list_reserved(link: ClientLink, ref: int, message: words.ListReservations, blobs: Sequence[Bytes]) -> Answer:
+def list_reserved(link: ClientConnection, ref: int, message: words.ListReservations, blobs: Sequence[Bytes]) -> Answer:
     found = list_reservations(link.house.state, _namespace(link, message.namespace), message.ended)
     return words.Reservations(reservations=found), ()
 
@@ -238,19 +246,19 @@ def list_reserved(link: ClientLink, ref: int, message: words.ListReservations, b
 # Names
 
 
-def register(link: ClientLink, ref: int, message: words.Register, blobs: Sequence[Bytes]) -> Answer:
+def register(link: ClientConnection, ref: int, message: words.Register, blobs: Sequence[Bytes]) -> Answer:
     check_name(message.endpoint.name, "an actor")
     check_id(message.endpoint.actor_id, "an actor")
     link.house.inbox.ask(NameRegistered(session=link.session, ref=ref, register=message))
     return None
 
 
-def unregister(link: ClientLink, ref: int, message: words.Unregister, blobs: Sequence[Bytes]) -> Answer:
+def unregister(link: ClientConnection, ref: int, message: words.Unregister, blobs: Sequence[Bytes]) -> Answer:
     link.house.inbox.ask(NameUnregistered(session=link.session, ref=ref, actor_id=message.actor_id))
     return None
 
 
-def watch(link: ClientLink, ref: int, message: words.Watch, blobs: Sequence[Bytes]) -> Answer:
+def watch(link: ClientConnection, ref: int, message: words.Watch, blobs: Sequence[Bytes]) -> Answer:
     if message.key.partition(":")[0] not in ("name", "actor"):
         raise InvalidRequest(f"{message.key!r} is no key: write name:NAMESPACE/NAME or actor:ID")
     link.audience.of_name.add(message.key, link)
@@ -258,17 +266,17 @@ def watch(link: ClientLink, ref: int, message: words.Watch, blobs: Sequence[Byte
     return link.house.names_now(message.key)
 
 
-def unwatch(link: ClientLink, ref: int, message: words.Unwatch, blobs: Sequence[Bytes]) -> Answer:
+def unwatch(link: ClientConnection, ref: int, message: words.Unwatch, blobs: Sequence[Bytes]) -> Answer:
     link.audience.of_name.drop(message.key, link)
     return words.Done(), ()
 
 
-def list_actors(link: ClientLink, ref: int, message: words.ListActors, blobs: Sequence[Bytes]) -> Answer:
+def list_actors(link: ClientConnection, ref: int, message: words.ListActors, blobs: Sequence[Bytes]) -> Answer:
     found = actor_queries.list_actors(link.house.state, _namespace(link, message.namespace), message.prefix)
     return words.Actors(actors=found), ()
 
 
-def find_actor(link: ClientLink, ref: int, message: words.FindActor, blobs: Sequence[Bytes]) -> Answer:
+def find_actor(link: ClientConnection, ref: int, message: words.FindActor, blobs: Sequence[Bytes]) -> Answer:
     state = link.house.state
     if message.actor_id:
         return words.Actors(actors=actor_queries.find_by_id(state, message.actor_id)), ()
@@ -279,7 +287,7 @@ def find_actor(link: ClientLink, ref: int, message: words.FindActor, blobs: Sequ
 # Checkpoints
 
 
-def save_checkpoint(link: ClientLink, ref: int, message: words.SaveCheckpoint, blobs: Sequence[Bytes]) -> Answer:
+def save_checkpoint(link: ClientConnection, ref: int, message: words.SaveCheckpoint, blobs: Sequence[Bytes]) -> Answer:
     with link.house.holding(blobs) as attached:
         check_checkpoint(message, attached, link.house.store.has_blob)
         event = CheckpointTaken(
@@ -289,7 +297,9 @@ def save_checkpoint(link: ClientLink, ref: int, message: words.SaveCheckpoint, b
     return None
 
 
-def fetch_checkpoint(link: ClientLink, ref: int, message: words.FetchCheckpoint, blobs: Sequence[Bytes]) -> Answer:
+def fetch_checkpoint(
+    link: ClientConnection, ref: int, message: words.FetchCheckpoint, blobs: Sequence[Bytes]
+) -> Answer:
     state = link.house.state
     kept = state.jobs[checkpoints.living_actor(state, link.session).job_id].checkpoint
     if kept is None:
@@ -303,7 +313,7 @@ def fetch_checkpoint(link: ClientLink, ref: int, message: words.FetchCheckpoint,
 # Workspaces
 
 
-def about_bundle(link: ClientLink, ref: int, message: object, blobs: Sequence[Bytes]) -> Answer:
+def about_bundle(link: ClientConnection, ref: int, message: object, blobs: Sequence[Bytes]) -> Answer:
     link.house.bundles.admit(message, blobs)
     link.front.start_soon(link.house.bundles.serve, link, ref, message, blobs)
     return None
@@ -312,7 +322,7 @@ def about_bundle(link: ClientLink, ref: int, message: object, blobs: Sequence[By
 # Logs
 
 
-def follow_logs(link: ClientLink, ref: int, message: words.FollowLogs, blobs: Sequence[Bytes]) -> Answer:
+def follow_logs(link: ClientConnection, ref: int, message: words.FollowLogs, blobs: Sequence[Bytes]) -> Answer:
     if message.job is not None:
         link.house.state.job_info(message.job)
     key = link.session if message.job is None else message.job
@@ -325,14 +335,14 @@ def follow_logs(link: ClientLink, ref: int, message: words.FollowLogs, blobs: Se
     return words.Done(), ()
 
 
-def watch_logs(link: ClientLink, ref: int, message: words.WatchLogs, blobs: Sequence[Bytes]) -> Answer:
+def watch_logs(link: ClientConnection, ref: int, message: words.WatchLogs, blobs: Sequence[Bytes]) -> Answer:
     sources = link.logs.watch(message)
     who = link.audience.of_tree if message.tree else link.audience.of_news
     (who.add if message.follow else who.drop)(message.job, link)
     return sources, ()
 
 
-def read_log(link: ClientLink, ref: int, message: ReadLog, blobs: Sequence[Bytes]) -> Answer:
+def read_log(link: ClientConnection, ref: int, message: ReadLog, blobs: Sequence[Bytes]) -> Answer:
     found = link.logs.read_here(message)
     if found is not None:
         return found[0], [found[1]]
@@ -341,7 +351,7 @@ def read_log(link: ClientLink, ref: int, message: ReadLog, blobs: Sequence[Bytes
     return None
 
 
-async def _read_there(link: ClientLink, ref: int, message: ReadLog) -> None:
+async def _read_there(link: ClientConnection, ref: int, message: ReadLog) -> None:
     try:
         page, data = await link.logs.read_there(message)
         link.reply(ref, page, [data])
@@ -354,11 +364,11 @@ async def _read_there(link: ClientLink, ref: int, message: ReadLog) -> None:
 # The cluster
 
 
-def list_nodes(link: ClientLink, ref: int, message: words.ListNodes, blobs: Sequence[Bytes]) -> Answer:
+def list_nodes(link: ClientConnection, ref: int, message: words.ListNodes, blobs: Sequence[Bytes]) -> Answer:
     return words.Nodes(nodes=link.house.vitals.nodes(link.house.state.nodes_info())), ()
 
 
-def mint_join(link: ClientLink, ref: int, message: words.MintJoin, blobs: Sequence[Bytes]) -> Answer:
+def mint_join(link: ClientConnection, ref: int, message: words.MintJoin, blobs: Sequence[Bytes]) -> Answer:
     if link.hello.role is words.Role.JOB:
         raise Unauthorized("a job lets no machine in: who has the cluster's token may ask for a join token")
     house = link.house
@@ -366,9 +376,9 @@ def mint_join(link: ClientLink, ref: int, message: words.MintJoin, blobs: Sequen
     return words.JoinMinted(token=token), ()
 
 
-def cordon(link: ClientLink, ref: int, message: maintenance.CordonNodes, blobs: Sequence[Bytes]) -> Answer:
+def cordon(link: ClientConnection, ref: int, message: maintenance.CordonNodes, blobs: Sequence[Bytes]) -> Answer:
     check_marked(message.nodes, message.reason, message.finish_s)
-    event = CordonAsked(
+    event = CordonRequested(
         session=link.session,
         ref=ref,
         nodes=message.nodes,
@@ -380,33 +390,35 @@ def cordon(link: ClientLink, ref: int, message: maintenance.CordonNodes, blobs: 
     return None
 
 
-def uncordon(link: ClientLink, ref: int, message: maintenance.UncordonNodes, blobs: Sequence[Bytes]) -> Answer:
+def uncordon(link: ClientConnection, ref: int, message: maintenance.UncordonNodes, blobs: Sequence[Bytes]) -> Answer:
     check_marked(message.nodes)
-    link.house.inbox.ask(UncordonAsked(session=link.session, ref=ref, nodes=message.nodes))
+    link.house.inbox.ask(UncordonRequested(session=link.session, ref=ref, nodes=message.nodes))
     return None
 
 
-def what_if(link: ClientLink, ref: int, message: maintenance.WhatIf, blobs: Sequence[Bytes]) -> Answer:
+def what_if(link: ClientConnection, ref: int, message: maintenance.WhatIf, blobs: Sequence[Bytes]) -> Answer:
     spec = evolve(message.job, payload=None)
     check_launch(words.Launch(jobs=(spec,)), (), lambda blob: False)
     return forecast(link.house.state, spec), ()
 
 
-def ask_queue(link: ClientLink, ref: int, message: usage.AskQueue, blobs: Sequence[Bytes]) -> Answer:
+def ask_queue(link: ClientConnection, ref: int, message: usage.GetQueue, blobs: Sequence[Bytes]) -> Answer:
     return queue_info(link.house.state, message.limit, message.user, link.house.inbox.time()), ()
 
 
-def ask_usage(link: ClientLink, ref: int, message: usage.AskUsage, blobs: Sequence[Bytes]) -> Answer:
+def ask_usage(link: ClientConnection, ref: int, message: usage.GetUsage, blobs: Sequence[Bytes]) -> Answer:
     state, now = link.house.state, link.house.inbox.time()
     samples = link.house.samples.all(state, now) if message.samples else ()
     return evolve(usage_info(state, now), samples=samples), ()
 
 
-def list_machines(link: ClientLink, ref: int, message: machine_groups.ListMachines, blobs: Sequence[Bytes]) -> Answer:
+def list_machines(
+    link: ClientConnection, ref: int, message: machine_groups.ListMachines, blobs: Sequence[Bytes]
+) -> Answer:
     return view.list_fleet(link.house.state, message.group), ()
 
 
-def scale_group(link: ClientLink, ref: int, message: machine_groups.ScaleGroup, blobs: Sequence[Bytes]) -> Answer:
+def scale_group(link: ClientConnection, ref: int, message: machine_groups.ScaleGroup, blobs: Sequence[Bytes]) -> Answer:
     if link.hello.role is words.Role.JOB:
         raise Unauthorized("a job does not say how many machines there are: who has the cluster's token may")
     event = GroupScaled(session=link.session, ref=ref, group=message.group, min=message.min, max=message.max)
@@ -414,24 +426,24 @@ def scale_group(link: ClientLink, ref: int, message: machine_groups.ScaleGroup, 
     return None
 
 
-def end_session(link: ClientLink, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
+def end_session(link: ClientConnection, ref: int, message: words.EndSession, blobs: Sequence[Bytes]) -> Answer:
     link.house.inbox.ask(SessionClosed(session=link.session, reason=message.reason, ref=ref))
     link.has_left = True
     return None
 
 
-ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] = {
+HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Answer]] = {
     words.Launch: launch,
-    words.BringSecrets: bring_secrets,
+    words.ProvideSecrets: bring_secrets,
     words.Terminate: terminate,
     words.WatchJobs: watch_jobs,
     words.FindJob: find_job,
     words.ListJobs: list_jobs,
     words.ListGroups: list_groups,
     words.FetchBlob: fetch_blob,
-    words.AskStacks: ask_stacks,
+    words.GetStacks: ask_stacks,
     words.Explain: explain_job,
-    words.Story: story,
+    words.GetEvents: story,
     words.FollowLogs: follow_logs,
     words.WatchLogs: watch_logs,
     ReadLog: read_log,
@@ -455,8 +467,8 @@ ANSWERS: dict[type, Callable[[ClientLink, int, Any, Sequence[Bytes]], Answer]] =
     maintenance.CordonNodes: cordon,
     maintenance.UncordonNodes: uncordon,
     maintenance.WhatIf: what_if,
-    usage.AskQueue: ask_queue,
-    usage.AskUsage: ask_usage,
+    usage.GetQueue: ask_queue,
+    usage.GetUsage: ask_usage,
     OfferBundle: about_bundle,
     PutPiece: about_bundle,
     words.EndSession: end_session,

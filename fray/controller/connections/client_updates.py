@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import trio
 
-from fray.controller.context import House
-from fray.controller.logs.client_logs import LogDesk
+from fray.controller.context import ControllerContext
+from fray.controller.logs.client_logs import ClientLogs
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages import client as words
 from fray.model.reservations import ReservationId
@@ -20,10 +20,10 @@ LOGS_WAITING_BYTES = 256 * 1024
 """Lines are sent only while less than this waits for the client: so nothing else waits behind many of them."""
 
 
-class News:
+class ClientUpdates:
     """Of one client."""
 
-    def __init__(self, house: House, logs: LogDesk) -> None:
+    def __init__(self, house: ControllerContext, logs: ClientLogs) -> None:
         self._house = house
         self._logs = logs
         self._jobs: dict[JobId, JobInfo] = {}

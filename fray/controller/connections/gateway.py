@@ -12,16 +12,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from fray.controller.connections.client import ClientLink
+from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.join_tokens import (
-    Silent,
+    GreetingOnlyHandler,
     check_place,
+    close_after_grace,
     end_with,
-    show_out,
 )
-from fray.controller.connections.node import NodeLink
+from fray.controller.connections.node import NodeConnection
 from fray.controller.connections.session_errors import session_ended, session_unknown
-from fray.controller.connections.subscriptions import Audience
+from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import (
     ATTEMPT_KEY,
     CLUSTER_KEY,
@@ -30,15 +30,15 @@ from fray.controller.connections.validation import (
     default_namespace,
     is_over,
 )
-from fray.controller.context import House
-from fray.controller.logs.client_logs import above
-from fray.controller.metrics.stack_captures import Captures
-from fray.controller.process_watch import Witness, wait_gone
+from fray.controller.context import ControllerContext
+from fray.controller.logs.client_logs import ancestors
+from fray.controller.metrics.stack_captures import StackCaptures
+from fray.controller.process_watch import ProcessWatch, wait_gone
 from fray.errors import (
     ChannelClosed,
     ChannelFull,
     InvalidRequest,
-    NodeNameTaken,
+    NodeNameInUse,
     NoSuchJob,
     ProtocolMismatch,
     SessionEnded,
@@ -47,7 +47,7 @@ from fray.errors import (
 )
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, ProcessMark, Role, Stacks
-from fray.model.messages.node import CaptureAsked, Captured, JoinAsked, NodeHello
+from fray.model.messages.node import CaptureRequest, JoinRequest, NodeHello, StackCapture
 from fray.net.channel.public import (
     Acceptor,
     Channel,
@@ -55,25 +55,25 @@ from fray.net.channel.public import (
     HandlerFactory,
 )
 from fray.net.codec import decode_message, encode_message
-from fray.net.transport import Claim
-from fray.net.tunnels.multiplexer import Carrier
+from fray.net.transport import PeerIdentity
+from fray.net.tunnels.multiplexer import TunnelMultiplexer
 from fray.scheduler.effects import (
+    CloseSession,
+    DeleteBlobs,
+    DesiredAttemptsChanged,
     Effect,
     Event,
-    Forget,
-    JobMoved,
-    LaunchAsked,
-    NamesMoved,
+    JobInfoChanged,
+    LaunchRequested,
+    NamesChanged,
     NodeDied,
     NodeJoined,
     NodeProbed,
     ProbeWanted,
     Refusal,
     Reply,
-    ReservationMoved,
+    ReservationInfoChanged,
     SessionClosed,
-    SessionOver,
-    WishesMoved,
 )
 from fray.scheduler.state.rows import NodePhase, Session, SessionPhase
 
@@ -92,15 +92,15 @@ class Gateway:
         token: of the cluster; attempts have keys of their own.
     """
 
-    def __init__(self, house: House, token: str, nursery: trio.Nursery, rng: random.Random) -> None:
+    def __init__(self, house: ControllerContext, token: str, nursery: trio.Nursery, rng: random.Random) -> None:
         self._house = house
         self._token = token
         self._nursery = nursery
-        self._audience: Audience[ClientLink] = Audience()
-        self._clients: dict[SessionId, ClientLink] = {}
-        self._nodes: dict[NodeName, NodeLink] = {}
+        self._audience: SubscriptionIndex[ClientConnection] = SubscriptionIndex()
+        self._clients: dict[SessionId, ClientConnection] = {}
+        self._nodes: dict[NodeName, NodeConnection] = {}
         self._links = 0
-        self._captures = Captures(house.state)
+        self._captures = StackCaptures(house.state)
         nursery.start_soon(house.vitals.run, self._measured)
         self._revision = 0
         self.acceptor = Acceptor(f"{house.cluster_id}.{house.epoch}", self._on_greeting, keep_s=KEEP_S, rng=rng)
@@ -119,7 +119,7 @@ class Gateway:
             return self._house.joins.key_of(key_id)
         return self._house.attempt_key(attempt) if self._house.state.attempt_living(attempt) else None
 
-    def _on_greeting(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+    def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         if self._links >= LINKS_LIMIT:
             raise ChannelFull(f"the controller holds {LINKS_LIMIT} conversations, its limit", limit=LINKS_LIMIT)
         hello, _ = decode_message(greeting)
@@ -127,11 +127,11 @@ class Gateway:
             return self._greet_node(claim, hello)
         if isinstance(hello, ClientHello):
             return self._greet_client(claim, hello)
-        if isinstance(hello, JoinAsked):
+        if isinstance(hello, JoinRequest):
             return self._greet_joining(claim, hello)
         raise ProtocolMismatch(f"a controller is greeted by a client or a node, not with {type(hello).__name__}")
 
-    def _greet_client(self, claim: Claim, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
+    def _greet_client(self, claim: PeerIdentity, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
         known = self._house.state.sessions.get(hello.session)
         check_client(hello, claim.key_id, known)
         if is_over(hello, known):
@@ -158,7 +158,7 @@ class Gateway:
             return job.spec.namespace if job is not None else ""
         return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
 
-    def _greet_joining(self, claim: Claim, asked: JoinAsked) -> tuple[bytes, HandlerFactory]:
+    def _greet_joining(self, claim: PeerIdentity, asked: JoinRequest) -> tuple[bytes, HandlerFactory]:
         try:
             given = self._house.joins.spend(claim.key_id, asked, claim.remote, self._house.inbox.time())
         except (Unauthorized, InvalidRequest, ChannelFull):
@@ -170,10 +170,10 @@ class Gateway:
         return encode_message(given), self._see_off
 
     def _see_off(self, channel: Channel) -> Handler:
-        self._nursery.start_soon(show_out, channel)
-        return Silent()
+        self._nursery.start_soon(close_after_grace, channel)
+        return GreetingOnlyHandler()
 
-    def _greet_node(self, claim: Claim, hello: NodeHello) -> tuple[bytes, HandlerFactory]:
+    def _greet_node(self, claim: PeerIdentity, hello: NodeHello) -> tuple[bytes, HandlerFactory]:
         if claim.key_id != CLUSTER_KEY:
             self._house.joins.check_member(claim.key_id, hello)
             check_place(hello, self._house.state.fleet.units)
@@ -192,16 +192,16 @@ class Gateway:
         answer = ControllerHello(cluster_id=house.cluster_id, epoch=house.epoch, env_vars=house.env_vars)
         return encode_message(answer), lambda channel: self._add_node(hello, channel)
 
-    def _make_way(self, there: NodeLink, hello: NodeHello, claim: Claim) -> None:
+    def _make_way(self, there: NodeConnection, hello: NodeHello, claim: PeerIdentity) -> None:
         """Another incarnation takes over a name only from one that is gone: dead, or without a connection.
 
         Raises:
-            NodeNameTaken: the first one lives.
+            NodeNameInUse: the first one lives.
         """
         if hello.process is not None and hello.process == there.hello.process:
             return  # one process is never two nodes: a hello of an earlier life, heard late (we were stopped)
         if there.channel.connected and not there.proven_dead():
-            raise NodeNameTaken(
+            raise NodeNameInUse(
                 f"node name {hello.node!r} is taken: a living fray-node at {there.channel.remote} has it; "
                 f"give the one at {claim.remote} another --name, or end the first",
                 node=hello.node,
@@ -211,8 +211,8 @@ class Gateway:
     # Links
 
     def _add_client(self, hello: ClientHello, namespace: Namespace, channel: Channel) -> Handler:
-        witness = Witness.of(hello.process)
-        link = ClientLink(self._house, self._audience, self, hello, namespace, channel, witness)
+        witness = ProcessWatch.of(hello.process)
+        link = ClientConnection(self._house, self._audience, self, hello, namespace, channel, witness)
         old = self._clients.get(hello.session)
         self._clients[hello.session] = link
         if old is not None:
@@ -221,7 +221,7 @@ class Gateway:
         return link
 
     def _add_node(self, hello: NodeHello, channel: Channel) -> Handler:
-        link = NodeLink(self._house, self, hello, channel, Witness.of(hello.process))
+        link = NodeConnection(self._house, self, hello, channel, ProcessWatch.of(hello.process))
         old = self._nodes.get(hello.node)
         self._nodes[hello.node] = link
         if old is not None:
@@ -229,17 +229,17 @@ class Gateway:
         self._start(link)
         return link
 
-    def _supersede(self, link: ClientLink | NodeLink) -> None:
+    def _supersede(self, link: ClientConnection | NodeConnection) -> None:
         link.superseded = True
         link.channel.abort(ChannelClosed("a newer conversation took over", reason="superseded"))
 
-    def _start(self, link: ClientLink | NodeLink) -> None:
+    def _start(self, link: ClientConnection | NodeConnection) -> None:
         self._links += 1
         self._nursery.start_soon(link.run)
         if link.witness is not None:
             self._nursery.start_soon(self._watch_death, link, link.witness)
 
-    async def _watch_death(self, link: ClientLink | NodeLink, witness: Witness) -> None:
+    async def _watch_death(self, link: ClientConnection | NodeConnection, witness: ProcessWatch) -> None:
         """The process may be gone long before its connection (a child may have inherited the socket)."""
         try:
             await witness.wait_dead()
@@ -266,16 +266,16 @@ class Gateway:
         await wait_gone(mark)
         self._house.inbox.tell(event)
 
-    def client_gone(self, link: ClientLink) -> None:
+    def client_gone(self, link: ClientConnection) -> None:
         if self._clients.get(link.session) is link:
             del self._clients[link.session]
         self._forget(link)
 
-    def carrier_of(self, incarnation: str) -> Carrier | None:
+    def carrier_of(self, incarnation: str) -> TunnelMultiplexer | None:
         link = self._clients.get(incarnation)
         return link.carrier if link is not None else None
 
-    def node_link(self, node: NodeName) -> NodeLink | None:
+    def node_link(self, node: NodeName) -> NodeConnection | None:
         return self._nodes.get(node)
 
     def declared_secrets(self) -> set[str] | None:
@@ -288,16 +288,16 @@ class Gateway:
         for link in self._nodes.values():
             link.secrets_moved()
 
-    def carrier_to_node(self, node: NodeName) -> Carrier | None:
+    def carrier_to_node(self, node: NodeName) -> TunnelMultiplexer | None:
         link = self._nodes.get(node)
         return link.carrier if link is not None else None
 
-    def node_gone(self, link: NodeLink) -> None:
+    def node_gone(self, link: NodeConnection) -> None:
         if self._nodes.get(link.node) is link:
             del self._nodes[link.node]
         self._forget(link)
 
-    def _forget(self, link: ClientLink | NodeLink) -> None:
+    def _forget(self, link: ClientConnection | NodeConnection) -> None:
         self._links -= 1
         if link.witness is not None:
             link.witness.close()
@@ -323,32 +323,32 @@ class Gateway:
 
     def _forget_secrets(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
         """Of jobs that were refused, and of those that have ended."""
-        refused = [spec.job_id for event in events if isinstance(event, LaunchAsked) for spec in event.launch.jobs]
-        moved = [effect.job_id for effect in effects if isinstance(effect, JobMoved)]
+        refused = [spec.job_id for event in events if isinstance(event, LaunchRequested) for spec in event.launch.jobs]
+        moved = [effect.job_id for effect in effects if isinstance(effect, JobInfoChanged)]
         state = self._house.state
         self._house.secrets.forget_all_but([*refused, *moved], lambda job_id: not state.job_ended(job_id))
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Reply() | Refusal() | SessionOver():
+            case Reply() | Refusal() | CloseSession():
                 self._to_client(effect)
-            case JobMoved(job_id=job_id):
+            case JobInfoChanged(job_id=job_id):
                 self._job_moved(job_id)
-            case ReservationMoved(reservation_id=name):
+            case ReservationInfoChanged(reservation_id=name):
                 for link in self._audience.of_reservation.of(name):
                     link.news.reservation_moved(name)
-            case NamesMoved(key=key):
+            case NamesChanged(key=key):
                 for link in self._audience.of_name.of(key):
                     link.news.names_moved(key)
-            case WishesMoved(node=name, changed=changed, gone=gone):
+            case DesiredAttemptsChanged(node=name, changed=changed, gone=gone):
                 if name in self._nodes:
                     self._nodes[name].wishes_moved((*changed, *gone))
             case ProbeWanted(node=name, incarnation=incarnation):
                 self._nursery.start_soon(self._probe, name, incarnation)
-            case Forget(blobs=blobs):
+            case DeleteBlobs(blobs=blobs):
                 self._house.forget(blobs)
 
-    def _to_client(self, effect: Reply | Refusal | SessionOver) -> None:
+    def _to_client(self, effect: Reply | Refusal | CloseSession) -> None:
         link = self._clients.get(effect.session)
         if link is None:
             return
@@ -383,17 +383,17 @@ class Gateway:
         for link in list(self._audience.of_job.of(job_id)):
             link.news.measured(job_id, attempts)
 
-    def ask_stacks(self, link: ClientLink, ref: int, job_id: JobId) -> None:
+    def ask_stacks(self, link: ClientConnection, ref: int, job_id: JobId) -> None:
         """Answer later. Raises NoSuchJob, ChannelFull."""
         self._nursery.start_soon(self._answer_stacks, link, ref, self._captures.begin(job_id, self._ask_node))
 
-    def _ask_node(self, node: NodeName, asked: CaptureAsked) -> bool:
+    def _ask_node(self, node: NodeName, asked: CaptureRequest) -> bool:
         return node in self._nodes and self._nodes[node].ask_stacks(asked)
 
-    async def _answer_stacks(self, link: ClientLink, ref: int, question: int) -> None:
+    async def _answer_stacks(self, link: ClientConnection, ref: int, question: int) -> None:
         link.reply(ref, Stacks(stacks=dict(await self._captures.answer(question))))
 
-    def captured(self, link: NodeLink, message: Captured) -> None:
+    def captured(self, link: NodeConnection, message: StackCapture) -> None:
         self._captures.heard(link.node, message)
 
     async def _probe(self, node: NodeName, incarnation: str) -> None:
@@ -417,6 +417,6 @@ class Gateway:
         for link in list(self._audience.of_news.of(job_id)):
             link.news.log_watched(attempt)
         if self._audience.of_tree:
-            for ancestor in above(self._house.state, job_id):
+            for ancestor in ancestors(self._house.state, job_id):
                 for link in list(self._audience.of_tree.of(ancestor)):
                     link.news.log_watched(attempt)

@@ -31,11 +31,11 @@ from fray.model.join_tokens import (
     read_machine_key,
     write_token,
 )
-from fray.model.messages.node import JoinAsked, JoinGiven, NodeHello
-from fray.net.channel.channel import QuietHandler
+from fray.model.messages.node import JoinGrant, JoinRequest, NodeHello
+from fray.net.channel.channel import NullHandler
 from fray.net.channel.public import Channel
 from fray.net.transport import Bytes
-from fray.scheduler.state.unit_rows import Unit
+from fray.scheduler.state.unit_rows import CloudUnit
 
 UNITS_LIMIT = 100_000
 """Units that are remembered at a time."""
@@ -48,14 +48,14 @@ _META = "join:"
 _log = logging.getLogger("fray.controller")
 
 
-class Keeps(Protocol):
+class JoinTokenStore(Protocol):
     """What is asked of the store."""
 
     def save(self, *, meta: dict[str, Any]) -> None: ...
 
 
 @define(eq=False)
-class Joins:
+class JoinTokens:
     """Who may come in as which machine.
 
     Args:
@@ -64,7 +64,7 @@ class Joins:
     """
 
     _secret: bytes = field(repr=False)
-    _store: Keeps = field(repr=False)
+    _store: JoinTokenStore = field(repr=False)
     _units: dict[str, dict[str, Any]] = field(repr=False)
 
     @staticmethod
@@ -96,7 +96,7 @@ class Joins:
 
     # Coming in
 
-    def spend(self, key_id: str, asked: JoinAsked, remote: str, now: float) -> JoinGiven:
+    def spend(self, key_id: str, asked: JoinRequest, remote: str, now: float) -> JoinGrant:
         """A host shows its token: it is spent for this host, and that is saved, when this returns.
 
         Raises:
@@ -120,9 +120,9 @@ class Joins:
             self._check_room(now)
             self._keep(token.unit, {"until": max(token.expires_s, kept.get("until", 0)), "used": used})
             _log.info("machine %s has joined as node %s", token.unit, asked.node, extra={"worker": asked.worker})
-        return JoinGiven(key_id=own.key_id, key=self._derive(own.key_id))
+        return JoinGrant(key_id=own.key_id, key=self._derive(own.key_id))
 
-    def _check_token(self, token: JoinKey, asked: JoinAsked, now: float) -> None:
+    def _check_token(self, token: JoinKey, asked: JoinRequest, now: float) -> None:
         if now > token.expires_s:
             raise Unauthorized(
                 f"the join token of machine {token.unit!r} expired {now - token.expires_s:.0f} s ago: ask for another "
@@ -189,7 +189,7 @@ class Joins:
         self._units[unit] = kept
 
 
-def check_place(hello: NodeHello, units: Mapping[str, Unit]) -> None:
+def check_place(hello: NodeHello, units: Mapping[str, CloudUnit]) -> None:
     """A host of a unit that was asked for is of the unit's group and slice.
 
     Raises:
@@ -206,14 +206,14 @@ def check_place(hello: NodeHello, units: Mapping[str, Unit]) -> None:
             )
 
 
-class Silent(QuietHandler):
+class GreetingOnlyHandler(NullHandler):
     """Handler of a conversation in which nothing is said after the greetings."""
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         raise Unauthorized("a join token is good for joining only")
 
 
-async def show_out(channel: Channel) -> None:
+async def close_after_grace(channel: Channel) -> None:
     """End the conversation soon, if the host does not."""
     with trio.move_on_after(SHOWN_OUT_S):
         await channel.wait_over()
@@ -229,7 +229,7 @@ def _digest(claim: str) -> str:
     return hashlib.sha256(claim.encode()).hexdigest()
 
 
-def _used(unit: str, asked: JoinAsked, first: list[str], remote: str) -> Unauthorized:
+def _used(unit: str, asked: JoinRequest, first: list[str], remote: str) -> Unauthorized:
     _log.error(
         "the join token of machine %s was shown twice", unit, extra={"first": first[0], "at": first[2], "now": remote}
     )

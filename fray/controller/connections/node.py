@@ -15,36 +15,36 @@ import trio
 from attrs import evolve
 
 from fray.controller.connections.secrets import WAIT_S
-from fray.controller.context import House
-from fray.controller.process_watch import Witness
+from fray.controller.context import ControllerContext
+from fray.controller.process_watch import ProcessWatch
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
-from fray.model.log_records import Chunk
+from fray.model.log_records import LogChunk
 from fray.model.messages.bundles import FetchBundle, FetchPiece
 from fray.model.messages.node import (
+    AttemptAnnotation,
     AttemptLog,
-    AttemptNoted,
-    CaptureAsked,
-    Captured,
-    Measured,
+    AttemptMetricsReport,
+    CaptureRequest,
+    DesiredState,
+    NodeDetails,
     NodeGoodbye,
     NodeHello,
     NodeLeaves,
-    NodeTold,
+    ObservedState,
     Probe,
-    Probed,
-    Report,
-    Wanted,
+    ProbeResult,
+    StackCapture,
 )
 from fray.model.messages.tunnels import OpenTunnel
-from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Observed, Outcome, Phase, Wish
+from fray.model.specs import BLOB_LIMIT_BYTES, DesiredAttempt, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import SILENT_PERIODS
 from fray.net.codec import Kind, decode_message
 from fray.net.transport import Bytes
-from fray.net.tunnels.multiplexer import Carrier, End, Lane
-from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeLeaving, NodeReported, NodeSilent
+from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
+from fray.scheduler.effects import AttemptAnnotated, NodeDied, NodeJoined, NodeLeaving, NodeReported, NodeSilent
 
 WANTED_CHUNK_BYTES = 12 * 1024 * 1024
 """Payloads in one `Wanted`, about; the rest follows when there is room."""
@@ -62,14 +62,14 @@ _log = logging.getLogger("fray.controller.connections.node")
 class Front(Protocol):
     """What a link tells those who made it."""
 
-    def node_gone(self, link: NodeLink) -> None:
+    def node_gone(self, link: NodeConnection) -> None:
         """Its channel has ended."""
 
     def log_moved(self, attempt: AttemptId) -> None:
         """There are new lines in the book."""
 
-    def captured(self, link: NodeLink, message: Captured) -> None:
-        """An answer to `NodeLink.ask_stacks`."""
+    def captured(self, link: NodeConnection, message: StackCapture) -> None:
+        """An answer to `NodeConnection.ask_stacks`."""
 
     def next_revision(self) -> int:
         """Grows with each `Wanted` of this life of the controller."""
@@ -78,7 +78,7 @@ class Front(Protocol):
         """Run a task that may outlive the conversation."""
 
 
-def _measured(observed: Observed, sizes: Mapping[BlobId, int]) -> Observed:
+def _measured(observed: ObservedAttempt, sizes: Mapping[BlobId, int]) -> ObservedAttempt:
     """With the size of its value, as far as that has come with it."""
     outcome = observed.outcome
     if outcome is None or outcome.value is None or outcome.value not in sizes:
@@ -86,14 +86,16 @@ def _measured(observed: Observed, sizes: Mapping[BlobId, int]) -> Observed:
     return evolve(observed, outcome=evolve(outcome, value_bytes=sizes[outcome.value]))
 
 
-def _refuse_tunnel(lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> End:
+def _refuse_tunnel(lane: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelEndpoint:
     raise Refused("a node asks for no tunnels")
 
 
-class NodeLink:
+class NodeConnection:
     """Handler of one node's channel."""
 
-    def __init__(self, house: House, front: Front, hello: NodeHello, channel: Channel, witness: Witness | None) -> None:
+    def __init__(
+        self, house: ControllerContext, front: Front, hello: NodeHello, channel: Channel, witness: ProcessWatch | None
+    ) -> None:
         self.hello = hello
         self.node = hello.node
         self.incarnation = hello.incarnation
@@ -107,7 +109,7 @@ class NodeLink:
         self._front = front
         # a machine is suspect ``suspect_s`` after its last word: its silence must be noticed before that
         channel.heartbeat_s = min(channel.heartbeat_s, house.state.rules.suspect_s / (SILENT_PERIODS + 1))
-        self.carrier = Carrier(channel, dialled=False, on_open=_refuse_tunnel)
+        self.carrier = TunnelMultiplexer(channel, dialled=False, on_open=_refuse_tunnel)
         """Of tunnels to ports of its jobs."""
         self._held = set(hello.holds)
         self._joined = False
@@ -115,7 +117,7 @@ class NodeLink:
         self._moved: dict[AttemptId, None] = {}
         self._waiting: dict[AttemptId, float] = {}
         """Until when attempts wait for secrets that only their drivers know."""
-        self._told: dict[AttemptId, Observed] | None = None
+        self._told: dict[AttemptId, ObservedAttempt] | None = None
         """What it has reported on this channel; None before it has told everything."""
         self._lost = False
         self._over = False
@@ -135,18 +137,18 @@ class NodeLink:
         message, blobs = decode_message(body)
         if kind == Kind.REQUEST:
             self._asked(ref, message, blobs)
-        elif isinstance(message, Report):
+        elif isinstance(message, ObservedState):
             self._reported(message, blobs)
         elif isinstance(message, AttemptLog):
             self._printed(message, blobs)
-        elif isinstance(message, Measured):
+        elif isinstance(message, AttemptMetricsReport):
             mine = [vital for vital in message.vitals if self._is_mine(vital.attempt_id)]
             self._house.vitals.hear(mine, self._house.inbox.time())
-        elif isinstance(message, AttemptNoted):
+        elif isinstance(message, AttemptAnnotation):
             self._noted(message)
-        elif isinstance(message, NodeTold):
+        elif isinstance(message, NodeDetails):
             self._house.vitals.hear_node(self.node, message.told)
-        elif isinstance(message, Captured):
+        elif isinstance(message, StackCapture):
             self._front.captured(self, message)
         elif isinstance(message, NodeLeaves):
             self._leaves(message)
@@ -185,7 +187,7 @@ class NodeLink:
     def on_resumed(self) -> None:
         self._join()
         if self._told is not None:  # the channel has lost nothing: what it said last still stands
-            self._tell_report(Report(full=True, observed=tuple(self._told.values())))
+            self._tell_report(ObservedState(full=True, observed=tuple(self._told.values())))
 
     def on_end(self, error: FrayError) -> None:
         self.carrier.on_lost(ConnectionFailed(f"node {self.node} has left the relay: {error}"))
@@ -218,7 +220,7 @@ class NodeLink:
 
     # Up
 
-    def _reported(self, report: Report, blobs: Sequence[Bytes]) -> None:
+    def _reported(self, report: ObservedState, blobs: Sequence[Bytes]) -> None:
         """Values are in the store before the law hears of them; one that is too large or missing is no success."""
         small = [blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]
         with self._house.holding(small) as attached:
@@ -231,12 +233,12 @@ class NodeLink:
             self._note(report)
             self._tell_report(report, tuple(kept))
 
-    def _tell_report(self, report: Report, values: Sequence[BlobId] = ()) -> None:
+    def _tell_report(self, report: ObservedState, values: Sequence[BlobId] = ()) -> None:
         event = NodeReported(node=self.node, incarnation=self.incarnation, report=report)
         self._house.pin(event, values)
         self._house.inbox.tell(event)
 
-    def _note(self, report: Report) -> None:
+    def _note(self, report: ObservedState) -> None:
         if report.full:
             self._told = {}
         if self._told is not None:
@@ -244,7 +246,7 @@ class NodeLink:
             for attempt_id in report.gone:
                 self._told.pop(attempt_id, None)
 
-    def _with_kept_value(self, observed: Observed, kept: set[BlobId]) -> Observed:
+    def _with_kept_value(self, observed: ObservedAttempt, kept: set[BlobId]) -> ObservedAttempt:
         outcome = observed.outcome
         if outcome is None or outcome.value is None or outcome.value in kept:
             return observed
@@ -252,20 +254,20 @@ class NodeLink:
             kept.add(outcome.value)
             return observed
         outcome = evolve(outcome, value=None)
-        if outcome.cause is Cause.SUCCEEDED:
+        if outcome.cause is EndReason.SUCCEEDED:
             message = f"its result did not reach the controller: over {BLOB_LIMIT_BYTES} bytes, or lost on its node"
-            outcome = evolve(outcome, cause=Cause.FAILURE, message=message)
+            outcome = evolve(outcome, cause=EndReason.FAILURE, message=message)
         return evolve(observed, outcome=outcome)
 
     def _printed(self, message: AttemptLog, blobs: Sequence[Bytes]) -> None:
         if self._is_mine(message.attempt_id):
             data = bytes(blobs[0]) if blobs else b""
-            self._house.book.add(message.attempt_id, Chunk(message.first, message.end, data), closed=message.over)
+            self._house.book.add(message.attempt_id, LogChunk(message.first, message.end, data), closed=message.over)
             self._front.log_moved(message.attempt_id)
 
-    def _noted(self, message: AttemptNoted) -> None:
+    def _noted(self, message: AttemptAnnotation) -> None:
         self._house.inbox.tell(
-            AttemptRemarked(
+            AttemptAnnotated(
                 node=self.node,
                 incarnation=self.incarnation,
                 attempt_id=message.attempt_id,
@@ -286,7 +288,7 @@ class NodeLink:
 
     # Down
 
-    def ask_stacks(self, asked: CaptureAsked) -> bool:
+    def ask_stacks(self, asked: CaptureRequest) -> bool:
         """Ask the node to look into attempts; False: it has no conversation now."""
         if not self.channel.connected:
             return False
@@ -299,7 +301,7 @@ class NodeLink:
             reply, _ = await self.requests.request(Probe(), timeout_s=PROBE_S)
         except FrayError as error:
             return f"it could not be asked: {error}"
-        return reply.trouble if isinstance(reply, Probed) else f"it answered with {type(reply).__name__}"
+        return reply.trouble if isinstance(reply, ProbeResult) else f"it answered with {type(reply).__name__}"
 
     def joined(self) -> None:
         """The law has heard of this connection: send everything."""
@@ -350,15 +352,15 @@ class NodeLink:
         chunk, payloads = self._take_chunk()
         self._notice(False, chunk, gone, payloads)
 
-    def _wish(self, attempt_id: AttemptId) -> Wish | None:
+    def _wish(self, attempt_id: AttemptId) -> DesiredAttempt | None:
         attempt = self._house.state.attempts.get(attempt_id)
         if attempt is None or attempt.node != self.node or attempt.incarnation != self.incarnation:
             return None
         return self._house.state.wish(attempt_id)
 
-    def _take_chunk(self) -> tuple[list[Wish], dict[BlobId, bytes]]:
+    def _take_chunk(self) -> tuple[list[DesiredAttempt], dict[BlobId, bytes]]:
         """The next moved wishes, with the payloads they need; at least one."""
-        wishes: list[Wish] = []
+        wishes: list[DesiredAttempt] = []
         payloads: dict[BlobId, bytes] = {}
         size_bytes = 0
         for attempt_id in list(self._moved):
@@ -391,7 +393,7 @@ class NodeLink:
         self._moved.update(dict.fromkeys(self._waiting))
         self._wake.set()
 
-    def _lacks(self, wish: Wish) -> bool:
+    def _lacks(self, wish: DesiredAttempt) -> bool:
         """It shall start, and a secret of its is known neither here nor to the node."""
         if wish.stop or not wish.spec.secrets or wish.attempt_id in self._held:
             return False
@@ -410,27 +412,27 @@ class NodeLink:
                     f"back within {WAIT_S:g} s, and node {self.node} has none of this name",
                 )
 
-    def _cannot_start(self, wish: Wish, why: str) -> None:
+    def _cannot_start(self, wish: DesiredAttempt, why: str) -> None:
         """The node has not heard of it and never will."""
-        outcome = Outcome(cause=Cause.ENVIRONMENT, message=why)
-        ended = Observed(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome)
-        self._tell_report(Report(full=False, observed=(ended,)))
+        outcome = Outcome(cause=EndReason.ENVIRONMENT, message=why)
+        ended = ObservedAttempt(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome)
+        self._tell_report(ObservedState(full=False, observed=(ended,)))
 
-    def _keyed(self, wish: Wish) -> Wish:
+    def _keyed(self, wish: DesiredAttempt) -> DesiredAttempt:
         """With what no state has: its key, and what its author has entrusted us with for its start."""
         starts = wish.attempt_id not in self._held and not wish.stop
         secrets = self._house.secrets.of(wish.spec) if starts and wish.spec.secrets else {}
         return evolve(wish, key=self._house.attempt_key(wish.attempt_id), secrets=secrets)
 
-    def _payload_of(self, wish: Wish) -> BlobId | None:
+    def _payload_of(self, wish: DesiredAttempt) -> BlobId | None:
         """What must be attached for this wish."""
         return None if wish.attempt_id in self._held or wish.stop else wish.spec.payload
 
     def _notice(
-        self, full: bool, wishes: Sequence[Wish], gone: tuple[AttemptId, ...], payloads: dict[BlobId, bytes]
+        self, full: bool, wishes: Sequence[DesiredAttempt], gone: tuple[AttemptId, ...], payloads: dict[BlobId, bytes]
     ) -> None:
         keyed = tuple(map(self._keyed, wishes))
-        wanted = Wanted(
+        wanted = DesiredState(
             epoch=self._house.epoch, revision=self._front.next_revision(), full=full, wishes=keyed, gone=gone
         )
         self.channel.notice(wanted, list(payloads.values()))

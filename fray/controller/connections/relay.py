@@ -19,25 +19,25 @@ from fray.model.messages.tunnels import OpenTunnel
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import (
     WINDOW_BYTES,
-    Carrier,
-    Lane,
+    TunnelFlow,
+    TunnelMultiplexer,
     cost_bytes,
 )
-from fray.scheduler.state.rows import Attempt
+from fray.scheduler.state.rows import AttemptRow
 from fray.scheduler.state.state import State
 
 HELD_LIMIT_BYTES = 64 * 1024 * 1024
 """Waiting for one peer, of all its tunnels."""
 
-FindCarrier = Callable[[str], Carrier | None]
+FindCarrier = Callable[[str], TunnelMultiplexer | None]
 
 
-class Half:
+class RelayEndpoint:
     """One side of a relayed tunnel (`fray.net.tunnels.multiplexer.End`)."""
 
     def __init__(self, allowed_bytes: int) -> None:
-        self.lane: Lane
-        self.other: Half
+        self.lane: TunnelFlow
+        self.other: RelayEndpoint
         self.allowed_bytes = allowed_bytes
         """What the far end may still send us."""
 
@@ -70,7 +70,9 @@ class Half:
         self.other.lane.drop(error)
 
 
-def splice(lane: Lane, there: Carrier, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> Half:
+def splice(
+    lane: TunnelFlow, there: TunnelMultiplexer, message: OpenTunnel, greeting: Bytes, window_bytes: int
+) -> RelayEndpoint:
     """Go on from ``lane`` to the process behind ``there``; returns the end of ``lane``.
 
     Raises:
@@ -79,7 +81,7 @@ def splice(lane: Lane, there: Carrier, message: OpenTunnel, greeting: Bytes, win
     """
     if window_bytes > WINDOW_BYTES:
         raise ProtocolMismatch(f"a tunnel may be given {WINDOW_BYTES} bytes of credit, not {window_bytes}")
-    near, far = Half(0), Half(window_bytes)
+    near, far = RelayEndpoint(0), RelayEndpoint(window_bytes)
     near.other, far.other = far, near
     near.lane = lane
     lane.credit = None
@@ -103,8 +105,14 @@ def check_alive(state: State, to: str) -> None:
 
 
 def open_relay(
-    state: State, carrier_of: FindCarrier, by: SessionId, lane: Lane, message: OpenTunnel, greeting: Bytes, window: int
-) -> Half:
+    state: State,
+    carrier_of: FindCarrier,
+    by: SessionId,
+    lane: TunnelFlow,
+    message: OpenTunnel,
+    greeting: Bytes,
+    window: int,
+) -> RelayEndpoint:
     """Answer session ``by``, which asks for a tunnel.
 
     Raises:
@@ -118,8 +126,14 @@ def open_relay(
 
 
 def open_way_to_port(
-    state: State, carrier_of: FindCarrier, by: SessionId, lane: Lane, message: OpenTunnel, greeting: Bytes, window: int
-) -> Half:
+    state: State,
+    carrier_of: FindCarrier,
+    by: SessionId,
+    lane: TunnelFlow,
+    message: OpenTunnel,
+    greeting: Bytes,
+    window: int,
+) -> RelayEndpoint:
     """Answer session ``by``, which asks for a tunnel to a port of a job: the node of its living member goes on.
 
     Raises:
@@ -137,7 +151,7 @@ def open_way_to_port(
     return splice(lane, there, evolve(message, to=attempt.attempt_id, by=by), greeting, window)
 
 
-def _living_member(state: State, by: SessionId, message: OpenTunnel) -> Attempt:
+def _living_member(state: State, by: SessionId, message: OpenTunnel) -> AttemptRow:
     """Of the job asked for. Whoever has the cluster's token may ask for any; a job only for those of its namespace."""
     info = state.job_info(message.to)
     session, job = state.sessions.get(by), state.jobs[message.to]

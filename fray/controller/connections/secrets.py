@@ -18,7 +18,7 @@ WAIT_S = 60.0
 """How long an attempt waits for a secret that only its driver knows, and which has not come back yet."""
 
 
-class SecretBook:
+class SecretStore:
     """By job; of all jobs of one launch alike."""
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ class Subscriptions(Generic[K, L]):
 
 
 @define(eq=False)
-class Audience(Generic[L]):
+class SubscriptionIndex(Generic[L]):
     """Which client follows what."""
 
     of_job: Subscriptions[JobId, L] = field(factory=Subscriptions)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from attrs import define, field
 
 from fray.model.ids import AttemptId, JobId, split_attempt
-from fray.model.log_records import Chunk
+from fray.model.log_records import LogChunk
 
 RING_LIMIT_BYTES = 1024 * 1024
 """Kept of one attempt."""
@@ -22,16 +22,16 @@ BOOK_LIMIT_BYTES = 128 * 1024 * 1024
 _CHUNK_COST_BYTES = 300
 
 
-def _cost_bytes(chunk: Chunk) -> int:
+def _cost_bytes(chunk: LogChunk) -> int:
     return _CHUNK_COST_BYTES + len(chunk.data)
 
 
 @define
-class Ring:
+class LogRing:
     """The last chunks of one attempt."""
 
     limit_bytes: int = RING_LIMIT_BYTES
-    chunks: deque[Chunk] = field(factory=deque)
+    chunks: deque[LogChunk] = field(factory=deque)
     end: int = 0
     """The number of the line that comes next, as far as is known here."""
     size_bytes: int = 0
@@ -43,7 +43,7 @@ class Ring:
         """The oldest line that is kept."""
         return self.chunks[0].first if self.chunks else self.end
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: LogChunk) -> None:
         """What is known already is left out (a node says again what it is not sure we have)."""
         if chunk.end <= self.end and self.end:
             return
@@ -54,14 +54,14 @@ class Ring:
         while self.size_bytes > self.limit_bytes and len(self.chunks) > 1:
             self.size_bytes -= _cost_bytes(self.chunks.popleft())
 
-    def read(self, line: int, most_bytes: int) -> Chunk | None:
+    def read(self, line: int, most_bytes: int) -> LogChunk | None:
         """Chunks from that line on up to the next hole, at least one and about ``most_bytes``.
 
         The first may begin before it; an empty one at the end. None: the line is not here.
         """
         if line >= self.end:
-            return Chunk(line, line)
-        found: list[Chunk] = []
+            return LogChunk(line, line)
+        found: list[LogChunk] = []
         size = 0
         for chunk in self.chunks:
             if chunk.end <= line:
@@ -70,20 +70,20 @@ class Ring:
                 break
             found.append(chunk)
             size += len(chunk.data)
-        return Chunk(found[0].first, found[-1].end, b"".join(one.data for one in found)) if found else None
+        return LogChunk(found[0].first, found[-1].end, b"".join(one.data for one in found)) if found else None
 
     def next_after(self, line: int) -> int:
         """Where to go on after a hole: the first line from there on that is here, or the end."""
         return next((max(line, chunk.first) for chunk in self.chunks if chunk.end > line), max(line, self.end))
 
 
-class LogBook:
+class LogCache:
     """The rings of all attempts, bounded together."""
 
     def __init__(self, ring_limit_bytes: int = RING_LIMIT_BYTES, book_limit_bytes: int = BOOK_LIMIT_BYTES) -> None:
         self._ring_limit_bytes = ring_limit_bytes
         self._book_limit_bytes = book_limit_bytes
-        self._rings: OrderedDict[AttemptId, Ring] = OrderedDict()  # longest quiet first
+        self._rings: OrderedDict[AttemptId, LogRing] = OrderedDict()  # longest quiet first
         self._size_bytes = 0
 
     def __repr__(self) -> str:
@@ -92,15 +92,15 @@ class LogBook:
     def statistics(self) -> dict[str, int]:
         return {"attempts": len(self._rings), "size_bytes": self._size_bytes}
 
-    def ring(self, attempt: AttemptId) -> Ring | None:
+    def ring(self, attempt: AttemptId) -> LogRing | None:
         """None: nothing has come of it, or it was quiet too long."""
         return self._rings.get(attempt)
 
-    def add(self, attempt: AttemptId, chunk: Chunk, *, closed: bool = False) -> None:
+    def add(self, attempt: AttemptId, chunk: LogChunk, *, closed: bool = False) -> None:
         """Keep what has come; ``closed``: it is the last of this attempt."""
         ring = self._rings.get(attempt)
         if ring is None:
-            ring = self._rings[attempt] = Ring(self._ring_limit_bytes)
+            ring = self._rings[attempt] = LogRing(self._ring_limit_bytes)
             self._size_bytes += _CHUNK_COST_BYTES
         self._rings.move_to_end(attempt)
         before_bytes = ring.size_bytes
@@ -117,10 +117,10 @@ class LogBook:
         return [attempt for attempt in self._rings if split_attempt(attempt)[0] in wanted]
 
 
-class Follower:
+class LogCursor:
     """One reader's place in each ring it follows; it begins with the first line, and skips what is not here."""
 
-    def __init__(self, book: LogBook) -> None:
+    def __init__(self, book: LogCache) -> None:
         self._book = book
         self._places: dict[AttemptId, int] = {}
         self._behind: dict[AttemptId, None] = {}  # those whose turn it is first
@@ -137,7 +137,7 @@ class Follower:
         """Attempts with lines to read."""
         return tuple(self._behind)
 
-    def read(self, attempt: AttemptId, most_bytes: int) -> tuple[Chunk, int]:
+    def read(self, attempt: AttemptId, most_bytes: int) -> tuple[LogChunk, int]:
         """The next lines of one attempt, about ``most_bytes``, and how many before them are skipped.
 
         Who is still behind then gets in line again, behind the others.
@@ -145,9 +145,9 @@ class Follower:
         self._behind.pop(attempt, None)
         ring, place = self._book.ring(attempt), self._places.get(attempt, 0)
         if ring is None:
-            return Chunk(place, place), 0
+            return LogChunk(place, place), 0
         start = ring.next_after(place)
-        chunk = ring.read(start, most_bytes) or Chunk(start, start)
+        chunk = ring.read(start, most_bytes) or LogChunk(start, start)
         self._places[attempt] = chunk.end
         if chunk.end < ring.end:
             self._behind[attempt] = None

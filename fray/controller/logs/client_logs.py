@@ -14,16 +14,16 @@ from typing import Protocol
 import trio
 from attrs import evolve
 
-from fray.controller.connections.node import NodeLink
-from fray.controller.context import House
-from fray.controller.logs.cache import Follower, Ring
+from fray.controller.connections.node import NodeConnection
+from fray.controller.context import ControllerContext
+from fray.controller.logs.cache import LogCursor, LogRing
 from fray.errors import DeadlineExceeded, FrayError, InvalidRequest, NoSuchJob
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
-from fray.model.log_records import Chunk
+from fray.model.log_records import LogChunk
 from fray.model.messages import client as words
 from fray.model.messages.node import LogPage, ReadLog
 from fray.net.transport import Bytes
-from fray.scheduler.state.rows import Attempt, Job, NodePhase
+from fray.scheduler.state.rows import AttemptRow, JobRow, NodePhase
 from fray.scheduler.state.state import State
 
 CHUNK_BYTES = 64 * 1024
@@ -35,19 +35,19 @@ READS_LIMIT = 256
 """Pages one client may wait for at a time."""
 
 
-class Nodes(Protocol):
+class NodeConnections(Protocol):
     """Where machines are."""
 
-    def node_link(self, node: NodeName) -> NodeLink | None:
+    def node_link(self, node: NodeName) -> NodeConnection | None:
         """The conversation with it, if there is one."""
 
 
-class LogDesk:
+class ClientLogs:
     """Of one client."""
 
-    def __init__(self, house: House, nodes: Nodes, session: str) -> None:
+    def __init__(self, house: ControllerContext, nodes: NodeConnections, session: str) -> None:
         self._house, self._nodes, self._session = house, nodes, session
-        self._follower = Follower(house.book)
+        self._follower = LogCursor(house.book)
         self._hints: dict[AttemptId, None] = {}
         self._hinted: set[AttemptId] = set()
         self.reading = 0
@@ -101,13 +101,13 @@ class LogDesk:
         self._hints[attempt] = None
         return True
 
-    def take_hint(self) -> words.LogMoved | None:
+    def take_hint(self) -> words.LogAppended | None:
         while self._hints:
             attempt_id = next(iter(self._hints))
             del self._hints[attempt_id]
             attempt = self._house.state.attempts.get(attempt_id)
             if attempt is not None:
-                return words.LogMoved(source=source_of(self._house.state, attempt))
+                return words.LogAppended(source=source_of(self._house.state, attempt))
         return None
 
     @property
@@ -140,14 +140,14 @@ class LogDesk:
             raise InvalidRequest(f"one connection may wait for {READS_LIMIT} pages of logs at a time")
         return None
 
-    def _is_sure(self, ring: Ring, chunk: Chunk, attempt: Attempt) -> bool:
+    def _is_sure(self, ring: LogRing, chunk: LogChunk, attempt: AttemptRow) -> bool:
         """Whether nobody has to ask its machine what comes after the last line that is known here."""
         if chunk.end < ring.end or ring.is_closed:
             return True
         link = self._nodes.node_link(attempt.node)
         return attempt.living and link is not None and link.channel.connected
 
-    def _attempt(self, ask: ReadLog) -> Attempt:
+    def _attempt(self, ask: ReadLog) -> AttemptRow:
         attempt = self._house.state.attempts.get(ask.attempt_id)
         if attempt is None:
             raise NoSuchJob(f"the cluster knows no attempt {ask.attempt_id!r} (any more)")
@@ -169,7 +169,7 @@ class LogDesk:
             return self._instead(ask, attempt, page.missing, retry=False)
         return evolve(page, over=is_over), blobs[0] if blobs else b""
 
-    async def _wait_link(self, node: NodeName) -> NodeLink | None:
+    async def _wait_link(self, node: NodeName) -> NodeConnection | None:
         """One that was lost just now (with this controller's last life, too) is mostly back within a second or two."""
         known = self._house.state.nodes.get(node)
         if known is None or known.phase in (NodePhase.SUSPECT, NodePhase.LOST):
@@ -184,16 +184,16 @@ class LogDesk:
                 return None
             await trio.sleep(RECONNECT_LOOK_S)
 
-    def _without_machine(self, ask: ReadLog, attempt: Attempt) -> tuple[LogPage, Bytes]:
+    def _without_machine(self, ask: ReadLog, attempt: AttemptRow) -> tuple[LogPage, Bytes]:
         node = self._house.state.nodes.get(attempt.node)
         if node is None or node.phase is NodePhase.LOST:
             return self._instead(ask, attempt, f"its machine {attempt.node} is gone", retry=False)
         return self._instead(ask, attempt, f"its machine {attempt.node} is silent", retry=True)
 
-    def _instead(self, ask: ReadLog, attempt: Attempt, missing: str, *, retry: bool) -> tuple[LogPage, Bytes]:
+    def _instead(self, ask: ReadLog, attempt: AttemptRow, missing: str, *, retry: bool) -> tuple[LogPage, Bytes]:
         ring, start = self._house.book.ring(ask.attempt_id), ask.first or 0
         first = ring.next_after(start) if ring is not None else start
-        chunk = (ring.read(first, ask.limit_bytes) if ring is not None else None) or Chunk(first, first)
+        chunk = (ring.read(first, ask.limit_bytes) if ring is not None else None) or LogChunk(first, first)
         is_whole = ring is not None and ring.is_closed and first == start
         page = LogPage(
             attempt_id=ask.attempt_id,
@@ -218,7 +218,7 @@ def _name(state: State, job_id: JobId) -> str:
     return job.spec.name if job is not None else job_id
 
 
-def source_of(state: State, attempt: Attempt) -> words.LogSource:
+def source_of(state: State, attempt: AttemptRow) -> words.LogSource:
     return words.LogSource(
         attempt_id=attempt.attempt_id,
         job_id=attempt.job_id,
@@ -227,9 +227,9 @@ def source_of(state: State, attempt: Attempt) -> words.LogSource:
     )
 
 
-def _tree(state: State, root: Job) -> Iterator[Job]:
+def _tree(state: State, root: JobRow) -> Iterator[JobRow]:
     """The job and all below it that are on record."""
-    below: dict[JobId, list[Job]] = {}
+    below: dict[JobId, list[JobRow]] = {}
     for job in state.jobs.values():
         parent = _parent(job)
         if parent is not None:
@@ -241,12 +241,12 @@ def _tree(state: State, root: Job) -> Iterator[Job]:
         todo += below.get(job.job_id, ())
 
 
-def _parent(job: Job) -> JobId | None:
+def _parent(job: JobRow) -> JobId | None:
     """The job whose attempt owns it; None for a driver's, and for a detached one."""
     return split_attempt(job.owner)[0] if ":" in job.owner else None
 
 
-def above(state: State, job_id: JobId) -> Iterator[JobId]:
+def ancestors(state: State, job_id: JobId) -> Iterator[JobId]:
     """The job, and those it is below of."""
     found: JobId | None = job_id
     while found is not None and (job := state.jobs.get(found)) is not None:

@@ -15,7 +15,7 @@ from attrs import evolve
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
 from fray.model.messages.client import NodeInfo
 from fray.model.messages.node import short
-from fray.model.monitoring.attempt_metrics import Vital, complete, cut
+from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete, cut
 from fray.model.specs import AttemptInfo, JobInfo
 
 TELL_EVERY_S = 0.5
@@ -35,11 +35,11 @@ def _listed(attempt: AttemptInfo) -> AttemptInfo:
     return evolve(attempt, captured="", message=cut(attempt.message, LISTED_LIMIT_BYTES))
 
 
-class VitalsBook:
+class AttemptMetricsStore:
     """Of all attempts."""
 
     def __init__(self) -> None:
-        self._vitals: OrderedDict[AttemptId, Vital] = OrderedDict()
+        self._vitals: OrderedDict[AttemptId, AttemptMetrics] = OrderedDict()
         self._captured: OrderedDict[AttemptId, int] = OrderedDict()
         self._captured_bytes = 0
         self._moved: dict[JobId, dict[AttemptId, None]] = {}
@@ -49,13 +49,13 @@ class VitalsBook:
     def __repr__(self) -> str:
         return f"<VitalsBook: {len(self._vitals)} attempts, {self._captured_bytes} bytes of stacks>"
 
-    def hear(self, vitals: Iterable[Vital], now: float) -> None:
+    def hear(self, vitals: Iterable[AttemptMetrics], now: float) -> None:
         """A node has measured; ``now`` in seconds since the epoch."""
         for vital in vitals:
             self._keep(vital, now)
         self._wake.set()
 
-    def _keep(self, vital: Vital, now: float) -> None:
+    def _keep(self, vital: AttemptMetrics, now: float) -> None:
         attempt_id = vital.attempt_id
         before = self._vitals.get(attempt_id)
         if vital.progress is not None:
@@ -89,7 +89,7 @@ class VitalsBook:
             return info
         return evolve(info, attempts=tuple(map(_listed, info.attempts)))
 
-    def of(self, attempts: Iterable[AttemptId]) -> tuple[Vital, ...]:
+    def of(self, attempts: Iterable[AttemptId]) -> tuple[AttemptMetrics, ...]:
         """What is known of these."""
         return tuple(self._vitals[attempt_id] for attempt_id in attempts if attempt_id in self._vitals)
 

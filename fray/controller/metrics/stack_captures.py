@@ -12,7 +12,7 @@ from attrs import define, field
 
 from fray.errors import ChannelFull
 from fray.model.ids import AttemptId, JobId, NodeName
-from fray.model.messages.node import CaptureAsked, Captured
+from fray.model.messages.node import CaptureRequest, StackCapture
 from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES
 from fray.scheduler.state.state import State
 
@@ -23,12 +23,12 @@ QUESTIONS_LIMIT = 100
 REPLY_LIMIT_BYTES = 4 * 1024 * 1024
 """All stacks of one answer; each attempt has its share."""
 
-Ask = Callable[[NodeName, CaptureAsked], bool]
+Ask = Callable[[NodeName, CaptureRequest], bool]
 """Tells a node; False: it has no conversation."""
 
 
 @define(eq=False)
-class _Question:
+class _CaptureRequest:
     waiting: dict[AttemptId, NodeName]
     order: list[AttemptId]
     texts: dict[AttemptId, str] = field(factory=dict)
@@ -41,12 +41,12 @@ class _Question:
             self.done.set()
 
 
-class Captures:
+class StackCaptures:
     """All questions of one life of the controller."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, _CaptureRequest] = {}
         self._last = 0
 
     def begin(self, job_id: JobId, ask: Ask) -> int:
@@ -61,25 +61,25 @@ class Captures:
             raise ChannelFull(f"{QUESTIONS_LIMIT} such questions are open: ask again", limit=QUESTIONS_LIMIT)
         living = self._state.living_members(self._state.jobs[job_id])
         waiting = {attempt.attempt_id: attempt.node for attempt in living}
-        question = _Question(waiting, list(waiting))
+        question = _CaptureRequest(waiting, list(waiting))
         self._last += 1
         self._questions[self._last] = question
         limit_bytes = min(STACKS_LIMIT_BYTES, REPLY_LIMIT_BYTES // max(1, len(question.waiting)))
         self._ask_all(self._last, question, limit_bytes, ask)
         return self._last
 
-    def _ask_all(self, ref: int, question: _Question, limit_bytes: int, ask: Ask) -> None:
+    def _ask_all(self, ref: int, question: _CaptureRequest, limit_bytes: int, ask: Ask) -> None:
         of_node: dict[NodeName, list[AttemptId]] = {}
         for attempt_id, node in question.waiting.items():
             of_node.setdefault(node, []).append(attempt_id)
         for node, attempts in of_node.items():
-            if not ask(node, CaptureAsked(ref=ref, attempts=tuple(attempts), limit_bytes=limit_bytes)):
+            if not ask(node, CaptureRequest(ref=ref, attempts=tuple(attempts), limit_bytes=limit_bytes)):
                 for attempt_id in attempts:
                     question.take(attempt_id, f"[fray] node {node} cannot be reached now")
         if not question.waiting:
             question.done.set()
 
-    def heard(self, node: NodeName, message: Captured) -> None:
+    def heard(self, node: NodeName, message: StackCapture) -> None:
         """A node has answered."""
         question = self._questions.get(message.ref)
         if question is not None and question.waiting.get(message.attempt_id) == node:

@@ -6,7 +6,7 @@ So what is kept reaches back to the start at whatever detail there is room for.
 
 from __future__ import annotations
 
-from fray.model.messages.usage import Sample
+from fray.model.messages.usage import UsageSample
 from fray.scheduler.explain.queue_view import sample
 from fray.scheduler.state.state import State
 
@@ -15,13 +15,13 @@ PERIOD_S = 2.0
 LIMIT = 1_000
 
 
-class Samples:
+class UsageHistory:
     """Asked to look after each turn of the loop: between turns nothing changes."""
 
     def __init__(self, period_s: float = PERIOD_S, limit: int = LIMIT) -> None:
         self.period_s = period_s
         self._limit = limit
-        self._kept: list[Sample] = []
+        self._kept: list[UsageSample] = []
         self._next_at = 0.0
 
     def look(self, state: State, now: float) -> None:
@@ -34,6 +34,6 @@ class Samples:
             del self._kept[1::2]
             self.period_s *= 2
 
-    def all(self, state: State, now: float) -> tuple[Sample, ...]:
+    def all(self, state: State, now: float) -> tuple[UsageSample, ...]:
         """Those that are kept, and this moment."""
         return (*self._kept, sample(state, now))

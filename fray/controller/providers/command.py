@@ -60,7 +60,7 @@ _log = logging.getLogger("fray.controller")
 
 
 @frozen
-class Commands:
+class CommandConfig:
     """What a group's ``options`` come to."""
 
     create: tuple[str, ...]
@@ -70,7 +70,7 @@ class Commands:
     env: dict[str, str] = field(factory=dict)
 
 
-def read_options(group: GroupConfig) -> Commands:
+def read_options(group: GroupConfig) -> CommandConfig:
     """Raises InvalidRequest: a command is missing, or an option is unknown or of another type."""
     where = f"[[group]] {group.name!r}"
     unknown = sorted(group.options.keys() - {*_VERBS, "timeout_s", "env"})
@@ -91,7 +91,7 @@ def read_options(group: GroupConfig) -> Commands:
     except InvalidRequest as error:
         raise InvalidRequest(f"{where}: options.env: {error}") from error
     words = {verb: _words(where, verb, group.options.get(verb)) for verb in _VERBS}
-    return Commands(**words, timeout_s=float(timeout_s), env=env)
+    return CommandConfig(**words, timeout_s=float(timeout_s), env=env)
 
 
 def _words(where: str, verb: str, told: Any) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class CommandProvider:
 
     cluster_id: str
     groups: Sequence[GroupConfig]
-    _commands: dict[str, Commands] = field(factory=dict, init=False)
+    _commands: dict[str, CommandConfig] = field(factory=dict, init=False)
     _foreign: frozenset[str] = field(default=frozenset(), init=False)
     """What was listed last and is not this cluster's."""
 
@@ -155,7 +155,7 @@ class CommandProvider:
 
     async def list(self) -> Sequence[SeenMachine]:
         """Groups that have one list command are asked by one call."""
-        asked: dict[tuple[str, ...], tuple[Commands, list[str]]] = {}
+        asked: dict[tuple[str, ...], tuple[CommandConfig, list[str]]] = {}
         for name, commands in self._commands.items():
             asked.setdefault(commands.list, (commands, []))[1].append(name)
         seen: dict[str, SeenMachine] = {}
@@ -182,7 +182,7 @@ class CommandProvider:
     async def aclose(self) -> None:
         pass
 
-    def _of(self, group: str) -> Commands:
+    def _of(self, group: str) -> CommandConfig:
         if group not in self._commands:
             raise ProviderError(
                 ErrorKind.INVALID,
@@ -190,7 +190,7 @@ class CommandProvider:
             )
         return self._commands[group]
 
-    async def _run(self, words: tuple[str, ...], commands: Commands, told: Mapping[str, str]) -> str:
+    async def _run(self, words: tuple[str, ...], commands: CommandConfig, told: Mapping[str, str]) -> str:
         """Its stdout. Raises ProviderError."""
         env = {**os.environ, **commands.env, **told, "FRAY_CLUSTER": self.cluster_id}
         env.pop("FRAY_TOKEN", None)
@@ -214,7 +214,7 @@ class CommandProvider:
 
 
 @define
-class _Said:
+class _CommandOutput:
     """What a command prints: all of stdout, the end of stderr."""
 
     out: bytearray = field(factory=bytearray)
@@ -224,7 +224,7 @@ class _Said:
 
 
 async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float) -> str:
-    said = _Said()
+    said = _CommandOutput()
     with trio.move_on_after(timeout_s) as scope:
         await _listen(process, said)
     text = said.err.decode(errors="replace").strip()[-MESSAGE_LIMIT_CHARS:]
@@ -244,7 +244,7 @@ async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float)
         raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} prints what is no UTF-8: {error}") from error
 
 
-async def _listen(process: trio.Process, said: _Said) -> None:
+async def _listen(process: trio.Process, said: _CommandOutput) -> None:
     """Until it has ended and its output is read, or it has printed too much."""
     async with trio.open_nursery() as nursery:
 

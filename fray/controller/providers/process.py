@@ -22,7 +22,7 @@ from typing import Any
 import trio
 from attrs import asdict, define, field
 
-from fray.controller.process_watch import Witness, boot_id, wait_gone
+from fray.controller.process_watch import ProcessWatch, boot_id, wait_gone
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.errors import InvalidRequest
 from fray.model.messages.client import ProcessMark
@@ -155,7 +155,7 @@ class ProcessProvider:
         child = self._children.get(mark.pid)
         if child is not None and child.poll() is not None:
             del self._children[mark.pid]
-        witness = Witness.of(mark)
+        witness = ProcessWatch.of(mark)
         if witness is None:
             return False
         try:

@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.controller.providers.tpu_api import (
     Client,
-    Place,
+    TpuZone,
     delete,
     is_installed,
     list_units,
@@ -50,10 +50,10 @@ THREADS = 16
 
 
 @frozen
-class Begun:
+class PendingCreate:
     """A unit whose creation was accepted."""
 
-    place: Place
+    place: TpuZone
     operation: str
     seen: SeenMachine
 
@@ -75,9 +75,9 @@ class TpuProvider:
     groups: Sequence[GroupConfig]
     call_s: float = CALL_S
     _options: dict[str, TpuOptions] = field(factory=dict, init=False)
-    _places: dict[Place, None] = field(factory=dict, init=False)
+    _places: dict[TpuZone, None] = field(factory=dict, init=False)
     _clients: dict[str, Client] = field(factory=dict, init=False)
-    _begun: dict[str, Begun] = field(factory=dict, init=False)
+    _begun: dict[str, PendingCreate] = field(factory=dict, init=False)
     _failed: dict[str, SeenMachine] = field(factory=dict, init=False)
     _limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(THREADS), init=False)
     _opening: trio.Lock = field(factory=trio.Lock, init=False)
@@ -98,7 +98,7 @@ class TpuProvider:
         for name, (group, options) in read.items():
             self._options[name] = options
             for zone in group.zones:
-                self._places.setdefault(Place(options.endpoint, options.project, zone))
+                self._places.setdefault(TpuZone(options.endpoint, options.project, zone))
 
     # What the controller asks
 
@@ -108,7 +108,7 @@ class TpuProvider:
             check_unit(request.name)
         except InvalidRequest as error:
             raise ProviderError(ErrorKind.INVALID, str(error)) from None
-        place = Place(options.endpoint, options.project, request.zone)
+        place = TpuZone(options.endpoint, options.project, request.zone)
         self._places.setdefault(place)
         client = await self._client(place)
         make = make_queued if options.queued else make_node
@@ -118,7 +118,7 @@ class TpuProvider:
             raise without(error, request.join.token) from None
         if operation:
             seen = SeenMachine(request.name, request.group.name, request.zone, MachineState.CREATING, 0)
-            self._begun[request.name] = Begun(place, operation, seen)
+            self._begun[request.name] = PendingCreate(place, operation, seen)
 
     async def delete(self, name: str, zone: str, group: str) -> None:
         self._begun.pop(name, None)
@@ -133,7 +133,7 @@ class TpuProvider:
             await self._call(delete, client, place, name, self.call_s)
         self._failed.pop(name, None)
 
-    def _places_of(self, zone: str, group: str) -> list[Place]:
+    def _places_of(self, zone: str, group: str) -> list[TpuZone]:
         """Where a unit of this group is; of a group that is unknown by now, wherever there are zones of that name."""
         there = [place for place in self._places if place.zone == zone]
         options = self._options.get(group)
@@ -151,7 +151,7 @@ class TpuProvider:
 
     # Asking
 
-    async def _list_place(self, place: Place) -> Iterable[SeenMachine]:
+    async def _list_place(self, place: TpuZone) -> Iterable[SeenMachine]:
         client = await self._client(place)
         nodes, queued = await self._call(list_units, client, place, self.cluster_id, self.call_s)
         names = {**dict.fromkeys(nodes), **dict.fromkeys(queued)}
@@ -168,7 +168,7 @@ class TpuProvider:
             if status:
                 self._failed[name] = failed(one.seen, status, message)
 
-    async def _ask_operation(self, begun: Begun) -> tuple[bool, str, str]:
+    async def _ask_operation(self, begun: PendingCreate) -> tuple[bool, str, str]:
         client = await self._client(begun.place)
         return await self._call(poll, client, begun.operation, self.call_s)
 
@@ -193,7 +193,7 @@ class TpuProvider:
 
     # Threads
 
-    async def _client(self, place: Place) -> Client:
+    async def _client(self, place: TpuZone) -> Client:
         async with self._opening:
             if place.endpoint not in self._clients:
                 self._clients[place.endpoint] = await self._call(open_client, place.endpoint)

@@ -30,7 +30,7 @@ PAGE = 100
 
 
 @frozen
-class Place:
+class TpuZone:
     """Where units are: what has a list of its own."""
 
     endpoint: str
@@ -86,7 +86,7 @@ def open_client(endpoint: str) -> Client:
 
 def make_node(
     client: Client,
-    place: Place,
+    place: TpuZone,
     request: MachineRequest,
     options: TpuOptions,
     cluster_id: str,
@@ -107,7 +107,7 @@ def make_node(
 
 def make_queued(
     client: Client,
-    place: Place,
+    place: TpuZone,
     request: MachineRequest,
     options: TpuOptions,
     cluster_id: str,
@@ -163,7 +163,7 @@ def _node(request: MachineRequest, options: TpuOptions, cluster_id: str, *, queu
     return node
 
 
-def delete(client: Client, place: Place, name: str, call_s: float) -> None:
+def delete(client: Client, place: TpuZone, name: str, call_s: float) -> None:
     """A queued resource with its node (``force``), else the node alone. Neither being there is fine."""
     from google.api_core.exceptions import NotFound
     from google.cloud import tpu_v2
@@ -184,7 +184,7 @@ def delete(client: Client, place: Place, name: str, call_s: float) -> None:
 
 
 def list_units(
-    client: Client, place: Place, cluster_id: str, call_s: float
+    client: Client, place: TpuZone, cluster_id: str, call_s: float
 ) -> tuple[dict[str, SeenNode], dict[str, SeenQueued]]:
     """What has our label. Queued resources come first: a node that comes into being meanwhile is in the second list."""
     from google.cloud import tpu_v2
@@ -223,7 +223,7 @@ def _all(pager: Any, what: str) -> Iterable[Any]:
         yield from getattr(page, what)
 
 
-def _seen_node(node: tpu_v2.Node, place: Place) -> SeenNode:
+def _seen_node(node: tpu_v2.Node, place: TpuZone) -> SeenNode:
     scheduling = node.scheduling_config
     return SeenNode(
         name=node.name.rpartition("/")[2],
@@ -236,7 +236,7 @@ def _seen_node(node: tpu_v2.Node, place: Place) -> SeenNode:
     )
 
 
-def _seen_queued(queued: tpu_v2.QueuedResource, place: Place, cluster_id: str) -> SeenQueued | None:
+def _seen_queued(queued: tpu_v2.QueuedResource, place: TpuZone, cluster_id: str) -> SeenQueued | None:
     """None: it is not ours."""
     specs = queued.tpu.node_spec
     if len(specs) != 1 or specs[0].node.labels.get(LABEL_CLUSTER) != cluster_id:

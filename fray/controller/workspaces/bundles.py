@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import trio
 from attrs import frozen
 
-from fray.controller.workspaces.chunks import Kept, Pieces
+from fray.controller.workspaces.chunks import ChunkStore, CompleteBundle
 from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, StoreError
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import (
@@ -51,7 +51,7 @@ _log = logging.getLogger("fray.controller.workspaces.bundles")
 
 
 @frozen(kw_only=True)
-class Keeping:
+class BundleRetention:
     """How much is kept, and for how long."""
 
     limit_bytes: int = 20 * 1000**3
@@ -63,7 +63,7 @@ class Keeping:
     """Free on the disk, for the controller's own decisions."""
 
 
-class Asker(Protocol):
+class RequestOrigin(Protocol):
     """The conversation a request came by."""
 
     channel: Channel
@@ -72,15 +72,17 @@ class Asker(Protocol):
     def refuse(self, ref: int, error: FrayError) -> None: ...
 
 
-class Bundles:
+class BundleStore:
     """All bundles of one life of the controller.
 
     Args:
         needed: the bundles that living jobs name.
     """
 
-    def __init__(self, pieces: Pieces, needed: Callable[[], set[BlobId]], keeping: Keeping | None = None) -> None:
-        self.keeping = keeping or Keeping()
+    def __init__(
+        self, pieces: ChunkStore, needed: Callable[[], set[BlobId]], keeping: BundleRetention | None = None
+    ) -> None:
+        self.keeping = keeping or BundleRetention()
         self._pieces, self._needed = pieces, needed
         self._complete: set[BlobId] = set(pieces.bundles())
         self._touched: dict[BlobId, float] = {}
@@ -115,7 +117,7 @@ class Bundles:
             raise InvalidRequest(f"a manifest has 1 to {PARTS_LIMIT} parts, not {len(message.parts)}")
         self._waiting += 1
 
-    async def serve(self, asker: Asker, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
+    async def serve(self, asker: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
         """Answer one request that was admitted."""
         try:
             await asker.channel.wait_room()
@@ -164,7 +166,7 @@ class Bundles:
             manifest, lacks = await self._blocking(self._look, message)
             if manifest is None or lacks:
                 return BundleState(complete=False, lacks=lacks)
-            kept = Kept(message.parts, frozenset(piece.blob for piece in manifest.pieces))
+            kept = CompleteBundle(message.parts, frozenset(piece.blob for piece in manifest.pieces))
             await self._blocking(self._pieces.complete, bundle, kept)
             self._complete.add(bundle)
         _log.info("workspace is here", extra={"bundle": bundle, "files": len(manifest.files)})
@@ -308,7 +310,7 @@ class Bundles:
                 self._pieces.drop((piece,))
 
 
-def _all(kept: Kept | None) -> Iterable[BlobId]:
+def _all(kept: CompleteBundle | None) -> Iterable[BlobId]:
     return () if kept is None else {*kept.parts, *kept.pieces}
 
 

@@ -23,7 +23,7 @@ from fray.model.ids import BlobId
 
 
 @frozen
-class Kept:
+class CompleteBundle:
     """A complete bundle."""
 
     parts: tuple[BlobId, ...]
@@ -31,7 +31,7 @@ class Kept:
     pieces: frozenset[BlobId]
 
 
-class Pieces(Protocol):
+class ChunkStore(Protocol):
     """Where pieces and the records of complete bundles are."""
 
     blocks: bool
@@ -51,13 +51,13 @@ class Pieces(Protocol):
     def free_bytes(self) -> int:
         """Room on the disk."""
 
-    def complete(self, bundle: BlobId, kept: Kept) -> None:
+    def complete(self, bundle: BlobId, kept: CompleteBundle) -> None:
         """Record a bundle whose pieces are all there; for good when this returns."""
 
     def bundles(self) -> dict[BlobId, float]:
         """All that are complete, and how long ago each was used (seconds)."""
 
-    def kept(self, bundle: BlobId) -> Kept | None: ...
+    def kept(self, bundle: BlobId) -> CompleteBundle | None: ...
     def touch(self, bundle: BlobId) -> None:
         """It is used now."""
 
@@ -71,7 +71,7 @@ class PieceDict:
 
     blocks: bool = False
     _data: dict[BlobId, bytes] = field(factory=dict)
-    _kept: dict[BlobId, Kept] = field(factory=dict)
+    _kept: dict[BlobId, CompleteBundle] = field(factory=dict)
 
     def has(self, piece: BlobId) -> bool:
         return piece in self._data
@@ -92,13 +92,13 @@ class PieceDict:
     def free_bytes(self) -> int:
         return 1 << 62
 
-    def complete(self, bundle: BlobId, kept: Kept) -> None:
+    def complete(self, bundle: BlobId, kept: CompleteBundle) -> None:
         self._kept[bundle] = kept
 
     def bundles(self) -> dict[BlobId, float]:
         return dict.fromkeys(self._kept, 0.0)
 
-    def kept(self, bundle: BlobId) -> Kept | None:
+    def kept(self, bundle: BlobId) -> CompleteBundle | None:
         return self._kept.get(bundle)
 
     def touch(self, bundle: BlobId) -> None:
@@ -147,7 +147,7 @@ class PieceDirectory:
         existing = next(path for path in (self._root, *self._root.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
-    def complete(self, bundle: BlobId, kept: Kept) -> None:
+    def complete(self, bundle: BlobId, kept: CompleteBundle) -> None:
         for piece in (*kept.parts, *kept.pieces):
             flush(self._pieces / piece)
         flush(self._pieces)
@@ -160,10 +160,10 @@ class PieceDirectory:
     def bundles(self) -> dict[BlobId, float]:
         return {name: age_s for name, _, age_s in _entries(self._complete)}
 
-    def kept(self, bundle: BlobId) -> Kept | None:
+    def kept(self, bundle: BlobId) -> CompleteBundle | None:
         try:
             record = json.loads((self._complete / bundle).read_bytes())
-            return Kept(tuple(record["parts"]), frozenset(record["pieces"]))
+            return CompleteBundle(tuple(record["parts"]), frozenset(record["pieces"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

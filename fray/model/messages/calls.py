@@ -23,21 +23,21 @@ class HostHello:
 
 
 @frozen(kw_only=True)
-class Bind:
+class LookUpActor:
     """Ask which number an actor name has on this host (`FixedResolver`). Reply: `Bound`. Error: NoSuchActor."""
 
     name: str
 
 
 @frozen(kw_only=True)
-class Bound:
+class ActorNumber:
     number: int
     actor_id: ActorId
     incarnation: str
 
 
 @frozen(kw_only=True)
-class AskMetrics:
+class GetMetrics:
     """Ask what an actor of this host has counted. Reply: `ActorMetrics`. Error: NoSuchActor."""
 
     number: int
@@ -75,7 +75,7 @@ class ActorMetrics:
 
 
 @frozen(kw_only=True)
-class AskEnd:
+class RequestShutdown:
     """Ask an actor of this host to end in order. Reply: `Asked`, at once. Error: NoSuchActor."""
 
     number: int
@@ -83,7 +83,7 @@ class AskEnd:
 
 
 @frozen(kw_only=True)
-class Asked:
+class ShutdownAccepted:
     pass
 
 

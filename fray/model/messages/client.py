@@ -15,7 +15,7 @@ from fray.model.actors import ActorInfo
 from fray.model.frozen import frozen
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
 from fray.model.job_groups import JobGroupInfo, JobGroupSpec
-from fray.model.monitoring.attempt_metrics import Vital
+from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationSpec
 from fray.model.specs import JobInfo, JobSpec, JobState, Outcome
 
@@ -79,9 +79,9 @@ class Launch:
     """Launch jobs, all or none. Repeating it with the same job ids attaches to the first. Reply: `Jobs`, in order.
 
     A single actor with ``get_if_exists`` may be answered with another one that has its name: nothing was launched then.
-    So may each job with ``adopt_existing``; one of another request has its name then: NameTaken.
+    So may each job with ``adopt_existing``; one of another request has its name then: NameInUse.
 
-    Errors: NameTaken, NeverSchedulable, InvalidRequest. Attachments: the payloads.
+    Errors: NameInUse, NeverSchedulable, InvalidRequest. Attachments: the payloads.
     The sender is subscribed to `JobChanged` of what it launches.
     """
 
@@ -93,7 +93,7 @@ class Launch:
 
 
 @frozen(kw_only=True)
-class BringSecrets:
+class ProvideSecrets:
     """The same again, after the controller was restarted: by job, and by name. Reply: `Done`."""
 
     secrets: dict[JobId, dict[str, str]] = field(repr=False)
@@ -139,7 +139,8 @@ class FindJob:
 
 @frozen(kw_only=True)
 class WatchJobs:
-    """Subscribe to `JobChanged` of these jobs. Reply: `Jobs`, as they are now, values attached. Error: NoSuchJob."""
+    """Subscribe to `JobChanged` of these jobs. Reply: `Jobs`, as they are now, values attached. Error:
+    NoSuchJob."""
 
     jobs: tuple[JobId, ...]
 
@@ -191,11 +192,11 @@ class JobMeasured:
     final (seconds since the epoch); attempts that have not moved may be missing."""
 
     job_id: JobId
-    vitals: tuple[Vital, ...]
+    vitals: tuple[AttemptMetrics, ...]
 
 
 @frozen(kw_only=True)
-class AskStacks:
+class GetStacks:
     """Look into the living processes of a job. Reply: `Stacks`, in bounded time. Errors: NoSuchJob, ChannelFull."""
 
     job: JobId
@@ -223,7 +224,7 @@ class Explain:
 
 
 @frozen(kw_only=True)
-class Story:
+class GetEvents:
     """What happened to the job, in order. Reply: `Events`. Error: NoSuchJob."""
 
     job: JobId
@@ -287,7 +288,7 @@ class LogLines:
 class WatchLogs:
     """Which attempts have logs. Reply: `LogSources`, as they are now. Error: NoSuchJob.
 
-    With ``follow``, `LogMoved` tells of what is new, until the same is sent with ``follow=False``.
+    With ``follow``, `LogAppended` tells of what is new, until the same is sent with ``follow=False``.
     """
 
     job: JobId
@@ -315,7 +316,7 @@ class LogSources:
 
 
 @frozen(kw_only=True)
-class LogMoved:
+class LogAppended:
     """Notice to who watches: this attempt has printed. Not told again before its log was asked for."""
 
     source: LogSource
@@ -405,7 +406,7 @@ class ActorEndpoint:
 
 @frozen(kw_only=True)
 class Register:
-    """Bind an actor of the sender's process to a name. Reply: `Done`. Errors: NameTaken (if ``exclusive``).
+    """Bind an actor of the sender's process to a name. Reply: `Done`. Errors: NameInUse (if ``exclusive``).
 
     Repeating it with the same actor id replaces metadata and addresses. Ends with the process, or by `Unregister`.
     """

@@ -14,7 +14,7 @@ class ListMachines:
 
 
 @frozen(kw_only=True)
-class Resting:
+class ZoneBackoff:
     """A zone of which nothing is asked for a while."""
 
     zone: str
@@ -52,7 +52,7 @@ class GroupInfo:
     """Why nothing is asked for at all."""
     trouble: str = ""
     """Why its provider does not say what it has."""
-    resting: tuple[Resting, ...] = ()
+    resting: tuple[ZoneBackoff, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -40,7 +40,7 @@ class NodesMarked:
     """What is worth a word about it."""
 
 
-class Verdict(StrEnum):
+class ForecastVerdict(StrEnum):
     """What would become of a request."""
 
     NOW = "now"
@@ -63,7 +63,7 @@ class WhatIf:
 class Forecast:
     """The answer, as things are at this moment."""
 
-    verdict: Verdict
+    verdict: ForecastVerdict
     text: str
     """The answer for people, in one or more lines."""
     nodes: tuple[NodeName, ...] = ()
@@ -82,4 +82,4 @@ class Forecast:
 
     @property
     def starts_now(self) -> bool:
-        return self.verdict is Verdict.NOW
+        return self.verdict is ForecastVerdict.NOW

@@ -10,14 +10,14 @@ from attrs import Factory, field
 from fray.model.frozen import frozen
 from fray.model.ids import AttemptId, NodeName
 from fray.model.messages.client import ProcessMark
-from fray.model.monitoring.attempt_metrics import Vital
+from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.resources import Capacity
-from fray.model.specs import Observed, Wish
+from fray.model.specs import DesiredAttempt, ObservedAttempt
 
 
 @frozen(kw_only=True)
 class NodeHello:
-    """Greeting of a node (inside `fray.net`'s hello). Errors: NodeNameTaken."""
+    """Greeting of a node (inside `fray.net`'s hello). Errors: NodeNameInUse."""
 
     node: NodeName
     incarnation: str
@@ -40,9 +40,9 @@ class NodeHello:
 
 
 @frozen(kw_only=True)
-class JoinAsked:
+class JoinRequest:
     """Greeting of a machine that has a join token (`fray.model.join_tokens`), proven by the handshake. Answer:
-    `JoinGiven`.
+    `JoinGrant`.
     Errors: Unauthorized (expired, or spent by another machine), InvalidRequest."""
 
     node: NodeName
@@ -53,7 +53,7 @@ class JoinAsked:
 
 
 @frozen(kw_only=True)
-class JoinGiven:
+class JoinGrant:
     """The host's own key, with which it dials from now on; there is nothing else to say in this conversation."""
 
     key_id: str
@@ -61,7 +61,7 @@ class JoinGiven:
 
 
 @frozen(kw_only=True)
-class Wanted:
+class DesiredState:
     """Notice down. Payloads of attempts the node does not hold yet are attached.
 
     A node refuses (ignores) what is below the highest (``epoch``, ``revision``) it has seen.
@@ -71,16 +71,16 @@ class Wanted:
     revision: int
     full: bool
     """True: the whole set. False: these entries replace or join, ``gone`` leaves."""
-    wishes: tuple[Wish, ...] = ()
+    wishes: tuple[DesiredAttempt, ...] = ()
     gone: tuple[AttemptId, ...] = ()
 
 
 @frozen(kw_only=True)
-class Report:
+class ObservedState:
     """Notice up: the observed set (or what changed of it). Values of ended attempts are attached."""
 
     full: bool
-    observed: tuple[Observed, ...] = ()
+    observed: tuple[ObservedAttempt, ...] = ()
     gone: tuple[AttemptId, ...] = ()
     """Forgotten because the wanted set no longer has them."""
     busy: dict[str, str] = Factory(dict)
@@ -148,10 +148,10 @@ class LogPage:
 
 
 @frozen(kw_only=True)
-class Measured:
+class AttemptMetricsReport:
     """Notice up: what is measured of attempts; the latest replaces what was told before. Sent before their ends."""
 
-    vitals: tuple[Vital, ...]
+    vitals: tuple[AttemptMetrics, ...]
 
 
 PARTICULARS_LIMIT = 20
@@ -159,7 +159,7 @@ PARTICULAR_LIMIT_CHARS = 1000
 
 
 @frozen(kw_only=True)
-class NodeTold:
+class NodeDetails:
     """Notice up: what the node tells people of itself; replaces what it told before. Nothing is decided by it."""
 
     told: dict[str, str]
@@ -174,7 +174,7 @@ def short(told: dict[str, str]) -> dict[str, str]:
 
 
 @frozen(kw_only=True)
-class AttemptNoted:
+class AttemptAnnotation:
     """Notice up: something for the story of an attempt's job."""
 
     attempt_id: AttemptId
@@ -190,13 +190,13 @@ class Probe:
 
 
 @frozen(kw_only=True)
-class Probed:
+class ProbeResult:
     trouble: str = ""
     """What is wrong, in a line; empty: nothing was found."""
 
 
 @frozen(kw_only=True)
-class CaptureAsked:
+class CaptureRequest:
     """Notice down: the stacks of these attempts are wanted now. Each is answered by `Captured`, in bounded time."""
 
     ref: int
@@ -206,7 +206,7 @@ class CaptureAsked:
 
 
 @frozen(kw_only=True)
-class Captured:
+class StackCapture:
     """Notice up: one of them."""
 
     ref: int

@@ -9,7 +9,7 @@ from fray.model.ids import Namespace
 
 
 @frozen(kw_only=True)
-class AskQueue:
+class GetQueue:
     """Reply: `QueueInfo`: what waits, in the order in which it is tried; at most ``limit`` lines."""
 
     limit: int = 100
@@ -18,7 +18,7 @@ class AskQueue:
 
 
 @frozen(kw_only=True)
-class Waiting:
+class QueueEntry:
     """One line of the queue."""
 
     id: str
@@ -42,13 +42,13 @@ class Waiting:
 class QueueInfo:
     total: int
     """Of all that waits, also beyond the limit."""
-    lines: tuple[Waiting, ...]
+    lines: tuple[QueueEntry, ...]
     by_user: dict[str, int] = Factory(dict)
     """How many of each user's wait."""
 
 
 @frozen(kw_only=True)
-class AskUsage:
+class GetUsage:
     """Reply: `UsageInfo`."""
 
     samples: bool = False
@@ -80,7 +80,7 @@ class TenantUsage:
 
 
 @frozen(kw_only=True)
-class Sample:
+class UsageSample:
     """One moment."""
 
     at: float
@@ -101,4 +101,4 @@ class UsageInfo:
     users: tuple[TenantUsage, ...]
     """The one who has had least for his weight first."""
     namespaces: tuple[TenantUsage, ...]
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[UsageSample, ...] = ()

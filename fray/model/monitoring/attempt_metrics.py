@@ -18,7 +18,7 @@ STACKS_LIMIT_BYTES = 256 * 1024
 
 
 @frozen(kw_only=True)
-class Vital:
+class AttemptMetrics:
     """What is known of one attempt. Zero and empty: not known."""
 
     attempt_id: AttemptId
@@ -34,7 +34,7 @@ class Vital:
     """Stacks of the last stall. Sent once, and again to a controller that has forgotten."""
 
 
-def complete(info: JobInfo, vitals: Mapping[AttemptId, Vital]) -> JobInfo:
+def complete(info: JobInfo, vitals: Mapping[AttemptId, AttemptMetrics]) -> JobInfo:
     """The same with what is measured of its attempts; the progress is that of the newest life's first member."""
     attempts = tuple(
         _complete(attempt, vitals[attempt.attempt_id]) if attempt.attempt_id in vitals else attempt
@@ -52,7 +52,7 @@ def _newest_first(attempt: AttemptInfo) -> tuple[int, int]:
     return -generation, member
 
 
-def _complete(attempt: AttemptInfo, vital: Vital) -> AttemptInfo:
+def _complete(attempt: AttemptInfo, vital: AttemptMetrics) -> AttemptInfo:
     """What the record has is final; what was measured last stands in for it before."""
     over = attempt.cause is not None
     return evolve(

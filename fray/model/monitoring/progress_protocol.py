@@ -37,7 +37,7 @@ UNKNOWN = "-"
 
 
 @frozen
-class Pulse:
+class HealthReport:
     """One answer of a job's own health method."""
 
     good: bool
@@ -46,7 +46,7 @@ class Pulse:
 
 
 @frozen(kw_only=True)
-class Used:
+class UsageReport:
     """What the processes of an attempt take: the word of its keeper, not their own."""
 
     memory_bytes: int = 0
@@ -54,9 +54,9 @@ class Used:
     cpu_s: float = 0.0
 
 
-Spoken: TypeAlias = Progress | Pulse
+Spoken: TypeAlias = Progress | HealthReport
 """What has a line."""
-Said: TypeAlias = Spoken | Used
+Said: TypeAlias = Spoken | UsageReport
 
 
 def check_progress(done: float, total: float | None, unit: str) -> None:
@@ -83,7 +83,7 @@ def check_unit(unit: str) -> None:
 
 def line_of(said: Spoken) -> bytes:
     """With its newline; `parse` makes the same of it."""
-    if isinstance(said, Pulse):
+    if isinstance(said, HealthReport):
         text = " ".join(said.text[:TEXT_LIMIT_CHARS].split())
         line = "well" if said.good else f"unwell {text}"
     else:
@@ -97,7 +97,7 @@ def parse(line: bytes) -> Spoken | None:
     head, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
     if head in ("well", "unwell"):
         shown = "".join(char if char.isprintable() else " " for char in rest[:TEXT_LIMIT_CHARS])
-        return Pulse(head == "well", " ".join(shown.split()))
+        return HealthReport(head == "well", " ".join(shown.split()))
     second, _, unit = rest.strip().partition(" ")
     try:
         done, total = float(head), None if second in ("", UNKNOWN) else float(second)

@@ -13,7 +13,7 @@ from fray.model.policy.policy import (
     Amounts,
     Policy,
     Preemption,
-    Terms,
+    TenantPolicy,
 )
 from fray.model.policy.priority import Band
 from fray.model.resources import cut, parse_bytes
@@ -147,7 +147,7 @@ def _borrow(where: str, value: Any) -> bool | Amounts:
 def _terms(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
     """Of ``[users.NAME]`` or ``[namespaces.NAME]``: each lacking key is that of ``"*"``, else the default."""
 
-    def read(where: str, value: Any) -> dict[str, Terms]:
+    def read(where: str, value: Any) -> dict[str, TenantPolicy]:
         found: dict[str, dict[str, Any]] = {}
         if len(table(where, value)) > NAMED_LIMIT:
             raise InvalidRequest(f"[{where}]: {len(value)} names, at most {NAMED_LIMIT}")
@@ -164,7 +164,7 @@ def _terms(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
                 field, reader = _known(key, keys, place)
                 found[name][field] = reader(f"{place} {key}", amount)
         common = found.get(EVERYBODY, {})
-        return {name: Terms(**(common | its)) for name, its in found.items()}
+        return {name: TenantPolicy(**(common | its)) for name, its in found.items()}
 
     return read
 

@@ -32,7 +32,7 @@ class Amounts:
 
 
 @frozen(kw_only=True)
-class Terms:
+class TenantPolicy:
     """What one user or namespace may have.
 
     Attributes:
@@ -94,17 +94,17 @@ class Policy:
     """
 
     half_life_s: float = HALF_LIFE_S
-    users: dict[str, Terms] = Factory(dict)
-    namespaces: dict[str, Terms] = Factory(dict)
+    users: dict[str, TenantPolicy] = Factory(dict)
+    namespaces: dict[str, TenantPolicy] = Factory(dict)
     groups: tuple[GroupConfig, ...] = ()
     spend_limit_per_hour: float | None = None
     preemption: Preemption = Preemption()
 
-    def user(self, name: str) -> Terms:
+    def user(self, name: str) -> TenantPolicy:
         return self.users.get(name) or self.users.get(EVERYBODY) or _DEFAULT
 
-    def namespace(self, name: str) -> Terms:
+    def namespace(self, name: str) -> TenantPolicy:
         return self.namespaces.get(name) or self.namespaces.get(EVERYBODY) or _DEFAULT
 
 
-_DEFAULT = Terms()
+_DEFAULT = TenantPolicy()

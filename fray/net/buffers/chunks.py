@@ -64,7 +64,7 @@ class _Outgoing:
 
 
 @define(eq=False)
-class BulkOut:
+class ChunkSender:
     """Transfers that are not wholly handed to a connection, by flow."""
 
     numbered: int = 0
@@ -152,7 +152,7 @@ class _Incoming:
 
 
 @define(eq=False)
-class BulkIn:
+class ChunkReceiver:
     """Transfers that have been announced and are not whole."""
 
     allocate: Allocate = bytearray

@@ -23,7 +23,7 @@ from fray.net.buffers.shared_memory import export
 
 
 @frozen
-class Offer:
+class SharedMemoryOffer:
     """What a lender says of itself: where its segments are, and what stands in the nonce file there."""
 
     directory: str
@@ -37,7 +37,7 @@ class _Mapped:
 
 
 @define(eq=False)
-class Borrowed:
+class MappedSegments:
     """The segments of one lender, mapped here once each. Made by `open`."""
 
     _fd: int
@@ -48,7 +48,7 @@ class Borrowed:
     on_ended: Callable[[], None] = lambda: None
 
     @classmethod
-    def open(cls, offer: Offer, bases: tuple[str, ...] = BASES) -> Borrowed | None:
+    def open(cls, offer: SharedMemoryOffer, bases: tuple[str, ...] = BASES) -> MappedSegments | None:
         """Prove that the lender is on this host, of this user, and says the truth about its directory; else None."""
         base, name = os.path.split(offer.directory)
         if base not in bases or not name.startswith(prefix()) or len(name) != len(prefix()) + 2 * NAME_BYTES:

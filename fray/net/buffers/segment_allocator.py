@@ -24,7 +24,7 @@ def capacity_for(size_bytes: int) -> int:
 
 
 @define(eq=False)
-class Entry:
+class SegmentEntry:
     """One segment."""
 
     capacity: int
@@ -34,12 +34,12 @@ class Entry:
 
 
 @define(eq=False)
-class Shelf:
+class SegmentAllocator:
     """All segments of one process. `take`, `add` and `hold` count a use; each use ends by one `drop`."""
 
     limit_bytes: int
     idle_s: float
-    entries: dict[int, Entry] = Factory(dict)
+    entries: dict[int, SegmentEntry] = Factory(dict)
     held_bytes: int = 0
     _next: int = 1
 
@@ -72,7 +72,7 @@ class Shelf:
     def add(self, capacity: int) -> int:
         """The number of a new segment, in use. Numbers are never given twice."""
         number, self._next = self._next, self._next + 1
-        self.entries[number] = Entry(capacity)
+        self.entries[number] = SegmentEntry(capacity)
         self.held_bytes += capacity
         return number
 

@@ -31,7 +31,7 @@ from attrs import define
 
 from fray.errors import ProtocolMismatch
 from fray.net.buffers import segment_directories
-from fray.net.buffers.segment_allocator import Shelf, capacity_for
+from fray.net.buffers.segment_allocator import SegmentAllocator, capacity_for
 from fray.net.buffers.segment_directories import BASES, NAME_BYTES, NONCE
 
 SEGMENT_FROM_BYTES = 256 * 1024
@@ -45,7 +45,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 HUGE_FROM_BYTES = 4 * 1024 * 1024
 
 
-def fresh(size_bytes: int) -> bytearray | memoryview:
+def allocate_receive_buffer(size_bytes: int) -> bytearray | memoryview:
     """Private memory to receive into. Large blocks ask for huge pages, which makes fresh memory cost a third."""
     if size_bytes < HUGE_FROM_BYTES:
         return bytearray(size_bytes)
@@ -100,7 +100,7 @@ class Snapshot:
         return memoryview(self._exporter).cast("B")
 
 
-class Pool:
+class SegmentPool:
     """The segments this process lends. All methods may be called from any thread.
 
     Raises (when made):
@@ -113,7 +113,7 @@ class Pool:
         with open(os.path.join(self.directory, NONCE), "x", opener=segment_directories.private) as file:
             file.write(self.nonce)
         room = os.statvfs(self.directory)
-        self._shelf = Shelf(min(limit_bytes, room.f_bavail * room.f_frsize // 2), IDLE_S)
+        self._shelf = SegmentAllocator(min(limit_bytes, room.f_bavail * room.f_frsize // 2), IDLE_S)
         self._segments: dict[int, _Segment] = {}
         self._mutex = threading.Lock()
         self._uses_ended: deque[int] = deque()
@@ -272,12 +272,12 @@ class Pool:
         return os.path.join(self.directory, str(number))
 
 
-_pool: Pool | None = None
+_pool: SegmentPool | None = None
 _refused = False
 _making = threading.Lock()
 
 
-def pool() -> Pool | None:
+def pool() -> SegmentPool | None:
     """This process's pool, made when first needed; None where there can be none."""
     global _pool, _refused
     if _pool is None and not _refused:
@@ -285,7 +285,7 @@ def pool() -> Pool | None:
             if _pool is None and not _refused:
                 try:
                     limit = limit_bytes()
-                    _pool = Pool(limit) if limit > 0 else None
+                    _pool = SegmentPool(limit) if limit > 0 else None
                     sweep()
                 except (OSError, ValueError):
                     _pool = None
@@ -304,7 +304,7 @@ def limit_bytes() -> int:
     return int(os.environ.get("FRAY_SEGMENT_POOL_BYTES") or LIMIT_BYTES)
 
 
-def known_pool() -> Pool | None:
+def known_pool() -> SegmentPool | None:
     """The pool, if it has been made."""
     return _pool
 

@@ -15,19 +15,19 @@ from fray.errors import ChannelClosed, ConnectionFailed, FrayError, ProtocolMism
 from fray.model.ids import mint
 from fray.net import codec
 from fray.net.channel.channel import Channel, HandlerFactory
-from fray.net.channel.connection import Link
+from fray.net.channel.connection import Connection
 from fray.net.channel.session import (
     PROTOCOL,
     Hello,
+    HelloDecision,
     Refuse,
-    Seat,
-    Verdict,
+    SessionRecord,
     Welcome,
-    judge,
+    decide_hello,
 )
 from fray.net.codec import ACK, Bytes, Kind
-from fray.net.process_identity import Life
-from fray.net.transport import Claim, Transport
+from fray.net.process_identity import ProcessIdentity
+from fray.net.transport import PeerIdentity, Transport
 
 logger = logging.getLogger("fray.net")
 
@@ -35,20 +35,20 @@ HELLO_S = 10.0
 """How long a new connection may take to say hello."""
 REFUSE_S = 1.0
 
-OnGreeting: TypeAlias = Callable[[Claim, bytes], tuple[bytes, HandlerFactory]]
+OnGreeting: TypeAlias = Callable[[PeerIdentity, bytes], tuple[bytes, HandlerFactory]]
 """Called for a session we do not know, with the dialler's greeting: returns ours, and what makes the handler.
 Raises `FrayError` to refuse."""
 
 
 @define
-class _Place:
+class _Session:
     """One session here: its channel and what is remembered for a redial."""
 
-    seat: Seat
+    seat: SessionRecord
     channel: Channel
     greeting: bytes
-    link: Link
-    life: Life | None
+    link: Connection
+    life: ProcessIdentity | None
     """The process at the other end, if its end shall be the session's."""
     moved: trio.Event = field(factory=trio.Event)
     """Set when ``link`` changes or the channel ends."""
@@ -80,7 +80,7 @@ class Acceptor:
         self._is_closed = is_closed
         self._keep_s, self._ends_with_process = keep_s, ends_with_process
         self._rng = rng
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _Session] = {}
         self._channels: dict[str, Channel] = {}
 
     def __repr__(self) -> str:
@@ -118,42 +118,42 @@ class Acceptor:
 
     # Deciding (plain functions: nothing moves between the verdict and the welcome)
 
-    def _admit(self, transport: Transport, hello: Hello, greeting: bytes) -> _Place | None:
+    def _admit(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session | None:
         if self._is_closed():
             raise Unreachable("nobody is let in now: try again")
         place = self._places.get(hello.session)
         if place is not None:
             place.seat.confirmed = place.seat.confirmed or place.link.heard_any
-        verdict = judge(hello, transport.claim.key_id, place.seat if place else None, self.incarnation)
-        if verdict is Verdict.STALE:
+        verdict = decide_hello(hello, transport.claim.key_id, place.seat if place else None, self.incarnation)
+        if verdict is HelloDecision.STALE:
             return None
-        if place is None or verdict is Verdict.FRESH:
+        if place is None or verdict is HelloDecision.FRESH:
             if place is not None:
                 reason = "its peer began anew"
                 place.channel.end(ChannelClosed(reason, reason=reason))
             return self._begin(transport, hello, greeting)
         return self._go_on(place, transport, hello, verdict)
 
-    def _begin(self, transport: Transport, hello: Hello, greeting: bytes) -> _Place:
+    def _begin(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session:
         answer, make_handler = self._greet(transport.claim, greeting)
         channel = Channel(session=hello.session, incarnation=hello.incarnation, remote=transport.claim.remote)
         channel.begin(make_handler(channel))
-        seat = Seat(
+        seat = SessionRecord(
             key_id=transport.claim.key_id,
             incarnation=hello.incarnation,
             life=mint(self._rng),
             dial=hello.dial,
             outbox=channel.outbox,
         )
-        link = Link(channel, transport, opening=self._welcome(seat.life, False, 0, answer))
-        place = _Place(seat, channel, answer, link, transport.claim.life if self._ends_with_process else None)
+        link = Connection(channel, transport, opening=self._welcome(seat.life, False, 0, answer))
+        place = _Session(seat, channel, answer, link, transport.claim.life if self._ends_with_process else None)
         self._places[hello.session] = place
         self._channels[hello.session] = channel
         channel.on_over = lambda: self._leave(place)
         channel.attach(link, greeting)
         return place
 
-    def _greet(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+    def _greet(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         try:
             answer, make_handler = self._on_greeting(claim, greeting)
             codec.check_size(len(answer), "the listener's greeting", codec.FRAGMENT_BYTES)
@@ -164,12 +164,12 @@ class Acceptor:
             logger.exception("greeting of %s failed", claim)
             raise FrayError(f"the listener failed to answer the greeting: {error!r}") from error
 
-    def _go_on(self, place: _Place, transport: Transport, hello: Hello, verdict: Verdict) -> _Place:
-        resumed = verdict is Verdict.RESUME
+    def _go_on(self, place: _Session, transport: Transport, hello: Hello, verdict: HelloDecision) -> _Session:
+        resumed = verdict is HelloDecision.RESUME
         channel = place.channel
         place.seat.dial = hello.dial
         welcome = self._welcome(place.seat.life, resumed, channel.inbox.received, place.greeting)
-        link = Link(channel, transport, opening=welcome)
+        link = Connection(channel, transport, opening=welcome)
         old = place.link
         if channel.owns(old):
             channel.supersede(old)
@@ -186,7 +186,7 @@ class Acceptor:
         )
         return ACK.pack(0) + codec.encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [greeting]))
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: _Session) -> None:
         session = place.channel.session
         if self._places.get(session) is place:
             del self._places[session]
@@ -195,7 +195,7 @@ class Acceptor:
 
     # Acting
 
-    async def _serve(self, place: _Place, link: Link) -> None:
+    async def _serve(self, place: _Session, link: Connection) -> None:
         moved = place.moved
         try:
             await link.run()
@@ -208,12 +208,12 @@ class Acceptor:
             if place.link is link and not moved.is_set():
                 place.channel.end(ChannelClosed("the listener stopped", reason="stopped"))
 
-    async def _wait_moved(self, place: _Place, moved: trio.Event) -> str | None:
+    async def _wait_moved(self, place: _Session, moved: trio.Event) -> str | None:
         """Until the session has its next connection; else why it will have none."""
         gone = ""
         async with trio.open_nursery() as nursery:
 
-            async def watch(life: Life) -> None:
+            async def watch(life: ProcessIdentity) -> None:
                 nonlocal gone
                 await life.wait_gone()
                 gone = f"the peer's process {life.pid} has ended"

@@ -16,19 +16,19 @@ from attrs import define
 
 from fray.errors import ChannelClosed, FrayError
 from fray.net import codec
-from fray.net.buffers.chunks import BulkIn, BulkOut
-from fray.net.channel.connection import Link
+from fray.net.buffers.chunks import ChunkReceiver, ChunkSender
+from fray.net.channel.connection import Connection
 from fray.net.channel.session import (
     BUFFER_LIMIT_BYTES,
     BUFFER_LIMIT_FRAMES,
     HEARTBEAT_S,
     HIGH_WATER_BYTES,
     Goodbye,
-    Inbox,
-    Outbox,
+    ReceiveState,
+    SendQueue,
 )
 from fray.net.codec import FIRST_SEQUENCED, FRAGMENT_BYTES, HEADER, HEADER_BYTES, MESSAGE_LIMIT_BYTES, MORE, Bytes, Kind
-from fray.net.transports.websocket_frames import Placed
+from fray.net.transports.websocket_frames import PrefixOnly
 
 logger = logging.getLogger("fray.net")
 
@@ -65,7 +65,7 @@ class Handler(Protocol):
         """Exactly once, last: the one reason."""
 
 
-class QuietHandler:
+class NullHandler:
     """Does nothing, whatever a channel tells, but for frames: for those who care for little else."""
 
     def on_batch(self) -> None:
@@ -104,11 +104,11 @@ class Channel:
         """Of the peer."""
         self.remote = remote
         self.stats = ChannelStats()
-        self.outbox = Outbox()
-        self.inbox = Inbox()
-        self.bulk_out = BulkOut()
+        self.outbox = SendQueue()
+        self.inbox = ReceiveState()
+        self.bulk_out = ChunkSender()
         """Large buffers to the peer: add to it, send the frame that announces them, then call `announced`."""
-        self.bulk_in = BulkIn()
+        self.bulk_in = ChunkReceiver()
         """Large buffers from the peer: tell it what to expect when a frame announces it."""
         self.may_share = False
         """The peer is another process that may be on this host (`fray.net.buffers.shared_memory` can prove it)."""
@@ -125,7 +125,7 @@ class Channel:
         self.refill: Callable[[], None] | None = None
         """Asked for more (`fill`) when what is unsent fits in one message: see `fray.net.tunnels.multiplexer`."""
         self._handler: Handler | None = None
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._corked = False
         self._closing: str | None = None
         self._closing_error: FrayError | None = None
@@ -308,7 +308,7 @@ class Channel:
         """Give it its handler, once."""
         self._handler = handler
 
-    def attach(self, link: Link, greeting: bytes | None) -> None:
+    def attach(self, link: Connection, greeting: bytes | None) -> None:
         """A connection is there. ``greeting`` is set when the peer knows nothing of before (`Handler.on_reset`)."""
         self._link, self.slept = link, False
         self.may_share = getattr(link.transport, "may_share", False)
@@ -325,7 +325,7 @@ class Channel:
         finally:
             self._corked = False
 
-    def suspend(self, link: Link) -> None:
+    def suspend(self, link: Connection) -> None:
         """The connection is gone."""
         if self._link is not link:
             return
@@ -336,7 +336,7 @@ class Channel:
         else:
             self._tell_suspended(str(link.why or "the connection was lost"))
 
-    def supersede(self, link: Link) -> None:
+    def supersede(self, link: Connection) -> None:
         """A newer connection is there while this one still seemed alive."""
         self._link = None
         superseded = ChannelClosed("a newer connection took over", reason="superseded")
@@ -366,7 +366,7 @@ class Channel:
 
     # For the link
 
-    def owns(self, link: Link) -> bool:
+    def owns(self, link: Connection) -> bool:
         """Whether this link still is ours."""
         return self._link is link
 
@@ -381,7 +381,7 @@ class Channel:
         error = None if self._closing_error is None else codec.plain_error(self._closing_error)
         return codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(Goodbye(reason=self._closing, error=error)))
 
-    def dispatch(self, message: Bytes, link: Link) -> None:
+    def dispatch(self, message: Bytes, link: Connection) -> None:
         """Take one message apart: acknowledgement, then each frame.
 
         Raises:
@@ -391,7 +391,7 @@ class Channel:
         inbox, before = self.inbox, self.inbox.received
         self._corked = True
         try:
-            if type(message) is Placed:
+            if type(message) is PrefixOnly:
                 self._on_placed(message)
             else:
                 self._on_frames(message, link)
@@ -421,7 +421,7 @@ class Channel:
         self._call(lambda handler: self.bulk_in.placed(number, size))
         self._call(lambda handler: handler.on_batch())
 
-    def _on_frames(self, message: Bytes, link: Link) -> None:
+    def _on_frames(self, message: Bytes, link: Connection) -> None:
         handler, inbox = self._handler, self.inbox
         assert handler is not None
         on_frame = handler.on_frame
@@ -453,7 +453,7 @@ class Channel:
             if self._room and outbox.size_bytes <= HIGH_WATER_BYTES:
                 self._room.unpark_all()
 
-    def _on_session_frame(self, kind: int, body: Bytes, link: Link) -> None:
+    def _on_session_frame(self, kind: int, body: Bytes, link: Connection) -> None:
         if kind == Kind.PING:
             link.answer_ping()
         elif kind == Kind.GOODBYE:

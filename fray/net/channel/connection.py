@@ -22,14 +22,14 @@ from fray.net.buffers.chunks import (
     NEAR_WINDOW_BYTES,
     PLACE_BYTES,
     WINDOW_BYTES,
-    BulkOut,
+    ChunkSender,
 )
 from fray.net.channel.session import (
     ACK_AFTER_S,
-    Beat,
     Heartbeat,
-    Inbox,
-    Outbox,
+    HeartbeatAction,
+    ReceiveState,
+    SendQueue,
 )
 from fray.net.codec import ACK, Bytes, Kind, encode_frame
 from fray.net.transport import Transport
@@ -46,21 +46,21 @@ _PING = encode_frame(Kind.PING)
 _PONG = encode_frame(Kind.PONG)
 
 
-class Peer(Protocol):
+class ConnectionOwner(Protocol):
     """What a link needs of its channel."""
 
-    outbox: Outbox
-    inbox: Inbox
+    outbox: SendQueue
+    inbox: ReceiveState
     heartbeat_s: float
     stale_s: float
     refill: Callable[[], None] | None
     """Puts more into the outbox when there is room for it."""
-    bulk_out: BulkOut
+    bulk_out: ChunkSender
 
     def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
         """Where the rest of a large message that starts like this is to be received; None: nowhere."""
 
-    def dispatch(self, message: Bytes, link: Link) -> None:
+    def dispatch(self, message: Bytes, link: Connection) -> None:
         """Take one message apart. May drop the link."""
 
     def leave(self, reason: str) -> None:
@@ -69,15 +69,15 @@ class Peer(Protocol):
     def last_word(self) -> bytes | None:
         """The goodbye frame, if the channel is closing."""
 
-    def owns(self, link: Link) -> bool:
+    def owns(self, link: Connection) -> bool:
         """Whether this link still is the channel's."""
 
 
-class Link:
+class Connection:
     """Runs one transport until it is lost or dropped; ``why`` says which."""
 
     def __init__(
-        self, channel: Peer, transport: Transport, *, opening: bytes | None = None, polite: bool = False
+        self, channel: ConnectionOwner, transport: Transport, *, opening: bytes | None = None, polite: bool = False
     ) -> None:
         self.transport = transport
         self.why: FrayError | None = None
@@ -318,15 +318,15 @@ class Link:
             now = trio.current_time()
             self._obey(self._heart.beat(now, now - self._alarm.deadline))
 
-    def _obey(self, beat: Beat) -> None:
-        if beat is Beat.DROP and self._heart.is_stale(trio.current_time()):
+    def _obey(self, beat: HeartbeatAction) -> None:
+        if beat is HeartbeatAction.DROP and self._heart.is_stale(trio.current_time()):
             self._wake(trio.current_time())
             return
-        if beat is Beat.DROP:
+        if beat is HeartbeatAction.DROP:
             silent_s = round(trio.current_time() - self._heart.heard, 1)
             self.drop(Unreachable(f"the peer has been silent for {silent_s} s", silent_s=silent_s))
             return
-        if beat is Beat.PING:
+        if beat is HeartbeatAction.PING:
             self._urgent.append(_PING)
         if self._channel.inbox.received != self._channel.inbox.told:
             self._ack_now = True

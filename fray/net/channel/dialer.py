@@ -21,7 +21,7 @@ from fray.errors import (
 from fray.model.ids import mint
 from fray.net import codec
 from fray.net.channel.channel import Channel, Handler, HandlerFactory
-from fray.net.channel.connection import Link
+from fray.net.channel.connection import Connection
 from fray.net.channel.session import (
     PROTOCOL,
     Hello,
@@ -211,7 +211,7 @@ class _Dialler:
 
     # Serving
 
-    def _attach(self, connected: _Connected) -> tuple[Channel, Link]:
+    def _attach(self, connected: _Connected) -> tuple[Channel, Connection]:
         welcome = connected.welcome
         if self.channel is None:
             self.channel = self._new_channel(connected)
@@ -224,7 +224,7 @@ class _Dialler:
             channel.inbox.clear()
         self.life = welcome.life
         channel.incarnation, channel.remote = welcome.incarnation, connected.transport.claim.remote
-        link = Link(channel, connected.transport, polite=True)
+        link = Connection(channel, connected.transport, polite=True)
         channel.attach(link, None if resumed else connected.greeting)
         return channel, link
 
@@ -237,7 +237,7 @@ class _Dialler:
         channel.on_over = self._scope.cancel
         return channel
 
-    def _after(self, link: Link, channel: Channel) -> None:
+    def _after(self, link: Connection, channel: Channel) -> None:
         channel.suspend(link)
         self.slept_since = link.heard_at if link.slept else None
         lasted_s = trio.current_time() - link.began
@@ -266,7 +266,7 @@ class _Dialler:
                 since = self._without_stop(since, await self._pause(since))
             if last is not None and self._patience_s(since) <= 0:
                 raise self._given_up(last)
-            round_ = _Round()
+            round_ = _ConnectAttempt()
             await (self._race(round_, since) if self.by_relay and self.direct else self._try_all(round_, since))
             if round_.connected is not None:
                 self.late = 0
@@ -301,10 +301,10 @@ class _Dialler:
         late_s = trio.current_time() - before - pause_s
         return late_s if late_s > STOPPED_S else 0.0
 
-    async def _try_all(self, round_: _Round, since: float) -> None:
+    async def _try_all(self, round_: _ConnectAttempt, since: float) -> None:
         await self._try(round_, self.addresses, since)
 
-    async def _race(self, round_: _Round, since: float) -> None:
+    async def _race(self, round_: _ConnectAttempt, since: float) -> None:
         """Direct addresses first; the relay beside them when none has answered for a while."""
         async with trio.open_nursery() as nursery:
             over = trio.Event()
@@ -323,7 +323,7 @@ class _Dialler:
             if round_.is_decided:
                 nursery.cancel_scope.cancel()
 
-    async def _try(self, round_: _Round, addresses: Sequence[str], since: float) -> None:
+    async def _try(self, round_: _ConnectAttempt, addresses: Sequence[str], since: float) -> None:
         for address in addresses:
             try:
                 found = await self._dial(
@@ -369,7 +369,7 @@ class _Dialler:
         error.__cause__ = last
         return error
 
-    async def _dial(self, address: str, timeout_s: float, round_: _Round) -> _Connected | None:
+    async def _dial(self, address: str, timeout_s: float, round_: _ConnectAttempt) -> _Connected | None:
         transport = None
         with trio.move_on_after(timeout_s):
             transport = await self.network.dial(address, self.credential, timeout_s=timeout_s)
@@ -417,7 +417,7 @@ class _Dialler:
 
 
 @define(eq=False)
-class _Round:
+class _ConnectAttempt:
     """One attempt at all addresses."""
 
     failures: list[Failure] = field(factory=list)

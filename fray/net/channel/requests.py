@@ -81,7 +81,7 @@ class Requests:
 
     async def _ask(self, pending: _Pending) -> Answer:
         if self._ended is not None:
-            raise again(self._ended)
+            raise copy_error(self._ended)
         self._last_ref += 1
         ref = self._last_ref
         self.channel.send_nowait(Kind.REQUEST, ref, pending.body)
@@ -91,7 +91,7 @@ class Requests:
         finally:
             self._pending.pop(ref, None)
         if pending.error is not None:
-            raise again(pending.error)
+            raise copy_error(pending.error)
         assert pending.answer is not None
         return pending.answer
 
@@ -126,7 +126,7 @@ class Requests:
             pending.settle(None, error)
 
 
-def again(error: FrayError) -> FrayError:
+def copy_error(error: FrayError) -> FrayError:
     """A copy to raise: one error that ends many waits must not gather all their tracebacks."""
     copy = error.__reduce__()
     fresh: FrayError = copy[0](*copy[1])

@@ -101,7 +101,7 @@ class Goodbye:
 
 
 @define
-class Outbox:
+class SendQueue:
     """Frames on their way, in order: acknowledged ones are gone, then ``sent`` batches, then ``unsent`` frames."""
 
     unsent: deque[Parts] = Factory(deque)
@@ -255,7 +255,7 @@ def _flat(frames: Sequence[Parts]) -> list[Bytes]:
 
 
 @define
-class Inbox:
+class ReceiveState:
     """Frames dispatched, and the fragments of one that is not whole yet (they survive a resume)."""
 
     received: int = 0
@@ -306,7 +306,7 @@ class Inbox:
 # Hello and welcome ---------------------------------------------------------------------------------------------------
 
 
-class Verdict(Enum):
+class HelloDecision(Enum):
     """What a listener does with a hello."""
 
     FRESH = "make a new life of the session; an old one has ended"
@@ -316,7 +316,7 @@ class Verdict(Enum):
 
 
 @define
-class Seat:
+class SessionRecord:
     """What a listener remembers of one session."""
 
     key_id: str
@@ -324,12 +324,12 @@ class Seat:
     """Of the dialler's process."""
     life: str
     dial: int
-    outbox: Outbox = field(repr=False)
+    outbox: SendQueue = field(repr=False)
     confirmed: bool = False
     """The dialler has sent something in this life, so it has read the welcome."""
 
 
-def judge(hello: Hello, key_id: str, seat: Seat | None, incarnation: str) -> Verdict:
+def decide_hello(hello: Hello, key_id: str, seat: SessionRecord | None, incarnation: str) -> HelloDecision:
     """Decide about a hello from a dialler that has proven ``key_id``.
 
     Raises:
@@ -341,17 +341,17 @@ def judge(hello: Hello, key_id: str, seat: Seat | None, incarnation: str) -> Ver
     if hello.expects is not None and hello.expects != incarnation:
         raise _gone(hello.expects, incarnation)
     if seat is None:
-        return Verdict.FRESH
+        return HelloDecision.FRESH
     if seat.key_id != key_id:
         raise Unauthorized("the session belongs to another key")
     if seat.incarnation != hello.incarnation:
-        return Verdict.FRESH
+        return HelloDecision.FRESH
     if hello.dial < seat.dial:
-        return Verdict.STALE
+        return HelloDecision.STALE
     if hello.resume and hello.life == seat.life:
         known = seat.outbox.acked <= hello.received <= seat.outbox.numbered
-        return Verdict.RESUME if known else Verdict.FRESH
-    return Verdict.FRESH if seat.confirmed else Verdict.OFFER
+        return HelloDecision.RESUME if known else HelloDecision.FRESH
+    return HelloDecision.FRESH if seat.confirmed else HelloDecision.OFFER
 
 
 def check_welcome(welcome: Welcome, expects: str | None) -> None:
@@ -399,7 +399,7 @@ def _mismatch(protocol: tuple[int, int]) -> ProtocolMismatch:
 # Heartbeat -----------------------------------------------------------------------------------------------------------
 
 
-class Beat(Enum):
+class HeartbeatAction(Enum):
     WAIT = "nothing is due"
     PING = "idle: ask whether it is there"
     DROP = "silent for too long"
@@ -414,7 +414,7 @@ class Heartbeat:
     period_s: float = HEARTBEAT_S
     stale_s: float = float("inf")
 
-    def beat(self, now: float, late_s: float) -> Beat:
+    def beat(self, now: float, late_s: float) -> HeartbeatAction:
         """What is due. ``late_s`` is how much later than asked for this was called.
 
         If that is long, *we* were stopped, and the peer's words may lie unread: its silence counts from now. If it is
@@ -422,16 +422,16 @@ class Heartbeat:
         """
         if late_s > self.period_s / 2:
             if self.is_stale(now):
-                return Beat.DROP
+                return HeartbeatAction.DROP
             self.heard = self.pinged = now
-            return Beat.PING
+            return HeartbeatAction.PING
         # The very sums of `next_at`: differences would round otherwise.
         if now >= self.heard + self.period_s * SILENT_PERIODS:
-            return Beat.DROP
+            return HeartbeatAction.DROP
         if now >= max(self.heard, self.pinged) + self.period_s:
             self.pinged = now
-            return Beat.PING
-        return Beat.WAIT
+            return HeartbeatAction.PING
+        return HeartbeatAction.WAIT
 
     def is_stale(self, now: float) -> bool:
         """Whether what can be read now was written too long ago: then we were stopped, since nobody is heard of for so

@@ -30,7 +30,7 @@ class HandshakeLost(Exception):
         """Somebody is there and speaks no HTTP, or breaks its rules."""
 
 
-class Rejected(Exception):
+class UpgradeRejected(Exception):
     """The listener has answered, and not with an upgrade."""
 
     def __init__(self, status: int) -> None:
@@ -116,7 +116,7 @@ def read_response(head: bytes, key: str) -> dict[str, str]:
     first, headers = _read(head)
     status = first.split(" ")[1]
     if status != "101":
-        raise Rejected(int(status) if status.isdecimal() else 0)
+        raise UpgradeRejected(int(status) if status.isdecimal() else 0)
     if not _upgrades(headers) or headers.get("sec-websocket-accept") != accept_of(key):
         raise HandshakeLost("what answers has not understood the handshake", foreign=True)
     return headers

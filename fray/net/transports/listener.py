@@ -9,17 +9,17 @@ from contextvars import Context, copy_context
 import trio
 from attrs import define, field
 
-from fray.net.auth import Doorkeeper
+from fray.net.auth import Authenticator
 from fray.net.transport import Transport
 
 logger = logging.getLogger("fray.net")
 
 
 @define(eq=False)
-class Door:
+class AuthenticatedListener:
     """One listener. It does not open connections: `begin` gets those that are let in."""
 
-    keeper: Doorkeeper
+    keeper: Authenticator
     handler: Callable[[Transport], Awaitable[None]]
     nursery: trio.Nursery
     context: Context = field(factory=copy_context)

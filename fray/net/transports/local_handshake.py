@@ -20,7 +20,9 @@ from fray.net.transports.sockets import Address
 RECEIVE_BYTES = 4096
 
 
-async def greet(sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random) -> bytes:
+async def client_handshake(
+    sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random
+) -> bytes:
     """Upgrade a connection that we dialled, to a listener that has proven itself; returns what came behind its head.
 
     Raises:
@@ -35,11 +37,11 @@ async def greet(sock: socket.socket, address: Address, credential: Credential | 
     head, surplus = await _receive_head(sock, b"HTTP/1.1 ")
     answered = http_upgrade.read_response(head, key)
     if credential is not None:
-        auth.confirm(asked, secret, auth.read_answer(answered.get(http_upgrade.PROOF)))
+        auth.verify_listener(asked, secret, auth.read_answer(answered.get(http_upgrade.PROOF)))
     return surplus
 
 
-async def admit(sock: socket.socket, door: auth.Doorkeeper) -> tuple[str, bytes] | None:
+async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tuple[str, bytes] | None:
     """Upgrade a connection that we accepted; returns the key id its dialler has proven, and what came behind its head.
 
     None: it was turned away with 401.

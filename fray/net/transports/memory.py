@@ -18,8 +18,8 @@ from attrs import define, field, frozen
 
 from fray.errors import ConnectionFailed, InvalidRequest, MessageTooLarge, Refused, Unauthorized, Unreachable
 from fray.net import auth
-from fray.net.transport import Authorize, Bytes, Claim, Credential, Transport
-from fray.net.transports.listener import Door
+from fray.net.transport import Authorize, Bytes, Credential, PeerIdentity, Transport
+from fray.net.transports.listener import AuthenticatedListener
 
 TRANSPORT_LIMIT_BYTES = 1024 * 1024
 """Largest transport message."""
@@ -29,7 +29,7 @@ CLOSE_S = 1.0
 NEVER = float("inf")
 
 
-class Fate(Enum):
+class MessageFault(Enum):
     """What a fault hook does to one message."""
 
     DELIVER = "deliver"
@@ -38,7 +38,7 @@ class Fate(Enum):
 
 
 @frozen
-class Hop:
+class InFlightMessage:
     """One message about to travel."""
 
     source: str
@@ -77,7 +77,7 @@ class _Pipe:
 class MemoryTransport:
     """One end of a connection."""
 
-    def __init__(self, network: MemoryNetwork, number: int, claim: Claim, out: _Pipe, back: _Pipe) -> None:
+    def __init__(self, network: MemoryNetwork, number: int, claim: PeerIdentity, out: _Pipe, back: _Pipe) -> None:
         self.claim = claim
         self.number = number
         self._network = network
@@ -205,13 +205,13 @@ class MemoryTransport:
         if pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source):
             raise ConnectionFailed("the peer closed the connection")
         pipe.sent += 1
-        fate = self._network.on_hop(Hop(pipe.source, pipe.target, self.number, pipe.sent, len(message)))
-        if fate is not Fate.LOSE and pipe.dead_at == NEVER:
+        fate = self._network.on_hop(InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message)))
+        if fate is not MessageFault.LOSE and pipe.dead_at == NEVER:
             pipe.last_arrival = self._arrival()
             pipe.queue.append((pipe.last_arrival, message))
             pipe.queued_bytes += len(message)
             pipe.changed.unpark_all()
-        if fate is not Fate.DELIVER:
+        if fate is not MessageFault.DELIVER:
             self.abort()
             raise ConnectionFailed("the connection was lost")
 
@@ -234,11 +234,11 @@ class MemoryNetwork:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.on_hop: Callable[[Hop], Fate] = lambda hop: Fate.DELIVER
+        self.on_hop: Callable[[InFlightMessage], MessageFault] = lambda hop: MessageFault.DELIVER
         """Fault hook, called for each message as it is sent."""
         self.on_delivery: Callable[[str, str, int, bytes], None] = lambda source, target, connection, message: None
         """Called with each message as it is received: hosts, number of the connection, content."""
-        self._listeners: dict[str, Door] = {}
+        self._listeners: dict[str, AuthenticatedListener] = {}
         self._living: dict[tuple[int, str], MemoryTransport] = {}
         self._delays: dict[tuple[str, str], tuple[float, float]] = {}
         self._cut: set[tuple[str, str]] = set()
@@ -269,7 +269,9 @@ class MemoryNetwork:
         if address in self._listeners:
             raise InvalidRequest(f"{address} is taken: another listener serves there")
         async with trio.open_nursery() as nursery:
-            self._listeners[address] = listener = Door(auth.Doorkeeper(authorize, self.rng), handler, nursery)
+            self._listeners[address] = listener = AuthenticatedListener(
+                auth.Authenticator(authorize, self.rng), handler, nursery
+            )
             try:
                 task_status.started(address)
                 await trio.sleep_forever()
@@ -339,14 +341,16 @@ class MemoryNetwork:
         answer = listener.keeper.admit(asked)
         if answer is None:
             raise Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
-        auth.confirm(asked, key, answer)
+        auth.verify_listener(asked, key, answer)
         return self._join(source, host, address, key_id, listener)
 
-    def _join(self, source: str, host: str, address: str, key_id: str, listener: Door) -> MemoryTransport:
+    def _join(
+        self, source: str, host: str, address: str, key_id: str, listener: AuthenticatedListener
+    ) -> MemoryTransport:
         self._connections += 1
         there, back = _Pipe(source, host), _Pipe(host, source)
-        ours = MemoryTransport(self, self._connections, Claim(key_id, address), there, back)
-        theirs = MemoryTransport(self, self._connections, Claim(key_id, f"memory:{source}"), back, there)
+        ours = MemoryTransport(self, self._connections, PeerIdentity(key_id, address), there, back)
+        theirs = MemoryTransport(self, self._connections, PeerIdentity(key_id, f"memory:{source}"), back, there)
         self._living[self._connections, "dialler"] = ours
         self._living[self._connections, "listener"] = theirs
         listener.begin(theirs)

@@ -9,7 +9,7 @@ import trio
 from fray.net.transport import Authorize, Credential, Network, Transport
 
 
-class MixedNetwork:
+class RoutedNetwork:
     """Addresses of which ``is_special`` is true in one network, all others in another."""
 
     def __init__(self, usual: Network, special: Network, is_special: Callable[[str], bool]) -> None:

@@ -20,7 +20,7 @@ from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnec
 
 from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch, Unreachable
 from fray.net import auth
-from fray.net.transport import Authorize, Bytes, Claim, Credential, Transport
+from fray.net.transport import Authorize, Bytes, Credential, PeerIdentity, Transport
 from fray.net.transports import sockets
 from fray.net.transports.http_upgrade import (
     CHALLENGE,
@@ -29,7 +29,7 @@ from fray.net.transports.http_upgrade import (
     PROOF,
     RESOURCE,
     HandshakeLost,
-    Rejected,
+    UpgradeRejected,
 )
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.sockets import Address
@@ -148,12 +148,12 @@ async def shake_as_client(
         receive_buffer_size=65536,
     )
     if credential is not None:
-        auth.confirm(asked, key, auth.read_answer(_header(connection.handshake_headers, PROOF.encode())))
+        auth.verify_listener(asked, key, auth.read_answer(_header(connection.handshake_headers, PROOF.encode())))
     return connection
 
 
 async def shake_as_server(
-    nursery: trio.Nursery, stream: SocketStream, door: auth.Doorkeeper
+    nursery: trio.Nursery, stream: SocketStream, door: auth.Authenticator
 ) -> tuple[WebSocketConnection, str] | None:
     """An upgraded connection and the key id its dialler has proven; None if it was turned away with 401."""
     request = await trio_websocket.wrap_server_stream(
@@ -198,10 +198,10 @@ def _rejection() -> Iterator[None]:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        raise Rejected(cast(ConnectionRejected, first).status_code) from None
+        raise UpgradeRejected(cast(ConnectionRejected, first).status_code) from None
 
 
-async def admit(sock: socket.socket, door: auth.Doorkeeper) -> tuple[str, bytes] | None:
+async def admit(sock: socket.socket, door: auth.Authenticator) -> tuple[str, bytes] | None:
     """See `fray.net.transports.local_handshake.admit`."""
     stream = HeadStream(sock, client=False)
     async with trio.open_nursery() as nursery:
@@ -216,7 +216,7 @@ async def admit(sock: socket.socket, door: auth.Doorkeeper) -> tuple[str, bytes]
 class PlainWebSocketTransport:
     """The same `Transport` straight on trio-websocket's connection."""
 
-    def __init__(self, connection: WebSocketConnection, sock: socket.socket, claim: Claim) -> None:
+    def __init__(self, connection: WebSocketConnection, sock: socket.socket, claim: PeerIdentity) -> None:
         self.claim = claim
         self.over = trio.Event()
         self._connection = connection
@@ -294,7 +294,7 @@ class PlainWebSocketNetwork:
             with _rejection():
                 async with trio.open_nursery() as nursery:
                     connection = await shake_as_client(nursery, SocketStream(sock), target, credential, self.rng)
-                    claim = Claim(credential.key_id if credential else "", target.text)
+                    claim = PeerIdentity(credential.key_id if credential else "", target.text)
                     transport = PlainWebSocketTransport(connection, sock, claim)
                     task_status.started(transport)
                     await transport.over.wait()
@@ -315,7 +315,7 @@ class PlainWebSocketNetwork:
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See `Network.listen`."""
-        listener = Listener(auth.Doorkeeper(authorize, self.rng), handler, self._serve)
+        listener = Listener(auth.Authenticator(authorize, self.rng), handler, self._serve)
         await listener.run(sockets.parse(address), task_status)
 
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
@@ -324,5 +324,5 @@ class PlainWebSocketNetwork:
             with listener.shaking(), trio.move_on_after(HANDSHAKE_S):
                 shaken = await shake_as_server(nursery, SocketStream(sock), listener.door)
             if shaken is not None:
-                await listener.serve(PlainWebSocketTransport(shaken[0], sock, Claim(shaken[1], remote)))
+                await listener.serve(PlainWebSocketTransport(shaken[0], sock, PeerIdentity(shaken[1], remote)))
             nursery.cancel_scope.cancel()

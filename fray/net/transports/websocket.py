@@ -18,12 +18,12 @@ import trio
 
 from fray.errors import FrayError, ProtocolMismatch, Unauthorized, Unreachable
 from fray.net import auth
-from fray.net.process_identity import life_behind
-from fray.net.transport import Authorize, Claim, Credential, Transport
+from fray.net.process_identity import process_behind
+from fray.net.transport import Authorize, Credential, PeerIdentity, Transport
 from fray.net.transports import local_handshake, sockets
-from fray.net.transports.http_upgrade import HandshakeLost, Rejected
+from fray.net.transports.http_upgrade import HandshakeLost, UpgradeRejected
 from fray.net.transports.sockets import Address
-from fray.net.transports.websocket_transport import LeanTransport
+from fray.net.transports.websocket_transport import WebSocketTransport
 
 logger = logging.getLogger("fray.net")
 
@@ -59,8 +59,8 @@ class WebSocketNetwork:
 
     async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> Transport:
         surplus = await _hands(sock).greet(sock, target, credential, self.rng)
-        claim = Claim(credential.key_id if credential else "", target.text)
-        return LeanTransport(sock, claim, client=True, surplus=surplus)
+        claim = PeerIdentity(credential.key_id if credential else "", target.text)
+        return WebSocketTransport(sock, claim, client=True, surplus=surplus)
 
     async def listen(
         self,
@@ -71,7 +71,7 @@ class WebSocketNetwork:
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See `Network.listen`."""
-        listener = Listener(auth.Doorkeeper(authorize, self.rng), handler, self._serve)
+        listener = Listener(auth.Authenticator(authorize, self.rng), handler, self._serve)
         await listener.run(sockets.parse(address), task_status)
 
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
@@ -80,8 +80,8 @@ class WebSocketNetwork:
             shaken = await _hands(sock).admit(sock, listener.door)
         if shaken is not None:
             key_id, surplus = shaken
-            claim = Claim(key_id, remote, life_behind(sock))
-            await listener.serve(LeanTransport(sock, claim, client=False, surplus=surplus))
+            claim = PeerIdentity(key_id, remote, process_behind(sock))
+            await listener.serve(WebSocketTransport(sock, claim, client=False, surplus=surplus))
 
 
 def _hands(sock: socket.socket) -> ModuleType:
@@ -98,7 +98,7 @@ class Listener:
 
     def __init__(
         self,
-        door: auth.Doorkeeper,
+        door: auth.Authenticator,
         handler: Callable[[Transport], Awaitable[None]],
         serve: Callable[[socket.socket, str, Listener], Awaitable[None]],
     ) -> None:
@@ -152,9 +152,9 @@ def explain(error: BaseException, address: str) -> FrayError:
         return explain(error.exceptions[0], address)
     if isinstance(error, FrayError):
         return error
-    if isinstance(error, Rejected) and error.status in (401, 403):
+    if isinstance(error, UpgradeRejected) and error.status in (401, 403):
         return Unauthorized(f"{address} does not accept the key: check the token", address=address)
-    if isinstance(error, Rejected):
+    if isinstance(error, UpgradeRejected):
         return ProtocolMismatch(f"{address} answers HTTP {error.status}: it is no Fray listener", address=address)
     if (isinstance(error, HandshakeLost) and not error.foreign) or isinstance(
         error, OSError | trio.BrokenResourceError

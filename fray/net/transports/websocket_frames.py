@@ -68,7 +68,7 @@ def unmask(payload: bytes | bytearray | memoryview, key: bytes) -> bytes:
     return (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")
 
 
-class Placed(bytes):
+class PrefixOnly(bytes):
     """The first bytes of a message whose rest was received where `Reader.place` said."""
 
     __slots__ = ()
@@ -188,7 +188,7 @@ class Reader:
             return None
         self._direct = None
         if isinstance(payload, memoryview):
-            return Placed(self._start or b"")
+            return PrefixOnly(self._start or b"")
         return self._whole(payload)
 
     def _whole(self, payload: bytes | bytearray) -> bytes | bytearray | Control | None:

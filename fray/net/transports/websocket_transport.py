@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import trio
 
 from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch
-from fray.net.transport import Bytes, Claim
+from fray.net.transport import Bytes, PeerIdentity
 from fray.net.transports import sockets, websocket_frames
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.websocket_frames import (
@@ -36,13 +36,13 @@ EAGER_READS = 8
 CLOSE_S = 1.0
 
 
-class LeanTransport:
+class WebSocketTransport:
     """One connection after its handshake. ``surplus`` is what was received behind the handshake's head."""
 
     may_share = True
     """Its other end is a process, which may be on this host."""
 
-    def __init__(self, sock: socket.socket, claim: Claim, *, client: bool, surplus: bytes) -> None:
+    def __init__(self, sock: socket.socket, claim: PeerIdentity, *, client: bool, surplus: bytes) -> None:
         self.claim = claim
         self.is_near = sockets.is_near(sock)
         """The other end is on this machine for sure."""

@@ -20,7 +20,7 @@ from fray.net.codec import Bytes
 from fray.net.tunnels.multiplexer import (
     PIECE_BYTES,
     WINDOW_BYTES,
-    Lane,
+    TunnelFlow,
     cost_bytes,
 )
 
@@ -32,7 +32,7 @@ GRANT_FROM_BYTES = WINDOW_BYTES // 4
 ACCEPTED = b"accepted"
 
 
-class Stream(Protocol):
+class HalfCloseableStream(Protocol):
     """`trio.SocketStream`, or another of Trio's streams that can be closed in one direction."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray: ...
@@ -41,13 +41,13 @@ class Stream(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Splice:
+class ByteStreamTunnel:
     """One end of such a tunnel (`fray.net.tunnels.multiplexer.End`)."""
 
     def __init__(self) -> None:
         self.gone: FrayError | None = None
         """Why it is over, if it did not end in order."""
-        self._lane: Lane | None = None
+        self._lane: TunnelFlow | None = None
         self._accepted = False
         self._over = False
         self._heard_fin = False
@@ -56,7 +56,7 @@ class Splice:
         """Credit used up, and not given again yet."""
         self._news = trio.lowlevel.ParkingLot()
 
-    def begin(self, lane: Lane) -> None:
+    def begin(self, lane: TunnelFlow) -> None:
         """It goes by this lane; the far end was told of one window."""
         self._lane = lane
 
@@ -80,7 +80,7 @@ class Splice:
             self._lane.drop(error)
         self._news.unpark_all()
 
-    async def carry(self, stream: Stream) -> None:
+    async def carry(self, stream: HalfCloseableStream) -> None:
         """Carry until both sides have said all, or one of them is cut. The stream is closed then; nothing is raised."""
         assert self._lane is not None
         try:
@@ -104,7 +104,7 @@ class Splice:
             await self._news.park()
         scope.cancel()
 
-    async def _send(self, stream: Stream) -> None:
+    async def _send(self, stream: HalfCloseableStream) -> None:
         assert self._lane is not None
         while True:
             try:
@@ -119,7 +119,7 @@ class Splice:
             while self._lane.queued_bytes > SEND_AHEAD_BYTES:
                 await self._news.park()
 
-    async def _receive(self, stream: Stream) -> None:
+    async def _receive(self, stream: HalfCloseableStream) -> None:
         while True:
             while not self._pieces:
                 await self._news.park()
@@ -162,7 +162,7 @@ class Splice:
         self._news.unpark_all()
 
 
-def reset_at_close(stream: Stream) -> None:
+def reset_at_close(stream: HalfCloseableStream) -> None:
     """A cut shall look like one: the peer of a socket gets a reset, and no end of stream."""
     if isinstance(stream, trio.SocketStream):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -43,7 +43,7 @@ def cost_bytes(body: Bytes) -> int:
     return len(body) + PIECE_COST_BYTES
 
 
-class End(Protocol):
+class TunnelEndpoint(Protocol):
     """What a lane tells whoever holds its end here. Plain functions that do not raise."""
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
@@ -59,7 +59,7 @@ class End(Protocol):
         """A piece has left."""
 
 
-class Lane:
+class TunnelFlow:
     """One tunnel on one channel, seen from one of its ends. Nothing here waits or raises.
 
     Args:
@@ -79,7 +79,7 @@ class Lane:
         "turn",
     )
 
-    def __init__(self, carrier: Carrier, ref: int, end: End, credit: int | None) -> None:
+    def __init__(self, carrier: TunnelMultiplexer, ref: int, end: TunnelEndpoint, credit: int | None) -> None:
         self.carrier = carrier
         self.ref = ref
         self.end = end
@@ -168,12 +168,12 @@ class Lane:
         self._push(OPEN, 0, window_bytes, body)
 
 
-OnOpen: TypeAlias = Callable[[Lane, OpenTunnel, Bytes, int], End]
+OnOpen: TypeAlias = Callable[[TunnelFlow, OpenTunnel, Bytes, int], TunnelEndpoint]
 """A tunnel from the other side: its lane, whom it is for, the greeting, and what its opener takes ahead. Returns our
 end of it. Raises `FrayError` to refuse."""
 
 
-class Carrier:
+class TunnelMultiplexer:
     """All tunnels of one channel. Its handler passes on frames (`on_frame`) and losses (`on_lost`).
 
     Args:
@@ -183,10 +183,10 @@ class Carrier:
 
     def __init__(self, channel: Channel, *, dialled: bool, on_open: OnOpen) -> None:
         self.channel = channel
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, TunnelFlow] = {}
         self._next = 1 if dialled else 2
         self._on_open = on_open
-        self._turns: deque[Lane] = deque()
+        self._turns: deque[TunnelFlow] = deque()
 
     def __repr__(self) -> str:
         return f"<Carrier on {self.channel!r}: {len(self.lanes)} tunnels>"
@@ -205,7 +205,9 @@ class Carrier:
                 limit=TUNNELS_LIMIT,
             )
 
-    def open(self, message: OpenTunnel, greeting: Bytes, end: End, *, window_bytes: int, counted: bool) -> Lane:
+    def open(
+        self, message: OpenTunnel, greeting: Bytes, end: TunnelEndpoint, *, window_bytes: int, counted: bool
+    ) -> TunnelFlow:
         """Begin a tunnel; its end hears of credit when it is accepted.
 
         Args:
@@ -215,7 +217,7 @@ class Carrier:
             ChannelFull: `TUNNELS_LIMIT`.
         """
         self.check_room()
-        lane = Lane(self, self._next, end, 0 if counted else None)
+        lane = TunnelFlow(self, self._next, end, 0 if counted else None)
         self._next += 2
         self.lanes[lane.ref] = lane
         lane.push_open(codec.encode_message(message, [greeting]), window_bytes)
@@ -254,7 +256,7 @@ class Carrier:
         sound = isinstance(message, OpenTunnel) and len(blobs) == 1
         if not sound or ref % 2 == self._next % 2 or ref in self.lanes or len(self.lanes) > 2 * TUNNELS_LIMIT:
             raise ProtocolMismatch("the peer opens a tunnel in a way that makes no sense")
-        lane = Lane(self, ref, _NOBODY, window_bytes)
+        lane = TunnelFlow(self, ref, _NOBODY, window_bytes)
         full = len(self.lanes) >= TUNNELS_LIMIT
         self.lanes[ref] = lane
         try:
@@ -275,7 +277,7 @@ class Carrier:
 
     # Turns
 
-    def want_turn(self, lane: Lane) -> None:
+    def want_turn(self, lane: TunnelFlow) -> None:
         """The lane may have something to send."""
         if lane.turn or not lane.has_frame():
             return
@@ -285,7 +287,7 @@ class Carrier:
             self.channel.refill = self._refill
         self.channel.wake()
 
-    def settle(self, lane: Lane) -> None:
+    def settle(self, lane: TunnelFlow) -> None:
         """Forget a lane that is over on both sides and has nothing to say any more."""
         if lane.heard_close and lane.said_close and lane.is_empty() and self.lanes.get(lane.ref) is lane:
             del self.lanes[lane.ref]
@@ -310,7 +312,7 @@ class Carrier:
             channel.refill = None
 
 
-class _Nobody:
+class _NullReceiver:
     """Holds the end of a lane before anybody does."""
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
@@ -326,4 +328,4 @@ class _Nobody:
         pass
 
 
-_NOBODY = _Nobody()
+_NOBODY = _NullReceiver()

@@ -31,16 +31,16 @@ from fray.model.messages.tunnels import OpenTunnel
 from fray.net import auth
 from fray.net.channel.channel import Channel
 from fray.net.codec import Bytes
-from fray.net.transport import Authorize, Claim, Credential, Transport
-from fray.net.transports.listener import Door
+from fray.net.transport import Authorize, Credential, PeerIdentity, Transport
+from fray.net.transports.listener import AuthenticatedListener
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
-from fray.net.tunnels.byte_stream import Splice
+from fray.net.tunnels.byte_stream import ByteStreamTunnel
 from fray.net.tunnels.multiplexer import (
     PART,
     PIECE_BYTES,
     WINDOW_BYTES,
-    Carrier,
-    Lane,
+    TunnelFlow,
+    TunnelMultiplexer,
     cost_bytes,
 )
 
@@ -60,11 +60,11 @@ def is_relayed(address: str) -> bool:
 class TunnelTransport:
     """One end of a tunnel."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: PeerIdentity) -> None:
         self.claim = claim
         self.accepted: bytes | None = None
         """The far end's words when it accepted."""
-        self._lane: Lane | None = None
+        self._lane: TunnelFlow | None = None
         self._gone: FrayError | None = None
         """Nothing more can be sent; and nothing received behind what is there."""
         self._closed = False
@@ -80,7 +80,7 @@ class TunnelTransport:
     def __repr__(self) -> str:
         return f"<TunnelTransport {self.claim.remote}: {self._gone or 'open'}>"
 
-    def begin(self, lane: Lane) -> None:
+    def begin(self, lane: TunnelFlow) -> None:
         """It goes by this lane; the far end was told of one window."""
         self._lane = lane
         self._outstanding = WINDOW_BYTES
@@ -236,10 +236,10 @@ class Tunnels:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._carrier: Carrier | None = None
+        self._carrier: TunnelMultiplexer | None = None
         self._ready = trio.Event()
         self._ended: FrayError | None = None
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, AuthenticatedListener] = {}
 
     def __repr__(self) -> str:
         return f"<Tunnels: {len(self)} open>"
@@ -251,7 +251,7 @@ class Tunnels:
 
     def attach(self, channel: Channel) -> None:
         """The conversation has a channel, whose dialler we are."""
-        self._carrier = Carrier(channel, dialled=True, on_open=self._on_open)
+        self._carrier = TunnelMultiplexer(channel, dialled=True, on_open=self._on_open)
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
         """See `Carrier.on_frame`."""
@@ -293,20 +293,20 @@ class Tunnels:
             raise Refused(f"nobody relays to {address}: the conversation with the controller has ended")
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
         asked = auth.ask(key_id, key, self._rng)
-        transport = TunnelTransport(Claim(key_id, address))
+        transport = TunnelTransport(PeerIdentity(key_id, address))
         message = OpenTunnel(to=address.removeprefix(SCHEME))
         greeting = auth.write_ask(asked).encode()
         transport.begin(self._carrier.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
         try:
             answer = await transport.wait_accepted()
             if credential is not None:
-                auth.confirm(asked, key, auth.read_answer(answer.decode("latin-1")))
+                auth.verify_listener(asked, key, auth.read_answer(answer.decode("latin-1")))
         except BaseException:
             transport.abort()
             raise
         return transport
 
-    async def open_pipe(self, message: OpenTunnel, end: Splice) -> None:
+    async def open_pipe(self, message: OpenTunnel, end: ByteStreamTunnel) -> None:
         """Begin a tunnel to a port; ``end`` hears what comes of it (`Splice.wait_accepted`).
 
         Raises:
@@ -330,7 +330,9 @@ class Tunnels:
         if address in self._doors:
             raise InvalidRequest(f"{address} is taken: another listener serves there")
         async with trio.open_nursery() as nursery:
-            door = self._doors[address] = Door(auth.Doorkeeper(authorize, self._rng), handler, nursery)
+            door = self._doors[address] = AuthenticatedListener(
+                auth.Authenticator(authorize, self._rng), handler, nursery
+            )
             try:
                 task_status.started(address)
                 await trio.sleep_forever()
@@ -338,7 +340,7 @@ class Tunnels:
                 if self._doors.get(address) is door:
                     del self._doors[address]
 
-    def _on_open(self, lane: Lane, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelTransport:
+    def _on_open(self, lane: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelTransport:
         address = f"{SCHEME}{message.to}"
         door = self._doors.get(address)
         if door is None:
@@ -347,7 +349,7 @@ class Tunnels:
         answer = door.keeper.admit(asked)
         if answer is None:
             raise Unauthorized(f"{address} does not accept the key {asked.key_id!r}: check the token", address=address)
-        transport = TunnelTransport(Claim(asked.key_id, f"{SCHEME}{message.by}"))
+        transport = TunnelTransport(PeerIdentity(asked.key_id, f"{SCHEME}{message.by}"))
         transport.accepted = b""
         transport.begin(lane)
         lane.grant(WINDOW_BYTES, auth.write_answer(answer).encode())

@@ -25,16 +25,16 @@ from typing import Any, NoReturn
 from attrs import evolve, frozen
 
 from fray.model.monitoring.progress_protocol import PIPE, VARIABLE
-from fray.model.specs import Cause, Outcome, Ticket
+from fray.model.specs import AttemptSpec, EndReason, Outcome
 from fray.net.codec import from_json, to_json
 from fray.node.gang_variables import framework_variables, own_variables
 from fray.node.linux.process_tree import set_title
-from fray.node.prepare import Prepared
+from fray.node.prepare import PreparedEnvironment
 from fray.node.resources.cpu_pinning import thread_variables
 from fray.node.resources.device_variables import device_variables
 
 ENTRY = "fray.runtime.__main__:main"
-WARM = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:rehearse")
+PRELOAD = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:warm_up")
 """What a zygote imports and calls once for all jobs."""
 WARM_AMONG_MACHINES = ("fray.net.transports.trio_handshake",)
 """What it imports besides where connections are TCP."""
@@ -47,10 +47,10 @@ _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 
 
 @frozen(kw_only=True)
-class Body:
+class ProcessSpec:
     """All that the process of an attempt starts from."""
 
-    ticket: Ticket
+    ticket: AttemptSpec
     entry: str
     """``module:function``, called as ``function(ticket, outcome_fd, control_fd)``."""
     variables: dict[str, str]
@@ -78,7 +78,10 @@ def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
 
 
 def job_variables(
-    ticket: Ticket, offered: Mapping[str, int] | None = None, prepared: Prepared | None = None, cpus: Iterable[int] = ()
+    ticket: AttemptSpec,
+    offered: Mapping[str, int] | None = None,
+    prepared: PreparedEnvironment | None = None,
+    cpus: Iterable[int] = (),
 ) -> dict[str, str]:
     """What the environment of an attempt has beside the node's. The later goes before the earlier: variables of the
     cluster, granted CPUs and devices and the gang in frameworks' words, what was prepared for it, the job's own
@@ -88,20 +91,20 @@ def job_variables(
         offered: how many accelerators of each kind the node has; a job sees only those it was granted.
         cpus: those it is pinned to.
     """
-    ready = prepared or Prepared()
+    ready = prepared or PreparedEnvironment()
     inherited = {**os.environ, **ticket.cluster_vars}
     granted = {**thread_variables(cpus, inherited), **device_variables(ticket.devices, offered or {})}
     suggested = {**ticket.cluster_vars, **granted, **framework_variables(ticket), **ready.variables}
     return {**suggested, **ticket.spec.env_vars, **ticket.secret_vars(), **ready.firm, **_fray_variables(ticket)}
 
 
-def working_directory(body: Body) -> str:
+def working_directory(body: ProcessSpec) -> str:
     """Where the job begins: as prepared, else where its author was, else in the attempt's own directory."""
     cwd = body.cwd or body.ticket.spec.cwd
     return cwd if cwd and os.path.isdir(cwd) else body.ticket.directory or "."
 
 
-def _fray_variables(ticket: Ticket) -> dict[str, str]:
+def _fray_variables(ticket: AttemptSpec) -> dict[str, str]:
     return {
         "FRAY_JOB_ID": ticket.spec.job_id,
         "FRAY_JOB_NAME": ticket.spec.name,
@@ -124,10 +127,10 @@ def needs_cold_start(base: Mapping[str, str], env_vars: Mapping[str, str]) -> bo
 # The way in ----------------------------------------------------------------------------------------------------------
 
 
-def enter(body: Body) -> NoReturn:
+def run_entrypoint(body: ProcessSpec) -> NoReturn:
     """Furnish this process, call the entry, and exit. What goes wrong before it is recorded as `Cause.ENVIRONMENT`."""
     try:
-        main = _furnish(body)
+        main = _set_up_process(body)
     except Exception:  # noqa: BLE001 - user modules may raise anything while they are imported
         refuse(body.outcome_fd, f"the process could not be set up:\n{traceback.format_exc(limit=-8)}")
         os._exit(1)
@@ -164,11 +167,11 @@ def _leave() -> None:
 
 def refuse(outcome_fd: int, message: str) -> None:
     """Record that user code was never reached."""
-    os.write(outcome_fd, to_json(Outcome(cause=Cause.ENVIRONMENT, message=message)).encode() + b"\n")
+    os.write(outcome_fd, to_json(Outcome(cause=EndReason.ENVIRONMENT, message=message)).encode() + b"\n")
     os.close(outcome_fd)
 
 
-def _furnish(body: Body) -> Callable[[Ticket, int, int], None]:
+def _set_up_process(body: ProcessSpec) -> Callable[[AttemptSpec, int, int], None]:
     spec = body.ticket.spec
     _open_stdio()
     os.environ.update(body.variables)
@@ -226,7 +229,7 @@ def name_process(name: str) -> None:
 # Cold ----------------------------------------------------------------------------------------------------------------
 
 
-def cold_command(body: Body, ticket_fd: int) -> list[str]:
+def cold_command(body: ProcessSpec, ticket_fd: int) -> list[str]:
     """The command line of a new interpreter for ``body``; the ticket goes by descriptor."""
     descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
     place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
@@ -244,11 +247,11 @@ def main() -> None:
     arguments = parser.parse_args()
     ticket_fd, outcome_fd, control_fd = arguments.fds
     with open(ticket_fd, encoding="utf-8") as file:
-        ticket = from_json(Ticket, file.read())
+        ticket = from_json(AttemptSpec, file.read())
     for descriptor in (outcome_fd, control_fd):
         os.set_inheritable(descriptor, False)
-    enter(
-        Body(
+    run_entrypoint(
+        ProcessSpec(
             ticket=ticket,
             entry=arguments.entry,
             variables={},
@@ -267,10 +270,10 @@ def enter_from(directory: str, entry: str) -> NoReturn:
     with open(path, encoding="utf-8") as file:
         text, cwd, sys_path = json.load(file)
     os.unlink(path)
-    ticket = from_json(Ticket, text)
+    ticket = from_json(AttemptSpec, text)
     known = {name: os.environ[key] for key, name in ticket.spec.secrets.items() if key in os.environ}
-    enter(
-        Body(
+    run_entrypoint(
+        ProcessSpec(
             ticket=evolve(ticket, secrets=known),  # they were written to no file; errors must not show them either
             entry=entry,
             variables={},

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from fray.model.specs import Cause, EntryKind, Outcome, Ticket
-from fray.node.prepare import Prepared
-from fray.node.shim.plugin import Watcher
+from fray.model.specs import AttemptSpec, EndReason, EntryKind, Outcome
+from fray.node.prepare import PreparedEnvironment
+from fray.node.shim.plugin import ShimPlugin
 
 PING_S = 1.0
 REMOVE_S = 20.0
@@ -83,8 +83,8 @@ def node_label(state_dir: str) -> str:
 
 
 def run_command(
-    ticket: Ticket,
-    prepared: Prepared,
+    ticket: AttemptSpec,
+    prepared: PreparedEnvironment,
     *,
     entry: str,
     cwd: str,
@@ -104,7 +104,7 @@ def run_command(
     return [prepared.engine, "run", *flags, prepared.image, *command]
 
 
-def _places(ticket: Ticket) -> list[str]:
+def _places(ticket: AttemptSpec) -> list[str]:
     """Directories with sockets and files: of all attempts here, so that they reach one another; of the controller."""
     found = [os.path.dirname(ticket.directory)]
     if ticket.controller.startswith("unix:"):
@@ -126,7 +126,7 @@ def limit_flags(cpus: float, memory_bytes: int, devices: Sequence[str], *, podma
     return flags
 
 
-def python_command(python: str, entry: str, ticket: Ticket) -> list[str]:
+def python_command(python: str, entry: str, ticket: AttemptSpec) -> list[str]:
     return ["python3", "-P", "-c", _BOOTSTRAP, python, entry, ticket.directory]
 
 
@@ -162,10 +162,10 @@ def list_command(engine: str, label: str) -> list[str]:
     return [engine, "ps", "--all", "--quiet", "--filter", f"label={label}"]
 
 
-class Contained(Watcher):
+class ContainerPlugin(ShimPlugin):
     """The keeper's care for its container."""
 
-    def __init__(self, engine: str, ticket: Ticket) -> None:
+    def __init__(self, engine: str, ticket: AttemptSpec) -> None:
         self.engine, self.ticket = engine, ticket
 
     def closing(self) -> None:
@@ -181,7 +181,7 @@ class Contained(Watcher):
         """Whose doing it was: the engine's client has exit codes of its own."""
         python = self.ticket.spec.entry is not EntryKind.BINARY
         own = outcome.exit_code == FAILED or (python and outcome.exit_code in NOT_EXECUTED)
-        if outcome.cause is not Cause.FAILURE or not own:
+        if outcome.cause is not EndReason.FAILURE or not own:
             return outcome
         message = f"its container could not be started: {outcome.message}"
-        return evolve(outcome, cause=Cause.ENVIRONMENT, message=message)
+        return evolve(outcome, cause=EndReason.ENVIRONMENT, message=message)

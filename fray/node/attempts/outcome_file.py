@@ -17,7 +17,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from fray.errors import FrayError
-from fray.model.specs import Cause, Outcome
+from fray.model.specs import EndReason, Outcome
 from fray.net.codec import from_json, to_json
 
 VALUE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -28,7 +28,7 @@ _VALUE = "value"
 
 
 @define
-class Record:
+class OutcomeReader:
     """Takes the bytes as they come; the value goes to disk, never whole into memory."""
 
     directory: Path
@@ -99,12 +99,12 @@ def _too_large(size: int) -> Outcome:
         f"the result is {size} bytes when pickled and the limit is {VALUE_LIMIT_BYTES}: "
         "write it to storage and return its address"
     )
-    return Outcome(cause=Cause.FAILURE, message=message)
+    return Outcome(cause=EndReason.FAILURE, message=message)
 
 
 def _unkept(size: int, why: str) -> Outcome:
     message = f"it ended with a result of {size} bytes, which its machine cannot keep: {why}"
-    return Outcome(cause=Cause.ENVIRONMENT, message=message, machine_fault=True)
+    return Outcome(cause=EndReason.ENVIRONMENT, message=message, machine_fault=True)
 
 
 def save(directory: Path, outcome: Outcome) -> None:

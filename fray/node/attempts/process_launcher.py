@@ -21,23 +21,23 @@ import trio
 from attrs import evolve
 
 from fray.errors import ChannelClosed, LaunchFailed
-from fray.model.log_records import Chunk
-from fray.model.specs import Observed, Outcome, Phase, Ticket
+from fray.model.log_records import LogChunk
+from fray.model.specs import AttemptSpec, ObservedAttempt, Outcome, Phase
 from fray.net.buffers import shared_memory
 from fray.node.attempts.bootstrap import (
     ENTRY,
+    PRELOAD,
     STATE_MARK,
-    WARM,
     node_environ,
 )
 from fray.node.attempts.cleanup import remove
 from fray.node.attempts.runner import (
-    Attempt,
-    Course,
+    AttemptRunner,
+    RunningAttempt,
     close_keeper,
     unstarted,
 )
-from fray.node.config import LogRules, Mode
+from fray.node.config import LogRules, PidNamespaceMode
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
 from fray.node.linux.process_tree import (
     become_subreaper,
@@ -51,19 +51,19 @@ from fray.node.linux.process_tree import (
 from fray.node.logs.retention import DiskLogs
 from fray.node.logs.store import LogStore
 from fray.node.prepare import (
-    Household,
+    EnvironmentServices,
     NothingToPrepare,
-    Prepared,
+    PreparedEnvironment,
     Preparer,
-    Provider,
+    RequirementProvider,
 )
-from fray.node.resources.allocator import Holdings
-from fray.node.resources.attempt_limit import Room
+from fray.node.resources.allocator import ResourceAllocator
+from fray.node.resources.attempt_limit import AttemptLimiter
 from fray.node.shim.pid_namespace import applies, isolation
 from fray.node.shim.stack_capture import CAPTURED, find_py_spy
-from fray.node.zygotes.manager import Zygotes
-from fray.node.zygotes.pool import Broods
-from fray.node.zygotes.zygote import Hatched
+from fray.node.zygotes.manager import ZygoteManager
+from fray.node.zygotes.pool import ZygotePool
+from fray.node.zygotes.zygote import ForkedZygote
 
 OVERDUE_S = 10.0
 """A keeper that has not ended its job this long after the ladder's end is killed itself."""
@@ -100,37 +100,37 @@ class ProcessLauncher:
         state_dir: str | Path,
         *,
         entry: str = ENTRY,
-        warm: Sequence[str] = WARM,
+        warm: Sequence[str] = PRELOAD,
         subreaper: bool = False,
         offered: Mapping[str, int] | None = None,
-        zygote: Hatched | None = None,
-        pid_namespace: Mode = Mode.AUTO,
-        environments: Provider | None = None,
-        holdings: Holdings | None = None,
+        zygote: ForkedZygote | None = None,
+        pid_namespace: PidNamespaceMode = PidNamespaceMode.AUTO,
+        environments: RequirementProvider | None = None,
+        holdings: ResourceAllocator | None = None,
         log_rules: LogRules | None = None,
         descriptors: int | None = None,
     ) -> None:
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.offered = entry, subreaper, dict(offered or {})
-        self.holdings = holdings or Holdings(None)
+        self.holdings = holdings or ResourceAllocator(None)
         self.on_observed: OnObserved = lambda observed, value: None
         self.on_log: OnLog = lambda attempt_id, chunk: None
         self.logs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
         self.on_said: OnSaid = lambda attempt_id, said: None
         self.ask: Ask = _no_member
         self.in_doubt: Callable[[], bool] = lambda: False
-        self.before_removal: Callable[[Ticket], None] = lambda ticket: None
+        self.before_removal: Callable[[AttemptSpec], None] = lambda ticket: None
         """Called in a thread when the directory of an attempt is to go."""
         self.preparer: Preparer = environments or NothingToPrepare()
-        self.household: Household = environments or NothingToPrepare()
+        self.household: EnvironmentServices = environments or NothingToPrepare()
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))
         self._descriptors = descriptors
-        self.zygotes = Zygotes(warm, environ, self._on_zygote_lost, zygote, descriptors=descriptors)
-        self.broods = Broods(self.zygotes, partial(self._zygotes_of, warm))
-        self.room = Room()
-        self._attempts: dict[str, Attempt] = {}
+        self.zygotes = ZygoteManager(warm, environ, self._on_zygote_lost, zygote, descriptors=descriptors)
+        self.broods = ZygotePool(self.zygotes, partial(self._zygotes_of, warm))
+        self.room = AttemptLimiter()
+        self._attempts: dict[str, RunningAttempt] = {}
         self._nursery: trio.Nursery | None = None
         self._hatched = trio.Event()
         self._lasting: dict[int, int | None] = {}
@@ -214,16 +214,16 @@ class ProcessLauncher:
 
     def _check_namespaces(self) -> None:
         error = self.zygotes.no_namespace
-        if error and self.pid_namespace is Mode.ON:
+        if error and self.pid_namespace is PidNamespaceMode.ON:
             raise LaunchFailed(f"this machine gives no PID namespaces: {error}; say --pid-namespace auto")
 
     # The seam
 
-    def start(self, ticket: Ticket, payload: bytes | None) -> None:
+    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "start needs a launcher that runs"
         directory = self._root / hashlib.sha256(ticket.attempt_id.encode()).hexdigest()[:12]
         ticket = evolve(ticket, directory=str(directory))
-        attempt = Attempt(ticket=ticket, directory=directory)
+        attempt = RunningAttempt(ticket=ticket, directory=directory)
         self._attempts[ticket.attempt_id] = attempt
         try:
             directory.mkdir(mode=0o700)
@@ -277,17 +277,17 @@ class ProcessLauncher:
         except OSError:
             return "[fray] its keeper could not look into it"
 
-    def _ask(self, attempt: Attempt, what: str, overdue_s: float, value: float = 1) -> None:
+    def _ask(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(self._enforce, attempt, overdue_s)
         if attempt.ask(what, value):
-            Course(attempt, self).observe(Phase.STOPPING)
+            AttemptRunner(attempt, self).observe(Phase.STOPPING)
 
     # One attempt
 
-    async def _attend(self, attempt: Attempt) -> None:
+    async def _attend(self, attempt: RunningAttempt) -> None:
         try:
-            outcome, value = await Course(attempt, self).run()
+            outcome, value = await AttemptRunner(attempt, self).run()
             if attempt.left:
                 outcome = self._hold_left(attempt, outcome)
             else:
@@ -300,7 +300,7 @@ class ProcessLauncher:
         shared_memory.sweep()
         self.sweep_adopted()
 
-    def _hold_left(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+    def _hold_left(self, attempt: RunningAttempt, outcome: Outcome) -> Outcome:
         """The kernel holds some of its processes: its keeper goes on trying, and nobody gets its devices meanwhile."""
         assert self._nursery is not None
         pidfd = os.dup(attempt.keeper_pidfd)
@@ -326,19 +326,19 @@ class ProcessLauncher:
         if busy and self._nursery is not None:
             self._nursery.start_soon(self.holdings.wait_let_go, busy)
 
-    def _end(self, attempt: Attempt, outcome: Outcome, value: bytes | None) -> None:
+    def _end(self, attempt: RunningAttempt, outcome: Outcome, value: bytes | None) -> None:
         attempt.phase = Phase.ENDED
         attempt.ended.set()
         attempt.captured.set()
         if attempt.log is not None:
             attempt.log.close()
             self.logs.ended(attempt.attempt_id)
-        told = Observed(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
+        told = ObservedAttempt(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
         self.on_observed(told, value)
         if attempt.forget_asked:
             self._delete(attempt)
 
-    def _printed(self, attempt_id: str, chunk: Chunk) -> None:
+    def _printed(self, attempt_id: str, chunk: LogChunk) -> None:
         self.on_log(attempt_id, chunk)
 
     def say(self, attempt_id: str, text: str) -> None:
@@ -347,7 +347,7 @@ class ProcessLauncher:
         if attempt is not None and not attempt.ended.is_set():
             attempt.say(text)
 
-    async def _enforce(self, attempt: Attempt, overdue_s: float) -> None:
+    async def _enforce(self, attempt: RunningAttempt, overdue_s: float) -> None:
         with trio.move_on_after(overdue_s):
             await attempt.ended.wait()
             return
@@ -356,13 +356,13 @@ class ProcessLauncher:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(attempt.keeper_pidfd, signal.SIGKILL)
 
-    def _delete(self, attempt: Attempt) -> None:
+    def _delete(self, attempt: RunningAttempt) -> None:
         """Out of the way at once; what a job left there may be large, so a thread removes it."""
         if self._attempts.pop(attempt.attempt_id, None) is None or self._nursery is None:
             return
         self._nursery.start_soon(partial(trio.to_thread.run_sync, self._remove, attempt, abandon_on_cancel=True))
 
-    def _remove(self, attempt: Attempt) -> None:
+    def _remove(self, attempt: RunningAttempt) -> None:
         try:
             self.before_removal(attempt.ticket)
         finally:
@@ -390,11 +390,11 @@ class ProcessLauncher:
             async for _ in signals:
                 self.sweep_adopted()
 
-    def _zygotes_of(self, warm: Sequence[str], prepared: Prepared) -> Zygotes:
+    def _zygotes_of(self, warm: Sequence[str], prepared: PreparedEnvironment) -> ZygoteManager:
         environ = node_environ(prepared.environ, str(self.state_dir))
         interpreter, hold = prepared.interpreter, prepared.hold
         given = self._descriptors
-        return Zygotes(warm, environ, self._on_zygote_lost, interpreter=interpreter, hold=hold, descriptors=given)
+        return ZygoteManager(warm, environ, self._on_zygote_lost, interpreter=interpreter, hold=hold, descriptors=given)
 
     def _on_zygote_lost(self) -> None:
         self.sweep_adopted()
@@ -417,7 +417,7 @@ class ProcessLauncher:
             end_descendants(spare)
         return True
 
-    def gets_namespace(self, ticket: Ticket) -> bool:
+    def gets_namespace(self, ticket: AttemptSpec) -> bool:
         return applies(self.pid_namespace, ticket.spec.entry, self.zygotes.no_namespace)
 
     def note_hatched(self) -> None:

@@ -19,26 +19,26 @@ from typing import Any, Protocol
 import trio
 from attrs import asdict, define, field
 
-from fray.model.specs import Cause, Observed, Outcome, Phase, Ticket
+from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.codec import to_json
 from fray.node.attempts.outcome_file import load
-from fray.node.attempts.shim_connection import Control
+from fray.node.attempts.shim_connection import ShimConnection
 from fray.node.launcher import STOPPED_MEANWHILE, OnObserved, OnSaid
 from fray.node.logs.redact import Redactor
-from fray.node.logs.store import AttemptLog
-from fray.node.ports import ports_taken, strangers
+from fray.node.logs.store import AttemptLogWriter
+from fray.node.ports import ports_in_use, ports_taken
 from fray.node.prepare import (
-    Household,
+    EnvironmentServices,
     NotPrepared,
-    Prepared,
+    PreparedEnvironment,
     Preparer,
 )
-from fray.node.resources.allocation import Given
-from fray.node.resources.allocator import Holdings
-from fray.node.resources.attempt_limit import Room
+from fray.node.resources.allocation import Allocation
+from fray.node.resources.allocator import ResourceAllocator
+from fray.node.resources.attempt_limit import AttemptLimiter
 from fray.node.shim.progress_pipe import said_of
-from fray.node.zygotes.manager import Zygotes
-from fray.node.zygotes.pool import Brood, Broods
+from fray.node.zygotes.manager import ZygoteManager
+from fray.node.zygotes.pool import PooledZygote, ZygotePool
 
 START_S = 30.0
 """An attempt whose keeper says nothing for so long could not be started."""
@@ -48,18 +48,18 @@ log = logging.getLogger("fray.node")
 
 
 @define(eq=False)
-class Attempt:
+class RunningAttempt:
     """One attempt, as its node holds it."""
 
-    ticket: Ticket
+    ticket: AttemptSpec
     directory: Path
-    log: AttemptLog | None = None
+    log: AttemptLogWriter | None = None
     """What it prints; None if the disk has no room for it."""
     phase: Phase = Phase.STARTING
     pid: int | None = None
     preparing: trio.CancelScope | None = None
     """Set while what it needs is made ready."""
-    control: Control | None = None
+    control: ShimConnection | None = None
     """Set while the keeper listens."""
     zygote: int | None = None
     """Pid of the zygote that was asked for the keeper, until the keeper has said its own."""
@@ -98,16 +98,16 @@ class Attempt:
         return self.control is not None
 
 
-class Place(Protocol):
+class AttemptServices(Protocol):
     """Where attempts are: what one needs of its launcher."""
 
     entry: str
     offered: dict[str, int]
-    holdings: Holdings
+    holdings: ResourceAllocator
     preparer: Preparer
-    household: Household
-    broods: Broods
-    room: Room
+    household: EnvironmentServices
+    broods: ZygotePool
+    room: AttemptLimiter
     on_observed: OnObserved
     on_said: OnSaid
 
@@ -115,7 +115,7 @@ class Place(Protocol):
         """See `ProcessLauncher.sweep_adopted`."""
         ...
 
-    def gets_namespace(self, ticket: Ticket) -> bool:
+    def gets_namespace(self, ticket: AttemptSpec) -> bool:
         """Whether its processes have a PID namespace of their own."""
         ...
 
@@ -130,15 +130,15 @@ class Place(Protocol):
 
 
 @define
-class Course:
+class AttemptRunner:
     """The way of one attempt through its place."""
 
-    attempt: Attempt
-    place: Place
+    attempt: RunningAttempt
+    place: AttemptServices
 
     async def run(self) -> tuple[Outcome, bytes | None]:
         """Its outcome, and the value that this names."""
-        brood: Brood | None = None
+        brood: PooledZygote | None = None
         try:
             prepared, brood = await self._prepare()
             return await self._run(prepared, brood)
@@ -150,15 +150,15 @@ class Course:
             self.place.household.release(self.attempt.attempt_id)
             self.place.room.leave(self.attempt.attempt_id)
 
-    async def _run(self, prepared: Prepared, brood: Brood | None) -> tuple[Outcome, bytes | None]:
+    async def _run(self, prepared: PreparedEnvironment, brood: PooledZygote | None) -> tuple[Outcome, bytes | None]:
         given = await self._take()
         ticket = self.attempt.ticket
-        taken = strangers(ticket.ports.values())
+        taken = ports_in_use(ticket.ports.values())
         if taken and not self.attempt.unwanted:
             return ports_taken(ticket, taken), None
         for _ in range(START_TRIES):
             if brood is None or self.attempt.unwanted:
-                return Outcome(cause=Cause.STOPPED, message="stopped before it started"), None
+                return Outcome(cause=EndReason.STOPPED, message="stopped before it started"), None
             if self.place.in_doubt():
                 return STOPPED_MEANWHILE, None
             control = await self._have_keeper(prepared, given, brood.zygotes)
@@ -167,11 +167,11 @@ class Course:
                     return await self._converse(control, prepared, brood.zygotes)
         return unstarted(f"node {ticket.node} cannot start a process; its log says why"), None
 
-    async def _prepare(self) -> tuple[Prepared, Brood | None]:
+    async def _prepare(self) -> tuple[PreparedEnvironment, PooledZygote | None]:
         """What it starts from, and the zygote that forks it: None if it was stopped meanwhile."""
         attempt = self.attempt
         if attempt.unwanted:
-            return Prepared(), None
+            return PreparedEnvironment(), None
         with trio.CancelScope() as attempt.preparing:
             try:
                 await self.place.room.enter(attempt.attempt_id, self._say)
@@ -179,9 +179,9 @@ class Course:
                 return prepared, await self.place.broods.take(prepared)
             finally:
                 attempt.preparing = None
-        return Prepared(), None
+        return PreparedEnvironment(), None
 
-    async def _make_ready(self, ticket: Ticket) -> Prepared:
+    async def _make_ready(self, ticket: AttemptSpec) -> PreparedEnvironment:
         """What jobs bring along is anybody's: an error nobody thought of costs this attempt, and not the node."""
         try:
             return await self.place.preparer.prepare(ticket, self._say)
@@ -196,19 +196,21 @@ class Course:
     def _say(self, line: str) -> None:
         self.attempt.say(line)
 
-    async def _take(self) -> Given:
+    async def _take(self) -> Allocation:
         attempt, place = self.attempt, self.place
         fenced = place.gets_namespace(attempt.ticket)
         return await place.holdings.take(attempt.ticket, lambda: attempt.keeper, fenced=fenced)
 
-    async def _have_keeper(self, prepared: Prepared, given: Given, zygotes: Zygotes) -> Control | None:
+    async def _have_keeper(
+        self, prepared: PreparedEnvironment, given: Allocation, zygotes: ZygoteManager
+    ) -> ShimConnection | None:
         """The control socket of a new keeper; None if it could not be forked (the zygote died, no process left)."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
             log.error("%s: no socket for its keeper: %s", self.attempt.attempt_id, error)
             return None
-        control, greeted = Control(ours), False
+        control, greeted = ShimConnection(ours), False
         try:
             with trio.move_on_after(START_S) as patience, theirs:
                 self.attempt.zygote = await self._ask_for_keeper(theirs, zygotes)
@@ -224,11 +226,11 @@ class Course:
         self.place.sweep_adopted()
         return control if greeted else None
 
-    async def _ask_for_keeper(self, theirs: socket.socket, zygotes: Zygotes) -> int:
+    async def _ask_for_keeper(self, theirs: socket.socket, zygotes: ZygoteManager) -> int:
         namespace = self.place.gets_namespace(self.attempt.ticket)
         return await zygotes.keep(theirs, namespace=namespace)
 
-    async def _greet(self, control: Control, prepared: Prepared, given: Given) -> bool:
+    async def _greet(self, control: ShimConnection, prepared: PreparedEnvironment, given: Allocation) -> bool:
         attempt = self.attempt
         start = {"ticket": to_json(attempt.ticket), "entry": self.place.entry, "offered": self.place.offered}
         log_of = attempt.log.for_keeper() if attempt.log is not None else None
@@ -243,7 +245,9 @@ class Course:
         attempt.keeper, attempt.keeper_pidfd = greeting["keeper"], control.take_descriptor()
         return True
 
-    async def _converse(self, control: Control, prepared: Prepared, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
+    async def _converse(
+        self, control: ShimConnection, prepared: PreparedEnvironment, zygotes: ZygoteManager
+    ) -> tuple[Outcome, bytes | None]:
         attempt = self.attempt
         attempt.control = control
         if attempt.log is not None:
@@ -276,7 +280,7 @@ class Course:
     def observe(self, phase: Phase) -> None:
         attempt = self.attempt
         attempt.phase = phase
-        self.place.on_observed(Observed(attempt_id=attempt.attempt_id, phase=phase, pid=attempt.pid), None)
+        self.place.on_observed(ObservedAttempt(attempt_id=attempt.attempt_id, phase=phase, pid=attempt.pid), None)
 
     def _pass_on(self) -> None:
         if self.attempt.log is not None:
@@ -290,7 +294,7 @@ class Course:
             log.info("%s: ended %d processes that it left behind; %d are left", *words)
         return load(self.attempt.directory, message.get("outcome")) or (unstarted("the keeper left no outcome"), None)
 
-    async def _keeper_lost(self, prepared: Prepared, zygotes: Zygotes) -> tuple[Outcome, bytes | None]:
+    async def _keeper_lost(self, prepared: PreparedEnvironment, zygotes: ZygoteManager) -> tuple[Outcome, bytes | None]:
         """The keeper was killed: wait until it is dead, then until its orphans are."""
         attempt = self.attempt
         if attempt.keeper_pidfd >= 0:
@@ -303,7 +307,7 @@ class Course:
         if attempt.log is not None:
             attempt.log.finish(attempt.pipes, Redactor(attempt.ticket.secrets).hide)
         lost = Outcome(
-            cause=Cause.STOPPED if attempt.unwanted else Cause.KILLED,
+            cause=EndReason.STOPPED if attempt.unwanted else EndReason.KILLED,
             message="its keeper process was killed, and the job with it",
             signal=signal.SIGKILL,
         )
@@ -312,10 +316,10 @@ class Course:
 
 def unstarted(message: str) -> Outcome:
     """The outcome of an attempt that this machine could not start, whatever it was."""
-    return Outcome(cause=Cause.ENVIRONMENT, message=message, machine_fault=True)
+    return Outcome(cause=EndReason.ENVIRONMENT, message=message, machine_fault=True)
 
 
-def close_keeper(attempt: Attempt) -> None:
+def close_keeper(attempt: RunningAttempt) -> None:
     """Let go of what was held of its keeper."""
     if attempt.keeper_pidfd >= 0:
         os.close(attempt.keeper_pidfd)

@@ -15,7 +15,7 @@ FDS_LIMIT = 4
 _CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 
-class Control:
+class ShimConnection:
     """One keeper's socket; `close` it, and the keeper ends its job."""
 
     def __init__(self, end: socket.socket) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 import trio
 from attrs import define, field
 
-from fray.node.environments.cache import Cache, Environment, Lock
-from fray.node.environments.recipe import Plan, Recipe
+from fray.node.environments.cache import Cache, Environment, EnvironmentLock
+from fray.node.environments.recipe import BuildPlan, Recipe
 from fray.node.linux.process_wait import wait_process_end
 from fray.node.prepare import NotPrepared, Say
 
@@ -57,7 +57,7 @@ class _Build:
 
 
 @define
-class Builds:
+class BuildManager:
     """Makes environments of one node, one at a time for each key.
 
     Attributes:
@@ -74,7 +74,7 @@ class Builds:
     """Of the builders: children of this process that are no orphans."""
     _under_way: dict[str, _Build] = field(factory=dict)
 
-    async def take(self, recipe: Recipe, workspace: str | None, say: Say) -> tuple[Environment, Lock]:
+    async def take(self, recipe: Recipe, workspace: str | None, say: Say) -> tuple[Environment, EnvironmentLock]:
         """The environment with a shared lock on it, made first if it has to be. Close the lock after use.
 
         Raises:
@@ -148,7 +148,9 @@ class Builds:
 
     async def _run_builder(self, build: _Build) -> tuple[int, dict[str, str]]:
         """Its exit code (negative: the signal that killed it), and its last word."""
-        plan = Plan(recipe=build.recipe, root=str(self.cache.root), workspace=build.workspace, node_pid=os.getpid())
+        plan = BuildPlan(
+            recipe=build.recipe, root=str(self.cache.root), workspace=build.workspace, node_pid=os.getpid()
+        )
         process = _spawn(plan, self.environ)
         self.pids.add(process.pid)
         told: dict[str, str] = {}
@@ -161,7 +163,7 @@ class Builds:
             self.pids.discard(process.pid)
 
 
-def _spawn(plan: Plan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """From the loop's own thread: the kernel ties a child to the thread that made it."""
     plan_fd = os.memfd_create("plan")
     with open(plan_fd, "wb+", buffering=0) as file:

@@ -24,11 +24,11 @@ from typing import NoReturn
 
 from attrs import frozen
 
-from fray.node.attempts.bootstrap import WARM
+from fray.node.attempts.bootstrap import PRELOAD
 from fray.node.environments import overlay
-from fray.node.environments.cache import Cache, Lock, free_bytes
+from fray.node.environments.cache import Cache, EnvironmentLock, free_bytes
 from fray.node.environments.recipe import (
-    Plan,
+    BuildPlan,
     Recipe,
     Step,
     conflict,
@@ -59,7 +59,7 @@ class StepKilled(Exception):
 
 
 def main() -> NoReturn:
-    plan = Plan.from_json(sys.stdin.read())
+    plan = BuildPlan.from_json(sys.stdin.read())
     _set_up(plan.node_pid)
     code = 1
     try:
@@ -81,7 +81,7 @@ def _leave(number: int, frame: object) -> NoReturn:
     os._exit(128 + number)
 
 
-def _report(plan: Plan) -> int:
+def _report(plan: BuildPlan) -> int:
     try:
         build(plan)
     except BuildFailed as error:
@@ -107,7 +107,7 @@ def say(line: str) -> None:
     _tell(say=line)
 
 
-def build(plan: Plan) -> None:
+def build(plan: BuildPlan) -> None:
     """Make it, unless somebody else has meanwhile.
 
     Raises:
@@ -130,7 +130,7 @@ def build(plan: Plan) -> None:
             raise
 
 
-def _lock(cache: Cache, key: str) -> Lock | None:
+def _lock(cache: Cache, key: str) -> EnvironmentLock | None:
     """The right to make it; None once it is there.
 
     To wait for the exclusive lock would be to wait for those, too, who use what has been made meanwhile: for jobs,
@@ -138,7 +138,7 @@ def _lock(cache: Cache, key: str) -> Lock | None:
     """
     lock = cache.lock(key, exclusive=True)
     if lock is None:
-        say(f"waiting for process {Lock.signed(cache.lock_path(key))}, which works on {key}")
+        say(f"waiting for process {EnvironmentLock.signed(cache.lock_path(key))}, which works on {key}")
     while lock is None:
         shared = cache.lock(key, exclusive=False, wait=True)
         assert shared is not None
@@ -153,19 +153,19 @@ def _lock(cache: Cache, key: str) -> Lock | None:
     return None
 
 
-def _make(plan: Plan, cache: Cache, key: str) -> None:
+def _make(plan: BuildPlan, cache: Cache, key: str) -> None:
     recipe, directory = plan.recipe, cache.directory(key)
     directory.mkdir(mode=0o700)
     for name, text in files(recipe, overlay.constraints()).items():
         (directory / name).write_text(text)
-    tool = Tool(directory, plan.workspace)
+    tool = UvRunner(directory, plan.workspace)
     for step in steps(recipe, str(directory), _interpreter(recipe, tool)):
         tool.run(step)
     _add_fray(recipe, directory, tool)
     cache.declare(key, recipe.python, recipe.describe())
 
 
-def _interpreter(recipe: Recipe, tool: Tool) -> str:
+def _interpreter(recipe: Recipe, tool: UvRunner) -> str:
     if recipe.python == recipe.base.python:
         return recipe.base.interpreter
     code, lines = tool.call(Step(argv=("python", "find", "--no-project", recipe.python)))
@@ -174,14 +174,14 @@ def _interpreter(recipe: Recipe, tool: Tool) -> str:
     return lines[-1]
 
 
-def _add_fray(recipe: Recipe, directory: Path, tool: Tool) -> None:
+def _add_fray(recipe: Recipe, directory: Path, tool: UvRunner) -> None:
     """The node's Fray, also where the project brings one of its own: two ends of a conversation must be one version."""
     venv = directory / "venv"
     if overlay.is_installed(venv, recipe.python, "fray"):
         tool.run(Step(argv=("pip", "uninstall", "--python", f"{venv}/bin/python", "fray")))
     overlay.lay(directory / "fray")
     overlay.put_behind(venv, recipe.python, directory / "fray")
-    names = [name.partition(":")[0] for name in WARM]
+    names = [name.partition(":")[0] for name in PRELOAD]
     command = [f"{venv}/bin/python", "-P", "-c", f"import {', '.join(names)}"]
     code, lines = tool.execute(command)
     if code:
@@ -189,7 +189,7 @@ def _add_fray(recipe: Recipe, directory: Path, tool: Tool) -> None:
 
 
 @frozen
-class Tool:
+class UvRunner:
     """Runs uv for one environment, and says what it says."""
 
     directory: Path
@@ -256,7 +256,7 @@ def _uv() -> str:
     return str(uv.find_uv_bin())
 
 
-def _os_failed(plan: Plan, error: OSError) -> str:
+def _os_failed(plan: BuildPlan, error: OSError) -> str:
     message = f"its directory below {plan.root} cannot be made: {error}"
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return f"{message}\n{_room(Path(plan.root))}" if full else message

@@ -45,7 +45,7 @@ class Environment:
 
 
 @define
-class Lock:
+class EnvironmentLock:
     """Of one environment, held while it is open."""
 
     path: str
@@ -56,7 +56,7 @@ class Lock:
             os.close(self._file)
             self._file = -1
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> EnvironmentLock:
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -86,7 +86,7 @@ class Cache:
     def lock_path(self, key: str) -> str:
         return str(self.root / f"{key}.lock")
 
-    def lock(self, key: str, *, exclusive: bool, wait: bool = False) -> Lock | None:
+    def lock(self, key: str, *, exclusive: bool, wait: bool = False) -> EnvironmentLock | None:
         """None if somebody else's lock is in the way and this shall not ``wait``.
 
         Raises:
@@ -105,7 +105,7 @@ class Cache:
                     return None
                 raise
             if os.fstat(file).st_nlink:
-                return Lock(path, file)
+                return EnvironmentLock(path, file)
             os.close(file)  # it was removed together with its environment meanwhile
 
     def look(self, key: str) -> Environment | None:
@@ -118,7 +118,7 @@ class Cache:
             key=key, directory=str(self.directory(key)), python=told["python"], size_bytes=told["size_bytes"]
         )
 
-    def take(self, key: str) -> tuple[Environment, Lock] | None:
+    def take(self, key: str) -> tuple[Environment, EnvironmentLock] | None:
         """A whole environment with a shared lock on it; None if it is not there, or being made or removed."""
         lock = self.lock(key, exclusive=False)
         if lock is None:
@@ -152,19 +152,19 @@ class Cache:
 
     # Giving up
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[CachedEnvironment]:
         """All that is there, whole or not, the longest unused first."""
         with contextlib.suppress(FileNotFoundError):
             keys = [path.stem for path in self.root.iterdir() if path.suffix == ".lock"]
             return sorted((self._kept(key) for key in keys), key=lambda one: one.used_at)
         return []
 
-    def _kept(self, key: str) -> Kept:
+    def _kept(self, key: str) -> CachedEnvironment:
         found = self.look(key)
         used_at = 0.0
         with contextlib.suppress(OSError):
             used_at = (self.directory(key) / _READY).stat().st_mtime
-        return Kept(key=key, used_at=used_at, size_bytes=0 if found is None else found.size_bytes)
+        return CachedEnvironment(key=key, used_at=used_at, size_bytes=0 if found is None else found.size_bytes)
 
     def evict(self, limit_bytes: int, keep_s: float) -> list[str]:
         """Remove what `too_many` names, except what is in use. Returns the keys removed."""
@@ -184,14 +184,14 @@ class Cache:
 
 
 @frozen(kw_only=True)
-class Kept:
+class CachedEnvironment:
     key: str
     used_at: float
     """Seconds since the epoch; 0: never, it is not whole."""
     size_bytes: int
 
 
-def too_many(kept: list[Kept], limit_bytes: int, keep_s: float, now: float) -> list[Kept]:
+def too_many(kept: list[CachedEnvironment], limit_bytes: int, keep_s: float, now: float) -> list[CachedEnvironment]:
     """Which of them to give up, in this order: what is not whole or was not used for ``keep_s``, then the longest
     unused, until the rest fits into ``limit_bytes``."""
     left_bytes, found = sum(one.size_bytes for one in kept), []

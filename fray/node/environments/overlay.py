@@ -14,7 +14,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from fray.node.environments.recipe import Base
+from fray.node.environments.recipe import BaseEnvironment
 
 ROOTS = ("attrs", "cattrs", "cloudpickle", "trio", "trio-websocket")
 """What Fray needs, where it is not installed but found on the path."""
@@ -125,9 +125,9 @@ def is_installed(venv: Path, python: str, name: str) -> bool:
 
 
 @cache
-def base() -> Base:
+def base() -> BaseEnvironment:
     """What environments of this node begin with. It reads the metadata of what is installed: 20 ms, once."""
-    return Base(
+    return BaseEnvironment(
         fray=fingerprint(),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         interpreter=_base_interpreter(),

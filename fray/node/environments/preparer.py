@@ -17,14 +17,14 @@ import trio
 from attrs import define, evolve, field
 
 from fray.model.environment import WORKSPACE_NAME
-from fray.model.specs import EntryKind, Ticket
+from fray.model.specs import AttemptSpec, EntryKind
 from fray.node.config import EnvironmentLimits
-from fray.node.prepare import NotPrepared, Prepared, Say
+from fray.node.prepare import NotPrepared, PreparedEnvironment, Say
 
 if TYPE_CHECKING:
     from fray.node.attempts.images import Images
-    from fray.node.environments.build_manager import Builds
-    from fray.node.environments.cache import Environment, Lock
+    from fray.node.environments.build_manager import BuildManager
+    from fray.node.environments.cache import Environment, EnvironmentLock
     from fray.node.environments.recipe import Project, Recipe
 
 EVICT_EVERY_S = 600.0
@@ -33,11 +33,11 @@ FILE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 @define
-class _Held:
+class _EnvironmentLease:
     """A shared lock on one environment, while attempts of this node use it."""
 
     environment: Environment
-    lock: Lock
+    lock: EnvironmentLock
     attempts: set[str] = field(factory=set)
 
 
@@ -55,10 +55,10 @@ class Environments:
     ) -> None:
         self.directory, self.limits, self.environ = directory, limits, dict(environ)
         self.label = label
-        self._builds: Builds | None = None
+        self._builds: BuildManager | None = None
         self._images: Images | None = None
         self._nursery: trio.Nursery | None = None
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _EnvironmentLease] = {}
 
     @property
     def pids(self) -> AbstractSet[int]:
@@ -84,17 +84,17 @@ class Environments:
         limits = self.limits
         return await trio.to_thread.run_sync(Cache(self.directory).evict, limits.size_bytes, limits.keep_s)
 
-    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
         """See `Preparer.prepare`. The files of its workspace are in its directory already, if it has any."""
         spec = ticket.spec.environment
         workspace = f"{ticket.directory}/{WORKSPACE_NAME}" if spec.bundle is not None else None
         if spec.docker_image is not None:
             return await self._contain(spec.docker_image, say)
         if workspace is None and not spec.extras and not spec.pip_packages and spec.python in ("", own_python()):
-            return Prepared()  # the way of most
+            return PreparedEnvironment()  # the way of most
         return await self._prepare(ticket, workspace, say)
 
-    async def _prepare(self, ticket: Ticket, workspace: str | None, say: Say) -> Prepared:
+    async def _prepare(self, ticket: AttemptSpec, workspace: str | None, say: Say) -> PreparedEnvironment:
         from fray.node.environments import overlay
         from fray.node.environments.recipe import BadRecipe, recipe_of
 
@@ -105,11 +105,11 @@ class Environments:
         except BadRecipe as error:
             raise NotPrepared(str(error)) from None
         if recipe is None:
-            return Prepared(sys_path=paths)
+            return PreparedEnvironment(sys_path=paths)
         found = await self._hold(recipe, workspace, ticket.attempt_id, say)
         return evolve(self._of(found, ticket.spec.entry), sys_path=paths)
 
-    async def _contain(self, image: str, say: Say) -> Prepared:
+    async def _contain(self, image: str, say: Say) -> PreparedEnvironment:
         from fray.node.attempts.containers import find_engine
         from fray.node.environments import overlay
 
@@ -117,7 +117,7 @@ class Environments:
         if engine is None:
             raise NotPrepared("this machine has neither a docker daemon that answers nor podman any more")
         await self._own_images().have(engine, image, say)
-        return Prepared(image=image, engine=engine.program, label=self.label, library=overlay.links())
+        return PreparedEnvironment(image=image, engine=engine.program, label=self.label, library=overlay.links())
 
     def _own_images(self) -> Images:
         from fray.node.attempts.images import Images
@@ -134,20 +134,20 @@ class Environments:
         if engine is not None:
             await self._own_images().sweep(engine.program, self.label)
 
-    async def clean_up(self, prepared: Prepared, attempt_id: str) -> None:
+    async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
         """See `Household.clean_up`."""
         if prepared.image:
             await self._own_images().remove(prepared.engine, attempt_id)
 
-    def _of(self, found: Environment, entry: EntryKind) -> Prepared:
+    def _of(self, found: Environment, entry: EntryKind) -> PreparedEnvironment:
         """A program is started by the node's own zygote; Python code is forked from one of its environment."""
         from fray.node.environments.recipe import variables_in
 
         changed = variables_in(found.venv, self.environ)
         if entry is EntryKind.BINARY:
-            return Prepared(variables=changed)
+            return PreparedEnvironment(variables=changed)
         environ = {key: value for key, value in {**self.environ, **changed}.items() if value or key not in changed}
-        return Prepared(interpreter=found.interpreter, environ=environ, hold=found.lock_path)
+        return PreparedEnvironment(interpreter=found.interpreter, environ=environ, hold=found.lock_path)
 
     async def _hold(self, recipe: Recipe, workspace: str | None, attempt_id: str, say: Say) -> Environment:
         held = self._held.get(recipe.key)
@@ -155,19 +155,19 @@ class Environments:
             environment, lock = await self._own_builds().take(recipe, workspace, say)
             held = self._held.get(recipe.key)
             if held is None:
-                held = self._held[recipe.key] = _Held(environment, lock)
+                held = self._held[recipe.key] = _EnvironmentLease(environment, lock)
             else:
                 lock.close()  # another attempt was told first
         held.attempts.add(attempt_id)
         return held.environment
 
-    def _own_builds(self) -> Builds:
-        from fray.node.environments.build_manager import Builds
+    def _own_builds(self) -> BuildManager:
+        from fray.node.environments.build_manager import BuildManager
         from fray.node.environments.cache import Cache
 
         if self._builds is None:
             assert self._nursery is not None, "environments need to run"
-            self._builds = Builds(Cache(self.directory), self.environ, self.limits.build_s, self._nursery)
+            self._builds = BuildManager(Cache(self.directory), self.environ, self.limits.build_s, self._nursery)
         return self._builds
 
     async def told(self) -> str:

@@ -26,7 +26,7 @@ NOT_HANDED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PRO
 
 
 @frozen(kw_only=True)
-class Base:
+class BaseEnvironment:
     """What every environment of one node begins with."""
 
     fray: str
@@ -49,7 +49,7 @@ class Project:
 class Recipe:
     """One environment."""
 
-    base: Base
+    base: BaseEnvironment
     python: str
     extras: tuple[str, ...] = ()
     pip_packages: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class BadRecipe(Exception):
     """What is asked for cannot be; says why."""
 
 
-def recipe_of(spec: EnvironmentSpec, base: Base, project: Project | None) -> Recipe | None:
+def recipe_of(spec: EnvironmentSpec, base: BaseEnvironment, project: Project | None) -> Recipe | None:
     """None where the node's own environment is the one: nothing to install, and the author's Python is the node's.
 
     Raises:
@@ -206,7 +206,7 @@ def variables_in(venv: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @frozen(kw_only=True)
-class Plan:
+class BuildPlan:
     """What a node tells its builder."""
 
     recipe: Recipe
@@ -219,12 +219,12 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> BuildPlan:
         told: dict[str, Any] = json.loads(text)
         recipe = told["recipe"]
         project = Project(**recipe["project"]) if recipe["project"] is not None else None
         lists = {name: tuple(recipe[name]) for name in ("extras", "pip_packages")}
-        base = Base(**recipe["base"])
+        base = BaseEnvironment(**recipe["base"])
         return cls(**{**told, "recipe": Recipe(**{**recipe, **lists, "base": base, "project": project})})
 
 

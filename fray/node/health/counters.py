@@ -14,7 +14,7 @@ from attrs import define
 from fray.model.monitoring.health import HealthCheck
 
 
-class Answer(StrEnum):
+class HealthAnswer(StrEnum):
     GOOD = "good"
     BAD = "bad"
     """A bad answer, or none in time."""
@@ -24,7 +24,7 @@ class Answer(StrEnum):
     """The bad one that is one too many."""
 
 
-class Standing(StrEnum):
+class HealthState(StrEnum):
     STARTING = "starting"
     """It has not been well yet."""
     WELL = "well"
@@ -33,55 +33,55 @@ class Standing(StrEnum):
     """For good."""
 
 
-TABLE: Mapping[tuple[Standing, Answer], Standing] = {
-    (Standing.STARTING, Answer.GOOD): Standing.WELL,
-    (Standing.STARTING, Answer.EXCUSED): Standing.STARTING,
-    (Standing.STARTING, Answer.BAD): Standing.STARTING,
-    (Standing.STARTING, Answer.LAST): Standing.FAILED,
-    (Standing.WELL, Answer.GOOD): Standing.WELL,
-    (Standing.WELL, Answer.BAD): Standing.UNWELL,
-    (Standing.WELL, Answer.LAST): Standing.FAILED,
-    (Standing.UNWELL, Answer.GOOD): Standing.WELL,
-    (Standing.UNWELL, Answer.BAD): Standing.UNWELL,
-    (Standing.UNWELL, Answer.LAST): Standing.FAILED,
+TABLE: Mapping[tuple[HealthState, HealthAnswer], HealthState] = {
+    (HealthState.STARTING, HealthAnswer.GOOD): HealthState.WELL,
+    (HealthState.STARTING, HealthAnswer.EXCUSED): HealthState.STARTING,
+    (HealthState.STARTING, HealthAnswer.BAD): HealthState.STARTING,
+    (HealthState.STARTING, HealthAnswer.LAST): HealthState.FAILED,
+    (HealthState.WELL, HealthAnswer.GOOD): HealthState.WELL,
+    (HealthState.WELL, HealthAnswer.BAD): HealthState.UNWELL,
+    (HealthState.WELL, HealthAnswer.LAST): HealthState.FAILED,
+    (HealthState.UNWELL, HealthAnswer.GOOD): HealthState.WELL,
+    (HealthState.UNWELL, HealthAnswer.BAD): HealthState.UNWELL,
+    (HealthState.UNWELL, HealthAnswer.LAST): HealthState.FAILED,
 }
 """A failed one is asked no more."""
 
 
 @define
-class Pulses:
+class HealthCounter:
     """The answers to one health check."""
 
     check: HealthCheck
     began: float
     """When the attempt did."""
-    standing: Standing = Standing.STARTING
+    standing: HealthState = HealthState.STARTING
     bad: int = 0
     """In a row, those that count."""
     last: str = ""
     """What was wrong the last time."""
 
-    def good(self) -> Standing:
+    def good(self) -> HealthState:
         self.bad = 0
-        return self._turn(Answer.GOOD)
+        return self._turn(HealthAnswer.GOOD)
 
-    def missed(self, why: str, now: float) -> Standing:
+    def missed(self, why: str, now: float) -> HealthState:
         """A bad answer, or none."""
-        if self.standing is Standing.FAILED:
+        if self.standing is HealthState.FAILED:
             return self.standing
         self.last = why
-        if self.standing is Standing.STARTING and now < self.began + self.check.start_s:
-            return self._turn(Answer.EXCUSED)
+        if self.standing is HealthState.STARTING and now < self.began + self.check.start_s:
+            return self._turn(HealthAnswer.EXCUSED)
         self.bad += 1
-        return self._turn(Answer.LAST if self.bad >= self.check.failures else Answer.BAD)
+        return self._turn(HealthAnswer.LAST if self.bad >= self.check.failures else HealthAnswer.BAD)
 
-    def _turn(self, answer: Answer) -> Standing:
+    def _turn(self, answer: HealthAnswer) -> HealthState:
         self.standing = TABLE.get((self.standing, answer), self.standing)
         return self.standing
 
     def words(self) -> str:
         """As `AttemptInfo.health` has it."""
-        if self.standing is Standing.WELL:
+        if self.standing is HealthState.WELL:
             return "well"
         if not self.bad:
             return f"starting: {self.last}" if self.last else ""
@@ -99,7 +99,7 @@ def question(check: HealthCheck) -> str:
 
 
 @define
-class Beats:
+class StallDetector:
     """Progress, or its absence."""
 
     stall_s: float

@@ -10,8 +10,8 @@ from attrs import evolve
 
 from fray.errors import ChannelClosed, ChannelFull
 from fray.model.ids import AttemptId
-from fray.model.messages.node import Measured
-from fray.model.monitoring.attempt_metrics import Vital
+from fray.model.messages.node import AttemptMetricsReport
+from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.monitoring.health import Progress
 from fray.net.channel.public import Channel
 
@@ -21,11 +21,11 @@ CHUNK_LIMIT_BYTES = 1024 * 1024
 _COST_BYTES = 200
 
 
-class Vitals:
+class MetricsReporter:
     """Of the attempts of one membership."""
 
     def __init__(self) -> None:
-        self._known: dict[AttemptId, Vital] = {}
+        self._known: dict[AttemptId, AttemptMetrics] = {}
         self._said_at: dict[AttemptId, float] = {}
         self._moved: dict[AttemptId, None] = {}
         self._captured: dict[AttemptId, str] = {}
@@ -35,7 +35,7 @@ class Vitals:
 
     def change(self, attempt_id: AttemptId, **changes: Any) -> None:
         """Set fields of its `Vital`."""
-        before = self._known.get(attempt_id) or Vital(attempt_id=attempt_id)
+        before = self._known.get(attempt_id) or AttemptMetrics(attempt_id=attempt_id)
         after = evolve(before, **changes)
         if after != before:
             self._known[attempt_id] = after
@@ -49,7 +49,7 @@ class Vitals:
         """Stacks for its record."""
         self._captured[attempt_id] = text
         self._owed[attempt_id] = None
-        self._known.setdefault(attempt_id, Vital(attempt_id=attempt_id))
+        self._known.setdefault(attempt_id, AttemptMetrics(attempt_id=attempt_id))
         self._move(attempt_id)
 
     def captured(self, attempt_id: AttemptId) -> str:
@@ -99,11 +99,11 @@ class Vitals:
                 size_bytes += _COST_BYTES + len(told[-1].captured)
         if told:
             try:
-                channel.notice(Measured(vitals=tuple(told)))
+                channel.notice(AttemptMetricsReport(vitals=tuple(told)))
             except (ChannelClosed, ChannelFull):
                 pass  # a connection that is over tells everything anew
 
-    def _take(self, attempt_id: AttemptId) -> Vital:
+    def _take(self, attempt_id: AttemptId) -> AttemptMetrics:
         del self._moved[attempt_id]
         captured = self._captured[attempt_id] if attempt_id in self._owed else ""
         self._owed.pop(attempt_id, None)

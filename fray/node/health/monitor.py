@@ -18,15 +18,15 @@ from fray.model.ids import AttemptId
 from fray.model.monitoring.attempt_metrics import CAPTURE_LIMIT_BYTES, cut
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
 from fray.model.monitoring.progress_protocol import (
-    Pulse,
+    HealthReport,
     Said,
-    Used,
+    UsageReport,
     sentence,
 )
 from fray.model.specs import JobSpec
-from fray.node.health.counters import Beats, Pulses, Standing
+from fray.node.health.counters import HealthCounter, HealthState, StallDetector
 from fray.node.health.http_check import BadAnswer, ask_path
-from fray.node.health.metrics_report import Vitals
+from fray.node.health.metrics_report import MetricsReporter
 from fray.node.launcher import OnSaid
 
 CAPTURE_WITHIN_S = 10.0
@@ -41,7 +41,7 @@ AskPath = Callable[[AttemptId, int, str], Awaitable[None]]
 
 
 @runtime_checkable
-class Attentive(Protocol):
+class SupportsCapture(Protocol):
     """A launcher that hears what its attempts say of themselves, and can look into them."""
 
     on_said: OnSaid
@@ -51,7 +51,7 @@ class Attentive(Protocol):
         """The stacks of all its threads, as text for people; or why there are none. Bounded by the caller."""
 
 
-class Guardian(Protocol):
+class HealthActions(Protocol):
     """Who acts on what is found (`fray.node.membership`)."""
 
     def condemn(self, attempt_id: AttemptId, message: str) -> None:
@@ -62,14 +62,14 @@ class Guardian(Protocol):
 
 
 @define(eq=False)
-class _Ward:
+class _MonitoredAttempt:
     attempt_id: AttemptId
     spec: JobSpec
     port: int
     over: trio.Event = field(factory=trio.Event)
-    beats: Beats | None = None
-    pulses: Pulses | None = None
-    pulse: Pulse | None = None
+    beats: StallDetector | None = None
+    pulses: HealthCounter | None = None
+    pulse: HealthReport | None = None
     moved: trio.Event = field(factory=trio.Event)
     notes: int = 0
 
@@ -84,14 +84,14 @@ class _Ward:
         self.moved = trio.Event()
 
 
-class Wards:
+class HealthMonitor:
     """All of one membership."""
 
-    def __init__(self, launcher: object, guardian: Guardian, vitals: Vitals) -> None:
-        self._launcher = launcher if isinstance(launcher, Attentive) else None
+    def __init__(self, launcher: object, guardian: HealthActions, vitals: MetricsReporter) -> None:
+        self._launcher = launcher if isinstance(launcher, SupportsCapture) else None
         self._ask: AskPath = getattr(launcher, "ask_path", _ask_port)
         self._guardian, self._vitals = guardian, vitals
-        self._wards: dict[AttemptId, _Ward] = {}
+        self._wards: dict[AttemptId, _MonitoredAttempt] = {}
         self._looking = trio.Semaphore(CAPTURES_LIMIT)
         self._nursery: trio.Nursery | None = None
 
@@ -111,16 +111,16 @@ class Wards:
         if attempt_id in self._wards or self._nursery is None or (spec.health is None and spec.stall_s is None):
             return
         now = trio.current_time()
-        ward = self._wards[attempt_id] = _Ward(attempt_id, spec, port)
+        ward = self._wards[attempt_id] = _MonitoredAttempt(attempt_id, spec, port)
         if spec.health is not None:
-            ward.pulses = Pulses(spec.health, now)
+            ward.pulses = HealthCounter(spec.health, now)
             watch = self._watch_path if spec.health.path is not None else self._watch_pulse
             self._nursery.start_soon(self._until_over, ward, partial(watch, ward, spec.health))
         if spec.stall_s is not None:
-            ward.beats = Beats(spec.stall_s, now)
+            ward.beats = StallDetector(spec.stall_s, now)
             self._nursery.start_soon(self._until_over, ward, partial(self._watch_beats, ward, ward.beats))
 
-    async def _until_over(self, ward: _Ward, watch: Callable[[], Awaitable[None]]) -> None:
+    async def _until_over(self, ward: _MonitoredAttempt, watch: Callable[[], Awaitable[None]]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             await ward.over.wait()
@@ -138,7 +138,7 @@ class Wards:
             self._vitals.progress(attempt_id, said)
             if ward is not None and ward.beats is not None:
                 self._beaten(ward, ward.beats, said)
-        elif isinstance(said, Used):
+        elif isinstance(said, UsageReport):
             self._vitals.change(
                 attempt_id,
                 memory_bytes=said.memory_bytes,
@@ -151,21 +151,21 @@ class Wards:
 
     # Stalls
 
-    def _beaten(self, ward: _Ward, beats: Beats, progress: Progress) -> None:
+    def _beaten(self, ward: _MonitoredAttempt, beats: StallDetector, progress: Progress) -> None:
         silent_s = trio.current_time() - beats.since
         if beats.beat(trio.current_time()):
             self._note(ward, "recovered", f"after {silent_s:.0f} s: {sentence(progress)}")
             self._vitals.change(ward.attempt_id, health=ward.words())
         ward.wake()
 
-    async def _watch_beats(self, ward: _Ward, beats: Beats) -> None:
+    async def _watch_beats(self, ward: _MonitoredAttempt, beats: StallDetector) -> None:
         while True:
             with trio.move_on_at(beats.due_at()):
                 await ward.moved.wait()
             if beats.look(trio.current_time()):
                 await self._stalled(ward, beats)
 
-    async def _stalled(self, ward: _Ward, beats: Beats) -> None:
+    async def _stalled(self, ward: _MonitoredAttempt, beats: StallDetector) -> None:
         self._vitals.change(ward.attempt_id, health=ward.words())
         last = self._vitals.latest(ward.attempt_id)
         text = f"no progress for {beats.stall_s:g} s"
@@ -178,7 +178,7 @@ class Wards:
 
     # Health
 
-    async def _watch_path(self, ward: _Ward, check: HealthCheck) -> None:
+    async def _watch_path(self, ward: _MonitoredAttempt, check: HealthCheck) -> None:
         """A question every period, whose answer may take so long."""
         asked_at = trio.current_time()
         while True:
@@ -186,7 +186,7 @@ class Wards:
             asked_at = max(asked_at + check.period_s, trio.current_time())
             await trio.sleep_until(asked_at)
 
-    async def _bad_answer(self, ward: _Ward, check: HealthCheck) -> str:
+    async def _bad_answer(self, ward: _MonitoredAttempt, check: HealthCheck) -> str:
         """What was wrong; empty if nothing was."""
         try:
             with trio.fail_after(check.period_s):
@@ -197,7 +197,7 @@ class Wards:
             return str(error)
         return ""
 
-    async def _watch_pulse(self, ward: _Ward, check: HealthCheck) -> None:
+    async def _watch_pulse(self, ward: _MonitoredAttempt, check: HealthCheck) -> None:
         """The attempt asks itself every period, and says what came of it; saying nothing is an answer, too."""
         patience_s = 2 * check.period_s  # one to the next question, one for its answer
         while True:
@@ -207,18 +207,18 @@ class Wards:
             pulse, ward.pulse = ward.pulse, None
             patience_s = (1 if pulse is None else 2) * check.period_s
             if pulse is None:
-                pulse = Pulse(False, f"no answer within {check.period_s:g} s, nor a word from its process")
+                pulse = HealthReport(False, f"no answer within {check.period_s:g} s, nor a word from its process")
             await self._answered(ward, "" if pulse.good else pulse.text)
 
-    async def _answered(self, ward: _Ward, wrong: str) -> None:
+    async def _answered(self, ward: _MonitoredAttempt, wrong: str) -> None:
         pulses = ward.pulses
         assert pulses is not None
         before = pulses.standing
         standing = pulses.missed(wrong, trio.current_time()) if wrong else pulses.good()
         self._vitals.change(ward.attempt_id, health=ward.words())
-        if (before, standing) in ((Standing.WELL, Standing.UNWELL), (Standing.UNWELL, Standing.WELL)):
+        if (before, standing) in ((HealthState.WELL, HealthState.UNWELL), (HealthState.UNWELL, HealthState.WELL)):
             self._note(ward, standing.value, wrong)
-        if standing is Standing.FAILED:
+        if standing is HealthState.FAILED:
             text = await self.look_into(ward.attempt_id)
             self._vitals.capture(ward.attempt_id, cut(text, CAPTURE_LIMIT_BYTES))
             self._guardian.condemn(ward.attempt_id, pulses.verdict())
@@ -244,7 +244,7 @@ class Wards:
                 return await self._launcher.capture(attempt_id)
             return f"[fray] no stacks came within {CAPTURE_WITHIN_S:g} s"
 
-    def _note(self, ward: _Ward, what: str, text: str) -> None:
+    def _note(self, ward: _MonitoredAttempt, what: str, text: str) -> None:
         ward.notes += 1
         if ward.notes <= NOTES_LIMIT:
             self._guardian.note(ward.attempt_id, what, text)

@@ -25,7 +25,7 @@ END_S = 5.0
 
 
 @frozen
-class Group:
+class Cgroup:
     """One attempt's."""
 
     path: str
@@ -89,7 +89,7 @@ class Group:
         return True
 
 
-class Groups:
+class CgroupManager:
     """Where a node makes the groups of its attempts.
 
     Args:
@@ -105,7 +105,7 @@ class Groups:
     def word(self) -> str:
         return f"cgroup{self.version}"
 
-    def make(self, name: str, limit_bytes: int = 0) -> Group:
+    def make(self, name: str, limit_bytes: int = 0) -> Cgroup:
         """A new group; ``limit_bytes`` 0: one that limits nothing.
 
         Raises:
@@ -113,17 +113,17 @@ class Groups:
         """
         path = self.base / f"{self._prefix}{name}"
         path.mkdir(exist_ok=True)
-        group = Group(str(path), self.version)
+        group = Cgroup(str(path), self.version)
         if limit_bytes:
             for file, text, needed in _LIMITS[self.version]:
                 with contextlib.nullcontext() if needed else contextlib.suppress(OSError):
                     _write(path / file, text.format(limit_bytes))
         return group
 
-    def old(self) -> Iterator[Group]:
+    def old(self) -> Iterator[Cgroup]:
         """Groups that an earlier life of this node left behind."""
         for path in sorted(self.base.glob(f"{self._prefix}*")):
-            yield Group(str(path), self.version)
+            yield Cgroup(str(path), self.version)
 
 
 _LIMITS = {
@@ -133,11 +133,11 @@ _LIMITS = {
 """File, text, and whether it must be there. What is limited is memory: swap would only make the end come slower."""
 
 
-def find(owner: str, root: Path = ROOT) -> Groups | None:
+def find(owner: str, root: Path = ROOT) -> CgroupManager | None:
     """Where this process may make groups with a limit on memory; None: nowhere."""
     for version, base in ((2, _base_v2(root)), (1, _base_v1(root))):
         if base is not None and _may_make(base):
-            return Groups(base, version, owner)
+            return CgroupManager(base, version, owner)
     return None
 
 

@@ -168,15 +168,15 @@ def kill_tree(root: int) -> list[int]:
     Returns who was sent it.
     """
     me, struck = os.getpid(), [root]
-    todo = [(child, root) for child in _strike(root, lambda: True)]
+    todo = [(child, root) for child in _kill_if(root, lambda: True)]
     while todo:
         pid, parent = todo.pop()
         struck.append(pid)
-        todo += [(child, pid) for child in _strike(pid, lambda: _parent(pid) in (parent, me))]  # noqa: B023
+        todo += [(child, pid) for child in _kill_if(pid, lambda: _parent(pid) in (parent, me))]  # noqa: B023
     return struck
 
 
-def _strike(pid: int, is_it: Callable[[], bool]) -> list[int]:
+def _kill_if(pid: int, is_it: Callable[[], bool]) -> list[int]:
     """Kill ``pid`` if ``is_it`` holds, and return its children.
 
     A number may be given to another process at any moment. So the descriptor comes first, the look second, the signal
@@ -261,7 +261,7 @@ def _strike_meant(is_meant: Callable[[int], bool], deadline: float) -> set[int]:
         for pid in sorted(fresh, reverse=True):
             if is_meant(pid):
                 struck.add(pid)
-                _strike(pid, lambda: is_meant(pid))  # noqa: B023
+                _kill_if(pid, lambda: is_meant(pid))  # noqa: B023
         seen.update(fresh)
         if time.monotonic() > deadline:
             break

@@ -33,7 +33,7 @@ log = logging.getLogger("fray.node.logs.store")
 
 
 @frozen
-class _Due:
+class _PendingCopy:
     """A segment that is to be copied."""
 
     directory: Path
@@ -79,7 +79,7 @@ class Archiver:
         """Until the next look; longer with each failure."""
         return min(RETRY_FIRST_S * 2 ** (self._failures - 1), RETRY_MOST_S) if self._failures else LOOK_EVERY_S
 
-    async def _try(self, due: _Due) -> bool:
+    async def _try(self, due: _PendingCopy) -> bool:
         try:
             await self._copy(due)
         except Exception as error:  # noqa: BLE001 - storages raise anything
@@ -92,7 +92,7 @@ class Archiver:
         self._failures = 0
         return True
 
-    async def _copy(self, due: _Due) -> None:
+    async def _copy(self, due: _PendingCopy) -> None:
         data = await trio.to_thread.run_sync(_read, due.path)
         if data is None:
             return  # retention was faster
@@ -108,8 +108,8 @@ class Archiver:
         await storage.write(f"{place}/{INDEX}", json.dumps(noted).encode())
         _note(due.directory, noted)
 
-    def _find_due(self) -> list[_Due]:
-        found: list[_Due] = []
+    def _find_due(self) -> list[_PendingCopy]:
+        found: list[_PendingCopy] = []
         for directory in self._store.directories():
             if directory not in self._done:
                 due = _due(directory)
@@ -119,11 +119,15 @@ class Archiver:
         return found
 
 
-def _due(directory: Path) -> list[_Due]:
+def _due(directory: Path) -> list[_PendingCopy]:
     is_over = (directory / "ended").exists()
     archived = {one["first"] for one in _noted(directory)["objects"]}
     found = segments(directory)
-    return [_Due(directory, first, path) for first, path in (found if is_over else found[:-1]) if first not in archived]
+    return [
+        _PendingCopy(directory, first, path)
+        for first, path in (found if is_over else found[:-1])
+        if first not in archived
+    ]
 
 
 def _read(path: Path) -> bytes | None:

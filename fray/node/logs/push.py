@@ -10,7 +10,7 @@ import trio
 
 from fray.errors import ChannelClosed, ChannelFull
 from fray.model.ids import AttemptId
-from fray.model.log_records import Chunk
+from fray.model.log_records import LogChunk
 from fray.model.messages.node import AttemptLog
 from fray.net.channel.public import Channel
 
@@ -20,7 +20,7 @@ PUSHED_LIMIT_BYTES = 64 * 1024
 """So much waits at most when lines that were not pushed are spoken of again."""
 
 
-class Pushed:
+class LogPusher:
     """What the controller has been told of the logs of one node."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Pushed:
     def __repr__(self) -> str:
         return f"<Pushed: {len(self._ends)} logs, of {len(self._unpushed)} not to their end>"
 
-    def push(self, channel: Channel | None, attempt_id: AttemptId, chunk: Chunk) -> None:
+    def push(self, channel: Channel | None, attempt_id: AttemptId, chunk: LogChunk) -> None:
         """Tell of these lines, unless too much waits already."""
         self._ends[attempt_id] = chunk.end
         if channel is None or not channel.connected or channel.outbox.size_bytes > LIVE_LIMIT_BYTES:
@@ -47,7 +47,7 @@ class Pushed:
         end = self._ends.get(attempt_id, 0)
         self._unpushed.pop(attempt_id, None)
         if followed:
-            self._tell(channel, attempt_id, Chunk(end, end), over=True)
+            self._tell(channel, attempt_id, LogChunk(end, end), over=True)
 
     async def run(self, channel: Channel) -> None:
         """Say how far the logs go whose last lines were not pushed, when there is room; until the channel has ended."""
@@ -59,7 +59,7 @@ class Pushed:
                     await channel.wait_room(PUSHED_LIMIT_BYTES)
                     end = self._unpushed.pop(attempt_id, None)
                     if end is not None:
-                        self._tell(channel, attempt_id, Chunk(end, end))
+                        self._tell(channel, attempt_id, LogChunk(end, end))
         except ChannelClosed:
             pass
 
@@ -67,7 +67,7 @@ class Pushed:
         self._unpushed.pop(attempt_id, None)
         self._ends.pop(attempt_id, None)
 
-    def _tell(self, channel: Channel, attempt_id: AttemptId, chunk: Chunk, *, over: bool = False) -> None:
+    def _tell(self, channel: Channel, attempt_id: AttemptId, chunk: LogChunk, *, over: bool = False) -> None:
         told = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, over=over)
         try:
             channel.notice(told, [chunk.data] if chunk.data else ())

@@ -24,7 +24,7 @@ from fray.model.ids import AttemptId
 from fray.model.log_records import (
     HEAD_BYTES,
     Bytes,
-    Chunk,
+    LogChunk,
     record,
     records,
 )
@@ -35,9 +35,9 @@ from fray.node.logs.redact import Hide
 from fray.node.logs.tail import Tail, end_of, segments
 from fray.node.logs.writer import (
     READ_BYTES,
-    LineCutter,
-    Spool,
-    said,
+    LineSplitter,
+    LogWriter,
+    system_lines,
 )
 
 ATTEMPTS_LIMIT = 20_000
@@ -48,7 +48,7 @@ _NAME, _ENDED = "attempt", "ended"
 log = logging.getLogger("fray.node.logs.store")
 
 
-class Logs(Protocol):
+class AttemptLogs(Protocol):
     """What a node must know of the logs of what its launcher runs."""
 
     async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
@@ -57,17 +57,17 @@ class Logs(Protocol):
 
 
 @define(eq=False)
-class AttemptLog:
+class AttemptLogWriter:
     """The log of one attempt, while its node holds it."""
 
     directory: Path
-    tell: Callable[[Chunk], None]
+    tell: Callable[[LogChunk], None]
     """Told of its lines as they come."""
     limit_bytes: int
     tell_keeper: Callable[[str], None] | None = None
     """Set while its keeper writes: then nobody else does."""
     _tail: Tail = field(init=False)
-    _spool: Spool | None = None
+    _spool: LogWriter | None = None
 
     def __attrs_post_init__(self) -> None:
         self._tail = Tail(self.directory)
@@ -80,7 +80,7 @@ class AttemptLog:
         with contextlib.suppress(OSError):
             if self._spool is None:
                 self._spool = open_spool(self.directory)
-            self._spool.write("sys", time.time(), said(text))
+            self._spool.write("sys", time.time(), system_lines(text))
         self.pass_on()
 
     def for_keeper(self) -> dict[str, Any]:
@@ -118,12 +118,12 @@ class LogStore:
     def __init__(self, root: Path, rules: LogRules) -> None:
         self.root, self.rules = root, rules
 
-    def open(self, attempt_id: AttemptId, tell: Callable[[Chunk], None]) -> AttemptLog:
+    def open(self, attempt_id: AttemptId, tell: Callable[[LogChunk], None]) -> AttemptLogWriter:
         """Begin one; ``tell`` hears of its lines. Raises OSError."""
         directory = self.directory(attempt_id)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / _NAME).write_text(attempt_id)
-        return AttemptLog(directory, tell, self.rules.attempt_bytes)
+        return AttemptLogWriter(directory, tell, self.rules.attempt_bytes)
 
     def directory(self, attempt_id: AttemptId) -> Path:
         return self.root / hashlib.sha256(attempt_id.encode()).hexdigest()[:16]
@@ -171,14 +171,14 @@ class LogStore:
 
 
 @frozen
-class _Measured:
+class _LogUsage:
     directory: Path
     size_bytes: int
     changed_at: float
     ended: bool
 
 
-def _measured(directory: Path) -> _Measured:
+def _measured(directory: Path) -> _LogUsage:
     size_bytes, changed_at = 0, 0.0
     for entry in os.scandir(directory):
         try:
@@ -187,7 +187,7 @@ def _measured(directory: Path) -> _Measured:
             continue
         size_bytes += found.st_size
         changed_at = max(changed_at, found.st_mtime)
-    return _Measured(directory, size_bytes, changed_at, (directory / _ENDED).exists())
+    return _LogUsage(directory, size_bytes, changed_at, (directory / _ENDED).exists())
 
 
 def _shorten(directory: Path, by_bytes: int) -> int:
@@ -211,14 +211,14 @@ def last_number(directory: Path) -> int:
     return end_of(found[-1][1].read_bytes(), found[-1][0])[0] if found else 0
 
 
-def open_spool(directory: Path) -> Spool:
+def open_spool(directory: Path) -> LogWriter:
     """To write behind all there is; only while no keeper does. Raises OSError."""
     found = segments(directory)
     if not found:
-        return Spool(directory)
+        return LogWriter(directory)
     first, path = found[-1]
     lines, size = end_of(path.read_bytes(), first)
-    return Spool.reopen(directory, first, lines, size)
+    return LogWriter.reopen(directory, first, lines, size)
 
 
 def finish(directory: Path, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
@@ -227,7 +227,7 @@ def finish(directory: Path, pipes: dict[str, int] | None = None, hide: Hide | No
     with contextlib.closing(open_spool(directory)) as spool:
         spool.hide = hide
         for stream, rest in rests.items():
-            cutter = LineCutter(rest)
+            cutter = LineSplitter(rest)
             for data in _left_in(pipes.get(stream) if pipes is not None else None):
                 spool.write(stream, time.time(), cutter.feed(data))
             spool.write(stream, time.time(), cutter.flush())
@@ -268,7 +268,7 @@ class MemoryLogs:
         self._kept: dict[AttemptId, list[tuple[int, bytes]]] = {}
         self._next: dict[AttemptId, int] = {}
 
-    def add(self, attempt_id: AttemptId, stream: str, lines: bytes) -> Chunk:
+    def add(self, attempt_id: AttemptId, stream: str, lines: bytes) -> LogChunk:
         """Keep whole lines; returns them as they are told on."""
         first = self._next.get(attempt_id, 0)
         data = record(stream, first, self._clock(), lines)
@@ -279,7 +279,7 @@ class MemoryLogs:
             kept.pop(0)
         if len(self._kept) > self.ATTEMPTS_LIMIT:
             del self._kept[next(iter(self._kept))]
-        return Chunk(first, end, data)
+        return LogChunk(first, end, data)
 
     async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
         kept = self._kept.get(ask.attempt_id, [])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attrs import define, field
 
-from fray.model.log_records import Chunk, records
+from fray.model.log_records import LogChunk, records
 from fray.node.logs.writer import segment
 
 BATCH_LIMIT_BYTES = 256 * 1024
@@ -43,7 +43,7 @@ class Tail:
     _offset: int = 0
     _file: int = field(default=-1, alias="_file")
 
-    def read(self, limit_bytes: int = BATCH_LIMIT_BYTES) -> Chunk | None:
+    def read(self, limit_bytes: int = BATCH_LIMIT_BYTES) -> LogChunk | None:
         """The next whole lines, about ``limit_bytes`` of them at most; None when there are none yet."""
         while True:
             later = self._later_segment()
@@ -56,7 +56,7 @@ class Tail:
             elif found is not None and found.data:
                 return found
 
-    def _records(self, limit_bytes: int) -> Chunk | None:
+    def _records(self, limit_bytes: int) -> LogChunk | None:
         """What follows in this segment; a chunk without lines if that is only what is pending, None at its end."""
         if self._file < 0 and not self._open(self._first):
             return None
@@ -71,7 +71,7 @@ class Tail:
         if not at:
             return None
         self.next = end
-        return Chunk(first, end, b"".join(parts)) if parts else Chunk(first, first)
+        return LogChunk(first, end, b"".join(parts)) if parts else LogChunk(first, first)
 
     def _open(self, first: int) -> bool:
         try:

@@ -22,7 +22,7 @@ from attrs import define, field
 
 from fray.model.log_records import Bytes, head
 from fray.node.logs.redact import Hide
-from fray.node.shim.plugin import Watcher
+from fray.node.shim.plugin import ShimPlugin
 
 LINE_LIMIT_BYTES = 64 * 1024
 """A longer line comes in pieces."""
@@ -46,7 +46,7 @@ def _anywhere(line: bytes, at: int) -> int:
 
 
 @define
-class LineCutter:
+class LineSplitter:
     """Bytes in, whole lines out, each with its newline."""
 
     rest: bytes = b""
@@ -90,7 +90,7 @@ class LineCutter:
         return line[:at], line[at:]
 
 
-def said(text: str) -> bytes:
+def system_lines(text: str) -> bytes:
     """Whole lines of what Fray itself says."""
     if len(text) > SAID_LIMIT_CHARS:
         text = f"{text[:SAID_LIMIT_CHARS]} … ({len(text) - SAID_LIMIT_CHARS} more characters)"
@@ -103,7 +103,7 @@ def segment(directory: Path, first: int) -> Path:
 
 
 @define
-class Spool:
+class LogWriter:
     """Writes the log of one attempt. Each `write` is one append, so readers only ever see whole records, but the last.
 
     A write that fails (a full disk) costs its lines, and their numbers show it.
@@ -143,7 +143,7 @@ class Spool:
         return [head(stream, self.lines, 0, time_s, len(new), pending=True), new] if new else []
 
     @classmethod
-    def reopen(cls, directory: Path, first: int, lines: int, size: int) -> Spool:
+    def reopen(cls, directory: Path, first: int, lines: int, size: int) -> LogWriter:
         """Go on behind the last whole record, which ends at ``size``, of the segment that begins with ``first``."""
         spool = cls(directory, lines=lines)
         spool._first, spool._size = first, size
@@ -183,19 +183,19 @@ class Spool:
             self._file = -1
 
 
-class Output(Watcher):
+class OutputReader(ShimPlugin):
     """All a job prints: reads its pipes, in turn and with breath, and tells the node how far its log goes."""
 
     def __init__(
         self,
-        spool: Spool,
+        spool: LogWriter,
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
         tell: Callable[[int], None],
     ) -> None:
         self.spool = spool
         self._watch, self._unwatch, self._tell = watch, unwatch, tell
-        self._streams: dict[int, tuple[str, LineCutter]] = {}
+        self._streams: dict[int, tuple[str, LineSplitter]] = {}
         self._resting: dict[int, float] = {}
         self._told = spool.lines
         self._tell_at = 0.0
@@ -208,12 +208,12 @@ class Output(Watcher):
         return bool(self._streams)
 
     def add(self, descriptor: int, name: str) -> None:
-        self._streams[descriptor] = (name, LineCutter(seam=self.spool.seam))
+        self._streams[descriptor] = (name, LineSplitter(seam=self.spool.seam))
         self._watch(descriptor, partial(self._read, descriptor))
 
     def say(self, text: str) -> None:
         """A line of Fray's own."""
-        self.spool.write("sys", time.time(), said(text))
+        self.spool.write("sys", time.time(), system_lines(text))
         self._poke(time.monotonic())
 
     def _read(self, descriptor: int) -> None:

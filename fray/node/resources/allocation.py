@@ -6,7 +6,7 @@ from attrs import frozen
 
 
 @frozen(kw_only=True)
-class Given:
+class Allocation:
     """What one attempt has; its keeper is told."""
 
     limit_bytes: int = 0

@@ -16,12 +16,12 @@ from pathlib import Path
 import trio
 from attrs import Factory, frozen
 
-from fray.model.specs import Ticket
-from fray.node.linux.cgroups import Group, Groups
+from fray.model.specs import AttemptSpec
+from fray.node.linux.cgroups import Cgroup, CgroupManager
 from fray.node.linux.process_tree import descendants, start_ticks
 from fray.node.prepare import NotPrepared
 from fray.node.resources import device_holders
-from fray.node.resources.allocation import Given
+from fray.node.resources.allocation import Allocation
 from fray.node.resources.cpu_pinning import CpuTable
 
 FREE_S = 10.0
@@ -34,15 +34,15 @@ log = logging.getLogger("fray.node")
 
 
 @frozen(kw_only=True)
-class _Held:
-    ticket: Ticket
-    given: Given
+class _AttemptResources:
+    ticket: AttemptSpec
+    given: Allocation
     keeper: Callable[[], int | None]
     before: frozenset[tuple[int, int]] = Factory(frozenset)
     """Who held its devices when it began: (pid, start ticks)."""
 
 
-class Holdings:
+class ResourceAllocator:
     """Of one node.
 
     Args:
@@ -51,7 +51,12 @@ class Holdings:
     """
 
     def __init__(
-        self, groups: Groups | None, *, enforce: bool = True, cpus: Iterable[int] | None = None, root: Path = Path("/")
+        self,
+        groups: CgroupManager | None,
+        *,
+        enforce: bool = True,
+        cpus: Iterable[int] | None = None,
+        root: Path = Path("/"),
     ) -> None:
         self.groups, self.enforce, self.root = groups, enforce, root
         self.cpus = CpuTable(os.sched_getaffinity(0) if cpus is None else cpus)
@@ -60,10 +65,10 @@ class Holdings:
         self.on_busy: Callable[[], None] = lambda: None
         """Told whenever that changes."""
         self.files = device_holders.device_files(root)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _AttemptResources] = {}
         self._culprits: dict[str, frozenset[tuple[int, int]]] = {}
         """Of each busy device: who must let go of it."""
-        self._stale: list[Group] = []
+        self._stale: list[Cgroup] = []
 
     @property
     def limiter(self) -> str:
@@ -72,13 +77,13 @@ class Holdings:
             return "off"
         return self.groups.word if self.groups is not None else "watch"
 
-    def old_groups(self) -> Iterable[Group]:
+    def old_groups(self) -> Iterable[Cgroup]:
         """Those of an earlier life of this node."""
         return self.groups.old() if self.groups is not None else ()
 
     # Giving
 
-    async def take(self, ticket: Ticket, keeper: Callable[[], int | None], *, fenced: bool) -> Given:
+    async def take(self, ticket: AttemptSpec, keeper: Callable[[], int | None], *, fenced: bool) -> Allocation:
         """What the attempt needs.
 
         Args:
@@ -91,12 +96,12 @@ class Holdings:
         attempt_id, spec = ticket.attempt_id, ticket.spec
         limit_bytes = spec.memory_limit_bytes if self.enforce else 0
         path, version = self._make_group(ticket, limit_bytes) if limit_bytes or not fenced else ("", 0)
-        given = Given(limit_bytes=limit_bytes, group=path, group_version=version, cpus=self._pin(ticket))
+        given = Allocation(limit_bytes=limit_bytes, group=path, group_version=version, cpus=self._pin(ticket))
         before = frozenset(_marks(await self._holders(ticket.devices)))
-        self._held[attempt_id] = _Held(ticket=ticket, given=given, keeper=keeper, before=before)
+        self._held[attempt_id] = _AttemptResources(ticket=ticket, given=given, keeper=keeper, before=before)
         return given
 
-    def _make_group(self, ticket: Ticket, limit_bytes: int) -> tuple[str, int]:
+    def _make_group(self, ticket: AttemptSpec, limit_bytes: int) -> tuple[str, int]:
         if self.groups is None:
             return "", 0
         try:
@@ -105,7 +110,7 @@ class Holdings:
             log.warning("%s has no control group: %s", ticket.attempt_id, error)
             return "", 0
 
-    def _pin(self, ticket: Ticket) -> tuple[int, ...]:
+    def _pin(self, ticket: AttemptSpec) -> tuple[int, ...]:
         if not ticket.spec.pin_cpus:
             return ()
         count = ticket.spec.demand.cpu_milli // 1000
@@ -120,7 +125,7 @@ class Holdings:
 
     # Taking back
 
-    async def give_back(self, ticket: Ticket) -> None:
+    async def give_back(self, ticket: AttemptSpec) -> None:
         """The attempt's processes have ended. Returns when its devices are free, or busy."""
         held = self._held.get(ticket.attempt_id)
         if held is None:
@@ -131,15 +136,15 @@ class Holdings:
         finally:
             self.drop(ticket)
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop(self, ticket: AttemptSpec) -> None:
         """Take back what nobody needs to wait for."""
         held = self._held.pop(ticket.attempt_id, None)
         self.cpus.release(ticket.attempt_id)
         if held is not None and held.given.group:
-            self._stale.append(Group(held.given.group, held.given.group_version))
+            self._stale.append(Cgroup(held.given.group, held.given.group_version))
         self._stale = [group for group in self._stale if group.end(limit_s=GROUP_END_S)]
 
-    async def _wait_free(self, held: _Held) -> None:
+    async def _wait_free(self, held: _AttemptResources) -> None:
         pause_s, deadline = FIRST_PAUSE_S, trio.current_time() + FREE_S
         while found := await self._strangers(held):
             if trio.current_time() >= deadline:
@@ -156,7 +161,7 @@ class Holdings:
             return {}
         return await trio.to_thread.run_sync(partial(device_holders.holders, files, self.root))
 
-    async def _strangers(self, held: _Held) -> dict[int, set[str]]:
+    async def _strangers(self, held: _AttemptResources) -> dict[int, set[str]]:
         """Who holds its devices and has no right to."""
         found = await self._holders(held.ticket.devices)
         if found:
@@ -181,7 +186,7 @@ class Holdings:
         self._hold_found({pid: files for pid, files in found.items() if is_ours(pid)})
 
     def _hold_found(self, found: Mapping[int, set[str]]) -> None:
-        told = device_holders.told(found, self.root)
+        told = device_holders.device_holder_text(found, self.root)
         reasons = {device: f"held by {told[path]}" for device, path in self.files.items() if path in told}
         self.hold(reasons, found)
 

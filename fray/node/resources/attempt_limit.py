@@ -23,7 +23,7 @@ def attempts_for(limit: int) -> int:
     return max(LEAST, (limit - RESERVE) // EACH)
 
 
-class Room:
+class AttemptLimiter:
     """For the attempts of one node."""
 
     def __init__(self, attempts: int | None = None) -> None:

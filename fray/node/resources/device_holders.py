@@ -61,7 +61,7 @@ def _open_files(directory: Path) -> set[str]:
     return found
 
 
-def told(pids: Mapping[int, set[str]], root: Path = ROOT) -> dict[str, str]:
+def device_holder_text(pids: Mapping[int, set[str]], root: Path = ROOT) -> dict[str, str]:
     """By file: the process that holds it, in words."""
     return {path: f"pid {pid} ({command(pid, root)})" for pid, paths in sorted(pids.items()) for path in paths}
 

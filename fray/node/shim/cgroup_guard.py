@@ -13,20 +13,20 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from fray.model.specs import Cause, Outcome
-from fray.node.linux.cgroups import Group
+from fray.model.specs import EndReason, Outcome
+from fray.node.linux.cgroups import Cgroup
 from fray.node.linux.process_tree import descendants
-from fray.node.shim.plugin import Watcher
+from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.resource_usage import too_much
 
 ENTER_AFTER_S = 0.05
 LOOK_S = 0.25
 """How often the kernel's count of kills is read, where there is a limit."""
-_LOOKS_LIKE = (Cause.KILLED, Cause.FAILURE, Cause.OUT_OF_MEMORY)
+_LOOKS_LIKE = (EndReason.KILLED, EndReason.FAILURE, EndReason.OUT_OF_MEMORY)
 """What a kill by the kernel looks like from outside. The kernel counts those of groups among the machine's, too."""
 
 
-class Fence(Watcher):
+class CgroupGuard(ShimPlugin):
     """Of one attempt.
 
     Args:
@@ -34,7 +34,7 @@ class Fence(Watcher):
         condemn: called with the outcome when the kernel has killed one of them: the others end too.
     """
 
-    def __init__(self, group: Group, limit_bytes: int, condemn: Callable[[Outcome], None]) -> None:
+    def __init__(self, group: Cgroup, limit_bytes: int, condemn: Callable[[Outcome], None]) -> None:
         self.group, self.limit_bytes, self._condemn = group, limit_bytes, condemn
         self.entered = False
         self._next_at: float | None = time.monotonic() + ENTER_AFTER_S
@@ -71,7 +71,7 @@ class Fence(Watcher):
         peak_bytes = max(self.group.peak_bytes() if self.entered else 0, outcome.peak_memory_bytes)
         if self.limit_bytes and outcome.cause in _LOOKS_LIKE and self.group.kills():
             told, message = self._killed(), ""
-            if outcome.cause is not Cause.OUT_OF_MEMORY:
+            if outcome.cause is not EndReason.OUT_OF_MEMORY:
                 message = f". What was seen of it: {outcome.message}"
             return evolve(told, message=told.message + message, exit_code=outcome.exit_code, signal=outcome.signal)
         return evolve(outcome, peak_memory_bytes=peak_bytes)

@@ -14,21 +14,21 @@ from typing import Any
 
 from attrs import evolve
 
-from fray.model.specs import LADDER_LIMIT_S, EntryKind, Outcome, Ticket
+from fray.model.specs import LADDER_LIMIT_S, AttemptSpec, EntryKind, Outcome
 from fray.net.codec import to_json
-from fray.node.attempts.outcome_file import Record, save
+from fray.node.attempts.outcome_file import OutcomeReader, save
 from fray.node.linux.process_tree import end_descendants
 from fray.node.logs.redact import Redactor
-from fray.node.logs.writer import Output, Spool
+from fray.node.logs.writer import LogWriter, OutputReader
 from fray.node.shim.exit_status import (
-    Descent,
-    Ending,
-    Rung,
-    judge,
+    ExitStatus,
+    TerminationSchedule,
+    TerminationStep,
+    classify_exit,
 )
-from fray.node.shim.node_connection import READ_BYTES, Lines
-from fray.node.shim.plugin import Watcher
-from fray.node.shim.spawn import Child
+from fray.node.shim.node_connection import READ_BYTES, NodeSocket
+from fray.node.shim.plugin import ShimPlugin
+from fray.node.shim.spawn import SpawnedProcess
 
 DRAIN_S = 1.0
 """After everything below has ended, its pipes are read to their end, but no longer than this."""
@@ -36,17 +36,19 @@ SWEEP_S = 5.0
 """What has been killed and does not end within this time is held by the kernel: said so, and tried on."""
 
 
-class Watch:
+class ShimLoop:
     """The keeper's loop: one selector, one handler a descriptor, each bounded, so that a flood starves nobody."""
 
-    def __init__(self, ticket: Ticket, child: Child, lines: Lines, node_pidfd: int, spool: Spool) -> None:
+    def __init__(
+        self, ticket: AttemptSpec, child: SpawnedProcess, lines: NodeSocket, node_pidfd: int, spool: LogWriter
+    ) -> None:
         spec = ticket.spec
         self.spec, self.child, self.lines = spec, child, lines
         self.directory = Path(ticket.directory)
         self.begun = time.monotonic()
         self.oom_kills = _oom_kills()
-        self.descent = Descent(spec.ladder, hears_cancel=spec.entry is not EntryKind.BINARY)
-        self.record, self.record_at, self.record_came_first = Record(self.directory), 0.0, False
+        self.descent = TerminationSchedule(spec.ladder, hears_cancel=spec.entry is not EntryKind.BINARY)
+        self.record, self.record_at, self.record_came_first = OutcomeReader(self.directory), 0.0, False
         self.status: int | None = None
         self.condemned: Outcome | None = None
         self.lingered = self.node_gone = False
@@ -54,8 +56,8 @@ class Watch:
         """Its place is taken, and it has been told so: when its ladder begins."""
         self.redact = Redactor(ticket.secrets)
         spool.hide, spool.seam = self.redact.hide, self.redact.seam
-        self.output = Output(spool, self.watch, self.unwatch, lambda lines: self.lines.tell(log=lines))
-        self.watchers: list[Watcher] = [self.output]
+        self.output = OutputReader(spool, self.watch, self.unwatch, lambda lines: self.lines.tell(log=lines))
+        self.watchers: list[ShimPlugin] = [self.output]
         self.words: dict[str, Callable[[Any], None]] = {
             "stop": lambda _: self._stop(self.descent.begin),
             "notice": self._notice,
@@ -73,7 +75,7 @@ class Watch:
 
     # For watchers
 
-    def add(self, watcher: Watcher) -> None:
+    def add(self, watcher: ShimPlugin) -> None:
         """Ask it with every turn of the loop, from now on."""
         self.watchers.append(watcher)
 
@@ -120,7 +122,7 @@ class Watch:
             key.data()
         return bool(ready)
 
-    def _ask(self, question: Callable[[Watcher], object]) -> None:
+    def _ask(self, question: Callable[[ShimPlugin], object]) -> None:
         """One that fails is asked no more: it is not worth the job."""
         for watcher in list(self.watchers):
             try:
@@ -200,11 +202,11 @@ class Watch:
         if over_at is not None and now >= over_at:
             self._stop(self.descent.begin)
         rung = self.descent.due(now)
-        if rung is Rung.CANCEL:
+        if rung is TerminationStep.CANCEL:
             self._say_to_job(b"c")
-        elif rung is Rung.TERM:
+        elif rung is TerminationStep.TERM:
             self._signal(signal.SIGTERM)
-        elif rung is Rung.KILL:
+        elif rung is TerminationStep.KILL:
             self._signal(signal.SIGKILL)
         linger_at = self._linger_at()
         if linger_at is not None and now >= linger_at:
@@ -233,7 +235,7 @@ class Watch:
         self.lines.tell(ended=lines, swept=swept, left=left, **told)
 
     def _outcome(self) -> Outcome:
-        found = [judge(self._ending())]
+        found = [classify_exit(self._ending())]
         self._ask(lambda watcher: found.append(watcher.finish(found[-1])))
         shown = self.redact.text
         return evolve(found[-1], message=shown(found[-1].message), captured=shown(found[-1].captured))
@@ -251,16 +253,16 @@ class Watch:
     def _record_open(self) -> bool:
         return self.child.outcome_fd in self.selector.get_map()
 
-    def _ending(self) -> Ending:
+    def _ending(self) -> ExitStatus:
         code = os.waitstatus_to_exitcode(self.status or 0)
-        return Ending(
+        return ExitStatus(
             entry=self.spec.entry,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             record=self.record.close(),
             record_came_first=self.record_came_first,
             condemned=self.condemned,
-            reached=self.descent.reached if self.noticed is None else self.descent.reached or Rung.CANCEL,
+            reached=self.descent.reached if self.noticed is None else self.descent.reached or TerminationStep.CANCEL,
             out_of_memory=_oom_kills() > self.oom_kills,
             last_lines=self.output.last_words(),
             ladder=self.spec.ladder,

@@ -12,10 +12,10 @@ from enum import IntEnum
 
 from attrs import define, evolve, field, frozen
 
-from fray.model.specs import Cause, EntryKind, Ladder, Outcome
+from fray.model.specs import EndReason, EntryKind, Outcome, TerminationPolicy
 
 
-class Rung(IntEnum):
+class TerminationStep(IntEnum):
     """One step of the ladder; each is sent at most once."""
 
     CANCEL = 1
@@ -24,14 +24,14 @@ class Rung(IntEnum):
 
 
 @define
-class Descent:
+class TerminationSchedule:
     """Where an attempt is on its ladder. Times are those of one monotonic clock."""
 
-    ladder: Ladder
+    ladder: TerminationPolicy
     hears_cancel: bool
     """False for programs, which start at SIGTERM."""
     begun: float | None = None
-    reached: Rung | None = None
+    reached: TerminationStep | None = None
 
     def begin(self, now: float) -> None:
         """Start down; idempotent."""
@@ -42,16 +42,16 @@ class Descent:
         """Straight to the bottom."""
         self.begun = min(self.begun or now, now - self.ladder.cancel_s - self.ladder.term_s)
 
-    def due(self, now: float) -> Rung | None:
+    def due(self, now: float) -> TerminationStep | None:
         """The rung to take now, once; lower ones replace those that were missed."""
         if self.begun is None:
             return None
         age_s = now - self.begun
-        rung = Rung.CANCEL
+        rung = TerminationStep.CANCEL
         if age_s >= self.ladder.cancel_s:
-            rung = Rung.TERM
+            rung = TerminationStep.TERM
         if age_s >= self.ladder.cancel_s + self.ladder.term_s:
-            rung = Rung.KILL
+            rung = TerminationStep.KILL
         if self.reached is not None and rung <= self.reached:
             return None
         self.reached = rung
@@ -59,15 +59,15 @@ class Descent:
 
     def next_at(self) -> float | None:
         """When `due` will say something again."""
-        if self.begun is None or self.reached is Rung.KILL:
+        if self.begun is None or self.reached is TerminationStep.KILL:
             return None
         if self.reached is None:
             return self.begun
-        return self.begun + self.ladder.cancel_s + (self.ladder.term_s if self.reached is Rung.TERM else 0)
+        return self.begun + self.ladder.cancel_s + (self.ladder.term_s if self.reached is TerminationStep.TERM else 0)
 
 
 @frozen(kw_only=True)
-class Ending:
+class ExitStatus:
     """What was seen of the end of a job's main process."""
 
     entry: EntryKind
@@ -79,22 +79,24 @@ class Ending:
     """Before the ladder began."""
     condemned: Outcome | None = None
     """Why its keeper ended it, if nobody asked for that and no record came before."""
-    reached: Rung | None = None
+    reached: TerminationStep | None = None
     out_of_memory: bool = False
     """The kernel killed something for lack of memory while the attempt ran."""
     last_lines: str = ""
-    ladder: Ladder = field(factory=Ladder)
+    ladder: TerminationPolicy = field(factory=TerminationPolicy)
     duration_s: float = 0.0
 
 
-def judge(ending: Ending) -> Outcome:
+def classify_exit(ending: ExitStatus) -> Outcome:
     """The outcome of an attempt; see the module's law."""
     return evolve(_judge(ending), duration_s=ending.duration_s)
 
 
-def _judge(ending: Ending) -> Outcome:
+def _judge(ending: ExitStatus) -> Outcome:
     record = ending.record
-    if record is not None and (ending.record_came_first or ending.reached is None or record.cause is Cause.SUCCEEDED):
+    if record is not None and (
+        ending.record_came_first or ending.reached is None or record.cause is EndReason.SUCCEEDED
+    ):
         return record if record.exit_code is not None else evolve(record, exit_code=ending.exit_code)
     if ending.condemned is not None:
         return evolve(ending.condemned, exit_code=ending.exit_code, signal=ending.signal)
@@ -105,34 +107,34 @@ def _judge(ending: Ending) -> Outcome:
     return _exited(ending, ending.exit_code or 0)
 
 
-def _stopped(ending: Ending, reached: Rung) -> Outcome:
+def _stopped(ending: ExitStatus, reached: TerminationStep) -> Outcome:
     after_term_s = ending.ladder.cancel_s if ending.entry is not EntryKind.BINARY else 0.0
     how = {
-        Rung.CANCEL: "it ended when it was cancelled",
-        Rung.TERM: f"it ended by SIGTERM, sent {after_term_s:g} s after the request",
-        Rung.KILL: f"it was killed, at the latest {after_term_s + ending.ladder.term_s:g} s after the request",
+        TerminationStep.CANCEL: "it ended when it was cancelled",
+        TerminationStep.TERM: f"it ended by SIGTERM, sent {after_term_s:g} s after the request",
+        TerminationStep.KILL: f"killed, at the latest {after_term_s + ending.ladder.term_s:g} s after the request",
     }[reached]
     return Outcome(
-        cause=Cause.STOPPED, message=f"stopped on request: {how}", exit_code=ending.exit_code, signal=ending.signal
+        cause=EndReason.STOPPED, message=f"stopped on request: {how}", exit_code=ending.exit_code, signal=ending.signal
     )
 
 
-def _killed(ending: Ending, number: int) -> Outcome:
+def _killed(ending: ExitStatus, number: int) -> Outcome:
     name = signal_name(number)
     if ending.out_of_memory and number == signal.SIGKILL:
         message = "killed by the kernel for lack of memory (its count of such kills rose while the job ran)"
-        return Outcome(cause=Cause.OUT_OF_MEMORY, message=message, signal=number)
+        return Outcome(cause=EndReason.OUT_OF_MEMORY, message=message, signal=number)
     message = f"killed by {name} (nobody of Fray's sent it)"
-    return Outcome(cause=Cause.KILLED, message=_with_lines(message, ending.last_lines), signal=number)
+    return Outcome(cause=EndReason.KILLED, message=_with_lines(message, ending.last_lines), signal=number)
 
 
-def _exited(ending: Ending, code: int) -> Outcome:
+def _exited(ending: ExitStatus, code: int) -> Outcome:
     if code == 0 and ending.entry is EntryKind.BINARY:
-        return Outcome(cause=Cause.SUCCEEDED, exit_code=0)
+        return Outcome(cause=EndReason.SUCCEEDED, exit_code=0)
     message = f"ended with exit code {code}"
     if code == 0:
         message += " but without a result: something called os._exit or replaced the process"
-    return Outcome(cause=Cause.FAILURE, message=_with_lines(message, ending.last_lines), exit_code=code)
+    return Outcome(cause=EndReason.FAILURE, message=_with_lines(message, ending.last_lines), exit_code=code)
 
 
 def _with_lines(message: str, last_lines: str) -> str:

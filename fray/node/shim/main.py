@@ -21,36 +21,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fray.model.specs import Cause, Outcome, Ticket
+from fray.model.specs import AttemptSpec, EndReason, Outcome
 from fray.net.codec import from_json
-from fray.node.attempts.bootstrap import Body
+from fray.node.attempts.bootstrap import ProcessSpec
 from fray.node.attempts.outcome_file import save
-from fray.node.linux.cgroups import Group
+from fray.node.linux.cgroups import Cgroup
 from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
-from fray.node.logs.writer import Spool
-from fray.node.prepare import Prepared
-from fray.node.resources.allocation import Given
-from fray.node.shim.cgroup_guard import Fence
-from fray.node.shim.event_loop import Watch
-from fray.node.shim.node_connection import Lines
-from fray.node.shim.pid_namespace import settle
-from fray.node.shim.progress_pipe import Ear, open_pipe
-from fray.node.shim.resource_usage import Account
-from fray.node.shim.spawn import Start, spawn
-from fray.node.shim.stack_capture import Scribes, Whom
-from fray.node.shim.usage_report import Meter
+from fray.node.logs.writer import LogWriter
+from fray.node.prepare import PreparedEnvironment
+from fray.node.resources.allocation import Allocation
+from fray.node.shim.cgroup_guard import CgroupGuard
+from fray.node.shim.event_loop import ShimLoop
+from fray.node.shim.node_connection import NodeSocket
+from fray.node.shim.pid_namespace import mount_proc
+from fray.node.shim.progress_pipe import ProgressPipeReader, open_pipe
+from fray.node.shim.resource_usage import ResourceUsage
+from fray.node.shim.spawn import ShimConfig, spawn
+from fray.node.shim.stack_capture import CaptureTarget, StackCapturer
+from fray.node.shim.usage_report import UsageReporter
 
 
-def keep(control: socket.socket, node_pidfd: int) -> Body:
+def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     """The whole life of a keeper, in a fresh fork of the zygote. Returns only in the process of the job."""
     become_subreaper()
     set_title("fray-keeper")
-    outside = settle()
-    lines = Lines(control)
+    outside = mount_proc()
+    lines = NodeSocket(control)
     first = lines.wait_first()
     if first is None:
         os._exit(0)
-    ticket = from_json(Ticket, first["ticket"])
+    ticket = from_json(AttemptSpec, first["ticket"])
     directory = Path(ticket.directory)
     lines.introduce(outside.pid)
     pipe = open_pipe(directory)
@@ -59,31 +59,31 @@ def keep(control: socket.socket, node_pidfd: int) -> Body:
     except OSError as error:
         child = None
         why = f"the machine cannot start a process: {error}"
-        save(directory, Outcome(cause=Cause.ENVIRONMENT, message=why, machine_fault=True))
+        save(directory, Outcome(cause=EndReason.ENVIRONMENT, message=why, machine_fault=True))
         lines.tell(ended=0, swept=0, left=0)
-    if isinstance(child, Body):
+    if isinstance(child, ProcessSpec):
         control.detach()  # closed already; the object must not close the number again once it is something else
         return child
     if child is None:
         os._exit(0)
     lines.tell_with([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
-    watch = Watch(ticket, child, lines, node_pidfd, _spool(directory, first["log"]))
-    ear, scribes = _attend(watch, pipe)
-    _guard(watch, Given(**first["given"]), Meter(ear.measured), scribes)
+    watch = ShimLoop(ticket, child, lines, node_pidfd, _spool(directory, first["log"]))
+    ear, scribes = _add_monitoring(watch, pipe)
+    _guard(watch, Allocation(**first["given"]), UsageReporter(ear.measured), scribes)
     if first["prepared"]["image"]:
-        from fray.node.attempts.containers import Contained
+        from fray.node.attempts.containers import ContainerPlugin
 
-        watch.add(Contained(first["prepared"]["engine"], ticket))
+        watch.add(ContainerPlugin(first["prepared"]["engine"], ticket))
     os._exit(_watch(watch))
 
 
-def _attend(watch: Watch, pipe: int) -> tuple[Ear, Scribes]:
+def _add_monitoring(watch: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, StackCapturer]:
     """Listen to what the job says of itself, and look into it when asked to."""
-    whom = Whom(watch.child.pid, watch.child.control_fd, watch.directory)
-    scribes = Scribes(watch, whom, lambda: watch.lines.tell(captured=1))
+    whom = CaptureTarget(watch.child.pid, watch.child.control_fd, watch.directory)
+    scribes = StackCapturer(watch, whom, lambda: watch.lines.tell(captured=1))
     watch.words["capture"] = scribes.begin
     watch.add(scribes)
-    ear = Ear(pipe, lambda news: watch.lines.tell(said=news), watch.remark)
+    ear = ProgressPipeReader(pipe, lambda news: watch.lines.tell(said=news), watch.remark)
     watch.words["heard"] = ear.heard
     if pipe >= 0:
         watch.watch(pipe, ear.hear)
@@ -91,17 +91,17 @@ def _attend(watch: Watch, pipe: int) -> tuple[Ear, Scribes]:
     return ear, scribes
 
 
-def _guard(watch: Watch, given: Given, meter: Meter, scribes: Scribes) -> None:
+def _guard(watch: ShimLoop, given: Allocation, meter: UsageReporter, scribes: StackCapturer) -> None:
     """Keep account of what its tree takes, and hold it to what it was given."""
     end_it = partial(watch.condemn, now=True)
-    watch.add(Account(given.limit_bytes, end_it, meter.looked, scribes.pids))
+    watch.add(ResourceUsage(given.limit_bytes, end_it, meter.looked, scribes.pids))
     if given.group:
-        watch.add(Fence(Group(given.group, given.group_version), given.limit_bytes, end_it))
+        watch.add(CgroupGuard(Cgroup(given.group, given.group_version), given.limit_bytes, end_it))
 
 
-def _start(ticket: Ticket, first: dict[str, Any]) -> Start:
-    prepared = Prepared(**first["prepared"])
-    return Start(
+def _start(ticket: AttemptSpec, first: dict[str, Any]) -> ShimConfig:
+    prepared = PreparedEnvironment(**first["prepared"])
+    return ShimConfig(
         ticket=ticket,
         entry=first["entry"],
         offered=first["offered"],
@@ -110,12 +110,14 @@ def _start(ticket: Ticket, first: dict[str, Any]) -> Start:
     )
 
 
-def _spool(directory: Path, log: dict[str, Any] | None) -> Spool:
+def _spool(directory: Path, log: dict[str, Any] | None) -> LogWriter:
     """Where its lines go; without a log (no room on the disk) they go with the attempt's own directory."""
-    return Spool(Path(log["directory"]), lines=log["lines"], limit_bytes=log["limit"]) if log else Spool(directory)
+    return (
+        LogWriter(Path(log["directory"]), lines=log["lines"], limit_bytes=log["limit"]) if log else LogWriter(directory)
+    )
 
 
-def _watch(watch: Watch) -> int:
+def _watch(watch: ShimLoop) -> int:
     gc.enable()
     try:
         watch.run()

@@ -11,7 +11,7 @@ from typing import Any
 READ_BYTES = 64 * 1024
 
 
-class Lines:
+class NodeSocket:
     """The keeper's end of the control socket."""
 
     def __init__(self, control: socket.socket) -> None:

@@ -20,7 +20,7 @@ import re
 from attrs import frozen
 
 from fray.model.specs import EntryKind
-from fray.node.config import Mode
+from fray.node.config import PidNamespaceMode
 
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_REC, _MS_SLAVE = 1 << 14, 1 << 19
@@ -30,16 +30,16 @@ _CAP_SYS_ADMIN = 21
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def applies(mode: Mode, entry: EntryKind, error: str) -> bool:
+def applies(mode: PidNamespaceMode, entry: EntryKind, error: str) -> bool:
     """Whether an attempt gets a namespace; ``error`` is why this machine gives none, or empty."""
-    return not error and (mode is Mode.ON or (mode is Mode.AUTO and entry is EntryKind.BINARY))
+    return not error and (mode is PidNamespaceMode.ON or (mode is PidNamespaceMode.AUTO and entry is EntryKind.BINARY))
 
 
-def isolation(mode: Mode, error: str) -> str:
+def isolation(mode: PidNamespaceMode, error: str) -> str:
     """What is in force on a node, in a word: its attribute ``isolation``."""
-    if error or mode is Mode.OFF:
+    if error or mode is PidNamespaceMode.OFF:
         return "subreaper"
-    return "pid_namespace" if mode is Mode.ON else "pid_namespace:programs"
+    return "pid_namespace" if mode is PidNamespaceMode.ON else "pid_namespace:programs"
 
 
 # Making one ----------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def fork_init() -> int:
 
 
 @frozen
-class Outside:
+class HostPidView:
     """The machine's view, for a process that is in a namespace or in none."""
 
     pid: int
@@ -84,7 +84,7 @@ class Outside:
         return int(found[1]) if found else pid
 
 
-def settle() -> Outside:
+def mount_proc() -> HostPidView:
     """Furnish the namespace whose init this process is; does nothing in a process that is none.
 
     Raises:
@@ -92,8 +92,8 @@ def settle() -> Outside:
     """
     inside = os.getpid() == 1 and (seen := os.readlink("/proc/self")) != "1"
     if not inside:
-        return Outside(os.getpid())
-    outside = Outside(int(seen), os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        return HostPidView(os.getpid())
+    outside = HostPidView(int(seen), os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     _mount_proc()
     with contextlib.suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "w") as file:
         file.write(str(outside.pid - 1))  # programs name files by their pid: it shall not be 2 in every attempt
@@ -140,7 +140,7 @@ def refusal() -> str:
 def _try(write: int) -> None:
     said = b"ok"
     try:
-        settle()
+        mount_proc()
     except OSError as error:
         said = str(error).encode()
     finally:

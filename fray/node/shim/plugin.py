@@ -9,7 +9,7 @@ from __future__ import annotations
 from fray.model.specs import Outcome
 
 
-class Watcher:
+class ShimPlugin:
     """One such thing; override what it needs. All times are `time.monotonic`'s."""
 
     def next_at(self) -> float | None:

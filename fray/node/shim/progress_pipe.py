@@ -18,14 +18,14 @@ from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import (
     LINE_LIMIT_BYTES,
     PIPE,
-    Pulse,
+    HealthReport,
     Said,
     Spoken,
-    Used,
+    UsageReport,
     parse,
     sentence,
 )
-from fray.node.shim.plugin import Watcher
+from fray.node.shim.plugin import ShimPlugin
 
 TELL_EVERY_S = 0.1
 REMARK_EVERY_S = 10.0
@@ -46,7 +46,7 @@ def open_pipe(directory: Path) -> int:
     return -1
 
 
-class Remarks:
+class ProgressLog:
     """When progress shows in the log: the first word, then one every `REMARK_EVERY_S`, and the last."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-class Ear(Watcher):
+class ProgressPipeReader(ShimPlugin):
     """Listens to the pipe.
 
     Args:
@@ -102,7 +102,7 @@ class Ear(Watcher):
         self._news: dict[str, Any] = {}
         self._told_at = NEVER
         self._unheard = False
-        self._remarks = Remarks()
+        self._remarks = ProgressLog()
 
     def hear(self) -> None:
         """The pipe can be read."""
@@ -124,7 +124,7 @@ class Ear(Watcher):
             self._note(said, now)
 
     def _note(self, said: Spoken, now: float) -> None:
-        if isinstance(said, Pulse):
+        if isinstance(said, HealthReport):
             self._news["pulse"] = [said.good, said.text]
             return
         self._news["progress"] = [said.done, said.total, said.unit]
@@ -134,7 +134,7 @@ class Ear(Watcher):
         if line is not None:
             self._remark(line)
 
-    def measured(self, used: Used) -> None:
+    def measured(self, used: UsageReport) -> None:
         """What the keeper itself has found out."""
         self._news["used"] = [used.memory_bytes, used.peak_memory_bytes, used.cpu_s]
 
@@ -172,8 +172,8 @@ def said_of(news: dict[str, Any]) -> list[Said]:
         done, total, unit = news["progress"]
         found.append(Progress(done=done, total=total, unit=unit))
     if "pulse" in news:
-        found.append(Pulse(*news["pulse"]))
+        found.append(HealthReport(*news["pulse"]))
     if "used" in news:
         memory_bytes, peak_bytes, cpu_s = news["used"]
-        found.append(Used(memory_bytes=memory_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s))
+        found.append(UsageReport(memory_bytes=memory_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s))
     return found

@@ -17,9 +17,9 @@ from collections.abc import Callable, Container, Iterable
 from attrs import evolve
 
 from fray.model.resources import show_bytes
-from fray.model.specs import Cause, Outcome
+from fray.model.specs import EndReason, Outcome
 from fray.node.linux.process_tree import descendants
-from fray.node.shim.plugin import Watcher
+from fray.node.shim.plugin import ShimPlugin
 
 MOST_SHARE = 0.02
 FIRST_LOOK_S = 0.05
@@ -64,7 +64,7 @@ def next_look_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float) 
     return max(min(wanted_s, FARTHEST_LOOK_S), cost_s / MOST_SHARE)
 
 
-class Account(Watcher):
+class ResourceUsage(ShimPlugin):
     """Of the tree below the calling process, which is an attempt's keeper.
 
     Args:
@@ -130,7 +130,7 @@ def too_much(limit_bytes: int, peak_bytes: int, how: str = "was killed by Fray")
         f"its processes took {show_bytes(peak_bytes)} of memory, and it asked for {show_bytes(limit_bytes)}, "
         f"which is the limit: it {how}. Write ResourceConfig(memory={advice!r}) or more, or nothing for no limit"
     )
-    return Outcome(cause=Cause.OUT_OF_MEMORY, message=message, peak_memory_bytes=peak_bytes)
+    return Outcome(cause=EndReason.OUT_OF_MEMORY, message=message, peak_memory_bytes=peak_bytes)
 
 
 def _rounded(peak_bytes: int) -> int:

@@ -11,10 +11,10 @@ from typing import NoReturn
 
 from attrs import Factory, evolve, frozen
 
-from fray.model.specs import EntryKind, Ticket
+from fray.model.specs import AttemptSpec, EntryKind
 from fray.net.codec import to_json
 from fray.node.attempts.bootstrap import (
-    Body,
+    ProcessSpec,
     cold_command,
     job_variables,
     name_process,
@@ -23,24 +23,24 @@ from fray.node.attempts.bootstrap import (
     working_directory,
 )
 from fray.node.linux.process_tree import die_with
-from fray.node.prepare import Prepared
+from fray.node.prepare import PreparedEnvironment
 
 
 @frozen(kw_only=True)
-class Start:
+class ShimConfig:
     """What the node tells a keeper."""
 
-    ticket: Ticket
+    ticket: AttemptSpec
     entry: str
     offered: dict[str, int] = Factory(dict)
     """How many accelerators of each kind the node has."""
-    prepared: Prepared = Factory(Prepared)
+    prepared: PreparedEnvironment = Factory(PreparedEnvironment)
     cpus: tuple[int, ...] = ()
     """The only ones it may run on; empty: any."""
 
 
 @frozen(kw_only=True)
-class Child:
+class SpawnedProcess:
     """The job's main process as its keeper holds it. All descriptors are the keeper's ends."""
 
     pid: int
@@ -51,7 +51,7 @@ class Child:
     control_fd: int
 
 
-def spawn(start: Start) -> Child | Body:
+def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
     """Fork the job. In the keeper: its `Child`. In the job, if it runs Python warm: its `Body`. Others are executed.
 
     Raises:
@@ -66,12 +66,12 @@ def spawn(start: Start) -> Child | Body:
     for descriptor in (out[1], err[1], outcome[1], control[0]):
         os.close(descriptor)
     os.set_blocking(control[1], False)
-    return Child(
+    return SpawnedProcess(
         pid=pid, pidfd=os.pidfd_open(pid), out_fd=out[0], err_fd=err[0], outcome_fd=outcome[0], control_fd=control[1]
     )
 
 
-def _lines_into_container(ticket: Ticket) -> tuple[tuple[int, int], tuple[int, int]]:
+def _lines_into_container(ticket: AttemptSpec) -> tuple[tuple[int, int], tuple[int, int]]:
     """As pipes, but with names, since no descriptor gets through to a container."""
     from fray.node.attempts.containers import CONTROL, OUTCOME
 
@@ -89,10 +89,12 @@ def _named_pipe(path: str) -> tuple[int, int]:
 # In the child --------------------------------------------------------------------------------------------------------
 
 
-def _become_job(start: Start, keeper: int, stdio: tuple[int, int], outcome_fd: int, control_fd: int) -> Body:
+def _become_job(
+    start: ShimConfig, keeper: int, stdio: tuple[int, int], outcome_fd: int, control_fd: int
+) -> ProcessSpec:
     try:
         _detach(keeper, stdio, (outcome_fd, control_fd))
-        body = Body(
+        body = ProcessSpec(
             ticket=start.ticket,
             entry=start.entry,
             variables=job_variables(start.ticket, start.offered, start.prepared, start.cpus),
@@ -144,7 +146,7 @@ def close_all_but(keep: Iterable[int]) -> None:
     os.closerange(low, 1 << 20)
 
 
-def _run_program(body: Body, before: tuple[str, ...]) -> NoReturn:
+def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
     argv = [*before, *body.ticket.spec.argv]
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -159,7 +161,7 @@ def _run_program(body: Body, before: tuple[str, ...]) -> NoReturn:
         os._exit(127)
 
 
-def _run_container(body: Body, prepared: Prepared) -> NoReturn:
+def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn:
     """The client holds both pipes open as long as it runs, so that neither ends before the container does."""
     from fray.node.attempts.containers import TICKET, run_command
 
@@ -180,7 +182,7 @@ def _run_container(body: Body, prepared: Prepared) -> NoReturn:
         os._exit(127)
 
 
-def _start_cold(body: Body) -> NoReturn:
+def _start_cold(body: ProcessSpec) -> NoReturn:
     ticket_fd = os.memfd_create("ticket", 0)
     os.write(ticket_fd, to_json(body.ticket).encode())
     os.lseek(ticket_fd, 0, os.SEEK_SET)

@@ -26,7 +26,7 @@ from attrs import evolve, frozen
 from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES, cut
 from fray.model.monitoring.progress_protocol import STACKS_FILE, STACKS_SIGNAL, TASKS_END
 from fray.node.linux.process_tree import descendants, die_with, set_title
-from fray.node.shim.plugin import Watcher
+from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.spawn import close_all_but
 
 CAPTURED = "captured"
@@ -48,7 +48,7 @@ _NAP_S = 0.01
 # In the keeper -------------------------------------------------------------------------------------------------------
 
 
-class Keeping(Protocol):
+class ShimContext(Protocol):
     """The part of a keeper's loop that a `Scribe` needs."""
 
     def watch(self, descriptor: int, handler: Callable[[], None]) -> None: ...
@@ -57,7 +57,7 @@ class Keeping(Protocol):
 
 
 @frozen
-class Whom:
+class CaptureTarget:
     """Who is looked into, and with what."""
 
     pid: int
@@ -68,10 +68,10 @@ class Whom:
     """The program; empty: `faulthandler` has to do."""
 
 
-class Scribes(Watcher):
+class StackCapturer(ShimPlugin):
     """One scribe at a time; ``tell`` is called when its file is there (or it has failed to write one)."""
 
-    def __init__(self, keeper: Keeping, whom: Whom, tell: Callable[[], object]) -> None:
+    def __init__(self, keeper: ShimContext, whom: CaptureTarget, tell: Callable[[], object]) -> None:
         self._keeper, self._whom, self._tell = keeper, whom, tell
         self._scribe: tuple[int, int] | None = None
         self._overdue_at = 0.0
@@ -123,7 +123,7 @@ class Scribes(Watcher):
 # The scribe ----------------------------------------------------------------------------------------------------------
 
 
-def _be_scribe(keeper: int, whom: Whom) -> NoReturn:
+def _be_scribe(keeper: int, whom: CaptureTarget) -> NoReturn:
     try:
         die_with(keeper)
         set_title("fray-scribe")
@@ -146,7 +146,7 @@ def find_py_spy() -> str:
     return shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy") or ""
 
 
-def capture(whom: Whom, deadline: float) -> str:
+def capture(whom: CaptureTarget, deadline: float) -> str:
     """The text: each Python process, then the Trio tasks of the main one."""
     tasks, shown = _tasks(whom.control_fd, whom.directory), []
     for pid in _processes(whom.pid):
@@ -169,7 +169,7 @@ def _is_python(pid: int) -> bool:
     return False
 
 
-def _look(pid: int, whom: Whom, deadline: float) -> str:
+def _look(pid: int, whom: CaptureTarget, deadline: float) -> str:
     """By whatever works; empty if nothing does."""
     found = _by_py_spy(pid, whom.py_spy, deadline) if whom.py_spy and _is_python(pid) else ""
     return found or _by_signal(pid, whom.directory)

@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable
 
-from fray.model.monitoring.progress_protocol import Used
+from fray.model.monitoring.progress_protocol import UsageReport
 from fray.node.linux.process_tree import cpu_ticks
 
 TELL_EVERY_S = 2.0
@@ -17,7 +17,7 @@ NEWS = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def is_news(before: Used, after: Used) -> bool:
+def is_news(before: UsageReport, after: UsageReport) -> bool:
     """Whether somebody who knows ``before`` should be told. Pure."""
     moved_bytes = abs(after.memory_bytes - before.memory_bytes)
     return moved_bytes > NEWS * before.memory_bytes or after.cpu_s > before.cpu_s * (1 + 2 * NEWS) + 0.01
@@ -33,19 +33,19 @@ def cpu_s(pids: Iterable[int]) -> float:
     return round(ticks / _TICKS_PER_S + over.ru_utime + over.ru_stime, 2)
 
 
-class Meter:
+class UsageReporter:
     """Listens to an account, and tells now and then."""
 
-    def __init__(self, tell: Callable[[Used], object]) -> None:
+    def __init__(self, tell: Callable[[UsageReport], object]) -> None:
         self._tell = tell
-        self._told = Used()
+        self._told = UsageReport()
         self._told_at = float("-inf")
 
     def looked(self, used_bytes: int, peak_bytes: int, pids: Iterable[int]) -> None:
         now = time.monotonic()
         if now < self._told_at + TELL_EVERY_S:
             return
-        used = Used(memory_bytes=used_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s(pids))
+        used = UsageReport(memory_bytes=used_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s(pids))
         if is_news(self._told, used):
             self._told, self._told_at = used, now
             self._tell(used)

@@ -24,20 +24,20 @@ from fray.errors import ChannelFull, FrayError, InvalidRequest
 from fray.model.environment import INSIDE, WORKSPACE_NAME
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import FetchBundle, FetchPiece
-from fray.model.specs import JobSpec, Ticket
-from fray.model.workspace import Manifest, Piece, join_parts
+from fray.model.specs import AttemptSpec, JobSpec
+from fray.model.workspace import Manifest, ManifestChunk, join_parts
 from fray.net.codec import blob_id
 from fray.node.launcher import Ask
 from fray.node.prepare import (
     NotPrepared,
-    Prepared,
+    PreparedEnvironment,
     Preparer,
     Say,
 )
 from fray.node.workspaces.store import (
-    Damaged,
-    Kept,
-    Trees,
+    TreeCorrupted,
+    WorkspaceRetention,
+    WorkspaceStore,
     remove,
 )
 
@@ -58,16 +58,16 @@ class WorkspaceFailed(Exception):
 # Fetching ------------------------------------------------------------------------------------------------------------
 
 
-class Shelf(Protocol):
+class ChunkCache(Protocol):
     """Where what was fetched is kept until the tree is made."""
 
     async def has(self, blob: BlobId) -> bool: ...
     async def put(self, blob: BlobId, data: bytes) -> None: ...
     async def get(self, blob: BlobId) -> bytes: ...
-    async def lacking(self, manifest: Manifest) -> list[Piece]: ...
+    async def lacking(self, manifest: Manifest) -> list[ManifestChunk]: ...
 
 
-async def fetch(bundle: BlobId, ask: Ask, shelf: Shelf, say: Say) -> tuple[Manifest, Sequence[BlobId]]:
+async def fetch(bundle: BlobId, ask: Ask, shelf: ChunkCache, say: Say) -> tuple[Manifest, Sequence[BlobId]]:
     """Have everything on the shelf that the tree of this bundle lacks; its manifest, and the parts that this came in.
 
     Raises:
@@ -85,7 +85,7 @@ async def fetch(bundle: BlobId, ask: Ask, shelf: Shelf, say: Say) -> tuple[Manif
     return manifest, state.parts
 
 
-async def _have(ask: Ask, shelf: Shelf, blobs: Sequence[BlobId]) -> None:
+async def _have(ask: Ask, shelf: ChunkCache, blobs: Sequence[BlobId]) -> None:
     left = iter(blobs)
     failure: Exception | None = None
 
@@ -120,10 +120,10 @@ async def _piece(ask: Ask, blob: BlobId) -> bytes:
 # On this machine -----------------------------------------------------------------------------------------------------
 
 
-class _Disk:
+class _StoreFromThreads:
     """`Trees` as a shelf, from threads."""
 
-    def __init__(self, trees: Trees, limiter: trio.CapacityLimiter) -> None:
+    def __init__(self, trees: WorkspaceStore, limiter: trio.CapacityLimiter) -> None:
         self.trees, self._limiter = trees, limiter
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -139,8 +139,8 @@ class _Disk:
         data: bytes = await self.run(self.trees.piece, blob)
         return data
 
-    async def lacking(self, manifest: Manifest) -> list[Piece]:
-        found: list[Piece] = await self.run(self.trees.lacking, manifest)
+    async def lacking(self, manifest: Manifest) -> list[ManifestChunk]:
+        found: list[ManifestChunk] = await self.run(self.trees.lacking, manifest)
         return found
 
 
@@ -152,9 +152,9 @@ class Workspaces:
         ask: how the controller is asked; None until the node has joined.
     """
 
-    def __init__(self, root: Path, ask: Ask, boot_id: str = "", kept: Kept | None = None) -> None:
-        self._trees, self._ask, self._kept = Trees(root, boot_id), ask, kept or Kept()
-        self._disk = _Disk(self._trees, trio.CapacityLimiter(THREADS))
+    def __init__(self, root: Path, ask: Ask, boot_id: str = "", kept: WorkspaceRetention | None = None) -> None:
+        self._trees, self._ask, self._kept = WorkspaceStore(root, boot_id), ask, kept or WorkspaceRetention()
+        self._disk = _StoreFromThreads(self._trees, trio.CapacityLimiter(THREADS))
         self._turns: dict[BlobId, trio.Lock] = {}
         self._is_open = False
         self._swept_at = float("-inf")
@@ -168,7 +168,7 @@ class Workspaces:
         """
         try:
             descriptor = await self._hold(bundle, say)
-        except (FrayError, Damaged) as error:
+        except (FrayError, TreeCorrupted) as error:
             raise WorkspaceFailed(f"the workspace cannot be fetched: {error}") from error
         except OSError as error:
             raise WorkspaceFailed(self._why(error)) from error
@@ -194,7 +194,7 @@ class Workspaces:
                 try:
                     await self._disk.run(lambda: self._trees.copy(bundle, into, share=share))
                     return
-                except Damaged as error:
+                except TreeCorrupted as error:
                     say(f"workspace: {error}; it is made anew")
                 except OSError as error:
                     raise WorkspaceFailed(self._why(error)) from error
@@ -259,7 +259,7 @@ class Workspaces:
             manifest, parts = await fetch(bundle, self._ask, self._disk, say)
             try:
                 await self._disk.run(self._trees.build, bundle, manifest, parts)
-            except (FileNotFoundError, Damaged, InvalidRequest):
+            except (FileNotFoundError, TreeCorrupted, InvalidRequest):
                 if last:
                     raise
             else:
@@ -278,7 +278,7 @@ class Workspaces:
 # Before a keeper is asked for ----------------------------------------------------------------------------------------
 
 
-def workspace_of(ticket: Ticket) -> Path | None:
+def workspace_of(ticket: AttemptSpec) -> Path | None:
     """Where an attempt's own copy of its workspace is, once `WorkspacePreparer` has begun what comes after it."""
     return Path(ticket.directory, WORKSPACE_NAME) if ticket.spec.environment.bundle is not None else None
 
@@ -289,7 +289,7 @@ class WorkspacePreparer:
     def __init__(self, workspaces: Workspaces, then: Preparer) -> None:
         self.workspaces, self.then = workspaces, then
 
-    async def prepare(self, ticket: Ticket, say: Say) -> Prepared:
+    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
         place = workspace_of(ticket)
         if place is None:
             return await self.then.prepare(ticket, say)
@@ -301,7 +301,7 @@ class WorkspacePreparer:
         cwd, inside = paths_in(ticket.spec, str(place))
         return evolve(prepared, cwd=cwd, sys_path=(*inside, *prepared.sys_path))
 
-    def give_back(self, ticket: Ticket) -> None:
+    def give_back(self, ticket: AttemptSpec) -> None:
         """In a thread, before the directory of an attempt is removed: its workspace may do for another."""
         place = workspace_of(ticket)
         if place is not None and place.is_dir():

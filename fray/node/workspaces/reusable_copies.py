@@ -18,7 +18,7 @@ from typing import TypeAlias
 from attrs import define
 
 from fray.model.ids import BlobId
-from fray.model.workspace import LINK, PROGRAM, Entry, Manifest
+from fray.model.workspace import LINK, PROGRAM, FileEntry, Manifest
 from fray.node.attempts.cleanup import remove, unmount
 
 SPARES_LIMIT_BYTES = 2 * 1000**3
@@ -28,11 +28,11 @@ SPARES_LIMIT = 8
 LOOK_AT = 3
 """Other workspaces among which an earlier version of this one is looked for."""
 
-IsWhole: TypeAlias = Callable[[os.stat_result, Entry], bool]
+IsWhole: TypeAlias = Callable[[os.stat_result, FileEntry], bool]
 
 
 @define
-class Spares:
+class ReusableCopies:
     """``{bundle}.{bytes}.{token}`` below one directory of the store."""
 
     root: Path
@@ -111,7 +111,7 @@ class Spares:
                         remove(Path(found.path))
         return whole
 
-    def _is_as_it_was(self, found: os.DirEntry[str], entry: Entry) -> bool:
+    def _is_as_it_was(self, found: os.DirEntry[str], entry: FileEntry) -> bool:
         if entry.mode == LINK:
             return False  # there are few, and they are made anew
         seen = found.stat(follow_symlinks=False)

@@ -31,16 +31,16 @@ from fray.model.ids import BlobId
 from fray.model.workspace import (
     LINK,
     PROGRAM,
-    Entry,
+    FileEntry,
     Manifest,
-    Piece,
+    ManifestChunk,
     content_of,
     leads_out,
     read_manifest,
     spans,
     write_manifest,
 )
-from fray.node.workspaces.reusable_copies import Spares
+from fray.node.workspaces.reusable_copies import ReusableCopies
 
 LINKED_FROM_BYTES = 1 << 20
 """Files from this size on are not copied for each attempt where they can be shared safely."""
@@ -49,19 +49,19 @@ _FIRST_TIME_S = 1_600_000_000
 _CHUNK_BYTES = 1 << 20
 
 
-class Damaged(Exception):
+class TreeCorrupted(Exception):
     """A file of a tree is not what it was when it was made."""
 
 
 @frozen
-class Kept:
+class WorkspaceRetention:
     """How much stays on the machine."""
 
     limit_bytes: int = 20 * 1000**3
     unused_s: float = 14 * 86_400.0
 
 
-class Trees:
+class WorkspaceStore:
     """The store below one directory, made when it is first needed."""
 
     def __init__(self, root: Path, boot_id: str = "") -> None:
@@ -69,7 +69,7 @@ class Trees:
         self._boot_id = boot_id
         self._files, self._trees, self._pieces = root / "files", root / "trees", root / "pieces"
         self._locks = root / "locks"
-        self._spares = Spares(root / "spares", is_untouched)
+        self._spares = ReusableCopies(root / "spares", is_untouched)
 
     def open(self) -> None:
         """Make the directories, and throw away what an earlier boot of the machine has left."""
@@ -114,7 +114,7 @@ class Trees:
     def manifest(self, bundle: BlobId) -> Manifest:
         return read_manifest((self._trees / f"{bundle}.json").read_bytes())
 
-    def lacking(self, manifest: Manifest) -> list[Piece]:
+    def lacking(self, manifest: Manifest) -> list[ManifestChunk]:
         """Pieces that have something of files that are not here, and are not here themselves."""
         numbers = {
             span.piece for entry, where in spans(manifest) if where and not self._is_whole(entry) for span in where
@@ -170,7 +170,7 @@ class Trees:
                 contents = (take(span.piece)[span.at : span.at + span.size_bytes] for span in where)
                 self._add(entry, contents)
 
-    def _add(self, entry: Entry, contents: Iterable[bytes]) -> None:
+    def _add(self, entry: FileEntry, contents: Iterable[bytes]) -> None:
         file, hashed = self._file(entry), hashlib.sha256()
 
         def watched() -> Iterator[bytes]:
@@ -182,7 +182,7 @@ class Trees:
         _write(file, watched(), mode=mode, time_s=_time_of(entry.blob))
         if hashed.hexdigest() != entry.blob:
             file.unlink()
-            raise Damaged(f"{entry.path!r} came damaged")
+            raise TreeCorrupted(f"{entry.path!r} came damaged")
 
     def _link(self, manifest: Manifest, draft: Path) -> None:
         for directory in _directories(draft, manifest.files):
@@ -193,10 +193,10 @@ class Trees:
             else:
                 os.link(self._file(entry), f"{draft}/{entry.path}")
 
-    def _file(self, entry: Entry) -> Path:
+    def _file(self, entry: FileEntry) -> Path:
         return self._files / f"{entry.blob}{'x' if entry.mode == PROGRAM else ''}"
 
-    def _is_whole(self, entry: Entry) -> bool:
+    def _is_whole(self, entry: FileEntry) -> bool:
         try:
             seen = os.lstat(self._file(entry))
         except FileNotFoundError:
@@ -229,7 +229,7 @@ class Trees:
                 else:
                     _copy(source, target, entry, share)
             except FileNotFoundError:
-                raise Damaged(f"{entry.path!r} is gone from the workspace") from None
+                raise TreeCorrupted(f"{entry.path!r} is gone from the workspace") from None
 
     def _take_alike(self, manifest: Manifest, into: Path) -> bool:
         """The copy of an earlier version: an edit leaves most files as they are."""
@@ -258,7 +258,7 @@ class Trees:
 
     # Keeping
 
-    def sweep(self, kept: Kept) -> int:
+    def sweep(self, kept: WorkspaceRetention) -> int:
         """Remove what nobody uses and there is no room or time for, and what crashes have left; how many trees."""
         removed = 0
         self._spares.drop(unless=self.has)
@@ -312,7 +312,7 @@ class Trees:
         return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(self._files))
 
 
-def _target(entry: Entry, content: bytes) -> str:
+def _target(entry: FileEntry, content: bytes) -> str:
     """Where a link leads; who made the manifest need not be Fray."""
     target = os.fsdecode(content)
     if "\0" in target or leads_out(entry.path, target):
@@ -320,7 +320,7 @@ def _target(entry: Entry, content: bytes) -> str:
     return target
 
 
-def is_untouched(seen: os.stat_result, entry: Entry) -> bool:
+def is_untouched(seen: os.stat_result, entry: FileEntry) -> bool:
     return seen.st_size == entry.size_bytes and seen.st_mtime == _time_of(entry.blob)
 
 
@@ -329,7 +329,7 @@ def _time_of(blob: BlobId) -> int:
     return _FIRST_TIME_S + int(blob[:6], 16)
 
 
-def _directories(root: Path, files: Sequence[Entry]) -> list[str]:
+def _directories(root: Path, files: Sequence[FileEntry]) -> list[str]:
     """All that must be made, each before what is in it."""
     found = {""}
     for entry in files:
@@ -359,11 +359,11 @@ def _write(file: Path, contents: Iterable[bytes], *, mode: int = 0o600, time_s: 
         raise
 
 
-def _copy(source: str, target: str, entry: Entry, share: bool) -> None:
+def _copy(source: str, target: str, entry: FileEntry, share: bool) -> None:
     origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not is_untouched(os.fstat(origin), entry):
-            raise Damaged(f"{entry.path!r} was written to")
+            raise TreeCorrupted(f"{entry.path!r} was written to")
         large = entry.size_bytes >= LINKED_FROM_BYTES
         if large and share and not _can_clone(origin, target) and _links(source, target):
             return
@@ -375,7 +375,7 @@ def _copy(source: str, target: str, entry: Entry, share: bool) -> None:
 
 
 @contextmanager
-def _made(target: str, entry: Entry) -> Iterator[int]:
+def _made(target: str, entry: FileEntry) -> Iterator[int]:
     mode = 0o755 if entry.mode == PROGRAM else 0o644
     copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

@@ -20,7 +20,7 @@ _CLASS = re.compile(rb"^\s*\d+\s+(\d+)\s+\d+\s+\d+\s+(\d+)\s*$", re.MULTILINE)
 _plugs: list[object] = []
 
 
-def settle() -> None:
+def compact_heap() -> None:
     """Drop the garbage, fill the holes, and take everything there is out of the collector's sight.
 
     Only for a process with one thread.

@@ -15,7 +15,7 @@ import trio
 from attrs import define, field
 
 from fray.errors import LaunchFailed
-from fray.node.zygotes.zygote import Hatched
+from fray.node.zygotes.zygote import ForkedZygote
 
 READY_S = 60.0
 """A zygote that has not imported what it should by then is killed."""
@@ -29,7 +29,7 @@ log = logging.getLogger("fray.node")
 
 
 @define
-class _Living:
+class _RunningZygote:
     """One zygote."""
 
     pid: int
@@ -39,7 +39,7 @@ class _Living:
     swept: dict[int, trio.Event] = field(factory=dict)
 
 
-class Zygotes:
+class ZygoteManager:
     """Starts zygotes and passes requests to the one that lives."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Zygotes:
         warm: Sequence[str],
         environ: Mapping[str, str],
         on_lost: Callable[[], None],
-        first: Hatched | None = None,
+        first: ForkedZygote | None = None,
         *,
         interpreter: str = sys.executable,
         hold: str = "",
@@ -65,7 +65,7 @@ class Zygotes:
         """Why this machine gives no PID namespaces; empty: it does. Known once there is a zygote."""
         self._first = first
         """The one that was forked before there was a loop."""
-        self._living: _Living | None = None
+        self._living: _RunningZygote | None = None
         self._changed = trio.Event()
         self._refs = 0
 
@@ -100,15 +100,15 @@ class Zygotes:
         finally:
             self._set(None)
             with trio.CancelScope(shield=True):
-                await _bury(living)
+                await _reap_when_done(living)
         log.warning("the zygote (pid %d) has died; starting another", living.pid)
         self.on_lost()
 
-    def _adopt(self) -> _Living | None:
+    def _adopt(self) -> _RunningZygote | None:
         first, self._first = self._first, None
         return None if first is None else _living(first.pid, first.link)
 
-    def _spawn(self) -> _Living:
+    def _spawn(self) -> _RunningZygote:
         """From the node's main thread: the kernel ties a child to the thread that made it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -128,7 +128,7 @@ class Zygotes:
         self.pid = pid
         return _living(pid, ours)
 
-    async def _wait_ready(self, living: _Living) -> None:
+    async def _wait_ready(self, living: _RunningZygote) -> None:
         with trio.move_on_after(READY_S):
             if packet := await _packet(living.link):
                 living.ready, self.no_namespace = True, json.loads(packet)["namespace"]
@@ -142,13 +142,13 @@ class Zygotes:
             )
         raise LaunchFailed(f"the zygote was not ready after {READY_S:g} s")
 
-    async def _listen(self, living: _Living) -> None:
+    async def _listen(self, living: _RunningZygote) -> None:
         while packet := await _packet(living.link):
             event = living.swept.pop(json.loads(packet).get("swept"), None)
             if event is not None:
                 event.set()
 
-    def _set(self, living: _Living | None) -> None:
+    def _set(self, living: _RunningZygote | None) -> None:
         if living is None and self._living is not None:
             for event in self._living.swept.values():
                 event.set()
@@ -156,7 +156,7 @@ class Zygotes:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _wait_living(self) -> _Living:
+    async def _wait_living(self) -> _RunningZygote:
         while self._living is None:
             await self._changed.wait()
         return self._living
@@ -200,24 +200,24 @@ class Zygotes:
             except OSError:
                 await self._changed_from(living)
 
-    async def _changed_from(self, living: _Living) -> None:
+    async def _changed_from(self, living: _RunningZygote) -> None:
         while self._living is living:
             await self._changed.wait()
 
 
-def _living(pid: int, link: socket.socket) -> _Living:
+def _living(pid: int, link: socket.socket) -> _RunningZygote:
     link.setblocking(False)
-    return _Living(pid=pid, link=link, pidfd=os.pidfd_open(pid))
+    return _RunningZygote(pid=pid, link=link, pidfd=os.pidfd_open(pid))
 
 
-def _exit_code(living: _Living) -> int:
+def _exit_code(living: _RunningZygote) -> int:
     """Of one that has ended; it stays to be reaped. Negative: the signal that killed it."""
     ended = os.waitid(os.P_PIDFD, living.pidfd, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def _reap(living: _Living) -> None:
+def _reap(living: _RunningZygote) -> None:
     os.waitid(os.P_PIDFD, living.pidfd, os.WEXITED)
 
 
@@ -232,7 +232,7 @@ async def _packet(link: socket.socket) -> bytes:
             return b""
 
 
-async def _bury(living: _Living) -> None:
+async def _reap_when_done(living: _RunningZygote) -> None:
     """Let it end (it sweeps what is below it first), and reap it. One that is not ready has nothing below it."""
     trio.lowlevel.notify_closing(living.link)
     living.link.close()

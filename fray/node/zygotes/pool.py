@@ -14,22 +14,22 @@ import trio
 from attrs import define, field
 
 from fray.errors import LaunchFailed
-from fray.node.prepare import NotPrepared, Prepared
-from fray.node.zygotes.manager import Zygotes
+from fray.node.prepare import NotPrepared, PreparedEnvironment
+from fray.node.zygotes.manager import ZygoteManager
 
 IDLE_S = 300.0
 MOST_IDLE = 4
 
 log = logging.getLogger("fray.node")
 
-Make: TypeAlias = Callable[[Prepared], Zygotes]
+Make: TypeAlias = Callable[[PreparedEnvironment], ZygoteManager]
 
 
 @define(eq=False)
-class Brood:
+class PooledZygote:
     """The zygote of one environment, and who uses it."""
 
-    zygotes: Zygotes
+    zygotes: ZygoteManager
     users: int = 0
     idle_since: float = 0.0
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -43,7 +43,7 @@ class Brood:
         self.changed.unpark_all()
 
 
-class Broods:
+class ZygotePool:
     """All zygotes of one node.
 
     Args:
@@ -51,11 +51,11 @@ class Broods:
         make: for another environment.
     """
 
-    def __init__(self, own: Zygotes, make: Make, *, idle_s: float = IDLE_S, most_idle: int = MOST_IDLE) -> None:
-        self.own, self.idle_s, self.most_idle = Brood(own), idle_s, most_idle
+    def __init__(self, own: ZygoteManager, make: Make, *, idle_s: float = IDLE_S, most_idle: int = MOST_IDLE) -> None:
+        self.own, self.idle_s, self.most_idle = PooledZygote(own), idle_s, most_idle
         self._make = make
-        self._others: dict[str, Brood] = {}
-        self._leaving: set[Brood] = set()
+        self._others: dict[str, PooledZygote] = {}
+        self._leaving: set[PooledZygote] = set()
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -87,7 +87,7 @@ class Broods:
         if error is not None:
             raise error
 
-    async def take(self, prepared: Prepared) -> Brood:
+    async def take(self, prepared: PreparedEnvironment) -> PooledZygote:
         """A zygote of that environment, started first if there is none. `Brood.release` it.
 
         Raises:
@@ -108,17 +108,17 @@ class Broods:
             raise NotPrepared(brood.failed)
         return brood
 
-    def _of(self, prepared: Prepared) -> Brood:
+    def _of(self, prepared: PreparedEnvironment) -> PooledZygote:
         if not prepared.interpreter:
             return self.own
         brood = self._others.get(prepared.interpreter)
         if brood is None:
             assert self._nursery is not None, "zygotes need to run"
-            brood = self._others[prepared.interpreter] = Brood(self._make(prepared))
+            brood = self._others[prepared.interpreter] = PooledZygote(self._make(prepared))
             self._nursery.start_soon(self._live, prepared.interpreter, brood)
         return brood
 
-    async def _live(self, interpreter: str, brood: Brood) -> None:
+    async def _live(self, interpreter: str, brood: PooledZygote) -> None:
         try:
             with brood.scope:
                 async with trio.open_nursery() as nursery:
@@ -130,14 +130,14 @@ class Broods:
             self._leave(interpreter, brood)
             self._leaving.discard(brood)
 
-    async def _start(self, nursery: trio.Nursery, brood: Brood) -> None:
+    async def _start(self, nursery: trio.Nursery, brood: PooledZygote) -> None:
         try:
             await nursery.start(brood.zygotes.run)
         except LaunchFailed as error:
             brood.failed = f"no process can be started in the environment: {error}"
         brood.ready.set()
 
-    async def _wait_unused(self, brood: Brood) -> None:
+    async def _wait_unused(self, brood: PooledZygote) -> None:
         """Returns when nobody has used it for `idle_s`, when too many others are idle, or at once if it has failed."""
         while brood.failed is None:
             while brood.users:
@@ -149,14 +149,14 @@ class Broods:
             if patience.cancelled_caught and not brood.users:
                 return
 
-    def _too_idle(self) -> list[Brood]:
+    def _too_idle(self) -> list[PooledZygote]:
         idle = sorted((one for one in self._others.values() if not one.users), key=lambda one: one.idle_since)
         gone = idle[: max(0, len(idle) - self.most_idle)]
         for brood in gone:
             brood.changed.unpark_all()
         return gone
 
-    def _leave(self, interpreter: str, brood: Brood) -> None:
+    def _leave(self, interpreter: str, brood: PooledZygote) -> None:
         """Whoever comes from now on gets another one."""
         if self._others.get(interpreter) is brood:
             del self._others[interpreter]

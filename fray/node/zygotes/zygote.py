@@ -29,15 +29,15 @@ from typing import NoReturn
 
 from attrs import frozen
 
-from fray.model.specs import ActorConfig, Cause, EntryKind, JobSpec, Outcome, Ticket
+from fray.model.specs import ActorConfig, AttemptSpec, EndReason, EntryKind, JobSpec, Outcome
 from fray.net.codec import from_json, to_json
 from fray.net.file_limits import lower_limit
-from fray.node.attempts.bootstrap import enter
+from fray.node.attempts.bootstrap import run_entrypoint
 from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
-from fray.node.shim.main import keep
+from fray.node.shim.main import run_shim
 from fray.node.shim.pid_namespace import fork_init, refusal
 from fray.node.shim.spawn import close_all_but
-from fray.node.zygotes.copy_on_write import settle
+from fray.node.zygotes.copy_on_write import compact_heap
 
 PACKET_LIMIT_BYTES = 4096
 KEEPERS_S = 0.5
@@ -149,14 +149,14 @@ def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
 
 
 @frozen
-class Hatched:
+class ForkedZygote:
     """A forked zygote as the process that forked it holds it."""
 
     pid: int
     link: socket.socket
 
 
-def hatch(names: Sequence[str]) -> Hatched:
+def fork_zygote(names: Sequence[str]) -> ForkedZygote:
     """Fork a zygote from this process, which has imported ``names`` already. Returns in this process alone.
 
     Only for a process without threads and loop, executed with the environment its jobs shall have, and before it
@@ -167,7 +167,7 @@ def hatch(names: Sequence[str]) -> Hatched:
     pid = os.fork()
     if pid:
         theirs.close()
-        return Hatched(pid, ours)
+        return ForkedZygote(pid, ours)
     try:
         os.setsid()
         close_all_but((theirs.fileno(),))
@@ -210,11 +210,11 @@ def be_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoRet
         os._exit(0)
     if os.getppid() != node_pid:
         os._exit(0)
-    warm(names)
+    preload(names)
     control = Zygote(link, node_pidfd).serve()
     if control is None:
         os._exit(0)
-    enter(keep(control, node_pidfd))
+    run_entrypoint(run_shim(control, node_pidfd))
 
 
 def _set_up() -> None:
@@ -229,11 +229,11 @@ def _set_up() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def warm(names: Sequence[str]) -> None:
+def preload(names: Sequence[str]) -> None:
     """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
     load(names)
     _warm_codec()
-    settle()
+    compact_heap()
 
 
 def load(names: Iterable[str]) -> None:
@@ -248,8 +248,8 @@ def load(names: Iterable[str]) -> None:
 def _warm_codec() -> None:
     """The converters of what every keeper reads and writes are compiled at first use: milliseconds each."""
     spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
-    from_json(Ticket, to_json(Ticket(attempt_id="", spec=spec, controller="", key="")))
-    from_json(Outcome, to_json(Outcome(cause=Cause.SUCCEEDED)))
+    from_json(AttemptSpec, to_json(AttemptSpec(attempt_id="", spec=spec, controller="", key="")))
+    from_json(Outcome, to_json(Outcome(cause=EndReason.SUCCEEDED)))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import trio
 from fray.errors import FrayError
 from fray.model.messages.calls import ActorMetrics
 from fray.runtime.actors.call_context import in_context
-from fray.runtime.actors.hosted_actor import Hosted
-from fray.runtime.actors.incoming_call import HostCall
+from fray.runtime.actors.hosted_actor import HostedActor
+from fray.runtime.actors.incoming_call import IncomingCall
 from fray.runtime.actors.methods import NO_GROUP, Style
 from fray.runtime.calls.wire import CANCELLED_ANSWER
 
@@ -29,7 +29,7 @@ SLICE_S = 0.002
 ANY_NUMBER = 1 << 30
 
 
-class Lane:
+class ConcurrencyGroup:
     """One concurrency group: at most ``limit`` of its calls are under way."""
 
     __slots__ = ("limit", "queue", "resting", "running", "spare")
@@ -37,14 +37,14 @@ class Lane:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.running = 0
-        self.queue: deque[HostCall] = deque()
+        self.queue: deque[IncomingCall] = deque()
         self.spare = False
         """A worker is on its way that will take from the queue."""
         self.resting: list[trio.lowlevel.Task] = []
         """Workers without work: waking one is cheaper than starting one."""
 
 
-class LoopActor(Hosted):
+class AsyncActor(HostedActor):
     """``max_concurrency``: default any number."""
 
     def __init__(
@@ -60,10 +60,10 @@ class LoopActor(Hosted):
     ) -> None:
         super().__init__(instance, name, actor_id, number, **options)
         limits = {NO_GROUP: max_concurrency or ANY_NUMBER, **(groups or {})}
-        self._lanes = {group: Lane(limit) for group, limit in limits.items()}
+        self._lanes = {group: ConcurrencyGroup(limit) for group, limit in limits.items()}
         self._slice_ends: float | None = None
 
-    def _start(self, call: HostCall) -> None:
+    def _start(self, call: IncomingCall) -> None:
         spec = call.spec
         assert spec is not None
         call.lane = lane = self._lanes[spec.group]
@@ -87,7 +87,7 @@ class LoopActor(Hosted):
             self._slice_ends = now + SLICE_S
         return now < self._slice_ends
 
-    def cancel(self, call: HostCall) -> None:
+    def cancel(self, call: IncomingCall) -> None:
         call.cancelled = True
         if call.scope is not None:
             call.scope.cancel()
@@ -95,17 +95,17 @@ class LoopActor(Hosted):
             call.lane.queue.remove(call)
             self.withdraw(call)
 
-    def rivals(self, call: HostCall) -> tuple[list[HostCall], list[HostCall], int]:
+    def rivals(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
         lane = call.lane
         assert lane is not None
         return [each for each in self.under_way if each.lane is lane], list(lane.queue), lane.limit
 
-    def give_up(self, call: HostCall, error: FrayError) -> None:
+    def give_up(self, call: IncomingCall, error: FrayError) -> None:
         assert call.lane is not None
         call.lane.queue.remove(call)
         self.reject(call, error)
 
-    def take_unbegun(self) -> list[HostCall]:
+    def take_unbegun(self) -> list[IncomingCall]:
         unbegun = [call for lane in self._lanes.values() for call in lane.queue]
         for lane in self._lanes.values():
             lane.queue.clear()
@@ -127,7 +127,7 @@ class LoopActor(Hosted):
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
-    def _call_worker(self, lane: Lane) -> None:
+    def _call_worker(self, lane: ConcurrencyGroup) -> None:
         if not lane.spare and lane.running < lane.limit:
             lane.spare = True
             if lane.resting:
@@ -135,7 +135,7 @@ class LoopActor(Hosted):
             else:
                 self.context.run(self._spawn, lambda: self._work(lane))
 
-    async def _work(self, lane: Lane) -> None:
+    async def _work(self, lane: ConcurrencyGroup) -> None:
         """A worker: take calls, rest, take calls, until the actor is closed or enough others rest."""
         while True:
             lane.spare = False
@@ -146,7 +146,7 @@ class LoopActor(Hosted):
             if self._closed is not None:
                 return
 
-    async def _rest(self, lane: Lane) -> None:
+    async def _rest(self, lane: ConcurrencyGroup) -> None:
         task = trio.lowlevel.current_task()
         lane.resting.append(task)
 
@@ -157,7 +157,7 @@ class LoopActor(Hosted):
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    async def _take_calls(self, lane: Lane) -> None:
+    async def _take_calls(self, lane: ConcurrencyGroup) -> None:
         """Take calls until none is left. Before a call that may wait, see that somebody else will take the next."""
         turn_ends = self._clock() + SLICE_S
         while lane.queue and lane.running < lane.limit:
@@ -171,7 +171,7 @@ class LoopActor(Hosted):
                 await trio.lowlevel.checkpoint()
                 turn_ends = self._clock() + SLICE_S
 
-    def _run_sync(self, call: HostCall) -> None:
+    def _run_sync(self, call: IncomingCall) -> None:
         if self.is_late(call):
             return
         try:
@@ -186,17 +186,17 @@ class LoopActor(Hosted):
         if call.fatal is not None and _is_from_signal(call.fatal):
             raise call.fatal
 
-    def _run_coroutine(self, call: HostCall, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def _run_coroutine(self, call: IncomingCall, coroutine: Coroutine[Any, Any, Any]) -> None:
         """A plain function that returns a coroutine (a decorated async method): await it."""
         self._begin(call)
         self._spawn(lambda: self._attend(call, lambda: coroutine))
 
-    def _begin(self, call: HostCall) -> None:
+    def _begin(self, call: IncomingCall) -> None:
         assert call.lane is not None
         call.lane.running += 1
         self.under_way[call] = None
 
-    async def _run_async(self, lane: Lane, call: HostCall) -> None:
+    async def _run_async(self, lane: ConcurrencyGroup, call: IncomingCall) -> None:
         if self.is_late(call):
             return
         self._begin(call)
@@ -209,7 +209,7 @@ class LoopActor(Hosted):
         else:
             await self._attend(call, lambda: stream.run_in_loop(call.invoke()))
 
-    async def _attend(self, call: HostCall, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    async def _attend(self, call: IncomingCall, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Await what ``make`` makes, within the call's deadline and cancellation, and answer."""
         answer = CANCELLED_ANSWER
         context = self.context.copy()

@@ -13,15 +13,15 @@ import trio
 
 from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
 from fray.model.ids import SessionId
-from fray.model.messages.calls import Asked, AskEnd, AskMetrics, Bind, Bound
+from fray.model.messages.calls import ActorNumber, GetMetrics, LookUpActor, RequestShutdown, ShutdownAccepted
 from fray.net.channel.public import Channel
 from fray.net.channel.session import STALE_S
 from fray.net.codec import META, Bytes, Kind, decode_message
-from fray.runtime.actors.hosted_actor import Hosted, no_such_actor
-from fray.runtime.actors.incoming_call import HostCall
-from fray.runtime.actors.input_stream import Inputs
-from fray.runtime.actors.lifecycle import Ending
-from fray.runtime.actors.pending_buffers import Landings
+from fray.runtime.actors.hosted_actor import HostedActor, no_such_actor
+from fray.runtime.actors.incoming_call import IncomingCall
+from fray.runtime.actors.input_stream import InputBuffer
+from fray.runtime.actors.lifecycle import ShutdownRequest
+from fray.runtime.actors.pending_buffers import BufferWaits
 from fray.runtime.calls.flow_control import pack_count
 from fray.runtime.calls.wire import (
     AGAIN,
@@ -33,51 +33,51 @@ from fray.runtime.calls.wire import (
     NOT_RUN,
     ONLY,
     TWO_WAY,
+    Admission,
     Answer,
-    Ledger,
-    Verdict,
+    CallDeduplicator,
     split_call,
     split_meta,
     unpack_numbers,
 )
 from fray.runtime.serialization import errors
-from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, Exchange
-from fray.runtime.serialization.buffers import Parcel, Terms, is_large
+from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, BufferTransfer
+from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
 
 if TYPE_CHECKING:
-    from fray.runtime.actors.server import Host
+    from fray.runtime.actors.server import ActorHostServer
 
 _CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
 _CANCEL, _SETTLED, _REQUEST = int(Kind.CANCEL), int(Kind.SETTLED), int(Kind.REQUEST)
 
 
-class Guest:
+class CallerSession:
     """One caller session: its ledger, its calls under way, and the channel it is on now, if any."""
 
-    def __init__(self, host: Host, session: SessionId, *, unbroken: bool) -> None:
+    def __init__(self, host: ActorHostServer, session: SessionId, *, unbroken: bool) -> None:
         self.host = host
         self.session = session
         self.channel: Channel | None = None
-        self.ledger = Ledger(unbroken=unbroken)
-        self._calls: dict[int, HostCall] = {}
-        self._held: deque[tuple[int, HostCall]] = deque()
+        self.ledger = CallDeduplicator(unbroken=unbroken)
+        self._calls: dict[int, IncomingCall] = {}
+        self._held: deque[tuple[int, IncomingCall]] = deque()
         """Admitted and not handed to their actor, because the caller must settle answers first."""
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
-        self._touched: dict[Hosted, None] = {}
-        self.exchange = Exchange(host.spawn)
-        self._landings = Landings(self._go_on)
+        self._touched: dict[HostedActor, None] = {}
+        self.exchange = BufferTransfer(host.spawn)
+        self._landings = BufferWaits(self._go_on)
         self._leaving = False
 
     def __repr__(self) -> str:
         return f"<caller {self.session}: {len(self._calls)} calls under way, {self.ledger.kept_bytes} bytes kept>"
 
-    def seat(self, channel: Channel) -> Seat:
+    def seat(self, channel: Channel) -> CallerChannelHandler:
         """The handler for a channel of this caller, which is now the one its answers go to."""
         self.channel = channel
         channel.stale_s = STALE_S
         self.exchange.begin(channel)
-        return Seat(self, channel)
+        return CallerChannelHandler(self, channel)
 
     def begin_anew(self) -> None:
         """The conversation starts from zero: the caller asks again for what it has not got."""
@@ -91,7 +91,7 @@ class Guest:
             if self._leaving:
                 return
             verdict = self.ledger.admit(ref, bool(flags & AGAIN))
-            if verdict is Verdict.RUN:
+            if verdict is Admission.RUN:
                 self._take(flags, target, ref, body)
             else:
                 if flags & BUFFERS:
@@ -123,9 +123,9 @@ class Guest:
         if flags & META:
             meta, body = split_meta(body)
         method, body = split_call(body)
-        call = self._calls[number] = HostCall(self, number, flags, method, body)
+        call = self._calls[number] = IncomingCall(self, number, flags, method, body)
         if flags & TWO_WAY:
-            call.inputs = Inputs(call)
+            call.inputs = InputBuffer(call)
         if meta is not None:
             call.links = meta.chain
             if meta.deadline_s is not None:
@@ -134,14 +134,14 @@ class Guest:
         if not self._landings.take(target, call):
             self._go_on(target, call)
 
-    def _go_on(self, target: int, call: HostCall) -> None:
+    def _go_on(self, target: int, call: IncomingCall) -> None:
         """It is the call's turn, and its buffers are there."""
         if self._held or not self.ledger.has_room:
             self._held.append((target, call))
         else:
             self.hand_over(target, call)
 
-    def hand_over(self, target: int, call: HostCall) -> None:
+    def hand_over(self, target: int, call: IncomingCall) -> None:
         actor = self.host.actors.get(target)
         if actor is None:
             self.host.absent.enter(target, self, call)
@@ -149,26 +149,26 @@ class Guest:
             self._touched[actor] = None
             actor.take(call)
 
-    def _take_buffers_again(self, verdict: Verdict, number: int, body: Bytes) -> None:
+    def _take_buffers_again(self, verdict: Admission, number: int, body: Bytes) -> None:
         """The same call in a new conversation: its buffers count only if those of the old one never came."""
         arrival, _ = self.exchange.receive(body)
-        waiting = self._landings.find(number) if verdict is Verdict.ATTACH else None
+        waiting = self._landings.find(number) if verdict is Admission.ATTACH else None
         if waiting is None:
             self.exchange.forget(arrival)
         elif waiting[1].arrival is not None and not waiting[1].arrival.is_ready:
             waiting[1].arrival = arrival
             self._landings.follow(*waiting)
 
-    def _repeat(self, verdict: Verdict, number: int) -> None:
+    def _repeat(self, verdict: Admission, number: int) -> None:
         """A call that has come before: attach it, answer it again, or say that nobody knows."""
-        if verdict is Verdict.REPEAT:
+        if verdict is Admission.REPEAT:
             answer = self.ledger.answer(number)
             assert answer is not None
             self._send_answer(number, answer)
-        elif verdict is Verdict.FORGOTTEN:
+        elif verdict is Admission.FORGOTTEN:
             text = f"the host has forgotten what came of call {number}: it may or may not have taken effect"
             self._send_answer(number, (_FAULT, 0, errors.dump_error(OutcomeUnknown(text))))
-        elif verdict is Verdict.FULL:
+        elif verdict is Admission.FULL:
             text = f"caller {self.session} has {len(self.ledger)} calls open at this host: settle some first"
             self._send_answer(number, (_FAULT, NOT_RUN, errors.dump_error(ChannelFull(text))))
 
@@ -229,28 +229,28 @@ class Guest:
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def answer(self, call: HostCall, answer: Answer) -> None:
+    def answer(self, call: IncomingCall, answer: Answer) -> None:
         number = call.number
         if self._calls.pop(number, None) is not None and self.ledger.answered(number, answer):
             self._send_answer(number, answer)
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> TransferCapabilities:
         """What is known of the caller that matters for large buffers."""
         return self.exchange.terms
 
-    def item(self, call: HostCall, data: bytes | Parcel) -> None:
+    def item(self, call: IncomingCall, data: bytes | PickledObject) -> None:
         """One item of a stream."""
         if self.channel is not None and call.number in self._calls:
             try:
-                if isinstance(data, Parcel):
+                if isinstance(data, PickledObject):
                     self._send_parcel(self.channel, ITEM, call.number, BUFFERS, data)
                 else:
                     self.channel.send_nowait(ITEM, call.number, data)
             except (ChannelFull, ChannelClosed):
                 self._cancel(call.number)
 
-    def grant(self, call: HostCall, items: int) -> None:
+    def grant(self, call: IncomingCall, items: int) -> None:
         """A method has taken items that the caller sent it."""
         if self.channel is not None and call.number in self._calls:
             try:
@@ -299,7 +299,7 @@ class Guest:
 
         self.host.spawn(place_and_send)
 
-    def _send_parcel(self, channel: Channel, kind: int, number: int, flags: int, parcel: Parcel) -> None:
+    def _send_parcel(self, channel: Channel, kind: int, number: int, flags: int, parcel: PickledObject) -> None:
         """Raises: as `Channel.send_nowait`; nothing is under way then."""
         if is_large(parcel):
             self.exchange.must_wait()  # it does not; but the next one may go another way
@@ -333,35 +333,35 @@ class Guest:
             self.channel.fail(ref, error)
 
     def _reply(self, message: object) -> object:
-        if isinstance(message, Bind):
+        if isinstance(message, LookUpActor):
             return self._bound(message.name)
-        if isinstance(message, AskMetrics):
+        if isinstance(message, GetMetrics):
             return self._actor(message.number).metrics()
-        if isinstance(message, AskEnd):
+        if isinstance(message, RequestShutdown):
             life = self._actor(message.number).life
             if life is not None:
-                life.ask(Ending(message.reason))
-            return Asked()
+                life.ask(ShutdownRequest(message.reason))
+            return ShutdownAccepted()
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
 
-    def _actor(self, number: int) -> Hosted:
+    def _actor(self, number: int) -> HostedActor:
         actor = self.host.actors.get(number)
         if actor is None:
             raise no_such_actor(number)
         return actor
 
-    def _bound(self, name: str) -> Bound:
+    def _bound(self, name: str) -> ActorNumber:
         actor = self.host.find(name)
         if actor is None:
             known = ", ".join(sorted({each.name for each in self.host.actors.values()})) or "none"
             raise NoSuchActor(f"no actor named {name!r} is served here; there are: {known}", name=name)
-        return Bound(number=actor.number, actor_id=actor.actor_id, incarnation=self.host.incarnation)
+        return ActorNumber(number=actor.number, actor_id=actor.actor_id, incarnation=self.host.incarnation)
 
 
-class Seat:
+class CallerChannelHandler:
     """The handler of one channel; the guest is the same over several."""
 
-    def __init__(self, guest: Guest, channel: Channel) -> None:
+    def __init__(self, guest: CallerSession, channel: Channel) -> None:
         self._guest = guest
         self._channel = channel
         self.on_frame = guest.on_frame

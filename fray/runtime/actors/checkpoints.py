@@ -20,10 +20,10 @@ from fray.errors import FrayError, InvalidRequest, MessageTooLarge
 from fray.model.messages.client import Checkpoint, FetchCheckpoint, SaveCheckpoint
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig
 from fray.net import storage
-from fray.runtime.actors.lifecycle import Life, life_var
+from fray.runtime.actors.lifecycle import ActorLifecycle, life_var
 from fray.runtime.context import Runtime
 from fray.runtime.serialization import pickling
-from fray.runtime.threads.executor import Runner
+from fray.runtime.threads.executor import SerialExecutor
 
 log = logging.getLogger("fray.actor")
 
@@ -50,7 +50,9 @@ def check_class(cls: type, config: ActorConfig) -> bool:
 class Checkpoints:
     """Those of one incarnation. ``runner``: the thread of an all-sync object; None: it lives in the loop."""
 
-    def __init__(self, runtime: Runtime, life: Life, instance: Any, runner: Runner | None, config: ActorConfig) -> None:
+    def __init__(
+        self, runtime: Runtime, life: ActorLifecycle, instance: Any, runner: SerialExecutor | None, config: ActorConfig
+    ) -> None:
         self._runtime, self._life, self._instance, self._runner = runtime, life, instance, runner
         self._storage = config.checkpoint_storage
         self._numbers = count(1)
@@ -176,7 +178,7 @@ class Checkpoints:
             log.exception("no checkpoint of actor %s was kept", self._life.name)
 
 
-def of_life(life: Life) -> Checkpoints:
+def of_life(life: ActorLifecycle) -> Checkpoints:
     """Those of the running actor.
 
     Raises:

@@ -17,12 +17,12 @@ import trio
 from fray.errors import ActorDied, CallCycle, FrayError, InvalidRequest, NoSuchActor
 from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
 from fray.net.codec import Kind
-from fray.runtime.actors.incoming_call import NOBODYS, HostCall
+from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall
 from fray.runtime.actors.input_stream import BlockingStream, Stream
-from fray.runtime.actors.lifecycle import Ending, Life
+from fray.runtime.actors.lifecycle import ActorLifecycle, ShutdownRequest
 from fray.runtime.actors.methods import Method, find_method
 from fray.runtime.actors.metrics import Counters
-from fray.runtime.actors.output_stream import HostStream
+from fray.runtime.actors.output_stream import OutputStream
 from fray.runtime.calls.wire import (
     CANCELLED_ANSWER,
     STREAM,
@@ -31,9 +31,9 @@ from fray.runtime.calls.wire import (
 )
 from fray.runtime.deadlock import (
     comes_back,
+    describe_cycle,
     is_stuck,
     marks_of,
-    story,
 )
 
 _FAULT = int(Kind.FAULT)
@@ -42,7 +42,7 @@ CYCLE_CHECK_S = 0.02
 CYCLE_CHECK_MAX_S = 1.0
 
 
-class Hosted:
+class HostedActor:
     """What both kinds have in common.
 
     Args:
@@ -69,13 +69,13 @@ class Hosted:
         self.name = name
         self.actor_id = actor_id
         self.number = number
-        self.life: Life | None = None
+        self.life: ActorLifecycle | None = None
         """Set by the host."""
         self.touched_s: float | None = None
         """When a call last came or ended, on Trio's clock; kept up to date only if it is not None."""
         self.context = context or copy_context()
-        self.make_context: Callable[[HostCall], Any] = lambda call: call
-        self.under_way: dict[HostCall, None] = {}
+        self.make_context: Callable[[IncomingCall], Any] = lambda call: call
+        self.under_way: dict[IncomingCall, None] = {}
         """Started, or handed to a thread, and not ended."""
         self.cut_short = False
         """A call that had begun was ended from outside."""
@@ -89,10 +89,10 @@ class Hosted:
     def __repr__(self) -> str:
         return f"<hosted {self.name} ({self.actor_id}): {len(self.under_way)} calls under way>"
 
-    def take(self, call: HostCall) -> None:
+    def take(self, call: IncomingCall) -> None:
         """A call has come: start it in its turn."""
         call.actor = self
-        if self.touched_s is not None and call.number != NOBODYS:
+        if self.touched_s is not None and call.number != INTERNAL_CALL:
             self.touched_s = trio.current_time()
         call.arrived = self._clock()
         if self._closed is not None:
@@ -111,24 +111,24 @@ class Hosted:
             self.reject(call, InvalidRequest(f"{self.name}.{call.method}() {wrong}"))
             return
         if call.flags & STREAM:
-            call.stream = HostStream(call)
+            call.stream = OutputStream(call)
             if call.inputs is not None:
                 assert spec.talk_type is not None
                 call.talk = spec.talk_type(call)
         self._start(call)
 
-    def _start(self, call: HostCall) -> None:
+    def _start(self, call: IncomingCall) -> None:
         raise NotImplementedError
 
-    def cancel(self, call: HostCall) -> None:
+    def cancel(self, call: IncomingCall) -> None:
         """The caller no longer waits."""
         raise NotImplementedError
 
-    def runs(self, call: HostCall) -> bool:
+    def runs(self, call: IncomingCall) -> bool:
         """Whether a call under way has begun."""
         return True
 
-    def claim(self, call: HostCall) -> bool:
+    def claim(self, call: IncomingCall) -> bool:
         """On a thread, which begins the call now; False: it must not."""
         raise NotImplementedError
 
@@ -141,20 +141,20 @@ class Hosted:
 
     # Calls that wait for themselves ----------------------------------------------------------------------------------
 
-    def rivals(self, call: HostCall) -> tuple[list[HostCall], list[HostCall], int]:
+    def rivals(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
         """Of the call's concurrency group: calls under way, calls that have not begun, how many may be under way."""
         raise NotImplementedError
 
-    def give_up(self, call: HostCall, error: FrayError) -> None:
+    def give_up(self, call: IncomingCall, error: FrayError) -> None:
         """Answer a call that has not begun with ``error``, and never begin it."""
         raise NotImplementedError
 
-    def watch_cycle(self, call: HostCall) -> None:
+    def watch_cycle(self, call: IncomingCall) -> None:
         """A call waits for its turn: see that it does not wait for itself."""
         if comes_back(call.links, self.actor_id) and not self._ends_cycle(call):
             self._spawn(lambda: self._keep_watching(call))
 
-    async def _keep_watching(self, call: HostCall) -> None:
+    async def _keep_watching(self, call: IncomingCall) -> None:
         """Who waits for it may begin to do so only now."""
         pause_s = CYCLE_CHECK_S
         while True:
@@ -163,11 +163,11 @@ class Hosted:
                 return
             pause_s = min(2 * pause_s, CYCLE_CHECK_MAX_S)
 
-    def _ends_cycle(self, call: HostCall) -> bool:
+    def _ends_cycle(self, call: IncomingCall) -> bool:
         under_way, queued, limit = self.rivals(call)
         if not is_stuck([each.awaited for each in under_way], [marks_of(each.links) for each in queued], limit):
             return False
-        steps = story(call.links, self.actor_id, f"{self.name}.{call.method}()")
+        steps = describe_cycle(call.links, self.actor_id, f"{self.name}.{call.method}()")
         room = "1 call" if limit == 1 else f"{limit} calls"
         text = (
             f"a cycle of calls: {' → '.join(steps)}, which cannot begin: {self.name} runs {room} at a time and waits "
@@ -178,7 +178,7 @@ class Hosted:
 
     # The end of a call -----------------------------------------------------------------------------------------------
 
-    def ended(self, call: HostCall, answer: Answer) -> None:
+    def ended(self, call: IncomingCall, answer: Answer) -> None:
         """A call that was started has ended."""
         self.under_way.pop(call, None)
         counters = self.counters
@@ -188,7 +188,7 @@ class Hosted:
         elif answer[0] == _FAULT:
             counters.errors += 1
         call.finish(answer)
-        if self.touched_s is not None and call.number != NOBODYS:
+        if self.touched_s is not None and call.number != INTERNAL_CALL:
             self.touched_s = trio.current_time()
         if call.fatal is not None and self.life is not None:
             self.life.ask(ending_of(call.fatal))
@@ -196,19 +196,19 @@ class Hosted:
             self._idle.set()
             self._idle = None
 
-    def reject(self, call: HostCall, error: BaseException) -> None:
+    def reject(self, call: IncomingCall, error: BaseException) -> None:
         """Answer a call that is not run with an error."""
         self.counters.unrun += 1
         self.counters.errors += 1
         call.finish(call.raised(error))
 
-    def withdraw(self, call: HostCall) -> None:
+    def withdraw(self, call: IncomingCall) -> None:
         """Answer a call that was cancelled before it began."""
         self.counters.unrun += 1
         self.counters.cancelled += 1
         call.finish(CANCELLED_ANSWER)
 
-    def is_late(self, call: HostCall) -> bool:
+    def is_late(self, call: IncomingCall) -> bool:
         """Past its deadline before it began; then it has been answered."""
         if not call.is_over_time():
             return False
@@ -221,7 +221,7 @@ class Hosted:
         """Take no more calls; those that have not begun are refused with ``error``. What is under way goes on."""
         self._closed = self._closed or error
 
-    def take_unbegun(self) -> list[HostCall]:
+    def take_unbegun(self) -> list[IncomingCall]:
         """The calls that wait for their turn, off its hands, as far as they can still be stopped."""
         return []
 
@@ -253,15 +253,15 @@ class Hosted:
             call.finish(call.raised(error or self._shut_down(call)))
             self.cancel(call)
 
-    def _shut_down(self, call: HostCall) -> ActorDied:
+    def _shut_down(self, call: IncomingCall) -> ActorDied:
         return ActorDied(f"actor {self.name} was shut down while {call.method}() was under way", actor=self.name)
 
 
-def ending_of(error: BaseException) -> Ending:
+def ending_of(error: BaseException) -> ShutdownRequest:
     """What a SystemExit or KeyboardInterrupt of a method asks for: ``sys.exit()`` is an end in order."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        return Ending("it has left by sys.exit()")
-    return Ending(f"it has left by {type(error).__name__}", error)
+        return ShutdownRequest("it has left by sys.exit()")
+    return ShutdownRequest(f"it has left by {type(error).__name__}", error)
 
 
 def wrong_way(spec: Method, flags: int) -> str:

@@ -10,7 +10,7 @@ import trio
 from fray.errors import DeadlineExceeded, FrayError, NotPicklable
 from fray.net.buffers.chunks import check_transfer
 from fray.net.codec import Bytes, Kind
-from fray.runtime.actors.input_stream import BlockingStream, Inputs, Stream
+from fray.runtime.actors.input_stream import BlockingStream, InputBuffer, Stream
 from fray.runtime.actors.methods import Method
 from fray.runtime.calls.wire import (
     BUFFERS,
@@ -22,38 +22,38 @@ from fray.runtime.calls.wire import (
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.deadlock import actor_of
 from fray.runtime.serialization import errors, pickling
-from fray.runtime.serialization.buffers import Parcel, Terms, settle
+from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, detach_buffers
 
 if TYPE_CHECKING:
-    from fray.runtime.actors.async_actor import Lane
-    from fray.runtime.actors.hosted_actor import Hosted
-    from fray.runtime.actors.lifecycle import Life
-    from fray.runtime.actors.output_stream import HostStream
-    from fray.runtime.serialization.buffer_transfer import Arrival
+    from fray.runtime.actors.async_actor import ConcurrencyGroup
+    from fray.runtime.actors.hosted_actor import HostedActor
+    from fray.runtime.actors.lifecycle import ActorLifecycle
+    from fray.runtime.actors.output_stream import OutputStream
+    from fray.runtime.serialization.buffer_transfer import IncomingTransfer
 
-NOBODYS = -1
+INTERNAL_CALL = -1
 """The number of a call that counts for nobody: a question of the process itself."""
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 
 
-class Guest(Protocol):
+class CallOrigin(Protocol):
     """Whoever made a call and gets its answer."""
 
-    def answer(self, call: HostCall, answer: Answer) -> None: ...
+    def answer(self, call: IncomingCall, answer: Answer) -> None: ...
 
-    def hand_over(self, target: int, call: HostCall) -> None: ...
+    def hand_over(self, target: int, call: IncomingCall) -> None: ...
 
-    def item(self, call: HostCall, data: Any) -> None: ...
+    def item(self, call: IncomingCall, data: Any) -> None: ...
 
     @property
-    def terms(self) -> Terms: ...
+    def terms(self) -> TransferCapabilities: ...
 
-    def grant(self, call: HostCall, items: int) -> None: ...
+    def grant(self, call: IncomingCall, items: int) -> None: ...
 
     async def wait_room(self) -> None: ...
 
 
-class HostCall:
+class IncomingCall:
     """One call under way at its host; also what `fray.current_actor` shows to the method."""
 
     __slots__ = (
@@ -80,26 +80,26 @@ class HostCall:
         "told",
     )
 
-    def __init__(self, guest: Guest, number: int, flags: int, method: str, body: Bytes) -> None:
+    def __init__(self, guest: CallOrigin, number: int, flags: int, method: str, body: Bytes) -> None:
         self.guest = guest
         self.number = number
         self.flags = flags
         self.method = method
         self.body = body
-        self.arrival: Arrival | None = None
+        self.arrival: IncomingTransfer | None = None
         """The buffers outside its pickle, if it has any."""
         self.deadline: float | None = None
         self.links: tuple[str, ...] = ()
         self._waits: set[Any] | None = None
         self.told: threading.Event | None = None
         self.cancelled = False
-        self.actor: Hosted | None = None
+        self.actor: HostedActor | None = None
         self.arrived = 0.0
-        self.lane: Lane | None = None
+        self.lane: ConcurrencyGroup | None = None
         self.spec: Method | None = None
         self.scope: trio.CancelScope | None = None
-        self.stream: HostStream | None = None
-        self.inputs: Inputs | None = None
+        self.stream: OutputStream | None = None
+        self.inputs: InputBuffer | None = None
         """What the caller sends, of a call that is flagged TWO_WAY."""
         self.talk: Stream | BlockingStream | None = None
         """The method's end of such a conversation."""
@@ -119,7 +119,7 @@ class HostCall:
         return self.actor.name if self.actor is not None else ""
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> ActorLifecycle | None:
         return self.actor.life if self.actor is not None else None
 
     @property
@@ -187,7 +187,7 @@ class HostCall:
 
     def returned(self, value: Any) -> Answer:
         """The answer that carries ``value``, or says why it cannot travel."""
-        if type(value) is Parcel:  # packed and settled by Fray itself
+        if type(value) is PickledObject:  # packed and settled by Fray itself
             return _RESULT, BUFFERS, value
         try:
             packed = pickling.pack(value)
@@ -201,7 +201,7 @@ class HostCall:
     def settled(self, packed: Any, what: str) -> Any:
         """A parcel on its way out, independent of the objects it was made of."""
         check_transfer(packed.bulk_bytes, f"a {what} of {self.name}.{self.method}()")
-        settle(packed, self.guest.terms)
+        detach_buffers(packed, self.guest.terms)
         return packed
 
     def raised(self, error: BaseException) -> Answer:

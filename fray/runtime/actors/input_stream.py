@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from fray.errors import CallCancelled, DeadlineExceeded, FrayError, ProtocolMismatch
-from fray.runtime.calls.flow_control import WINDOW, Taken
+from fray.runtime.calls.flow_control import WINDOW, ReceiveWindow
 from fray.runtime.calls.wire import END
 from fray.runtime.serialization import pickling
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
-    from fray.runtime.actors.incoming_call import HostCall
-    from fray.runtime.serialization.buffers import Parcel
+    from fray.runtime.actors.incoming_call import IncomingCall
+    from fray.runtime.serialization.buffers import PickledObject
 
 
-class Inputs:
+class InputBuffer:
     """The items that have come and have not been taken. In the loop; `pop` also on the method's thread."""
 
-    def __init__(self, call: HostCall) -> None:
+    def __init__(self, call: IncomingCall) -> None:
         self.call = call
         self.items: deque[Bytes] = deque()
         self.ended = False
         """The caller has said that no more will come."""
         self.on_change: Callable[[], object] = lambda: None
-        self.taken = Taken()
+        self.taken = ReceiveWindow()
 
     def arrived(self, flags: int, body: Bytes) -> None:
         """The next item, or the end of all."""
@@ -66,7 +66,7 @@ class Stream:
     calling `send`.
     """
 
-    def __init__(self, call: HostCall) -> None:
+    def __init__(self, call: IncomingCall) -> None:
         assert call.inputs is not None
         self._call = call
         self._inputs = call.inputs
@@ -122,7 +122,7 @@ class BlockingStream:
     `send`.
     """
 
-    def __init__(self, call: HostCall) -> None:
+    def __init__(self, call: IncomingCall) -> None:
         """In the loop."""
         assert call.inputs is not None
         assert call.stream is not None
@@ -130,7 +130,7 @@ class BlockingStream:
         self._inputs = call.inputs
         self._output = call.stream
         self._changed = threading.Condition()
-        self._outbox: deque[bytes | Parcel] = deque()
+        self._outbox: deque[bytes | PickledObject] = deque()
         self._granted = 0
         self._poked = False
         self._token = trio.lowlevel.current_trio_token()

@@ -20,10 +20,10 @@ from attrs import frozen
 
 from fray.errors import ActorDied, ActorFailed, InvalidRequest
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.serialization.pickling import made
+from fray.runtime.serialization.pickling import construct_deferred
 
 if TYPE_CHECKING:
-    from fray.runtime.threads.executor import Runner
+    from fray.runtime.threads.executor import SerialExecutor
 
 log = logging.getLogger("fray.actor")
 
@@ -32,7 +32,7 @@ CLEANUP = "__fray_cleanup__"
 
 
 @frozen
-class Ending:
+class ShutdownRequest:
     """Why an actor ends by its own doing. ``error``: it has failed with it; None: in order, and for good."""
 
     text: str
@@ -70,7 +70,7 @@ class ShutdownEvent:
         self._in_threads.set()
 
 
-class Life:
+class ActorLifecycle:
     """See above."""
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Life:
         """The context variables that the constructor left; each call sees a copy of them."""
         self.checkpoints: object = None
         """`fray.runtime.actors.checkpoints.Checkpoints` of an actor that keeps its state."""
-        self.ending: Ending | None = None
+        self.ending: ShutdownRequest | None = None
         """Set once the actor has asked for its end."""
         self._on_ending: Callable[[], object] | None = None
         self._event: ShutdownEvent | None = None
@@ -143,7 +143,7 @@ class Life:
 
     def shut_down(self) -> None:
         """Ask for an end in order."""
-        self._ask_from_anywhere(Ending("it has shut itself down"))
+        self._ask_from_anywhere(ShutdownRequest("it has shut itself down"))
 
     def fail(self, error: BaseException | str) -> None:
         """Ask for an end as failed."""
@@ -151,9 +151,9 @@ class Life:
             error = ActorFailed(error, actor=self.name)
         if not isinstance(error, BaseException):
             raise InvalidRequest(f"fail() takes a message or an exception, not {error!r}")
-        self._ask_from_anywhere(Ending(f"it has failed ({type(error).__name__}: {error})", error))
+        self._ask_from_anywhere(ShutdownRequest(f"it has failed ({type(error).__name__}: {error})", error))
 
-    def _ask_from_anywhere(self, ending: Ending) -> None:
+    def _ask_from_anywhere(self, ending: ShutdownRequest) -> None:
         if not self.ends_itself:
             raise InvalidRequest(f"actor {self.name} cannot end itself: whoever registered it with its ActorServer can")
         if self._token is None:
@@ -167,7 +167,7 @@ class Life:
         except trio.RunFinishedError:
             pass  # it has ended
 
-    def ask(self, ending: Ending) -> None:
+    def ask(self, ending: ShutdownRequest) -> None:
         """In the loop: the first one counts."""
         if self.ending is None:
             self.ending = ending
@@ -184,8 +184,8 @@ def _runs_in(token: trio.lowlevel.TrioToken) -> bool:
 
 _EVENTS = threading.Lock()
 """One lock for the events of all lives: it is held for a moment, and a thousand lives need no thousand locks."""
-life_var: ContextVar[Life | None] = ContextVar("fray_life", default=None)
-_alone: list[Life] | None = None
+life_var: ContextVar[ActorLifecycle | None] = ContextVar("fray_life", default=None)
+_alone: list[ActorLifecycle] | None = None
 
 
 def count_lives_of_process() -> None:
@@ -195,7 +195,7 @@ def count_lives_of_process() -> None:
 
 
 @contextmanager
-def one_of_this_process(life: Life) -> Iterator[None]:
+def one_of_this_process(life: ActorLifecycle) -> Iterator[None]:
     """While ``life`` lasts."""
     lives = _alone if _alone is not None else []
     lives.append(life)
@@ -205,10 +205,10 @@ def one_of_this_process(life: Life) -> Iterator[None]:
         lives.remove(life)
 
 
-def current_life() -> Life | None:
+def current_life() -> ActorLifecycle | None:
     """Whose code is running."""
     call = current_actor_var.get()
-    life: Life | None = getattr(call, "life", None)
+    life: ActorLifecycle | None = getattr(call, "life", None)
     life = life or life_var.get()
     if life is None and _alone is not None and len(_alone) == 1:
         life = _alone[0]
@@ -218,7 +218,9 @@ def current_life() -> Life | None:
 # The two ends of a life ----------------------------------------------------------------------------------------------
 
 
-async def construct(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any], runner: Runner | None) -> Any:
+async def construct(
+    life: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str, Any], runner: SerialExecutor | None
+) -> Any:
     """Make the object: on the thread that will run its calls, or (None) in the loop, as a class with async methods."""
 
     if runner is None:
@@ -226,11 +228,13 @@ async def construct(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any], r
     return await runner.run(lambda: make_instance(life, args, kwargs))
 
 
-def make_instance(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def make_instance(life: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the constructor here and now; it belongs to no call, also where a call (of a light actors' host) runs it."""
     token, call = life_var.set(life), current_actor_var.set(None)
     try:
-        instance = life.cls(*map(made, args), **{name: made(value) for name, value in kwargs.items()})
+        instance = life.cls(
+            *map(construct_deferred, args), **{name: construct_deferred(value) for name, value in kwargs.items()}
+        )
         life.context = copy_context()
         return instance
     finally:
@@ -238,7 +242,7 @@ def make_instance(life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         current_actor_var.reset(call)
 
 
-async def clean_up(life: Life, instance: Any, runner: Runner | None, within_s: float) -> None:
+async def clean_up(life: ActorLifecycle, instance: Any, runner: SerialExecutor | None, within_s: float) -> None:
     """Call the hook of an ending actor where its methods ran, for at most ``within_s``; what it raises is logged.
 
     The caller shields it from cancellation: an actor that is being cancelled cleans up, too.

@@ -1,6 +1,6 @@
 """Light actors: many in one process, each with a life, a failure and restarts of its own.
 
-The controller knows the process, which is an actor too: a `LightHost`. Its owner tells it, over the actor channel,
+The controller knows the process, which is an actor too: a `LightActorHost`. Its owner tells it, over the actor channel,
 which light actors to make, and each new incarnation of it the whole set of those that shall live. Their numbers are the
 owner's promise, so that handles stay good over restarts of the process.
 """
@@ -19,33 +19,33 @@ from attrs import evolve, frozen
 from fray.errors import ActorDied, FrayError
 from fray.model.ids import light_id
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
-from fray.model.restart_policy import Restarts
+from fray.model.restart_policy import RestartCounter
 from fray.model.specs import ActorConfig
 from fray.runtime import context
-from fray.runtime.actors.hosted_actor import Hosted
+from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.lifecycle import (
-    Ending,
-    Life,
+    ActorLifecycle,
+    ShutdownRequest,
     current_life,
     make_instance,
 )
 from fray.runtime.actors.methods import has_async_methods
-from fray.runtime.actors.shutdown import end_when_idle, wind_up
+from fray.runtime.actors.shutdown import end_when_idle, shut_down
 from fray.runtime.calls.range_set import (
     ENDED_HERE,
     ENDS_KEPT,
     RAISED,
-    Numbers,
     Ranges,
+    RangeSet,
 )
 from fray.runtime.serialization import errors, pickling
-from fray.runtime.threads.executor import Runner
+from fray.runtime.threads.executor import SerialExecutor
 
 UNREGISTER_S = 1.0
 
 
 @frozen(kw_only=True)
-class Batch:
+class LightActorBatch:
     """Light actors to be made of one class with the same arguments."""
 
     cls: bytes
@@ -59,7 +59,7 @@ class Batch:
     registered: bool = False
     """Their names are bound in the namespace, each to one."""
 
-    def only(self, places: Sequence[int]) -> Batch:
+    def only(self, places: Sequence[int]) -> LightActorBatch:
         """Those that stand at these places."""
         return evolve(
             self,
@@ -70,7 +70,7 @@ class Batch:
 
 
 @frozen
-class Gone:
+class ActorEnded:
     """A light actor has ended for good. ``error``: `remote_errors.dump_error` of what it failed with, if it did."""
 
     number: int
@@ -81,16 +81,16 @@ class Gone:
 
 
 @frozen
-class Past:
+class EndedBefore:
     """Light actors that ended for good before the reader came, and nobody knows why any more."""
 
     numbers: Ranges
 
 
-Event: TypeAlias = int | Gone | Past
+Event: TypeAlias = int | ActorEnded | EndedBefore
 
 
-class LightHost:
+class LightActorHost:
     """The actor in a process of light actors."""
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class LightHost:
         self.runtime = context.current()
         self.host = self.runtime.host
         self.actor_id = me.actor_id
-        self._tenants: dict[int, Tenant] = {}
+        self._tenants: dict[int, LightActor] = {}
         self._classes: dict[bytes, type] = {}
         self._log: dict[int, tuple[int, Event]] = {}
         """The last event of each number, and how many there were before it; in order."""
         self._count = 0
         self._ends = 0
         """Events of the log that are ends."""
-        self._past = Numbers()
+        self._past = RangeSet()
         """Ends that are in the log no longer."""
         self._told: dict[object, int] = {}
         """For each reader: how many events there were when it was told last."""
@@ -115,7 +115,7 @@ class LightHost:
 
     # Called by the owner ---------------------------------------------------------------------------------------------
 
-    async def create(self, batch: Batch) -> None:
+    async def create(self, batch: LightActorBatch) -> None:
         """Begin those that are not there yet. Returns when their names are theirs, not when they are made."""
         new = [self._promise(batch, place) for place in range(len(batch.numbers)) if self._is_new(batch.numbers[place])]
         if batch.registered:
@@ -123,12 +123,12 @@ class LightHost:
         for tenant in new:
             tenant.begin()
 
-    async def tend(self, batches: Sequence[Batch], over: Ranges) -> AsyncIterator[tuple[Event, ...]]:
+    async def tend(self, batches: Sequence[LightActorBatch], over: Ranges) -> AsyncIterator[tuple[Event, ...]]:
         """Begin what shall live and is not there; then `news`. ``over``: those that have ended for good."""
         if over:
             self._past.update(over)
             self.host.absent.ended.update(over)
-            self._happened(Past(over))
+            self._happened(EndedBefore(over))
         for batch in batches:
             await self.create(batch)
         async for events in self.news():
@@ -142,7 +142,7 @@ class LightHost:
         reader = object()
         self._told[reader] = 0
         try:
-            yield (Past(self._past.ranges),)
+            yield (EndedBefore(self._past.ranges),)
             while True:
                 events = self._since(self._told[reader])
                 self._told[reader] = self._count
@@ -177,16 +177,16 @@ class LightHost:
     def _is_new(self, number: int) -> bool:
         return number not in self._tenants and not self.host.absent.is_over(number)
 
-    def _promise(self, batch: Batch, place: int) -> Tenant:
+    def _promise(self, batch: LightActorBatch, place: int) -> LightActor:
         cls = self._classes.get(batch.cls)
         if cls is None:
             cls = self._classes[batch.cls] = pickling.loads(batch.cls)
         number = batch.numbers[place]
-        tenant = self._tenants[number] = Tenant(self, cls, batch, place)
+        tenant = self._tenants[number] = LightActor(self, cls, batch, place)
         self.host.absent.coming.add(number)
         return tenant
 
-    async def _register(self, tenants: Sequence[Tenant]) -> None:
+    async def _register(self, tenants: Sequence[LightActor]) -> None:
         try:
             for tenant in tenants:
                 await self.runtime.link.request(Register(endpoint=tenant.endpoint(), exclusive=True))
@@ -201,22 +201,22 @@ class LightHost:
         """Run a task of this house's, in no call's context."""
         self._context.copy().run(self.host.spawn, task)
 
-    def over(self, tenant: Tenant, ending: Ending) -> None:
+    def over(self, tenant: LightActor, ending: ShutdownRequest) -> None:
         """A tenant has ended for good."""
         self._tenants.pop(tenant.number, None)
         error = None if ending.error is None else errors.dump_error(ending.error)
-        self._happened(Gone(tenant.number, ending.text, error, ending.constructing))
+        self._happened(ActorEnded(tenant.number, ending.text, error, ending.constructing))
 
-    def born(self, tenant: Tenant) -> None:
+    def born(self, tenant: LightActor) -> None:
         """A tenant is there (again)."""
         self._happened(tenant.number)
 
     def _happened(self, event: Event) -> None:
-        number = event.number if isinstance(event, Gone) else event if isinstance(event, int) else 0
+        number = event.number if isinstance(event, ActorEnded) else event if isinstance(event, int) else 0
         self._log.pop(number, None)
         self._log[number] = self._count, event
         self._count += 1
-        self._ends += isinstance(event, Gone)
+        self._ends += isinstance(event, ActorEnded)
         if self._ends > 2 * ENDS_KEPT and self._count % ENDS_KEPT == 0:
             self._forget()
         self._news.set()
@@ -225,14 +225,14 @@ class LightHost:
     def _forget(self) -> None:
         """Old ends that all readers have heard of become mere numbers."""
         heard = min(self._told.values(), default=0)
-        old = [number for number, (at, event) in self._log.items() if isinstance(event, Gone) and at < heard]
+        old = [number for number, (at, event) in self._log.items() if isinstance(event, ActorEnded) and at < heard]
         for number in old[: self._ends - ENDS_KEPT]:
             del self._log[number]
             self._past.add(number)
             self._ends -= 1
 
 
-class Tenant:
+class LightActor:
     """One light actor in this process, through all its incarnations here."""
 
     __slots__ = (
@@ -249,17 +249,17 @@ class Tenant:
         "number",
     )
 
-    def __init__(self, house: LightHost, cls: type, batch: Batch, place: int) -> None:
+    def __init__(self, house: LightActorHost, cls: type, batch: LightActorBatch, place: int) -> None:
         self._house = house
         self._cls = cls
         self._batch = batch
         self.number = batch.numbers[place]
         self.name = batch.names[place]
         self.index = batch.indices[place]
-        self._restarts: Restarts | None = None
-        self._runner: Runner | None = None
-        self._hosted: Hosted | None = None
-        self._life: Life | None = None
+        self._restarts: RestartCounter | None = None
+        self._runner: SerialExecutor | None = None
+        self._hosted: HostedActor | None = None
+        self._life: ActorLifecycle | None = None
         self._began = 0.0
 
     @property
@@ -294,7 +294,7 @@ class Tenant:
         """Make the object: here, or on its lane if its class is all sync."""
         batch, house = self._batch, self._house
         self._began = trio.current_time()
-        self._life = Life(
+        self._life = ActorLifecycle(
             self.actor_id,
             self.name,
             self._cls,
@@ -302,7 +302,7 @@ class Tenant:
             group=batch.group,
             index=self.index,
         )
-        birth = _Birth(self, self._life, batch.arguments)
+        birth = _Construction(self, self._life, batch.arguments)
         if has_async_methods(self._cls):
             birth.run()
             birth.done()
@@ -336,7 +336,9 @@ class Tenant:
         """The constructor has raised."""
         wait_s = self._again_after_s(error)
         if wait_s is None:
-            ending = Ending(f"its constructor raised {type(error).__name__}: {error}", error, constructing=True)
+            ending = ShutdownRequest(
+                f"its constructor raised {type(error).__name__}: {error}", error, constructing=True
+            )
             self._bury(ending)
             self._house.spawn(partial(self._leave, ending))
         else:
@@ -364,7 +366,7 @@ class Tenant:
             hosted.close(life.ending.refusal(self.name))
         self._house.spawn(partial(self._end, hosted, life, life.ending, wait_s))
 
-    def _bury(self, ending: Ending) -> ActorDied:
+    def _bury(self, ending: ShutdownRequest) -> ActorDied:
         error = ActorDied(f"actor {self.name} is gone: {ending.text}", actor=self.name, **{ENDED_HERE: ending.text})
         if ending.error is not None:
             dumped = errors.dump_error(ending.error)
@@ -374,18 +376,20 @@ class Tenant:
         self._house.host.absent.bury(self.number, error)
         return error
 
-    async def _end(self, hosted: Hosted, life: Life, ending: Ending, wait_s: float | None) -> None:
+    async def _end(
+        self, hosted: HostedActor, life: ActorLifecycle, ending: ShutdownRequest, wait_s: float | None
+    ) -> None:
         if ending.error is None:
             await hosted.wait_idle()
         with trio.CancelScope(shield=True):
-            await wind_up(hosted, life, self._batch.config.cleanup_s)
+            await shut_down(hosted, life, self._batch.config.cleanup_s)
         self._hosted = None
         if wait_s is None:
             await self._leave(ending)
         else:
             await self._begin_after(wait_s)
 
-    async def _leave(self, ending: Ending) -> None:
+    async def _leave(self, ending: ShutdownRequest) -> None:
         if self._runner is not None:
             self._runner.stop()
         await self.unregister()
@@ -397,7 +401,7 @@ class Tenant:
 
     def _again_after_s(self, error: BaseException) -> float | None:
         if self._restarts is None:
-            self._restarts = Restarts(self._batch.config)
+            self._restarts = RestartCounter(self._batch.config)
         now = trio.current_time()
         return self._restarts.after_failure(now, now - self._began)
 
@@ -409,13 +413,13 @@ class Tenant:
     async def wind_up(self) -> None:
         """Its process ends."""
         if self._hosted is not None and self._life is not None:
-            await wind_up(self._hosted, self._life, self._batch.config.cleanup_s)
+            await shut_down(self._hosted, self._life, self._batch.config.cleanup_s)
 
 
-class _Birth:
+class _Construction:
     """The construction, as a job of the lane."""
 
-    def __init__(self, tenant: Tenant, life: Life, arguments: bytes) -> None:
+    def __init__(self, tenant: LightActor, life: ActorLifecycle, arguments: bytes) -> None:
         self._tenant = tenant
         self._life = life
         self._arguments = arguments

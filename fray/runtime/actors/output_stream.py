@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from fray.runtime.calls.flow_control import COUNT_BYTES, Ahead, unpack_count
+from fray.runtime.calls.flow_control import COUNT_BYTES, SendWindow, unpack_count
 from fray.runtime.calls.wire import CANCELLED_ANSWER, Answer
 from fray.runtime.serialization import pickling
-from fray.runtime.serialization.buffers import Parcel
+from fray.runtime.serialization.buffers import PickledObject
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
-    from fray.runtime.actors.incoming_call import HostCall
-    from fray.runtime.actors.threaded_actor import ThreadActor
+    from fray.runtime.actors.incoming_call import IncomingCall
+    from fray.runtime.actors.threaded_actor import ThreadedActor
 
 SLICE_S = 0.002
 """How long a generator on a thread goes on before other calls of its actor get a turn."""
@@ -25,12 +25,12 @@ TURN_ITEMS = 64
 """How many items a generator in the loop yields before others get a turn."""
 
 
-class HostStream:
+class OutputStream:
     """The credit of one stream, and the way its items go out."""
 
-    def __init__(self, call: HostCall) -> None:
+    def __init__(self, call: IncomingCall) -> None:
         self.call = call
-        self.ahead = Ahead(unpack_count(call.body))
+        self.ahead = SendWindow(unpack_count(call.body))
         self.on_credit: Callable[[int], object] = self._credited
         call.body = memoryview(call.body)[COUNT_BYTES:]
         self._granted = trio.Event()
@@ -44,7 +44,7 @@ class HostStream:
         self.ahead.granted(items)
         self._granted.set()
 
-    def pickled(self, item: Any) -> bytes | Parcel:
+    def pickled(self, item: Any) -> bytes | PickledObject:
         packed = pickling.pack(item, f"an item of {self.call.name}.{self.call.method}()")
         del item
         return packed if type(packed) is bytes else self.call.settled(packed, "item")
@@ -60,11 +60,11 @@ class HostStream:
         if self._sent % TURN_ITEMS == 0:
             await trio.lowlevel.checkpoint()
 
-    def send(self, data: bytes | Parcel) -> None:
+    def send(self, data: bytes | PickledObject) -> None:
         self.ahead.sent(len(data))
         self.post(data)
 
-    def post(self, data: bytes | Parcel) -> None:
+    def post(self, data: bytes | PickledObject) -> None:
         """Send what `ahead` knows of already."""
         self.call.guest.item(self.call, data)
 
@@ -85,19 +85,19 @@ class HostStream:
         return None
 
 
-class ThreadStream:
+class ThreadOutputStream:
     """A generator on an actor's thread, as jobs of its executor: each produces what the credit allows, for one slice.
 
     Between two jobs other calls of the actor get their turn.
     """
 
-    def __init__(self, actor: ThreadActor, call: HostCall, stream: HostStream) -> None:
+    def __init__(self, actor: ThreadedActor, call: IncomingCall, stream: OutputStream) -> None:
         self._actor = actor
         self._call = call
         self._stream = stream
         self._context = actor.context.copy()
         self._source: Generator[Any, Any, Any] | None = None
-        self._items: list[bytes | Parcel] = []
+        self._items: list[bytes | PickledObject] = []
         self._value: Any = None
         self._allowed = 0
         self._allowed_bytes = 0

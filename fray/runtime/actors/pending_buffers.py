@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 
 from attrs import Factory, define
 
-from fray.runtime.actors.incoming_call import HostCall
-from fray.runtime.serialization.buffer_transfer import Arrival
+from fray.runtime.actors.incoming_call import IncomingCall
+from fray.runtime.serialization.buffer_transfer import IncomingTransfer
 
 
 @define(eq=False)
-class Landings:
+class BufferWaits:
     """``go_on`` is called with the actor's number and each call, in order, once everything before it has landed."""
 
-    go_on: Callable[[int, HostCall], None]
-    _queues: dict[int, deque[HostCall]] = Factory(dict)
+    go_on: Callable[[int, IncomingCall], None]
+    _queues: dict[int, deque[IncomingCall]] = Factory(dict)
 
-    def take(self, target: int, call: HostCall) -> bool:
+    def take(self, target: int, call: IncomingCall) -> bool:
         """Keep the call until it is its turn; False: it need not wait."""
         queue = self._queues.get(target)
         if queue is None:
@@ -32,18 +32,18 @@ class Landings:
         self.follow(target, call)
         return True
 
-    def follow(self, target: int, call: HostCall) -> None:
+    def follow(self, target: int, call: IncomingCall) -> None:
         """Go on when the buffers of ``call`` are there (they may have been sent anew)."""
         if call.arrival is not None:
             call.arrival.on_ready = lambda: self._landed(target)
             if call.arrival.is_ready:
                 self._landed(target)
 
-    def find(self, number: int) -> tuple[int, HostCall] | None:
+    def find(self, number: int) -> tuple[int, IncomingCall] | None:
         """The call of this number, if it waits here, and whom it is for."""
         return next(((to, call) for to, call in self if call.number == number), None)
 
-    def drop(self, call: HostCall) -> None:
+    def drop(self, call: IncomingCall) -> None:
         """It was cancelled: what is behind it need not wait for its buffers."""
         call.arrival = None
         for target, queue in list(self._queues.items()):
@@ -51,13 +51,13 @@ class Landings:
                 queue.remove(call)
                 self._landed(target)
 
-    def clear(self) -> list[HostCall]:
+    def clear(self) -> list[IncomingCall]:
         """Give up all that waits."""
         waiting = [call for _, call in self]
         self._queues.clear()
         return waiting
 
-    def __iter__(self) -> Iterator[tuple[int, HostCall]]:
+    def __iter__(self) -> Iterator[tuple[int, IncomingCall]]:
         return iter([(target, call) for target, queue in self._queues.items() for call in queue])
 
     def _landed(self, target: int) -> None:
@@ -71,5 +71,5 @@ class Landings:
             self._queues.pop(target, None)
 
 
-def _is_landed(arrival: Arrival | None) -> bool:
+def _is_landed(arrival: IncomingTransfer | None) -> bool:
     return arrival is None or arrival.is_ready

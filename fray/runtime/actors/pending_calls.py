@@ -17,12 +17,12 @@ from fray.runtime.calls.range_set import (
     ENDED_HERE,
     ENDS_KEPT,
     LONG_AGO,
-    Numbers,
+    RangeSet,
 )
 
 if TYPE_CHECKING:
-    from fray.runtime.actors.incoming_call import Guest, HostCall
-    from fray.runtime.actors.server import Host
+    from fray.runtime.actors.incoming_call import CallOrigin, IncomingCall
+    from fray.runtime.actors.server import ActorHostServer
 
 FIRST_LIGHT = 1 << 20
 """Numbers from here on are those of light actors; the host itself gives out lower ones."""
@@ -30,21 +30,21 @@ PROMISE_WAIT_S = 10.0
 """How long a call waits for an actor of which nobody here knows."""
 
 
-class WaitingRoom:
+class PendingLightCalls:
     """Of one host."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ActorHostServer) -> None:
         self._host = host
-        self._calls: dict[int, list[tuple[Guest, HostCall]]] = {}
+        self._calls: dict[int, list[tuple[CallOrigin, IncomingCall]]] = {}
         self.coming: set[int] = set()
         """Actors that are being made (again)."""
         self._closed: FrayError | None = None
         self.graves: dict[int, FrayError] = {}
         """What calls of actors hear that have ended for good; of the last `ENDS_KEPT`."""
-        self.ended = Numbers()
+        self.ended = RangeSet()
         """All others that have."""
 
-    def enter(self, number: int, guest: Guest, call: HostCall) -> None:
+    def enter(self, number: int, guest: CallOrigin, call: IncomingCall) -> None:
         """There is no actor ``number`` now: refuse the call, or let it wait."""
         if number < FIRST_LIGHT or self._closed is not None:
             call.refuse(self._closed or no_such_actor(number))
@@ -55,13 +55,13 @@ class WaitingRoom:
         else:
             self.hold(number, guest, call)
 
-    def hold(self, number: int, guest: Guest, call: HostCall) -> None:
+    def hold(self, number: int, guest: CallOrigin, call: IncomingCall) -> None:
         waiting = self._calls.setdefault(number, [])
         waiting.append((guest, call))
         if len(waiting) == 1 and number not in self.coming:
             self._host.spawn(partial(self._give_up, number, waiting))
 
-    async def _give_up(self, number: int, waiting: list[tuple[Guest, HostCall]]) -> None:
+    async def _give_up(self, number: int, waiting: list[tuple[CallOrigin, IncomingCall]]) -> None:
         await trio.sleep(PROMISE_WAIT_S)
         if number not in self.coming and self._calls.get(number) is waiting:
             self.refuse(number, no_such_actor(number))

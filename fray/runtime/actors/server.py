@@ -19,22 +19,30 @@ from fray.model.messages.calls import CallerHello, HostHello
 from fray.net.channel.channel import HandlerFactory
 from fray.net.channel.public import Acceptor
 from fray.net.codec import decode_message, encode_message
-from fray.net.transport import Claim, Network
+from fray.net.transport import Network, PeerIdentity
 from fray.net.tunnels.transport import SCHEME, is_relayed
-from fray.runtime.actors.async_actor import LoopActor
-from fray.runtime.actors.caller_session import Guest
-from fray.runtime.actors.hosted_actor import Hosted
-from fray.runtime.actors.incoming_call import HostCall
-from fray.runtime.actors.lifecycle import Life, life_var
+from fray.runtime.actors.async_actor import AsyncActor
+from fray.runtime.actors.caller_session import CallerSession
+from fray.runtime.actors.hosted_actor import HostedActor
+from fray.runtime.actors.incoming_call import IncomingCall
+from fray.runtime.actors.lifecycle import ActorLifecycle, life_var
 from fray.runtime.actors.methods import NO_GROUP, check_concurrency, has_async_methods
-from fray.runtime.actors.pending_calls import WaitingRoom
-from fray.runtime.actors.threaded_actor import ThreadActor
+from fray.runtime.actors.pending_calls import PendingLightCalls
+from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.calls.wire import CALLER_KEY_ID, HOST_LEFT
 from fray.runtime.current_call import current_actor
-from fray.runtime.threads.executor import Executor, InlineExecutor, Runner
-from fray.runtime.threads.shared_pool import ThreadPool
+from fray.runtime.threads.executor import Executor, InlineExecutor, SerialExecutor
+from fray.runtime.threads.shared_pool import SharedThreadPool
 
-__all__ = ["Executor", "Host", "HostCall", "InlineExecutor", "Runner", "current_actor", "has_async_methods"]
+__all__ = [
+    "ActorHostServer",
+    "Executor",
+    "IncomingCall",
+    "InlineExecutor",
+    "SerialExecutor",
+    "current_actor",
+    "has_async_methods",
+]
 
 KEEP_S = 60.0
 """How long a caller without a connection is remembered; then its calls are cancelled."""
@@ -42,7 +50,7 @@ CLOSE_S = 3.0
 """How long `Host.shutdown` takes at most after its grace."""
 
 
-class Host:
+class ActorHostServer:
     """The actors of one process incarnation. `run` must be running; `listen` opens the default addresses.
 
     Args:
@@ -65,7 +73,7 @@ class Host:
         directory: Callable[[], str] | None = None,
         key: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        make_runner: Callable[[str, int], Runner] | None = None,
+        make_runner: Callable[[str, int], SerialExecutor] | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.key = mint(rng, 26) if key is None else key
@@ -75,16 +83,16 @@ class Host:
         """`listen` opens a TCP listener too."""
         self.relayed = False
         """Beside any other address it listens at ``relay:``, for those who cannot dial it."""
-        self.make_context: Callable[[HostCall], Any] = lambda call: call
+        self.make_context: Callable[[IncomingCall], Any] = lambda call: call
         """Makes what a method with a ``ctx`` parameter gets."""
-        self.actors: dict[int, Hosted] = {}
-        self.absent = WaitingRoom(self)
+        self.actors: dict[int, HostedActor] = {}
+        self.absent = PendingLightCalls(self)
         """Calls of light actors that are not there now."""
         self._network = network
         self._directory = directory
         self.clock = clock
         self._make_runner = make_runner or _start_executor
-        self._guests: dict[SessionId, Guest] = {}
+        self._guests: dict[SessionId, CallerSession] = {}
         self.in_doubt: Callable[[], bool] = lambda: False
         """This incarnation may have been replaced while it was stopped: nobody is let in until it knows."""
         self._acceptor = Acceptor(
@@ -96,7 +104,7 @@ class Host:
             rng=rng,
         )
         self._numbers = count(1)
-        self._lanes: ThreadPool | None = None
+        self._lanes: SharedThreadPool | None = None
         self._addresses: list[str] = []
         self._opening = trio.Lock()
         self._nursery: trio.Nursery | None = None
@@ -224,8 +232,8 @@ class Host:
         actor_id: ActorId | None = None,
         max_concurrency: int | None = None,
         concurrency_groups: Mapping[str, int] | None = None,
-        executor: Runner | None = None,
-        life: Life | None = None,
+        executor: SerialExecutor | None = None,
+        life: ActorLifecycle | None = None,
         kill_after_s: float | None = None,
         number: int | None = None,
     ) -> int:
@@ -249,7 +257,7 @@ class Host:
             check_concurrency(type(instance), max_concurrency, groups)
         number = next(self._numbers) if number is None else number
         actor_id = actor_id or f"{name}#{number}"
-        life = life or Life(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
+        life = life or ActorLifecycle(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
         token = life_var.set(life)  # what runs in the actor inherits it
         try:
             about = (instance, name, actor_id, number)
@@ -270,13 +278,13 @@ class Host:
         number: int,
         max_concurrency: int | None,
         groups: Mapping[str, int],
-        executor: Runner | None,
+        executor: SerialExecutor | None,
         context: Context | None,
         kill_after_s: float | None,
-    ) -> Hosted:
+    ) -> HostedActor:
         about = (instance, name, actor_id, number)
         if executor is None and has_async_methods(type(instance)):
-            return LoopActor(
+            return AsyncActor(
                 *about,
                 spawn=self.spawn,
                 max_concurrency=max_concurrency,
@@ -287,7 +295,7 @@ class Host:
         runners = {group: self.make_runner(f"{name}-{group}", limit) for group, limit in groups.items()}
         runners[NO_GROUP] = executor or self.make_runner(name, max_concurrency or 1)
         owned = tuple(runner for runner in runners.values() if runner is not executor)
-        return ThreadActor(
+        return ThreadedActor(
             *about,
             spawn=self.spawn,
             runners=runners,
@@ -298,19 +306,19 @@ class Host:
             clock=self.clock,
         )
 
-    def make_runner(self, name: str, threads: int) -> Runner:
+    def make_runner(self, name: str, threads: int) -> SerialExecutor:
         """Threads for an all-sync actor, started; whoever asks for them stops them."""
         return self._make_runner(f"fray-{name}", threads)
 
-    def make_lane(self, name: str, threads: int) -> Runner:
+    def make_lane(self, name: str, threads: int) -> SerialExecutor:
         """What runs the calls of a light all-sync actor: threads that all of them share."""
         if self._make_runner is not _start_executor:
             return self.make_runner(name, threads)
         if self._lanes is None:
-            self._lanes = ThreadPool("fray-light", self.spawn)
+            self._lanes = SharedThreadPool("fray-light", self.spawn)
         return self._lanes.lane(name, threads)
 
-    def _context_for(self, call: HostCall) -> Any:
+    def _context_for(self, call: IncomingCall) -> Any:
         return self.make_context(call)
 
     def spawn(self, task: Callable[[], Any]) -> None:
@@ -339,7 +347,7 @@ class Host:
 
     # Callers ---------------------------------------------------------------------------------------------------------
 
-    def _on_greeting(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+    def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         hello, _ = decode_message(greeting)
         if not isinstance(hello, CallerHello):
             raise ProtocolMismatch("whoever dials an actor's host must greet it as a caller")
@@ -347,25 +355,25 @@ class Host:
             raise ActorDied(f"{hello.expects} is gone: {self.incarnation} listens at its address now")
         guest = self._guests.get(hello.caller)
         if guest is None:
-            guest = self._guests[hello.caller] = Guest(self, hello.caller, unbroken=not hello.known)
+            guest = self._guests[hello.caller] = CallerSession(self, hello.caller, unbroken=not hello.known)
         return encode_message(HostHello(incarnation=self.incarnation)), guest.seat
 
-    def guest_left(self, guest: Guest) -> None:
+    def guest_left(self, guest: CallerSession) -> None:
         """A conversation has ended. Its successor, if there is one, begins before the next task runs."""
         self.spawn(partial(self._forget, guest))
 
-    async def _forget(self, guest: Guest) -> None:
+    async def _forget(self, guest: CallerSession) -> None:
         await trio.lowlevel.checkpoint()
         if guest.channel is None and self._guests.get(guest.session) is guest:
             del self._guests[guest.session]
             guest.cancel_all()
 
-    def find(self, name: str) -> Hosted | None:
+    def find(self, name: str) -> HostedActor | None:
         """The newest actor of this name."""
         return next((actor for actor in reversed(self.actors.values()) if actor.name == name), None)
 
 
-def _start_executor(name: str, threads: int) -> Runner:
+def _start_executor(name: str, threads: int) -> SerialExecutor:
     executor = Executor(name)
     executor.start(threads)
     return executor

@@ -12,26 +12,28 @@ import trio
 from fray.errors import ActorDied
 from fray.model.specs import ActorConfig
 from fray.runtime.actors.checkpoints import AT_END_S, Checkpoints
-from fray.runtime.actors.hosted_actor import Hosted
+from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.lifecycle import (
     CLEANUP,
-    Ending,
-    Life,
+    ActorLifecycle,
+    ShutdownRequest,
     clean_up,
 )
-from fray.runtime.actors.server import Host
-from fray.runtime.actors.threaded_actor import ThreadActor
-from fray.runtime.background import open_services
-from fray.runtime.threads.executor import Runner
+from fray.runtime.actors.server import ActorHostServer
+from fray.runtime.actors.threaded_actor import ThreadedActor
+from fray.runtime.background import open_background_nursery
+from fray.runtime.threads.executor import SerialExecutor
 
 
-async def serve_to_end(host: Host, number: int, life: Life, config: ActorConfig) -> Ending:
+async def serve_until_shutdown(
+    host: ActorHostServer, number: int, life: ActorLifecycle, config: ActorConfig
+) -> ShutdownRequest:
     """Returns once the actor that is registered under ``number`` has ended by its own doing; cancelled, ends it too."""
     hosted = host.actors[number]
     asked = trio.Event()
     life.attend(lambda: _take_no_more(hosted, life, asked))
     try:
-        async with open_services() as nursery:
+        async with open_background_nursery() as nursery:
             if config.idle_s is not None:
                 nursery.start_soon(end_when_idle, hosted, life, config.idle_s)
             await asked.wait()
@@ -41,11 +43,11 @@ async def serve_to_end(host: Host, number: int, life: Life, config: ActorConfig)
         return life.ending
     finally:
         with trio.CancelScope(shield=True):
-            await wind_up(hosted, life, config.cleanup_s)
+            await shut_down(hosted, life, config.cleanup_s)
         host.unregister(number)
 
 
-def _take_no_more(hosted: Hosted, life: Life, asked: trio.Event) -> None:
+def _take_no_more(hosted: HostedActor, life: ActorLifecycle, asked: trio.Event) -> None:
     """At once: a call that comes after the answer to the one that asked is refused."""
     assert life.ending is not None
     hosted.close(life.ending.refusal(hosted.name))
@@ -53,7 +55,7 @@ def _take_no_more(hosted: Hosted, life: Life, asked: trio.Event) -> None:
     asked.set()
 
 
-async def wind_up(hosted: Hosted, life: Life, cleanup_s: float) -> None:
+async def shut_down(hosted: HostedActor, life: ActorLifecycle, cleanup_s: float) -> None:
     """What is still under way ends now; then the hook. To be shielded: at most ``cleanup_s`` long."""
     life.tell()
     hosted.close(ActorDied("the process of this actor is shutting down"))
@@ -62,17 +64,17 @@ async def wind_up(hosted: Hosted, life: Life, cleanup_s: float) -> None:
     if not hasattr(life.cls, CLEANUP):
         return
     began = trio.current_time()
-    if not isinstance(hosted, ThreadActor):
+    if not isinstance(hosted, ThreadedActor):
         with trio.move_on_after(cleanup_s):
             await hosted.wait_idle()
     await clean_up(life, hosted.instance, runner_of(hosted), began + cleanup_s - trio.current_time())
 
 
-async def _keep_state(hosted: Hosted, life: Life) -> None:
+async def _keep_state(hosted: HostedActor, life: ActorLifecycle) -> None:
     """One that others end may be made anew. A thread that was interrupted within a call has no state worth keeping."""
     if not isinstance(life.checkpoints, Checkpoints) or life.ending is not None:
         return
-    if not isinstance(hosted, ThreadActor):
+    if not isinstance(hosted, ThreadedActor):
         with trio.move_on_after(AT_END_S):
             await hosted.wait_idle()
     elif hosted.cut_short:
@@ -80,17 +82,17 @@ async def _keep_state(hosted: Hosted, life: Life) -> None:
     await life.checkpoints.take_at_end()
 
 
-def runner_of(hosted: Hosted) -> Runner | None:
+def runner_of(hosted: HostedActor) -> SerialExecutor | None:
     """The thread of an all-sync object."""
-    return hosted.runner if isinstance(hosted, ThreadActor) else None
+    return hosted.runner if isinstance(hosted, ThreadedActor) else None
 
 
-async def end_when_idle(hosted: Hosted, life: Life, idle_s: float) -> None:
+async def end_when_idle(hosted: HostedActor, life: ActorLifecycle, idle_s: float) -> None:
     """Ask for the end in order once no call has come, run or waited for ``idle_s``."""
     hosted.touched_s = trio.current_time()
     while True:
         left_s = hosted.touched_s + idle_s - trio.current_time()
         if left_s <= 0 and not hosted.is_busy:
-            life.ask(Ending(f"it ended after {idle_s:g} s without a call"))
+            life.ask(ShutdownRequest(f"it ended after {idle_s:g} s without a call"))
             return
         await trio.sleep(left_s if left_s > 0 else idle_s)

@@ -9,22 +9,22 @@ import trio
 from fray.errors import ActorDied, FrayError
 from fray.model.actors import ActorStatus
 from fray.model.ids import ActorId, home_of
-from fray.model.messages.calls import AskEnd
+from fray.model.messages.calls import RequestShutdown
 from fray.model.messages.client import ActorEndpoint, Names
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from fray.net.codec import Bytes
-from fray.runtime.actors.light import Event, Gone, Past
-from fray.runtime.calls.range_set import ENDS_KEPT, LONG_AGO, Numbers
+from fray.runtime.actors.light import ActorEnded, EndedBefore, Event
+from fray.runtime.calls.range_set import ENDS_KEPT, LONG_AGO, RangeSet
 from fray.runtime.calls.route import failed_with, why_ended
-from fray.runtime.calls.wire import End
+from fray.runtime.calls.wire import HostLoss
 from fray.runtime.context import Runtime
 
 ASK_S = 5.0
 """How long the question whether an actor would please end may take to arrive."""
-_IN_ORDER = frozenset({Cause.SUCCEEDED, Cause.STOPPED, Cause.OWNER_ENDED})
+_IN_ORDER = frozenset({EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.OWNER_ENDED})
 
 
-class Presence:
+class ActorStatusWatch:
     """Follows one actor from now on; ``on_change`` is called, in the loop, whenever it comes, goes, or has ended.
 
     Of a light actor the directory knows the host, and the host tells its end: it is there when its host is.
@@ -35,7 +35,7 @@ class Presence:
         self.home, self._number = home_of(actor_id)
         """``home`` is its own id, or that of its host."""
         self.endpoint: ActorEndpoint | None = None
-        self._end: End | None = None
+        self._end: HostLoss | None = None
         self._in_order = False
         self._was_there = False
         self._on_change = on_change
@@ -118,20 +118,20 @@ class Presence:
         return (self._end or _UNKNOWN).undelivered(label)
 
 
-_UNKNOWN = End(text="nobody knows why")
+_UNKNOWN = HostLoss(text="nobody knows why")
 
 
-def _end_of(gone: Gone) -> End:
-    return End(text=gone.why) if gone.error is None else failed_with(gone.error, gone.why, gone.constructing)
+def _end_of(gone: ActorEnded) -> HostLoss:
+    return HostLoss(text=gone.why) if gone.error is None else failed_with(gone.error, gone.why, gone.constructing)
 
 
-class _Tidings:
+class _LightActorEvents:
     """What one host of light actors tells of them, in this place in the cluster."""
 
     def __init__(self, runtime: Runtime, home: ActorId) -> None:
-        self._gone: dict[int, Gone] = {}
+        self._gone: dict[int, ActorEnded] = {}
         """The last `ENDS_KEPT`."""
-        self._past = Numbers()
+        self._past = RangeSet()
         self.there: set[int] = set()
         self.listeners: dict[int, list[Callable[[], object]]] = {}
         self._caller = runtime.caller
@@ -153,15 +153,15 @@ class _Tidings:
             except FrayError:
                 return  # this place is being left
 
-    def end_of(self, number: int) -> Gone | None:
+    def end_of(self, number: int) -> ActorEnded | None:
         """How an actor ended for good, if it has."""
-        return self._gone.get(number) or (Gone(number, LONG_AGO, None) if number in self._past else None)
+        return self._gone.get(number) or (ActorEnded(number, LONG_AGO, None) if number in self._past else None)
 
     def _learn(self, event: Event) -> None:
-        if isinstance(event, Past):
+        if isinstance(event, EndedBefore):
             self._past.update(event.numbers)
             concerned = [number for number in self.listeners if number in self._past]
-        elif isinstance(event, Gone):
+        elif isinstance(event, ActorEnded):
             self._bury(event)
             concerned = [event.number]
         else:
@@ -171,7 +171,7 @@ class _Tidings:
             for listener in list(self.listeners.get(number, [])):
                 listener()
 
-    def _bury(self, gone: Gone) -> None:
+    def _bury(self, gone: ActorEnded) -> None:
         self.there.discard(gone.number)
         self._gone[gone.number] = gone
         while len(self._gone) > ENDS_KEPT:
@@ -180,20 +180,20 @@ class _Tidings:
             self._past.add(oldest)
 
 
-def _tidings_of(runtime: Runtime, home: ActorId) -> _Tidings:
+def _tidings_of(runtime: Runtime, home: ActorId) -> _LightActorEvents:
     tidings = runtime.extras.get(f"tidings of {home}")
-    if not isinstance(tidings, _Tidings):
-        tidings = runtime.extras[f"tidings of {home}"] = _Tidings(runtime, home)
+    if not isinstance(tidings, _LightActorEvents):
+        tidings = runtime.extras[f"tidings of {home}"] = _LightActorEvents(runtime, home)
     return tidings
 
 
-async def ask_end(runtime: Runtime, presence: Presence, reason: str) -> None:
+async def ask_end(runtime: Runtime, presence: ActorStatusWatch, reason: str) -> None:
     """Ask an actor that is there to end in order; one that is not there, or does not answer, is left as it is."""
     if presence.endpoint is None:
         return
     with trio.move_on_after(ASK_S):
         peer = runtime.caller.peer(presence.endpoint, keyed=True)
         try:
-            await peer.request(AskEnd(number=presence.number, reason=reason))
+            await peer.request(RequestShutdown(number=presence.number, reason=reason))
         except FrayError:
             pass  # it is going, or gone: whoever asks waits for its end

@@ -10,17 +10,17 @@ import trio
 
 from fray.errors import CancelIgnored, FrayError
 from fray.model.messages.calls import ActorMetrics
-from fray.runtime.actors.hosted_actor import Hosted
-from fray.runtime.actors.incoming_call import HostCall
+from fray.runtime.actors.hosted_actor import HostedActor
+from fray.runtime.actors.incoming_call import IncomingCall
 from fray.runtime.actors.input_stream import BlockingStream
-from fray.runtime.actors.lifecycle import Ending
+from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.methods import NO_GROUP
-from fray.runtime.actors.output_stream import ThreadStream
+from fray.runtime.actors.output_stream import ThreadOutputStream
 from fray.runtime.calls.wire import CANCELLED_ANSWER, Answer
-from fray.runtime.threads.executor import Runner
+from fray.runtime.threads.executor import SerialExecutor
 
 
-class ThreadActor(Hosted):
+class ThreadedActor(HostedActor):
     """``runners``, ``limits``: of each concurrency group by name. ``owned``: the runners it stops at its end.
     ``kill_after_s``: see `ActorConfig`."""
 
@@ -33,10 +33,10 @@ class ThreadActor(Hosted):
         actor_id: str,
         number: int,
         *,
-        runners: Mapping[str, Runner],
+        runners: Mapping[str, SerialExecutor],
         limits: Mapping[str, int],
         kill_after_s: float | None = None,
-        owned: tuple[Runner, ...] = (),
+        owned: tuple[SerialExecutor, ...] = (),
         **options: Any,
     ) -> None:
         super().__init__(instance, name, actor_id, number, **options)
@@ -44,19 +44,19 @@ class ThreadActor(Hosted):
         """Where constructor and cleanup run, and calls of no group."""
         self._runners = runners
         self._limits = limits
-        self._waiting: dict[HostCall, None] = {}
+        self._waiting: dict[IncomingCall, None] = {}
         """Under way and not begun. Whoever takes a call out, a thread or the loop, decides what becomes of it."""
         self._kill_after_s = kill_after_s
         self._watch: trio.CancelScope | None = None
         self._owned = owned
-        self._streams: dict[HostCall, ThreadStream] = {}
+        self._streams: dict[IncomingCall, ThreadOutputStream] = {}
 
-    def runner_of(self, call: HostCall) -> Runner:
+    def runner_of(self, call: IncomingCall) -> SerialExecutor:
         """Where a call runs."""
         assert call.spec is not None
         return self._runners[call.spec.group]
 
-    def _start(self, call: HostCall) -> None:
+    def _start(self, call: IncomingCall) -> None:
         if self.is_late(call):
             return
         self.under_way[call] = None
@@ -66,7 +66,7 @@ class ThreadActor(Hosted):
         if call.stream is None or call.talk is not None:
             self.runner_of(call).submit(call)
         else:
-            self._streams[call] = stream = ThreadStream(self, call, call.stream)
+            self._streams[call] = stream = ThreadOutputStream(self, call, call.stream)
             stream.resume()
         if call.links:
             self.runner_of(call).flush()
@@ -76,7 +76,7 @@ class ThreadActor(Hosted):
         for runner in self._runners.values():
             runner.flush()
 
-    def cancel(self, call: HostCall) -> None:
+    def cancel(self, call: IncomingCall) -> None:
         """It is told, and that is all that can be done to a thread; if it has not begun, it never does."""
         call.tell()
         call.finish(CANCELLED_ANSWER)
@@ -87,26 +87,26 @@ class ThreadActor(Hosted):
         if isinstance(call.talk, BlockingStream):
             call.talk.wake()
 
-    def ended(self, call: HostCall, answer: Answer) -> None:
+    def ended(self, call: IncomingCall, answer: Answer) -> None:
         self._streams.pop(call, None)
         super().ended(call, answer)
 
-    def rivals(self, call: HostCall) -> tuple[list[HostCall], list[HostCall], int]:
+    def rivals(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
         assert call.spec is not None
         group = call.spec.group
         mine = [each for each in self.under_way if each.spec is not None and each.spec.group == group]
         waiting = [each for each in mine if each in self._waiting]
         return [each for each in mine if self.runs(each)], waiting, self._limits[group]
 
-    def give_up(self, call: HostCall, error: FrayError) -> None:
+    def give_up(self, call: IncomingCall, error: FrayError) -> None:
         if self.claim(call):
             call.outcome = call.raised(error)
             call.finish(call.outcome)
 
-    def claim(self, call: HostCall) -> bool:
+    def claim(self, call: IncomingCall) -> bool:
         return self._waiting.pop(call, call) is None
 
-    def runs(self, call: HostCall) -> bool:
+    def runs(self, call: IncomingCall) -> bool:
         return call not in self._waiting and call.outcome is None
 
     def end_calls(self, error: BaseException | None) -> None:
@@ -118,11 +118,11 @@ class ThreadActor(Hosted):
 
     # Cancellation and deadlines --------------------------------------------------------------------------------------
 
-    async def _kill_if_ignored(self, call: HostCall, kill_after_s: float) -> None:
+    async def _kill_if_ignored(self, call: IncomingCall, kill_after_s: float) -> None:
         await trio.sleep(kill_after_s)
         if call in self.under_way and self._closed is None and self.life is not None:
             text = f"{self.name}.{call.method}() was cancelled and did not end within kill_after_s={kill_after_s:g}"
-            self.life.ask(Ending(text, CancelIgnored(text, method=call.method)))
+            self.life.ask(ShutdownRequest(text, CancelIgnored(text, method=call.method)))
 
     def _see_to(self, deadline: float) -> None:
         if self._watch is None:

@@ -9,15 +9,15 @@ import trio
 
 from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, NotPicklable
 from fray.net.codec import Kind
-from fray.runtime.calls.future_base import ERROR, VALUE, Awaited
+from fray.runtime.calls.future_base import ERROR, VALUE, FutureBase
 from fray.runtime.calls.wire import CANCELLED
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors, pickling
-from fray.runtime.serialization.buffer_transfer import Shipped, unpack
-from fray.runtime.serialization.buffers import Parcel
+from fray.runtime.serialization.buffer_transfer import OutgoingTransfer, unpack
+from fray.runtime.serialization.buffers import PickledObject
 
 if TYPE_CHECKING:
-    from fray.runtime.calls.route import Binding, Route
+    from fray.runtime.calls.route import Route, RouteBinding
 
 CANCEL_WAIT_S = 5.0
 """How long a cancelled caller waits until the callee has acknowledged."""
@@ -26,7 +26,7 @@ _RAW_RESULT, _RAW_FAULT = range(ERROR + 1, ERROR + 3)
 _FAULT = int(Kind.FAULT)
 
 
-class CallFuture(Awaited):
+class CallFuture(FutureBase):
     """The answer to one call; ``await`` it for the result.
 
     Awaiting raises what the method raised, or the `FrayError` that says why there is no answer. An await that is
@@ -53,18 +53,18 @@ class CallFuture(Awaited):
         "undelivered",
     )
 
-    def __init__(self, route: Route, method: str, body: bytes | Parcel, flags: int) -> None:
+    def __init__(self, route: Route, method: str, body: bytes | PickledObject, flags: int) -> None:
         super().__init__()
         self.route = route
         self.method = method
-        self.parcel: Parcel | None = None
+        self.parcel: PickledObject | None = None
         """Its buffers, until it is answered."""
         if type(body) is not bytes:
-            assert isinstance(body, Parcel)
+            assert isinstance(body, PickledObject)
             self.parcel, body = body, body.pickle
         self.body = body
         self.size = len(body)
-        self.shipped: Shipped | None = None
+        self.shipped: OutgoingTransfer | None = None
         self.flags = flags
         self.deadline: float | None = None
         self.repeats = 0
@@ -73,7 +73,7 @@ class CallFuture(Awaited):
         self.mark = ""
         """What its link calls it."""
         self.number = 0
-        self.binding: Binding | None = None
+        self.binding: RouteBinding | None = None
         self.cancelled = False
         self.elsewhere: Callable[[CallFuture], Route | None] | None = None
         """Asked, when the actor is gone and it may be sent again, for another one."""
@@ -170,7 +170,7 @@ class CallFuture(Awaited):
         """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""
         if self._state in (_RAW_RESULT, _RAW_FAULT) and isinstance(self._value, bytes | bytearray | memoryview):
             return self._state == _RAW_RESULT, bytes(self._value)
-        return close(self.exception(), self._value, f"the result of {self.route.label}.{self.method}()")
+        return encode_outcome(self.exception(), self._value, f"the result of {self.route.label}.{self.method}()")
 
     # For the caller's tables -----------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class CallFuture(Awaited):
         super()._wake()
 
 
-def close(error: BaseException | None, value: Any, what: str) -> tuple[bool, bytes]:
+def encode_outcome(error: BaseException | None, value: Any, what: str) -> tuple[bool, bytes]:
     """An opened outcome, closed again."""
     try:
         return (True, pickling.dumps(value, what)) if error is None else (False, errors.dump_error(error))

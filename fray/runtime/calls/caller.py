@@ -16,22 +16,22 @@ from attrs import define, field, frozen
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import SessionId, home_of
-from fray.model.messages.calls import ActorMetrics, AskMetrics, Bind, Bound
+from fray.model.messages.calls import ActorMetrics, ActorNumber, GetMetrics, LookUpActor
 from fray.model.messages.client import ActorEndpoint
 from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES, check_transfer
 from fray.net.transport import Network
 from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.duplex_stream import Conversation
-from fray.runtime.calls.host_connection import Peer
+from fray.runtime.calls.duplex_stream import DuplexStream
+from fray.runtime.calls.host_connection import HostConnection
 from fray.runtime.calls.item_stream import FIRST_CREDIT, CallStream
-from fray.runtime.calls.route import Directory, Route
+from fray.runtime.calls.route import NameDirectory, Route
 from fray.runtime.calls.wire import KEYWORDS, call_head
-from fray.runtime.current_call import CurrentActor, current_actor_var
+from fray.runtime.current_call import CurrentCall, current_actor_var
 from fray.runtime.deadlock import link
 from fray.runtime.serialization import pickling
-from fray.runtime.serialization.buffers import Parcel, settle
+from fray.runtime.serialization.buffers import PickledObject, detach_buffers
 
-__all__ = ["CallFuture", "CallOptions", "CallStream", "Caller", "Directory", "Route"]
+__all__ = ["CallFuture", "CallOptions", "CallStream", "Caller", "NameDirectory", "Route"]
 
 NO_DIRECTORY_GIVE_UP_S = 30.0
 """How long an endpoint that no directory speaks for may be unreachable."""
@@ -69,12 +69,12 @@ class BulkRoom:
     def has_room(self, more_bytes: int) -> bool:
         return not self.held_bytes or self.held_bytes + more_bytes <= BULK_LIMIT_BYTES
 
-    def take(self, parcel: Parcel) -> None:
+    def take(self, parcel: PickledObject) -> None:
         """A call is on its way."""
         parcel.counted_bytes = parcel.bulk_bytes
         self.held_bytes += parcel.counted_bytes
 
-    def ended(self, parcel: Parcel) -> None:
+    def ended(self, parcel: PickledObject) -> None:
         """A call has been answered."""
         self.held_bytes -= parcel.counted_bytes
         self._lot.unpark_all()
@@ -94,7 +94,7 @@ class Caller:
     """All calls of one session. ``run`` must be running (in a nursery of the owner) for calls to go out."""
 
     def __init__(
-        self, network: Network, directory: Directory | None, *, session: SessionId, rng: random.Random
+        self, network: Network, directory: NameDirectory | None, *, session: SessionId, rng: random.Random
     ) -> None:
         self.network = network
         self.directory = directory
@@ -104,7 +104,7 @@ class Caller:
         self._marks = count(1)
         self._routes: WeakValueDictionary[str | tuple[str, int], Route] = WeakValueDictionary()
         """Held by handles, by calls, by the directory as long as the actor may live, and by the peer it leads to."""
-        self._peers: dict[tuple[str | tuple[str, ...], bool], Peer] = {}
+        self._peers: dict[tuple[str | tuple[str, ...], bool], HostConnection] = {}
         self._heads: dict[str, bytes] = {}
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = []
@@ -229,9 +229,9 @@ class Caller:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] = _NO_KWARGS,
         options: CallOptions = DEFAULT_OPTIONS,
-    ) -> Conversation:
+    ) -> DuplexStream:
         """Call a method that takes a stream; see `Conversation`. Options to repeat it do nothing. Raises as `start`."""
-        return self._begin(Conversation, route, method, args, kwargs, options)
+        return self._begin(DuplexStream, route, method, args, kwargs, options)
 
     def _begin(
         self,
@@ -251,7 +251,7 @@ class Caller:
 
     def _body(
         self, route: Route, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
-    ) -> bytes | Parcel:
+    ) -> bytes | PickledObject:
         """What the call's frame holds; a parcel, whose buffers are the arguments' own, where some are large."""
         if self._closed is not None:
             raise self._closed
@@ -259,22 +259,22 @@ class Caller:
         head = (self._heads.get(method) or self._head(method)) + before
         if type(packed) is bytes:
             return head + packed
-        assert isinstance(packed, Parcel)
+        assert isinstance(packed, PickledObject)
         check_transfer(packed.bulk_bytes, f"the call of {route.label}.{method}()")
         packed.pickle = head + packed.pickle
         return packed
 
     def _settled(
         self, route: Route, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
-    ) -> bytes | Parcel:
+    ) -> bytes | PickledObject:
         """The same where nobody waits for the answer: the arguments may change before they are sent."""
         body = self._body(route, method, args, kwargs, before)
-        if type(body) is Parcel:
+        if type(body) is PickledObject:
             self.bulk.check(body.bulk_bytes, f"the call of {route.label}.{method}()")
-            settle(body, route.terms)
+            detach_buffers(body, route.terms)
         return body
 
-    def send(self, call: CallFuture, options: CallOptions, inside: CurrentActor | None) -> None:
+    def send(self, call: CallFuture, options: CallOptions, inside: CurrentCall | None) -> None:
         """Send a call that was made; ``inside``: the actor call that it is part of."""
         if self._closed is not None:
             call.fail(self._closed)
@@ -305,13 +305,13 @@ class Caller:
             await route.wait_room()
         route.check_room()
         body = self._body(route, method, args, kwargs)
-        if type(body) is Parcel:
+        if type(body) is PickledObject:
             await self._prepare(route, body)
         call = CallFuture(route, method, body, KEYWORDS if kwargs else 0)
         self.send(call, options, current_actor_var.get())
         return await call.wait()
 
-    async def _prepare(self, route: Route, parcel: Parcel) -> None:
+    async def _prepare(self, route: Route, parcel: PickledObject) -> None:
         """Large buffers: wait for room, and copy into segments while others run."""
         while not self.bulk.has_room(parcel.bulk_bytes):
             await self.bulk.wait()
@@ -322,7 +322,7 @@ class Caller:
     async def metrics(self, route: Route) -> ActorMetrics:
         """Ask the actor's process what it has counted. Raises: why the actor cannot be asked, as for a call."""
         binding = await route.wait_bound()
-        answer = await binding.peer.request(AskMetrics(number=binding.target))
+        answer = await binding.peer.request(GetMetrics(number=binding.target))
         assert isinstance(answer, ActorMetrics)
         return answer
 
@@ -337,8 +337,8 @@ class Caller:
         """
         endpoint = ActorEndpoint(actor_id="", name=name, job_id="", namespace="", addresses=tuple(addresses), key=key)
         peer = self.peer(endpoint, keyed=False)
-        bound = await peer.request(Bind(name=name), timeout_s=timeout_s)
-        assert isinstance(bound, Bound)
+        bound = await peer.request(LookUpActor(name=name), timeout_s=timeout_s)
+        assert isinstance(bound, ActorNumber)
         self._peers.setdefault((bound.incarnation, False), peer)
         return ActorEndpoint(
             actor_id=bound.actor_id,
@@ -359,18 +359,18 @@ class Caller:
 
     # Hosts -----------------------------------------------------------------------------------------------------------
 
-    def peer(self, endpoint: ActorEndpoint, *, keyed: bool) -> Peer:
+    def peer(self, endpoint: ActorEndpoint, *, keyed: bool) -> HostConnection:
         """The conversation with the endpoint's host, begun if there is none."""
         key = (endpoint.incarnation or (*endpoint.addresses, endpoint.key), keyed)
         peer = self._peers.get(key)
         if peer is None or peer.ended is not None:
             give_up_s = None if keyed else NO_DIRECTORY_GIVE_UP_S
             name = f"{self.session}/{next(self._conversations)}"
-            peer = self._peers[key] = Peer(self, name, endpoint, give_up_s)
+            peer = self._peers[key] = HostConnection(self, name, endpoint, give_up_s)
             self.spawn(peer.run)
         return peer
 
-    def peer_over(self, peer: Peer) -> None:
+    def peer_over(self, peer: HostConnection) -> None:
         """The conversation has ended: the next call begins another."""
         for key in [key for key, known in self._peers.items() if known is peer]:
             del self._peers[key]

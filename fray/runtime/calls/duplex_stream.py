@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from fray.net.codec import check_size
-from fray.runtime.calls.flow_control import WINDOW, Ahead
+from fray.runtime.calls.flow_control import WINDOW, SendWindow
 from fray.runtime.calls.item_stream import CallStream
 from fray.runtime.calls.wire import END, TWO_WAY
 from fray.runtime.serialization import pickling
@@ -15,11 +15,11 @@ from fray.runtime.serialization import pickling
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
     from fray.runtime.calls.route import Route
-    from fray.runtime.serialization.buffer_transfer import Landed
-    from fray.runtime.serialization.buffers import Parcel
+    from fray.runtime.serialization.buffer_transfer import ReceivedObject
+    from fray.runtime.serialization.buffers import PickledObject
 
 
-class Conversation(CallStream):
+class DuplexStream(CallStream):
     """``async with`` it: `send` and `receive`, or ``async for``; leaving ends the method if it has not ended.
 
     Sending and receiving may happen in different tasks. A cancelled `send` or `receive` has done nothing, and the
@@ -28,15 +28,15 @@ class Conversation(CallStream):
 
     __slots__ = ("_ahead", "_done_sending", "_early", "_sent")
 
-    def __init__(self, route: Route, method: str, body: bytes | Parcel, flags: int) -> None:
+    def __init__(self, route: Route, method: str, body: bytes | PickledObject, flags: int) -> None:
         super().__init__(route, method, body, flags | TWO_WAY)
-        self._ahead = Ahead()
+        self._ahead = SendWindow()
         self._done_sending = False
         self._sent = 0
         self._early: list[tuple[int, bytes]] | None = []
         """What was sent before the host gave its first sign: another host may have to be told again."""
 
-    async def __aenter__(self) -> Conversation:
+    async def __aenter__(self) -> DuplexStream:
         return self
 
     async def send(self, item: Any) -> None:
@@ -106,7 +106,7 @@ class Conversation(CallStream):
             for flags, data in self._early or ():
                 self.binding.peer.input(self, flags, data)
 
-    def item(self, body: Bytes | Landed) -> None:
+    def item(self, body: Bytes | ReceivedObject) -> None:
         self._early = None
         super().item(body)
 

@@ -31,7 +31,7 @@ def unpack_count(body: bytes | bytearray | memoryview) -> int:
 
 
 @define(eq=False)
-class Ahead:
+class SendWindow:
     """The sender's side."""
 
     credit: int = WINDOW
@@ -56,7 +56,7 @@ class Ahead:
 
 
 @define(eq=False)
-class Taken:
+class ReceiveWindow:
     """The receiver's side: what it has taken and not granted yet."""
 
     items: int = 0

@@ -8,14 +8,14 @@ from typing import Any
 import trio
 
 from fray.errors import CallCancelled
-from fray.runtime.calls.call_future import CANCEL_WAIT_S, close
-from fray.runtime.calls.future_base import ERROR, VALUE, Awaited
+from fray.runtime.calls.call_future import CANCEL_WAIT_S, encode_outcome
+from fray.runtime.calls.future_base import ERROR, VALUE, FutureBase
 from fray.runtime.serialization import errors, pickling
 
 _CLOSED_VALUE, _CLOSED_ERROR, _MAKER = range(ERROR + 1, ERROR + 4)
 
 
-class Future(Awaited):
+class Future(FutureBase):
     """A result that arrives later. ``await`` it, any number of times; what is there already costs no checkpoint.
 
     An await that is cancelled cancels what the future stands for (when nobody else awaits it), as with actor calls.
@@ -76,7 +76,7 @@ class Future(Awaited):
         """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""
         if self._state in (_CLOSED_VALUE, _CLOSED_ERROR):
             return self._state == _CLOSED_VALUE, self._value
-        return close(self.exception(), self._value, f"the result of {self._what}")
+        return encode_outcome(self.exception(), self._value, f"the result of {self._what}")
 
     # For whoever settles it ------------------------------------------------------------------------------------------
 

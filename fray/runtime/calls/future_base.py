@@ -13,7 +13,7 @@ PENDING, VALUE, ERROR = range(3)
 """States of a future. Those beyond are its kind's own: settled, and not opened yet."""
 
 
-class Awaited:
+class FutureBase:
     """Its state, who awaits it, and who is called when it is settled."""
 
     __slots__ = ("_callbacks", "_state", "_tasks", "_value")
@@ -65,9 +65,9 @@ class Awaited:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives it comes to the same; see `fray.runtime.objects.exports`."""
-        from fray.runtime.objects.imported_future import sent_away
+        from fray.runtime.objects.imported_future import export_future
 
-        return sent_away(self, self.what)
+        return export_future(self, self.what)
 
     def _open(self) -> None:
         """Make a value or an error of what it was settled with."""

@@ -16,7 +16,7 @@ from fray.net.channel.session import HIGH_WATER_BYTES
 from fray.net.codec import META, Bytes, Kind, encode_message
 from fray.net.transport import Credential
 from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.duplex_stream import Conversation
+from fray.runtime.calls.duplex_stream import DuplexStream
 from fray.runtime.calls.flow_control import unpack_count
 from fray.runtime.calls.item_stream import CallStream
 from fray.runtime.calls.wire import (
@@ -31,27 +31,27 @@ from fray.runtime.calls.wire import (
     ONLY,
     SETTLE_EVERY_BYTES,
     TWO_WAY,
-    CallTable,
+    PendingCalls,
     pack_meta,
 )
 from fray.runtime.serialization import errors
 from fray.runtime.serialization.buffer_transfer import (
     SHARE,
     WITHDRAWN,
-    Exchange,
-    Landed,
+    BufferTransfer,
+    ReceivedObject,
 )
 from fray.runtime.serialization.buffers import is_large
 
 if TYPE_CHECKING:
     from fray.runtime.calls.caller import Caller
-    from fray.runtime.calls.route import Binding
+    from fray.runtime.calls.route import RouteBinding
 
 _CALL, _RESULT, _FAULT = int(Kind.CALL), int(Kind.RESULT), int(Kind.FAULT)
 _CANCEL, _SETTLED = int(Kind.CANCEL), int(Kind.SETTLED)
 
 
-class Peer:
+class HostConnection:
     """One host incarnation; the handler of the channel to it."""
 
     def __init__(self, caller: Caller, name: str, endpoint: ActorEndpoint, give_up_s: float | None) -> None:
@@ -59,8 +59,8 @@ class Peer:
         self.name = name
         """Of this conversation: (name, number) is the id of a call."""
         self.incarnation = endpoint.incarnation
-        self.table: CallTable[CallFuture] = CallTable()
-        self.bindings: dict[Binding, None] = {}
+        self.table: PendingCalls[CallFuture] = PendingCalls()
+        self.bindings: dict[RouteBinding, None] = {}
         self.connected = False
         self.ended: FrayError | None = None
         self.heard_until: int | None = None
@@ -80,7 +80,7 @@ class Peer:
         self._pumping = False
         self._room: trio.Event | None = None
         self._scope = trio.CancelScope()
-        self.exchange = Exchange(caller.spawn)
+        self.exchange = BufferTransfer(caller.spawn)
         self.exchange.on_verdict = self._flush
         self._streams: set[int] = set()
         """Streams whose items have buffers."""
@@ -118,7 +118,7 @@ class Peer:
         expects = self._endpoint.incarnation or None
         return encode_message(CallerHello(caller=self.name, expects=expects, known=self._welcomed))
 
-    def _opened(self, channel: Channel) -> Peer:
+    def _opened(self, channel: Channel) -> HostConnection:
         self._channel = channel
         self._requests = Requests(channel)
         self.exchange.begin(channel)
@@ -132,11 +132,11 @@ class Peer:
         """Whether the host may have taken note of a call that was sent."""
         return self.heard_until is None or call.number <= self.heard_until
 
-    def has_calls(self, binding: Binding) -> bool:
+    def has_calls(self, binding: RouteBinding) -> bool:
         calls = (*self.table.open.values(), *self.table.queued)
         return any(call.binding is binding for call in calls)
 
-    def release(self, binding: Binding) -> None:
+    def release(self, binding: RouteBinding) -> None:
         """Nobody needs ``binding`` any more; the last one ends the conversation."""
         self.bindings.pop(binding, None)
         if not self.bindings and self.ended is None:
@@ -188,7 +188,7 @@ class Peer:
             except (ChannelClosed, ChannelFull) as error:
                 call.fail(error)
 
-    def input(self, call: Conversation, flags: int, item: bytes) -> None:
+    def input(self, call: DuplexStream, flags: int, item: bytes) -> None:
         """One item for the method, or the end of all."""
         if self._channel is not None and call.number in self.table.open:
             try:
@@ -224,7 +224,7 @@ class Peer:
                 self.table.unsend(call)
             self._start_pump()
             return False
-        if call.flags & TWO_WAY and isinstance(call, Conversation):
+        if call.flags & TWO_WAY and isinstance(call, DuplexStream):
             call.transmitted()
         return True
 
@@ -297,12 +297,12 @@ class Peer:
             if isinstance(stream, CallStream):
                 if flags & BUFFERS:
                     self._streams.add(ref)
-                    stream.item(Landed(*self.exchange.receive(body)))
+                    stream.item(ReceivedObject(*self.exchange.receive(body)))
                 else:
                     stream.item(body)
         elif kind == CREDIT:
             conversation = self.table.open.get(ref)
-            if isinstance(conversation, Conversation):
+            if isinstance(conversation, DuplexStream):
                 conversation.granted(unpack_count(body))
         elif SHARE <= kind <= WITHDRAWN:
             self.exchange.on_frame(kind, flags, body)
@@ -312,9 +312,9 @@ class Peer:
     def _answer_with_buffers(self, kind: int, flags: int, number: int, body: Bytes) -> None:
         """An answer that may have to wait: for its own buffers, or for those of the items before it."""
         call = self.table.open.get(number)
-        landed: Bytes | Landed = Landed(*self.exchange.receive(body)) if flags & BUFFERS else body
+        landed: Bytes | ReceivedObject = ReceivedObject(*self.exchange.receive(body)) if flags & BUFFERS else body
         if call is None:
-            if isinstance(landed, Landed):
+            if isinstance(landed, ReceivedObject):
                 self.exchange.forget(landed.arrival)
             self.table.answered(number, len(body))
             return
@@ -327,7 +327,7 @@ class Peer:
 
         if isinstance(call, CallStream) and call.awaits_items():
             call.answer_later(end)
-        elif isinstance(landed, Landed) and not landed.arrival.is_ready:
+        elif isinstance(landed, ReceivedObject) and not landed.arrival.is_ready:
             landed.arrival.on_ready = end
         else:
             end()

@@ -11,14 +11,14 @@ import trio
 
 from fray.errors import OutcomeUnknown
 from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.flow_control import WINDOW, Taken, pack_count
+from fray.runtime.calls.flow_control import WINDOW, ReceiveWindow, pack_count
 from fray.runtime.calls.wire import STREAM
-from fray.runtime.serialization.buffer_transfer import Landed, unpack
+from fray.runtime.serialization.buffer_transfer import ReceivedObject, unpack
 
 if TYPE_CHECKING:
     from fray.net.codec import Bytes
     from fray.runtime.calls.route import Route
-    from fray.runtime.serialization.buffers import Parcel
+    from fray.runtime.serialization.buffers import PickledObject
 
 FIRST_CREDIT = pack_count(WINDOW)
 """Stands between the head of the call and its pickle."""
@@ -34,12 +34,12 @@ class CallStream(CallFuture):
 
     __slots__ = ("_end", "_items", "_taken")
 
-    def __init__(self, route: Route, method: str, body: bytes | Parcel, flags: int) -> None:
+    def __init__(self, route: Route, method: str, body: bytes | PickledObject, flags: int) -> None:
         super().__init__(route, method, body, flags | STREAM)
-        self._items: deque[Bytes | Landed] = deque()
+        self._items: deque[Bytes | ReceivedObject] = deque()
         self._end: Callable[[], None] | None = None
         """What to do with the answer, which has overtaken the buffers of items."""
-        self._taken = Taken()
+        self._taken = ReceiveWindow()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a stream is read where it was begun: read it, and send the items")
@@ -104,12 +104,12 @@ class CallStream(CallFuture):
 
     # For the caller's tables -----------------------------------------------------------------------------------------
 
-    def item(self, body: Bytes | Landed) -> None:
+    def item(self, body: Bytes | ReceivedObject) -> None:
         """The next item has come; its buffers may be on their way."""
         if not self.done() and not self.cancelled:
             self._items.append(body)
             self._wake_tasks()
-            if isinstance(body, Landed) and not body.arrival.is_ready:
+            if isinstance(body, ReceivedObject) and not body.arrival.is_ready:
                 body.arrival.on_ready = self._item_landed
 
     def awaits_items(self) -> bool:
@@ -133,5 +133,5 @@ class CallStream(CallFuture):
         self.fail(OutcomeUnknown(text, method=self.method))
 
 
-def _is_there(item: Bytes | Landed) -> bool:
-    return not isinstance(item, Landed) or item.arrival.is_ready
+def _is_there(item: Bytes | ReceivedObject) -> bool:
+    return not isinstance(item, ReceivedObject) or item.arrival.is_ready

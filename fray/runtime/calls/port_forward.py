@@ -8,7 +8,7 @@ import trio
 
 from fray.errors import ConnectionFailed, FrayError
 from fray.model.messages.tunnels import OpenTunnel
-from fray.net.tunnels.byte_stream import Splice, Stream, reset_at_close
+from fray.net.tunnels.byte_stream import ByteStreamTunnel, HalfCloseableStream, reset_at_close
 from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
 
@@ -29,9 +29,9 @@ async def serve_forward(
         nursery.cancel_scope.cancel()
 
 
-async def carry_forward(runtime: Runtime, message: OpenTunnel, stream: Stream) -> None:
+async def carry_forward(runtime: Runtime, message: OpenTunnel, stream: HalfCloseableStream) -> None:
     """Carry one connection until both sides have said all, or one of them is cut; it is closed then."""
-    splice = Splice()
+    splice = ByteStreamTunnel()
     assert runtime.link.tunnels is not None
     try:
         await runtime.link.tunnels.open_pipe(message, splice)

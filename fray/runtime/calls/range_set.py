@@ -17,7 +17,7 @@ ENDS_KEPT = 1_000
 LONG_AGO = "it has ended, and its host does not know any more how"
 
 
-class Numbers:
+class RangeSet:
     """A set of whole numbers, small where they are dense."""
 
     def __init__(self) -> None:

@@ -19,20 +19,20 @@ from attrs import evolve
 
 from fray.errors import ChannelFull, FrayError, NoSuchActor
 from fray.model.messages.client import ActorEndpoint, Names
-from fray.model.specs import Cause, Outcome
+from fray.model.specs import EndReason, Outcome
 from fray.net.codec import Bytes
 from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.host_connection import Peer
+from fray.runtime.calls.host_connection import HostConnection
 from fray.runtime.calls.range_set import ENDED_HERE, RAISED
 from fray.runtime.calls.wire import (
     OPEN_BYTES_LIMIT,
     OPEN_CALLS_LIMIT,
-    End,
-    Fate,
-    fate,
+    HostLoss,
+    LossAction,
+    on_host_lost,
 )
 from fray.runtime.serialization import errors
-from fray.runtime.serialization.buffers import PRIVATE, Terms
+from fray.runtime.serialization.buffers import PRIVATE, TransferCapabilities
 
 if TYPE_CHECKING:
     from fray.runtime.calls.caller import Caller
@@ -45,19 +45,19 @@ PROOF_WAIT_S = 2.0
 """How long calls wait for the channel itself to notice what the directory has said."""
 
 
-class Directory(Protocol):
+class NameDirectory(Protocol):
     """Who is where; `fray.runtime.controller_client.names.NameWatches` is one."""
 
     def watch(self, key: str, on_names: Callable[[Names, Sequence[Bytes]], None]) -> Callable[[], None]:
         """Call back at once with what is known, then at each change; returns what ends the watch."""
 
 
-class Binding:
+class RouteBinding:
     """One actor on one host: what a route uses until it learns of another."""
 
     __slots__ = ("peer", "route", "target")
 
-    def __init__(self, route: Route, peer: Peer, target: int) -> None:
+    def __init__(self, route: Route, peer: HostConnection, target: int) -> None:
         self.route = route
         self.peer = peer
         self.target = target
@@ -73,8 +73,8 @@ class Route:
         self.label = label
         self.key = key
         self.endpoint: ActorEndpoint | None = None
-        self.binding: Binding | None = None
-        self.end: End | None = None
+        self.binding: RouteBinding | None = None
+        self.end: HostLoss | None = None
         """Set once the actor will never be there again; with `may_return`, while its machine is silent."""
         self.may_return = False
         self.on_end: list[Callable[[], object]] = []
@@ -127,7 +127,7 @@ class Route:
             )
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> TransferCapabilities:
         """What is known of the host that matters for large buffers."""
         return PRIVATE if self.binding is None else self.binding.peer.exchange.terms
 
@@ -136,7 +136,7 @@ class Route:
         while self.is_full and self.binding is not None:
             await self.binding.peer.wait_room()
 
-    async def wait_bound(self) -> Binding:
+    async def wait_bound(self) -> RouteBinding:
         """Wait for an incarnation. Raises: why there will never be one."""
         while self.binding is None:
             if self.end is not None:
@@ -167,7 +167,7 @@ class Route:
 
     # What the directory says -----------------------------------------------------------------------------------------
 
-    def follow(self, directory: Directory) -> None:
+    def follow(self, directory: NameDirectory) -> None:
         assert self.key is not None
         self._unwatch = directory.watch(self.key, self._on_names)
         if self.end is not None:
@@ -199,9 +199,9 @@ class Route:
         living = [endpoint for endpoint in endpoints if self._is_new(endpoint)]
         self.endpoint = living[-1] if living else None
         if self.endpoint is None:
-            self._unbind(End(text="it is not registered any more"), None)
+            self._unbind(HostLoss(text="it is not registered any more"), None)
         elif self.binding is None or not self.binding.peer.serves(self.endpoint, self.binding.target):
-            self._unbind(End(text="its process was replaced by another"), PROOF_WAIT_S)
+            self._unbind(HostLoss(text="its process was replaced by another"), PROOF_WAIT_S)
             self._bind(self.endpoint)
 
     def _is_new(self, endpoint: ActorEndpoint) -> bool:
@@ -210,11 +210,11 @@ class Route:
     def _bind(self, endpoint: ActorEndpoint) -> None:
         self.endpoint = endpoint
         peer = self.caller.peer(endpoint, keyed=self.key is not None)
-        self.binding = Binding(self, peer, endpoint.number)
+        self.binding = RouteBinding(self, peer, endpoint.number)
         peer.bindings[self.binding] = None
         self._release_waiting()
 
-    def _unbind(self, end: End, proof_wait_s: float | None) -> None:
+    def _unbind(self, end: HostLoss, proof_wait_s: float | None) -> None:
         """The directory's word. Only a channel that is down, or stays up too long, lets it end what is under way:
         answers may still be on their way (``proof_wait_s=None``: the process may well live on and answer)."""
         binding, self.binding = self.binding, None
@@ -223,12 +223,12 @@ class Route:
 
     # What becomes of calls whose host is gone -------------------------------------------------------------------------
 
-    def peer_ended(self, binding: Binding, error: FrayError, is_proof: bool) -> None:
+    def peer_ended(self, binding: RouteBinding, error: FrayError, is_proof: bool) -> None:
         """The channel of ``binding`` has ended."""
         if self.binding is binding:
             self.binding = None
-        gone = End(text=f"its process is gone ({error})", cause=error)
-        end = gone if is_proof else End(text=str(error), trouble=error)
+        gone = HostLoss(text=f"its process is gone ({error})", cause=error)
+        end = gone if is_proof else HostLoss(text=str(error), trouble=error)
         if is_proof and self.key is None:
             self._is_gone(end)
         if is_proof:
@@ -246,21 +246,21 @@ class Route:
             self._undelivered(call, error if end is None else end.undelivered(self.label))
             return
         if binding is None or self.key is None:
-            self._is_gone(End(text=str(error)))
+            self._is_gone(HostLoss(text=str(error)))
             self._undelivered(call, error)
             return
         self._bury_name(binding)
         if self.binding is binding:
             self.binding = None
-            self.caller.spawn(self._bury, binding, End(text=str(error)), binding.peer.down, None)
+            self.caller.spawn(self._bury, binding, HostLoss(text=str(error)), binding.peer.down, None)
         self.dispatch(call)
 
-    def _bury_name(self, binding: Binding) -> None:
+    def _bury_name(self, binding: RouteBinding) -> None:
         self._gone[binding.peer.incarnation, binding.target] = None
         while len(self._gone) > GONE_LIMIT:
             del self._gone[next(iter(self._gone))]
 
-    async def _bury(self, binding: Binding, end: End, until: trio.Event, within_s: float | None) -> None:
+    async def _bury(self, binding: RouteBinding, end: HostLoss, until: trio.Event, within_s: float | None) -> None:
         peer = binding.peer
         try:
             if peer.has_calls(binding):
@@ -273,22 +273,22 @@ class Route:
             raise
         self._settle(binding, self.end or end)
 
-    def _give_up(self, binding: Binding, end: End) -> None:
+    def _give_up(self, binding: RouteBinding, end: HostLoss) -> None:
         queued, opened = binding.peer.table.take(lambda call: call.binding is binding)
         for call in opened:
             call.fail(end.delivered(self.label, call.method))
         for call in queued:
             call.fail(end.undelivered(self.label))
 
-    async def _end_of_unregistered(self, peer: Peer, end: End) -> End:
+    async def _end_of_unregistered(self, peer: HostConnection, end: HostLoss) -> HostLoss:
         """The connection is gone too: the process has ended, or its machine is out of reach."""
         with trio.move_on_after(PROOF_WAIT_S):
             await peer.over.wait()
         if peer.ended is None:
-            return End(text="its machine does not answer and the cluster has given it up", lost=True)
-        return End(text=f"its process is gone ({peer.ended})", cause=peer.ended)
+            return HostLoss(text="its machine does not answer and the cluster has given it up", lost=True)
+        return HostLoss(text=f"its process is gone ({peer.ended})", cause=peer.ended)
 
-    def _settle(self, binding: Binding, end: End) -> None:
+    def _settle(self, binding: RouteBinding, end: HostLoss) -> None:
         queued, opened = binding.peer.table.take(lambda call: call.binding is binding)
         again = [call for call in opened if self._is_repeated(call, binding.peer.heard(call), end)]
         again += [call for call in queued if self._is_repeated(call, False, end)]
@@ -297,22 +297,22 @@ class Route:
         for call in (*again, *later):
             self.dispatch(call)
 
-    def _is_repeated(self, call: CallFuture, delivered: bool, end: End) -> bool:
+    def _is_repeated(self, call: CallFuture, delivered: bool, end: HostLoss) -> bool:
         if call.done():
             return False
         may_come_back = self.key is not None and end.trouble is None and self.end is None and not call.cancelled
-        decided = fate(delivered=delivered, may_come_back=may_come_back, repeats=call.repeats)
-        if decided is Fate.REPEAT:
+        decided = on_host_lost(delivered=delivered, may_come_back=may_come_back, repeats=call.repeats)
+        if decided is LossAction.REPEAT:
             call.repeats -= delivered
             call.number = 0
             return True
-        if decided is Fate.DIED:
+        if decided is LossAction.DIED:
             self._undelivered(call, end.undelivered(self.label))
         elif call.repeats == 0 or not self._goes_elsewhere(call):
             call.fail(end.delivered(self.label, call.method))
         return False
 
-    def _is_gone(self, end: End) -> None:
+    def _is_gone(self, end: HostLoss) -> None:
         """Of a route that never moves."""
         if self.end is None:
             self.end = end
@@ -346,16 +346,16 @@ class Route:
             self._unwatch = None
 
 
-def why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> End:
+def why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> HostLoss:
     """What the directory says of an actor's end, its error attached."""
     text = outcome.message or f"it ended ({outcome.cause})"
-    if not blobs or outcome.cause is not Cause.FAILURE:
-        return End(text=text, lost=outcome.cause is Cause.MACHINE_LOST)
+    if not blobs or outcome.cause is not EndReason.FAILURE:
+        return HostLoss(text=text, lost=outcome.cause is EndReason.MACHINE_LOST)
     text = f"its constructor raised {text}" if outcome.constructing else text
     return failed_with(bytes(blobs[0]), text, outcome.constructing)
 
 
-def failed_with(error: bytes, text: str, constructing: bool) -> End:
+def failed_with(error: bytes, text: str, constructing: bool) -> HostLoss:
     """The end of an actor that failed with ``error``, by `remote_errors.dump_error`."""
     load = partial(errors.load_error, error)
-    return End(text=text, cause=load(), raised=load if constructing else None)
+    return HostLoss(text=text, cause=load(), raised=load if constructing else None)

@@ -118,7 +118,7 @@ def unpack_numbers(body: Bytes) -> tuple[int, ...]:
 # The host's side -----------------------------------------------------------------------------------------------------
 
 
-class Verdict(Enum):
+class Admission(Enum):
     """What to do with a call that has arrived."""
 
     RUN = "run it"
@@ -134,7 +134,7 @@ CANCELLED_ANSWER: Answer = (FAULT, CANCELLED, b"")
 
 
 @define(eq=False)
-class Ledger:
+class CallDeduplicator:
     """All that one host knows of the calls of one caller.
 
     ``unbroken``: this ledger has been kept since the caller's first call here. Otherwise an earlier one was thrown
@@ -149,18 +149,18 @@ class Ledger:
     kept_bulk_bytes: int = 0
     _open: dict[int, Answer | None] = field(factory=dict, init=False)
 
-    def admit(self, number: int, again: bool = False) -> Verdict:
+    def admit(self, number: int, again: bool = False) -> Admission:
         if number > self.highest:
             if len(self._open) >= self.open_limit:
-                return Verdict.FULL
+                return Admission.FULL
             self.highest = number
             if again and not self.unbroken:
-                return Verdict.FORGOTTEN
+                return Admission.FORGOTTEN
             self._open[number] = None
-            return Verdict.RUN
+            return Admission.RUN
         if number not in self._open:
-            return Verdict.FORGOTTEN
-        return Verdict.ATTACH if self._open[number] is None else Verdict.REPEAT
+            return Admission.FORGOTTEN
+        return Admission.ATTACH if self._open[number] is None else Admission.REPEAT
 
     def answered(self, number: int, answer: Answer) -> bool:
         """Keep the answer until it is settled. False: the call is not open or has been answered before."""
@@ -209,7 +209,7 @@ class Ledger:
 # The caller's side ---------------------------------------------------------------------------------------------------
 
 
-class Callish(Protocol):
+class PendingCall(Protocol):
     """What the caller's table must know of a call."""
 
     number: int
@@ -218,11 +218,11 @@ class Callish(Protocol):
     """Bytes it holds."""
 
 
-T = TypeVar("T", bound=Callish)
+T = TypeVar("T", bound=PendingCall)
 
 
 @define(eq=False)
-class CallTable(Generic[T]):
+class PendingCalls(Generic[T]):
     """All calls of one caller to one host incarnation: queued (surely not delivered), or open (maybe delivered)."""
 
     numbers: Callable[[], int] = field(factory=lambda: count(1).__next__)
@@ -304,7 +304,7 @@ class CallTable(Generic[T]):
         return queued, opened
 
 
-class Fate(Enum):
+class LossAction(Enum):
     """What becomes of a call when the incarnation it was made for is gone."""
 
     REPEAT = "goes to the next incarnation"
@@ -312,16 +312,16 @@ class Fate(Enum):
     UNKNOWN = "ends as OutcomeUnknown: it may have taken effect"
 
 
-def fate(*, delivered: bool, may_come_back: bool, repeats: int) -> Fate:
+def on_host_lost(*, delivered: bool, may_come_back: bool, repeats: int) -> LossAction:
     """``delivered``: it may have arrived. ``may_come_back``: there may be a next incarnation.
     ``repeats``: how often the author allows it to be delivered again."""
     if not delivered:
-        return Fate.REPEAT if may_come_back else Fate.DIED
-    return Fate.REPEAT if may_come_back and repeats > 0 else Fate.UNKNOWN
+        return LossAction.REPEAT if may_come_back else LossAction.DIED
+    return LossAction.REPEAT if may_come_back and repeats > 0 else LossAction.UNKNOWN
 
 
 @frozen
-class End:
+class HostLoss:
     """Why an incarnation is gone, ready to become the error of each of its calls."""
 
     text: str

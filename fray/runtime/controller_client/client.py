@@ -25,8 +25,8 @@ from fray.model.messages.client import (
     JobChanged,
     JobMeasured,
     Launch,
+    LogAppended,
     LogLines,
-    LogMoved,
     Names,
     Register,
     ReservationChanged,
@@ -34,26 +34,26 @@ from fray.model.messages.client import (
     Watch,
 )
 from fray.net.channel.public import Channel, RedialPolicy, run_dialled
-from fray.net.channel.requests import Requests, again
+from fray.net.channel.requests import Requests, copy_error
 from fray.net.channel.session import STALE_S
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.transport import Credential, Network
 from fray.net.tunnels.transport import Tunnels
-from fray.runtime.controller_client.jobs import JobRecords
-from fray.runtime.controller_client.logs import LogWatches, OnLog
-from fray.runtime.controller_client.names import NameWatch, NameWatches
-from fray.runtime.controller_client.reservations import ReservationRecords
+from fray.runtime.controller_client.jobs import JobTracker
+from fray.runtime.controller_client.logs import LogSubscriptions, OnLog
+from fray.runtime.controller_client.names import NameSubscription, NameSubscriptions
+from fray.runtime.controller_client.reservations import ReservationTracker
 
 
-class ControllerLink:
+class ControllerClient:
     """The channel to the controller and all that rides on it."""
 
     def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
-        self.jobs = JobRecords(self)
-        self.reservations = ReservationRecords(self)
-        self.names = NameWatches(self)
-        self.logs = LogWatches(self, on_log)
+        self.jobs = JobTracker(self)
+        self.reservations = ReservationTracker(self)
+        self.names = NameSubscriptions(self)
+        self.logs = LogSubscriptions(self, on_log)
         self.tunnels = tunnels
         """What is relayed over this conversation."""
         self.controller: ControllerHello | None = None
@@ -125,7 +125,7 @@ class ControllerLink:
             self.reservations.learn(message.reservation)
         elif isinstance(message, Names):
             self.names.learn(message, blobs)
-        elif isinstance(message, LogMoved):
+        elif isinstance(message, LogAppended):
             self.logs.moved(message)
         elif isinstance(message, LogLines):
             self.logs.lines(message, blobs[0] if blobs else b"")
@@ -161,7 +161,7 @@ class ControllerLink:
     def _greeting(self) -> bytes:
         return encode_message(evolve(self.hello, settled=self._settled, leaving=self.is_closing))
 
-    def _opened(self, channel: Channel) -> ControllerLink:
+    def _opened(self, channel: Channel) -> ControllerClient:
         self._channel = channel
         if self.hello.role is Role.JOB:
             channel.stale_s = STALE_S
@@ -226,7 +226,7 @@ class ControllerLink:
         """
         await self.ready.wait()
         if self.ended is not None:
-            raise again(self.ended)
+            raise copy_error(self.ended)
         if self._requests is None:
             raise ChannelClosed("the conversation with the controller has not begun", reason="closed")
         answer = await self._requests.request(message, blobs, timeout_s=timeout_s, on_answer=on_answer)
@@ -250,7 +250,7 @@ class ControllerLink:
     async def _keep_subscribed(self) -> None:
         """Tell the controller every subscription it does not know, again after each reset."""
         await self.ready.wait()
-        told: dict[str, NameWatch] = {}
+        told: dict[str, NameSubscription] = {}
         told_follow: dict[JobId | None, bool] = {}
         resets = 0
         while self.ended is None:

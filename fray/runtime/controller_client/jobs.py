@@ -12,13 +12,13 @@ import trio
 from fray.errors import FrayError, NoSuchJob
 from fray.model.ids import JobId, Namespace
 from fray.model.job_groups import JobGroupSpec
-from fray.model.messages.client import BringSecrets, Ended, FindJob, JobMeasured, Jobs, Launch, Terminate, WatchJobs
-from fray.model.monitoring.attempt_metrics import Vital, complete
+from fray.model.messages.client import Ended, FindJob, JobMeasured, Jobs, Launch, ProvideSecrets, Terminate, WatchJobs
+from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.net.codec import Bytes
 
 if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerLink
+    from fray.runtime.controller_client.client import ControllerClient
 
 
 class JobRecord:
@@ -48,7 +48,7 @@ class JobRecord:
         self.changed.set()
         self.changed = trio.Event()
 
-    def measure(self, vitals: Sequence[Vital]) -> None:
+    def measure(self, vitals: Sequence[AttemptMetrics]) -> None:
         """What is measured of it has changed."""
         if not self.ended.is_set():
             self.info = complete(self.info, {vital.attempt_id: vital for vital in vitals})
@@ -68,10 +68,10 @@ class JobRecord:
             callback()
 
 
-class JobRecords:
+class JobTracker:
     """Of one conversation with the controller. A record is here as long as anybody has it."""
 
-    def __init__(self, link: ControllerLink) -> None:
+    def __init__(self, link: ControllerClient) -> None:
         self._link = link
         self._records: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
         self.secret_of: Callable[[str], str | None] = os.environ.get
@@ -119,7 +119,7 @@ class JobRecords:
         """The controller may be another one, which never knew them."""
         if self._secrets:
             try:
-                await self._link.request(BringSecrets(secrets=dict(self._secrets)))
+                await self._link.request(ProvideSecrets(secrets=dict(self._secrets)))
             except FrayError:
                 pass  # the conversation has ended (`on_end` tells everybody)
 

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from fray.errors import FrayError, MessageTooLarge
 from fray.model.ids import split_attempt
-from fray.model.specs import BLOB_LIMIT_BYTES, Cause, Outcome, Stored, Ticket
+from fray.model.specs import BLOB_LIMIT_BYTES, AttemptSpec, EndReason, Outcome, StoredResult
 from fray.net import storage
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.serialization import errors, pickling
@@ -20,21 +20,21 @@ TEXT_LIMIT_CHARS = 32_000
 """Of an error that is too large to travel itself: so much of its traceback does."""
 
 
-def placed(ticket: Ticket, outcome: Outcome, value: bytes) -> tuple[Outcome, bytes | None]:
+def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[Outcome, bytes | None]:
     """The outcome and the value that travel in place of one that is too large. Blocks; never raises."""
     try:
         return _stored(ticket, outcome, value), None
     except Exception as error:  # noqa: BLE001 - storages raise what they like, and it is what the job ends with
-        if outcome.cause is Cause.SUCCEEDED:
+        if outcome.cause is EndReason.SUCCEEDED:
             message = f"{type(error).__name__}: {error}"
-            failed = Outcome(cause=Cause.FAILURE, exit_code=1, raised=True, message=message)
+            failed = Outcome(cause=EndReason.FAILURE, exit_code=1, raised=True, message=message)
             return failed, errors.dump_error(error)
         return outcome, errors.dump_error_in_short(value, TEXT_LIMIT_CHARS, str(error))
 
 
-def _stored(ticket: Ticket, outcome: Outcome, value: bytes) -> Outcome:
+def _stored(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
     spec, size = ticket.spec, len(value)
-    what = f"the {'result' if outcome.cause is Cause.SUCCEEDED else 'error'} of job {spec.name!r}"
+    what = f"the {'result' if outcome.cause is EndReason.SUCCEEDED else 'error'} of job {spec.name!r}"
     if not spec.result_storage:
         raise MessageTooLarge(
             f"{what} has {size:,} bytes pickled; at most {BLOB_LIMIT_BYTES:,} travel: give "
@@ -49,7 +49,7 @@ def _stored(ticket: Ticket, outcome: Outcome, value: bytes) -> Outcome:
         storage.write_now(location, value)
     except Exception as error:
         raise FrayError(f"{what} ({size:,} bytes) cannot be written to {location}: {error!r}") from error
-    return evolve(outcome, stored=Stored(location=location, sha256=pickling.name_of(value), size_bytes=size))
+    return evolve(outcome, stored=StoredResult(location=location, sha256=pickling.name_of(value), size_bytes=size))
 
 
 # Reading -------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from attrs import define
 
 from fray.model.log_records import (
     Bytes,
-    LineKind,
     LogLine,
+    LogLineKind,
     unpack,
 )
 from fray.model.messages.client import LogLines, LogSource
@@ -19,7 +19,7 @@ CUT_OFF = "its machine keeps so much of an attempt and no more, or its disk was 
 
 
 @define
-class Lines:
+class LogLineDecoder:
     """The lines of one attempt, as far as they have come."""
 
     source: LogSource
@@ -64,15 +64,15 @@ class Lines:
             job_id=self.source.job_id,
             name=self.source.name,
             number=number,
-            kind=LineKind.GAP,
+            kind=LogLineKind.GAP,
             lost=lost,
             until=until,
         )
 
 
-def told(message: LogLines, data: Bytes) -> list[LogLine]:
+def lines_of_notice(message: LogLines, data: Bytes) -> list[LogLine]:
     """The lines of a notice for a terminal."""
-    lines = Lines(LogSource(attempt_id=message.attempt_id, job_id=message.job_id, name=message.name))
+    lines = LogLineDecoder(LogSource(attempt_id=message.attempt_id, job_id=message.job_id, name=message.name))
     found = list(lines.read(data, message.first, message.end))
     if message.skipped:
         at = found[0].time if found else 0.0

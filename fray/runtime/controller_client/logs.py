@@ -13,36 +13,36 @@ import trio
 from fray.errors import FrayError
 from fray.model.ids import JobId
 from fray.model.log_records import LogLine
-from fray.model.messages.client import LogLines, LogMoved, WatchLogs
+from fray.model.messages.client import LogAppended, LogLines, WatchLogs
 from fray.model.specs import JobInfo
 from fray.net.codec import Bytes
 
 if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerLink
+    from fray.runtime.controller_client.client import ControllerClient
 
 OnLog: TypeAlias = Callable[[Sequence[LogLine]], None]
 """Told of lines of one attempt."""
 
 
-class ReadsLogs(Protocol):
+class LogFollower(Protocol):
     """One who reads logs and follows."""
 
     watched: tuple[JobId, bool]
     """The job, and whether also all below it."""
 
-    def on_moved(self, moved: LogMoved | None) -> None:
+    def on_moved(self, moved: LogAppended | None) -> None:
         """Told of an attempt that has printed; None: of any, as hints may have been lost."""
 
 
-class LogWatches:
+class LogSubscriptions:
     """Of one conversation with the controller, which tells it of each job as long as it is among those `followed`."""
 
-    def __init__(self, link: ControllerLink, on_log: OnLog | None) -> None:
+    def __init__(self, link: ControllerClient, on_log: OnLog | None) -> None:
         self._link = link
         self.on_log = on_log
         self.followed: dict[JobId | None, bool] = {}
         self._not_printed: Counter[JobId] = Counter()
-        self._readers: WeakSet[ReadsLogs] = WeakSet()
+        self._readers: WeakSet[LogFollower] = WeakSet()
 
     def follow(self, job: JobId | None, on: bool = True) -> None:
         """Have `on_log` called with lines of one job, or (None) of all this session owns."""
@@ -63,11 +63,11 @@ class LogWatches:
             self._not_printed[job] -= 1
             self._not_printed += Counter()  # without those that are 0
 
-    def join(self, reader: ReadsLogs) -> None:
-        """Have its `on_moved` called with every `LogMoved` of whatever is watched, as long as it is there."""
+    def join(self, reader: LogFollower) -> None:
+        """Have its `on_moved` called with every `LogAppended` of whatever is watched, as long as it is there."""
         self._readers.add(reader)
 
-    async def leave(self, reader: ReadsLogs) -> None:
+    async def leave(self, reader: LogFollower) -> None:
         """No more; the last one to watch a job says so to the controller. Takes at most a second."""
         self._readers.discard(reader)
         if any(other.watched == reader.watched for other in self._readers) or self._link.ended is not None:
@@ -82,11 +82,11 @@ class LogWatches:
     def lines(self, message: LogLines, data: Bytes) -> None:
         """A notice of the controller's."""
         if self.on_log is not None and message.job_id not in self._not_printed:
-            from fray.runtime.controller_client.log_lines import told  # not every process prints logs
+            from fray.runtime.controller_client.log_lines import lines_of_notice  # not every process prints logs
 
-            self.on_log(told(message, data))
+            self.on_log(lines_of_notice(message, data))
 
-    def moved(self, message: LogMoved | None) -> None:
+    def moved(self, message: LogAppended | None) -> None:
         """A notice of the controller's; None: some may have been lost."""
         for reader in list(self._readers):
             reader.on_moved(message)

@@ -9,12 +9,12 @@ from fray.model.messages.client import Names, Unwatch
 from fray.net.codec import Bytes
 
 if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerLink
+    from fray.runtime.controller_client.client import ControllerClient
 
 OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
 
 
-class NameWatch:
+class NameSubscription:
     """One key."""
 
     def __init__(self) -> None:
@@ -22,18 +22,18 @@ class NameWatch:
         self.listeners: list[OnNames] = []
 
 
-class NameWatches:
+class NameSubscriptions:
     """Of one conversation with the controller, which tells it of each key as long as it is among those `watched`."""
 
-    def __init__(self, link: ControllerLink) -> None:
+    def __init__(self, link: ControllerClient) -> None:
         self._link = link
-        self.watched: dict[str, NameWatch] = {}
+        self.watched: dict[str, NameSubscription] = {}
 
     def watch(self, key: str, on_names: OnNames) -> Callable[[], None]:
         """Call back with all endpoints under ``key`` (see `Watch`): as known now, then at each change."""
         entry = self.watched.get(key)
         if entry is None:
-            entry = self.watched[key] = NameWatch()
+            entry = self.watched[key] = NameSubscription()
             self._link.owe()
         entry.listeners.append(on_names)
         if entry.latest is not None:

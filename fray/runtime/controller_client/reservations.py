@@ -13,7 +13,7 @@ from fray.model.reservations import ReservationId, ReservationInfo, ReservationS
 from fray.net.codec import Bytes
 
 if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerLink
+    from fray.runtime.controller_client.client import ControllerClient
 
 
 class ReservationRecord:
@@ -45,10 +45,10 @@ class ReservationRecord:
         self.changed = trio.Event()
 
 
-class ReservationRecords:
+class ReservationTracker:
     """Of one conversation with the controller."""
 
-    def __init__(self, link: ControllerLink) -> None:
+    def __init__(self, link: ControllerClient) -> None:
         self._link = link
         self._records: dict[ReservationId, ReservationRecord] = {}
 

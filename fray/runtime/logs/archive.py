@@ -8,7 +8,7 @@ import json
 import trio
 
 from fray.model.ids import AttemptId
-from fray.model.log_records import INDEX, Chunk, archived_at
+from fray.model.log_records import INDEX, LogChunk, archived_at
 from fray.net import storage
 
 
@@ -19,7 +19,7 @@ class ArchivedLog:
         self.location = archived_at(archive, attempt_id)
         self._objects: list[tuple[int, int, str]] | None = None
 
-    async def read(self, line: int) -> Chunk | None:
+    async def read(self, line: int) -> LogChunk | None:
         """The lines of the object with that line, or of the next one there is; None: nothing more is archived.
 
         Raises whatever the storage raises; InvalidRequest: fsspec is not installed here.
@@ -27,7 +27,7 @@ class ArchivedLog:
         for first, end, name in await self._index():
             if end > line:
                 packed = await storage.read(f"{self.location}/{name}")
-                return Chunk(first, end, await trio.to_thread.run_sync(gzip.decompress, packed))
+                return LogChunk(first, end, await trio.to_thread.run_sync(gzip.decompress, packed))
         return None
 
     async def _index(self) -> list[tuple[int, int, str]]:

@@ -19,13 +19,13 @@ from attrs import define, field, frozen
 from fray.errors import InvalidRequest, NoSuchJob
 from fray.model.ids import AttemptId, JobId, split_attempt
 from fray.model.log_records import STREAMS, LogLine, unpack
-from fray.model.messages.client import LogMoved, LogSource, LogSources, WatchLogs
+from fray.model.messages.client import LogAppended, LogSource, LogSources, WatchLogs
 from fray.model.messages.node import LogPage, ReadLog
-from fray.runtime.controller_client.log_lines import CUT_OFF, Lines
+from fray.runtime.controller_client.log_lines import CUT_OFF, LogLineDecoder
 from fray.runtime.logs.archive import ArchivedLog
 
 if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerLink
+    from fray.runtime.controller_client.client import ControllerClient
     from fray.runtime.controller_client.jobs import JobRecord
 
 PAGES_AT_ONCE = 16
@@ -66,10 +66,10 @@ class LogQuery:
 
 
 @define(eq=False)
-class _Place:
+class _ReadPosition:
     """Where the reader is in one attempt's log."""
 
-    lines: Lines
+    lines: LogLineDecoder
     next: int | None = None
     """None: it has not begun."""
     waiting: deque[LogLine] = field(factory=deque)
@@ -98,9 +98,9 @@ class LogReader:
     Leave it by `aclose` (or use ``async with``) if it follows and is not read to its end.
     """
 
-    def __init__(self, link: ControllerLink, query: LogQuery) -> None:
+    def __init__(self, link: ControllerClient, query: LogQuery) -> None:
         self._link, self._query = link, query
-        self._places: dict[AttemptId, _Place] = {}
+        self._places: dict[AttemptId, _ReadPosition] = {}
         self._ready: deque[LogLine] = deque()
         self._record: JobRecord | None = None
         self._moved = trio.Event()
@@ -177,16 +177,18 @@ class LogReader:
         self._all_over = reply.over
         self._is_first_look = False
 
-    def _learn(self, source: LogSource) -> _Place:
+    def _learn(self, source: LogSource) -> _ReadPosition:
         place = self._places.get(source.attempt_id)
         if place is None:
             # of an attempt that comes later all lines are wanted, whatever tail was asked for
-            place = self._places[source.attempt_id] = _Place(Lines(source), next=None if self._is_first_look else 0)
+            place = self._places[source.attempt_id] = _ReadPosition(
+                LogLineDecoder(source), next=None if self._is_first_look else 0
+            )
         place.hints += 1
         place.caught_up = place.caught_up and place.over
         return place
 
-    def on_moved(self, moved: LogMoved | None) -> None:
+    def on_moved(self, moved: LogAppended | None) -> None:
         """There is more of one attempt; None: of any, as hints may have been lost."""
         if moved is None:
             self._look = True
@@ -215,13 +217,13 @@ class LogReader:
 
     # Pages
 
-    async def _fetch(self, places: Sequence[_Place]) -> None:
+    async def _fetch(self, places: Sequence[_ReadPosition]) -> None:
         limit = max(PAGE_LEAST_BYTES, PAGES_BYTES // (4 * len(self._places)))
         async with trio.open_nursery() as nursery:
             for place in places[:PAGES_AT_ONCE]:
                 nursery.start_soon(self._fetch_one, place, limit)
 
-    async def _fetch_one(self, place: _Place, limit_bytes: int) -> None:
+    async def _fetch_one(self, place: _ReadPosition, limit_bytes: int) -> None:
         if place.archive is not None:
             await self._fetch_archived(place, place.archive)
             return
@@ -241,7 +243,7 @@ class LogReader:
         self._absorb(place, start, page, bytes(blobs[0]) if blobs else b"")
         place.caught_up = place.caught_up and hints == place.hints
 
-    def _ask(self, place: _Place, limit_bytes: int) -> ReadLog:
+    def _ask(self, place: _ReadPosition, limit_bytes: int) -> ReadLog:
         query = self._query
         return ReadLog(
             attempt_id=place.source.attempt_id,
@@ -253,7 +255,7 @@ class LogReader:
             limit_bytes=limit_bytes,
         )
 
-    def _absorb(self, place: _Place, start: int, page: LogPage, data: bytes) -> None:
+    def _absorb(self, place: _ReadPosition, start: int, page: LogPage, data: bytes) -> None:
         if page.retry and self._query.follow and page.first > start:
             place.next, place.caught_up = start, True  # they come when the machine is back
             self._note_missing(place, start, page.missing)
@@ -268,12 +270,12 @@ class LogReader:
         elif not page.missing:
             place.is_silent = False
 
-    def _note_missing(self, place: _Place, number: int, why: str) -> None:
+    def _note_missing(self, place: _ReadPosition, number: int, why: str) -> None:
         if not place.is_silent:
             place.is_silent = True
             place.waiting.append(place.lines.gap(number, None, why))
 
-    async def _fetch_archived(self, place: _Place, archive: ArchivedLog) -> None:
+    async def _fetch_archived(self, place: _ReadPosition, archive: ArchivedLog) -> None:
         """What the machine copied away before it was gone; then the controller is asked for what is left."""
         start = place.next or 0
         try:
@@ -323,7 +325,7 @@ class LogReader:
             else:
                 return  # its next page may begin before the others' next lines
 
-    def _with_lines(self) -> list[tuple[int, _Place]]:
+    def _with_lines(self) -> list[tuple[int, _ReadPosition]]:
         return [(index, place) for index, place in enumerate(self._places.values()) if place.waiting]
 
 

@@ -4,7 +4,7 @@ A pickled future is a number on its author's shelf. Whoever unpickles it asks th
 actor: so it ends with the author (P1), and nobody waits for one that is gone (P3). Results are relayed unopened.
 
 The shelf is an actor of its own, registered when something is first put on it. A future stays until it is settled and
-`SETTLED_LIMIT` others were settled after it; awaiting a forgotten one raises `FutureForgotten`. At most
+`SETTLED_LIMIT` others were settled after it; awaiting a forgotten one raises `FutureExpired`. At most
 `PENDING_LIMIT` stand there unsettled.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from fray.errors import ActorDied, ChannelFull, FrayError, FutureForgotten
+from fray.errors import ActorDied, ChannelFull, FrayError, FutureExpired
 from fray.model.ids import HOUSE_NAMES, ActorId, mint
 from fray.model.messages.client import ActorEndpoint, Register
 from fray.runtime.calls.call_future import CallFuture
@@ -35,7 +35,7 @@ KNOWN_WITHIN_S = 10.0
 """How long after a future has arrived its author's shelf may be unknown to the registry."""
 
 
-class Shareable(Protocol):
+class ExportableFuture(Protocol):
     """A future that can be put on a shelf."""
 
     def done(self) -> bool: ...
@@ -48,21 +48,21 @@ class Shareable(Protocol):
     def cancel(self) -> None: ...
 
 
-class Shelf:
+class Exports:
     """The futures of one runtime that have been pickled; `put` may be called from any thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.actor_id: ActorId = f"{HOUSE_NAMES}shelf-{mint(runtime.rng)}"
-        self.door = ShelfDoor(self)
+        self.door = ExportService(self)
         self._numbers = count(1)
         self._number_of: dict[int, int] = {}
-        self._pending: dict[int, Shareable] = {}
-        self._settled: OrderedDict[int, Shareable] = OrderedDict()
+        self._pending: dict[int, ExportableFuture] = {}
+        self._settled: OrderedDict[int, ExportableFuture] = OrderedDict()
         self._tools: dict[int, Any] = {}
         self._is_open = False
 
-    def put(self, future: Shareable) -> int:
+    def put(self, future: ExportableFuture) -> int:
         """Its number here, the same each time."""
         number = self._number_of.get(id(future))
         if number is not None:
@@ -95,7 +95,7 @@ class Shelf:
             self._runtime.token.run_sync_soon(self._open)
         return number
 
-    def find(self, number: int) -> Shareable | None:
+    def find(self, number: int) -> ExportableFuture | None:
         """The future of this number, if it is kept."""
         return self._pending.get(number) or self._settled.get(number)
 
@@ -137,17 +137,17 @@ class Shelf:
             pass  # the conversation with the controller has ended, and with it all this process has given away
 
 
-class ShelfDoor:
+class ExportService:
     """What other processes may call."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Exports) -> None:
         self._shelf = shelf
 
     async def wait(self, number: int) -> tuple[bool, bytes]:
-        """What the future came to, unopened. Raises FutureForgotten."""
+        """What the future came to, unopened. Raises FutureExpired."""
         future = self._shelf.find(number)
         if future is None:
-            raise FutureForgotten(
+            raise FutureExpired(
                 f"future {number} of this process is not kept any more: {SETTLED_LIMIT} others were settled after it"
             )
         if not future.done():
@@ -167,25 +167,25 @@ class ShelfDoor:
         return await getattr(self._shelf.tool(number), method)(*args)
 
 
-def shelf_of(runtime: Runtime) -> Shelf:
+def shelf_of(runtime: Runtime) -> Exports:
     """The shelf of a runtime, made when first asked for."""
     shelf = runtime.extras.get("shelf")
     if shelf is None:
-        shelf = runtime.extras["shelf"] = Shelf(runtime)
-    assert isinstance(shelf, Shelf)
+        shelf = runtime.extras["shelf"] = Exports(runtime)
+    assert isinstance(shelf, Exports)
     return shelf
 
 
-def ask(runtime: Runtime, owner: ActorId, method: str, *args: Any) -> CallFuture:
+def call_export(runtime: Runtime, owner: ActorId, method: str, *args: Any) -> CallFuture:
     """Call another process's shelf; at once. A shelf that nobody knows within `KNOWN_WITHIN_S` is taken for gone."""
     route = runtime.caller.route(f"actor:{owner}", "the process that made it")
     call = runtime.caller.start(route, method, args)
     if route.binding is None and not call.done():
-        runtime.caller.spawn(_doubt, route, call)
+        runtime.caller.spawn(_fail_if_unresolved, route, call)
     return call
 
 
-async def _doubt(route: Route, call: CallFuture) -> None:
+async def _fail_if_unresolved(route: Route, call: CallFuture) -> None:
     with trio.move_on_after(KNOWN_WITHIN_S):
         while route.binding is None and not call.done():
             await route.word.wait()

@@ -10,16 +10,16 @@ from fray.model.ids import ActorId
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.calls.future import Future
 from fray.runtime.context import current, current_or_none
-from fray.runtime.objects.exports import Shareable, ask, shelf_of
+from fray.runtime.objects.exports import ExportableFuture, call_export, shelf_of
 
 
-def sent_away(future: Shareable, what: str) -> tuple[Any, ...]:
+def export_future(future: ExportableFuture, what: str) -> tuple[Any, ...]:
     """How to pickle a future of this process. Raises FrayError outside a cluster, ChannelFull."""
     shelf = shelf_of(current())
-    return arrive, (shelf.actor_id, shelf.put(future), what)
+    return import_future, (shelf.actor_id, shelf.put(future), what)
 
 
-def arrive(owner: ActorId, number: int, what: str) -> Any:
+def import_future(owner: ActorId, number: int, what: str) -> Any:
     """The future: itself, back where it was made; elsewhere one that comes to the same."""
     runtime = current_or_none()
     if runtime is not None:
@@ -27,10 +27,10 @@ def arrive(owner: ActorId, number: int, what: str) -> Any:
         future = shelf.find(number) if shelf.actor_id == owner else None
         if future is not None:
             return future
-    return ArrivedFuture(owner, number, what)
+    return ImportedFuture(owner, number, what)
 
 
-class ArrivedFuture(Future):
+class ImportedFuture(Future):
     """Settles as its original does. It is asked for when somebody first wants to know.
 
     Awaits may be cancelled and repeated; `cancel` asks the author's process to cancel what it stands for. When that
@@ -45,11 +45,11 @@ class ArrivedFuture(Future):
         self._call: CallFuture | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return arrive, (self._owner, self._number, self._what)
+        return import_future, (self._owner, self._number, self._what)
 
     def _begin(self) -> None:
         if self._call is None:
-            self._call = ask(current(), self._owner, "wait", self._number)
+            self._call = call_export(current(), self._owner, "wait", self._number)
             self._call.add_done_callback(self._heard)
 
     def _heard(self, call: CallFuture) -> None:
@@ -80,4 +80,4 @@ class ArrivedFuture(Future):
 
     def cancel(self) -> None:
         if not super().done():
-            ask(current(), self._owner, "cancel", self._number)
+            call_export(current(), self._owner, "cancel", self._number)

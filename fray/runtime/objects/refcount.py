@@ -21,7 +21,7 @@ EARLY_LIMIT = 10_000
 
 
 @define(eq=False)
-class Entry:
+class ObjectEntry:
     """One object."""
 
     size: int
@@ -36,13 +36,13 @@ class Entry:
 
 
 @define(eq=False)
-class ObjectBooks:
+class ReferenceCounts:
     """All objects of one owner. Methods that may end some return their numbers: they are off the books then."""
 
     limit_bytes: int
     memory_bytes: int = 0
     """Of the objects in memory."""
-    entries: OrderedDict[int, Entry] = field(factory=OrderedDict)
+    entries: OrderedDict[int, ObjectEntry] = field(factory=OrderedDict)
     """Those unused for longest come first."""
     _held: dict[str, set[int]] = field(factory=dict)
     _early: OrderedDict[str, None] = field(factory=OrderedDict)
@@ -54,7 +54,7 @@ class ObjectBooks:
 
     def add(self, number: int, size: int) -> None:
         """A new object, in memory; nobody holds it yet."""
-        self.entries[number] = Entry(size)
+        self.entries[number] = ObjectEntry(size)
         self.memory_bytes += size
 
     def hold(self, number: int, holder: str) -> bool:

@@ -16,7 +16,7 @@ from attrs import define, field
 
 from fray.errors import ActorDied, FrayError, ObjectLost
 from fray.model.ids import ActorId, mint
-from fray.runtime.objects.exports import ask, shelf_of
+from fray.runtime.objects.exports import call_export, shelf_of
 from fray.runtime.objects.store import (
     ARRIVED,
     HOLD,
@@ -38,7 +38,7 @@ _ADDED, _BORN, _GONE = "added", "born", "gone"
 
 
 @define(eq=False)
-class Owner:
+class ObjectOwner:
     """One process whose objects are held here."""
 
     home: Home
@@ -47,14 +47,14 @@ class Owner:
     staying: CallFuture | None = None
 
 
-class Holdings:
+class HeldReferences:
     """Of one runtime. Public methods may be called on any thread but where they say otherwise."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._events: deque[tuple[str, Place, Any]] = deque()
         self._poked = False
-        self._owners: dict[Home, Owner] = {}
+        self._owners: dict[Home, ObjectOwner] = {}
 
     def put(self, store: ObjectStore, pickle: bytes, views: Sequence[memoryview], first: bool) -> Place:
         """Put what `packed` gave into this process's own store, for the reference that is made now."""
@@ -92,7 +92,7 @@ class Holdings:
     def _tell(self) -> None:
         """In the loop."""
         self._poked = False  # first: whoever comes from here on pokes again
-        touched: dict[Home, Owner] = {}
+        touched: dict[Home, ObjectOwner] = {}
         while self._events:
             what, place, token = self._events.popleft()
             home, number = place[:2], place[2]
@@ -100,14 +100,14 @@ class Holdings:
                 store, size = token
                 store.add(number, size)
                 continue
-            owner = touched[home] = self._owners.setdefault(home, Owner(home))
+            owner = touched[home] = self._owners.setdefault(home, ObjectOwner(home))
             self._note(owner, what, number, token)
         for owner in touched.values():
             told, owner.told = owner.told, []
             if told:
                 self._say(owner, told)
 
-    def _note(self, owner: Owner, what: str, number: int, token: str) -> None:
+    def _note(self, owner: ObjectOwner, what: str, number: int, token: str) -> None:
         if what == TRAVELS:
             owner.told.append((TRAVELS, number, token))
         elif what == _BORN:
@@ -123,7 +123,7 @@ class Holdings:
             del owner.counts[number]
             owner.told.append((LET_GO, number, ""))
 
-    def _say(self, owner: Owner, told: list[Told]) -> None:
+    def _say(self, owner: ObjectOwner, told: list[Told]) -> None:
         store, session = self.own_store(owner.home), self.runtime.session
         if store is not None:
             store.hear(session, told)
@@ -138,13 +138,13 @@ class Holdings:
         except FrayError:
             pass  # the cluster has ended, or the owner does not keep up: it will notice our end
 
-    def _left(self, owner: Owner) -> None:
+    def _left(self, owner: ObjectOwner) -> None:
         """The owner has ended."""
         if self._owners.get(owner.home) is owner and not owner.counts:
             del self._owners[owner.home]
 
     def _ask(self, home: Home, method: str, *args: Any) -> CallFuture:
-        return ask(self.runtime, home[0], "use", home[1], method, *args)
+        return call_export(self.runtime, home[0], "use", home[1], method, *args)
 
     # Objects ---------------------------------------------------------------------------------------------------------
 
@@ -182,10 +182,10 @@ class Holdings:
         return (*home, number), token
 
 
-def holdings_of(runtime: Runtime) -> Holdings:
+def holdings_of(runtime: Runtime) -> HeldReferences:
     """Those of a runtime, made when first asked for."""
     found = runtime.extras.get("holdings")
     if found is None:
-        found = runtime.extras.setdefault("holdings", Holdings(runtime))
-    assert isinstance(found, Holdings)
+        found = runtime.extras.setdefault("holdings", HeldReferences(runtime))
+    assert isinstance(found, HeldReferences)
     return found

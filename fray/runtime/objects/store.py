@@ -31,9 +31,9 @@ from fray.net.buffers.chunks import check_transfer
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.objects.exports import shelf_of
-from fray.runtime.objects.refcount import ObjectBooks
+from fray.runtime.objects.refcount import ReferenceCounts
 from fray.runtime.serialization import pickling
-from fray.runtime.serialization.buffers import Parcel, is_large
+from fray.runtime.serialization.buffers import PickledObject, is_large
 
 if TYPE_CHECKING:
     from fray.runtime.context import Runtime
@@ -70,7 +70,7 @@ class InMemory:
         """Bytes of all."""
         return len(self.pickle) + sum(len(view_of(piece)) for piece in self.pieces)
 
-    def boxed(self) -> Parcel:
+    def boxed(self) -> PickledObject:
         """On its way to somebody; see `payload.boxed`."""
         return pickling.boxed(self.pickle, [view_of(piece) for piece in self.pieces], self.pieces, self.pickled_first)
 
@@ -118,7 +118,7 @@ class ObjectStore:
     """The objects of one owner."""
 
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
-        self.books = ObjectBooks(settings.limit_bytes)
+        self.books = ReferenceCounts(settings.limit_bytes)
         self._runtime = runtime
         self._storage = settings.storage
         self._room: str | None = None
@@ -185,7 +185,7 @@ class ObjectStore:
         self._runtime.token.run_sync_soon(self.books.used, number)
         return record
 
-    async def fetch(self, number: int) -> Parcel:
+    async def fetch(self, number: int) -> PickledObject:
         """The object, for `payload.unboxed` at whoever asks. Raises ObjectLost."""
         record = self.find(number)
         if isinstance(record, Spilled):
@@ -293,7 +293,7 @@ async def _kept(view: memoryview) -> Piece:
 
 
 def _copied(view: memoryview) -> memoryview:
-    copy = memoryview(shared_memory.fresh(len(view)))
+    copy = memoryview(shared_memory.allocate_receive_buffer(len(view)))
     copy[:] = view
     return copy
 

@@ -23,61 +23,61 @@ from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.monitoring.health import HealthCheck
 from fray.model.monitoring.progress_protocol import Said
-from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, Cause, EntryKind, Outcome, Ticket
+from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, AttemptSpec, EndReason, EntryKind, Outcome
 from fray.net.transport import Credential, Network
 from fray.runtime.actors.checkpoints import Checkpoints, check_class
 from fray.runtime.actors.lifecycle import (
-    Ending,
-    Life,
+    ActorLifecycle,
+    ShutdownRequest,
     construct,
     life_var,
     one_of_this_process,
 )
 from fray.runtime.actors.methods import has_async_methods
-from fray.runtime.actors.shutdown import serve_to_end
-from fray.runtime.background import open_services
-from fray.runtime.context import Place, Runtime, open_runtime
+from fray.runtime.actors.shutdown import serve_until_shutdown
+from fray.runtime.background import open_background_nursery
+from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
 from fray.runtime.process import current_job
-from fray.runtime.process.progress import LoopVoice, voice_of
+from fray.runtime.process.progress import InProcessReporter, voice_of
 from fray.runtime.serialization import errors, pickling
-from fray.runtime.threads.executor import Executor, Runner
+from fray.runtime.threads.executor import Executor, SerialExecutor
 
 
-class Stage(Protocol):
+class SyncRunner(Protocol):
     """Where sync code of the user runs: the process's main thread, a thread, or inline (simulation)."""
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
         """Run ``fn`` to its end off the loop; cancellation is passed on to it as far as that is possible."""
 
-    def executor(self, runtime: Runtime) -> Runner | None:
+    def executor(self, runtime: Runtime) -> SerialExecutor | None:
         """The thread of an actor without async methods; None leaves it to the host."""
 
 
-class NoStage:
+class NoSyncRunner:
     """For code that has no sync part: nothing may be run on it."""
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
         raise AssertionError("sync code of a job's own process runs on its main thread")
 
-    def executor(self, runtime: Runtime) -> Runner | None:
+    def executor(self, runtime: Runtime) -> SerialExecutor | None:
         return None
 
 
 @frozen
-class OneExecutor:
+class ExistingThreadRunner:
     """The actor's calls run on a thread that is already there."""
 
-    thread: Runner
+    thread: SerialExecutor
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
         return await self.thread.run(fn)
 
-    def executor(self, runtime: Runtime) -> Runner | None:
+    def executor(self, runtime: Runtime) -> SerialExecutor | None:
         return self.thread
 
 
 @frozen
-class Ended:
+class AttemptResult:
     """What an attempt's code came to: the outcome, and the pickled value or error it names."""
 
     outcome: Outcome
@@ -94,13 +94,13 @@ MESSAGE_LIMIT_CHARS = 64_000
 """Of the text of an outcome; a longer one is cut in the middle."""
 
 
-def succeeded(value: Any, what: str) -> Ended:
+def succeeded(value: Any, what: str) -> AttemptResult:
     """The outcome of a callable that returned. A result that cannot travel is a failure that says why."""
     try:
         data = pickling.dumps(value, f"the result of {what}")
     except FrayError as error:
         return failed(error)
-    return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), data)
+    return AttemptResult(Outcome(cause=EndReason.SUCCEEDED, exit_code=0), data)
 
 
 def check_blob(size_bytes: int, what: str, instead: str) -> None:
@@ -113,21 +113,23 @@ def check_blob(size_bytes: int, what: str, instead: str) -> None:
         )
 
 
-def failed(error: BaseException, *, constructing: bool = False) -> Ended:
+def failed(error: BaseException, *, constructing: bool = False) -> AttemptResult:
     """The outcome of a callable, or of an actor's constructor, that raised."""
     code = _exit_code(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     message = _within(message, MESSAGE_LIMIT_CHARS)
     if code == 0:
-        return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0), pickling.dumps(None, "None"))
+        return AttemptResult(Outcome(cause=EndReason.SUCCEEDED, exit_code=0), pickling.dumps(None, "None"))
     raised = not isinstance(error, SystemExit)
     data, redacted = errors.dump_error(error), current_job.redactor()
     if current_job.shows_secret(data):  # its type is lost, but the value of the secret goes nowhere
         text = redacted("".join(traceback.format_exception(error)))
         data = errors.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
     message = redacted(message)
-    outcome = Outcome(cause=Cause.FAILURE, exit_code=code, message=message, raised=raised, constructing=constructing)
-    return Ended(outcome, data)
+    outcome = Outcome(
+        cause=EndReason.FAILURE, exit_code=code, message=message, raised=raised, constructing=constructing
+    )
+    return AttemptResult(outcome, data)
 
 
 def _within(text: str, limit_chars: int) -> str:
@@ -135,13 +137,13 @@ def _within(text: str, limit_chars: int) -> str:
     return text if len(text) <= limit_chars else f"{text[:half]} [... {len(text):,} characters ...] {text[-half:]}"
 
 
-def settled(ticket: Ticket, ended: Ended) -> Ended:
+def store_if_large(ticket: AttemptSpec, ended: AttemptResult) -> AttemptResult:
     """With a value that travels: a larger one is in the job's storage from now on, which may take a while."""
     if not is_too_large(ended.value):
         return ended
-    from fray.runtime.controller_client.large_results import placed  # most values travel
+    from fray.runtime.controller_client.large_results import write_result  # most values travel
 
-    outcome, value = placed(ticket, ended.outcome, ended.value or b"")
+    outcome, value = write_result(ticket, ended.outcome, ended.value or b"")
     return evolve(ended, outcome=outcome, value=value)
 
 
@@ -150,8 +152,8 @@ def is_too_large(value: bytes | None) -> bool:
     return value is not None and len(value) > BLOB_LIMIT_BYTES
 
 
-def stopped(message: str = "ended on request") -> Ended:
-    return Ended(Outcome(cause=Cause.STOPPED, message=message))
+def stopped(message: str = "ended on request") -> AttemptResult:
+    return AttemptResult(Outcome(cause=EndReason.STOPPED, message=message))
 
 
 def _exit_code(error: BaseException) -> int:
@@ -161,13 +163,15 @@ def _exit_code(error: BaseException) -> int:
     return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
 
 
-def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> AbstractAsyncContextManager[Runtime]:
+def runtime_of_ticket(
+    ticket: AttemptSpec, network: Network, rng: random.Random
+) -> AbstractAsyncContextManager[Runtime]:
     """The attempt's own place in the cluster. User code does not wait until the controller has answered."""
     return open_runtime(
         network,
         [ticket.controller],
         Credential(f"attempt:{ticket.attempt_id}", ticket.key),
-        Place(
+        RuntimeConfig(
             role=Role.JOB,
             attempt_id=ticket.attempt_id,
             job_name=ticket.spec.name,
@@ -185,7 +189,7 @@ def runtime_of_ticket(ticket: Ticket, network: Network, rng: random.Random) -> A
     )
 
 
-def _workspace_of(ticket: Ticket) -> str:
+def _workspace_of(ticket: AttemptSpec) -> str:
     """Where the attempt's workspace is, if it has one."""
     has_one = ticket.spec.environment.bundle is not None
     return os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_one else ""
@@ -197,7 +201,7 @@ def open_payload(content: bytes) -> Work:
     return fn, args, kwargs
 
 
-async def run_callable(ticket: Ticket, work: Work, stage: Stage) -> Ended:
+async def run_callable(ticket: AttemptSpec, work: Work, stage: SyncRunner) -> AttemptResult:
     """Run a job's callable within the current runtime."""
     fn, args, kwargs = work
     what = f"job {ticket.spec.name!r}"
@@ -225,12 +229,12 @@ def is_async(fn: Any) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
-async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
+async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
     """Make the actor, serve it under its job's id and name until it ends, or the attempt is cancelled."""
     cls, args, kwargs = work
     spec, config = ticket.spec, ticket.spec.actor or ActorConfig()
     job_id = runtime.job_id or ""
-    life = Life(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
+    life = ActorLifecycle(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
     life_var.set(life)
     constructing = False
     with one_of_this_process(life), _thread_for(cls, config, runtime, stage) as thread:
@@ -259,20 +263,20 @@ async def run_actor(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) 
             life=life,
             kill_after_s=config.kill_after_s,
         )
-        async with open_services() as nursery:
+        async with open_background_nursery() as nursery:
             nursery.start_soon(_announce, runtime, spec.name, number)
             if ticket.spec.health is not None and ticket.spec.health.actor is not None:
                 nursery.start_soon(_keep_asking, runtime, number, ticket.spec.health)
             if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
                 nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
-            ending = await serve_to_end(runtime.host, number, life, config)
+            ending = await serve_until_shutdown(runtime.host, number, life, config)
         if ending.error is None:
             return _left(ending)
         return evolve(failed(ending.error), ignores_cancel=isinstance(ending.error, CancelIgnored))
 
 
 @contextmanager
-def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: Stage) -> Iterator[Runner | None]:
+def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: SyncRunner) -> Iterator[SerialExecutor | None]:
     """Where all code of an all-sync class runs, constructor and cleanup too; None for one with async methods."""
     if has_async_methods(cls):
         yield None
@@ -310,24 +314,26 @@ async def _announce(runtime: Runtime, name: str, number: int) -> None:
     await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
 
 
-def _left(ending: Ending) -> Ended:
-    return Ended(Outcome(cause=Cause.SUCCEEDED, exit_code=0, message=ending.text), pickling.dumps(None, "None"))
+def _left(ending: ShutdownRequest) -> AttemptResult:
+    return AttemptResult(
+        Outcome(cause=EndReason.SUCCEEDED, exit_code=0, message=ending.text), pickling.dumps(None, "None")
+    )
 
 
-async def run_work(ticket: Ticket, work: Work, runtime: Runtime, stage: Stage) -> Ended:
+async def run_work(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
     """Run the opened payload within the current runtime."""
     if ticket.spec.entry is EntryKind.ACTOR:
         return await run_actor(ticket, work, runtime, stage)
     return await run_callable(ticket, work, stage)
 
 
-async def run_in_place(
-    ticket: Ticket,
+async def run_in_runtime(
+    ticket: AttemptSpec,
     network: Network,
     rng: random.Random,
     cancel: trio.CancelScope,
-    work: Callable[[Runtime], Awaitable[Ended]],
-) -> Ended | None:
+    work: Callable[[Runtime], Awaitable[AttemptResult]],
+) -> AttemptResult | None:
     """Run ``work`` within the attempt's own place in the cluster; None if ``cancel`` ended it.
 
     An actor that is cancelled keeps its place while it cleans up: it may still call others.
@@ -344,26 +350,26 @@ async def run_in_place(
 
 
 async def run_attempt(
-    ticket: Ticket,
+    ticket: AttemptSpec,
     content: bytes,
     network: Network,
-    stage: Stage,
+    stage: SyncRunner,
     *,
     rng: random.Random,
     cancel: trio.CancelScope,
     hear: Callable[[Said], object] = lambda said: None,
-) -> Ended:
+) -> AttemptResult:
     """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED.
 
     Args:
         hear: is told what the attempt says of itself.
     """
     current_job.enter(ticket)
-    result: Ended | None = None
+    result: AttemptResult | None = None
 
-    async def work(runtime: Runtime) -> Ended:
+    async def work(runtime: Runtime) -> AttemptResult:
         nonlocal result
-        runtime.voice = LoopVoice(hear)
+        runtime.voice = InProcessReporter(hear)
         try:
             opened = open_payload(content)
         except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
@@ -373,9 +379,9 @@ async def run_attempt(
         return result
 
     try:
-        result = await run_in_place(ticket, network, rng, cancel, work)
+        result = await run_in_runtime(ticket, network, rng, cancel, work)
     except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
         result = result or failed(error)
     if result is not None and is_too_large(result.value):
-        return await trio.to_thread.run_sync(settled, ticket, result)
+        return await trio.to_thread.run_sync(store_if_large, ticket, result)
     return result or stopped()

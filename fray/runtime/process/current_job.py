@@ -11,7 +11,7 @@ from fray.errors import FrayError
 from fray.model.frozen import frozen
 from fray.model.gangs import coordinator_of, group_name, local_ranks, rank_of, role_of
 from fray.model.ids import AttemptId, JobId, Namespace
-from fray.model.specs import Peer, Ticket
+from fray.model.specs import AttemptSpec, GangMember
 
 LEAST_CHARS = 8
 """Shorter secrets are not looked for."""
@@ -47,10 +47,10 @@ class CurrentJob:
     local_world_size: int = 1
     coordinator: str | None = None
     ports: dict[str, int] = Factory(dict)
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[GangMember, ...] = ()
     group: str = ""
     role: str = ""
-    mates: dict[str, tuple[Peer, ...]] = Factory(dict)
+    mates: dict[str, tuple[GangMember, ...]] = Factory(dict)
 
     @property
     def preempted(self) -> bool:
@@ -63,22 +63,22 @@ class CurrentJob:
 
 _preempted: dict[AttemptId, None] = {}
 """Attempts of this process that were told so."""
-_ticket: ContextVar[Ticket | None] = ContextVar("fray_ticket", default=None)
-_of_process: Ticket | None = None
+_ticket: ContextVar[AttemptSpec | None] = ContextVar("fray_ticket", default=None)
+_of_process: AttemptSpec | None = None
 
 
-def enter(ticket: Ticket) -> None:
+def enter(ticket: AttemptSpec) -> None:
     """From here on, the running task and all it starts belong to this attempt."""
     _ticket.set(ticket)
 
 
-def enter_process(ticket: Ticket) -> None:
+def enter_process(ticket: AttemptSpec) -> None:
     """All code of this process belongs to this attempt."""
     global _of_process
     _of_process = ticket
 
 
-def announce(attempt_id: AttemptId | None = None) -> None:
+def set_preemption_notice(attempt_id: AttemptId | None = None) -> None:
     """An attempt (that of this process) is told that its place is taken; from any thread."""
     if attempt_id is None and _of_process is not None:
         attempt_id = _of_process.attempt_id
@@ -86,7 +86,7 @@ def announce(attempt_id: AttemptId | None = None) -> None:
         _preempted[attempt_id] = None
 
 
-def over(attempt_id: AttemptId) -> None:
+def clear_preemption_notice(attempt_id: AttemptId) -> None:
     """It has ended: nobody asks any more."""
     _preempted.pop(attempt_id, None)
 

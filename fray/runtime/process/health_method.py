@@ -11,46 +11,46 @@ from typing import Any
 import trio
 
 from fray.model.monitoring.health import HealthCheck
-from fray.model.monitoring.progress_protocol import Pulse
+from fray.model.monitoring.progress_protocol import HealthReport
 from fray.net.codec import Kind
-from fray.runtime.actors.hosted_actor import Hosted
-from fray.runtime.actors.incoming_call import NOBODYS, HostCall
+from fray.runtime.actors.hosted_actor import HostedActor
+from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall
 from fray.runtime.calls.wire import Answer
-from fray.runtime.process.progress import Voice
+from fray.runtime.process.progress import ProgressReporter
 from fray.runtime.serialization import errors, pickling
-from fray.runtime.serialization.buffers import PRIVATE, Terms
+from fray.runtime.serialization.buffers import PRIVATE, TransferCapabilities
 
 
-class _Question:
+class _HealthCall:
     """The caller of one health method (see `fray.runtime.actors.incoming_call.Guest`)."""
 
-    terms: Terms = PRIVATE
+    terms: TransferCapabilities = PRIVATE
 
     def __init__(self) -> None:
         self.answered = trio.Event()
         self.wrong = ""
 
-    def answer(self, call: HostCall, answer: Answer) -> None:
+    def answer(self, call: IncomingCall, answer: Answer) -> None:
         if answer[0] == Kind.FAULT:
             error = errors.load_error(bytes(answer[2]))
             self.wrong = f"{type(error).__name__}: {error}"
         self.answered.set()
 
-    def hand_over(self, target: int, call: HostCall) -> None:
+    def hand_over(self, target: int, call: IncomingCall) -> None:
         self.wrong = "the actor has moved on"
         self.answered.set()
 
-    def item(self, call: HostCall, data: Any) -> None:
+    def item(self, call: IncomingCall, data: Any) -> None:
         pass
 
-    def grant(self, call: HostCall, items: int) -> None:
+    def grant(self, call: IncomingCall, items: int) -> None:
         pass
 
     async def wait_room(self) -> None:
         await trio.lowlevel.checkpoint()
 
 
-async def keep_asking(hosted: Hosted, check: HealthCheck, voice: Voice) -> None:
+async def keep_asking(hosted: HostedActor, check: HealthCheck, voice: ProgressReporter) -> None:
     """Ask until cancelled."""
     next_at = trio.current_time()
     while True:
@@ -60,19 +60,19 @@ async def keep_asking(hosted: Hosted, check: HealthCheck, voice: Voice) -> None:
         await trio.sleep_until(next_at)
 
 
-def _ask(hosted: Hosted, method: str) -> _Question:
-    question = _Question()
+def _ask(hosted: HostedActor, method: str) -> _HealthCall:
+    question = _HealthCall()
     body = pickling.pack_call(method, (), {})
     assert isinstance(body, bytes)
-    hosted.take(HostCall(question, NOBODYS, 0, method, body))
+    hosted.take(IncomingCall(question, INTERNAL_CALL, 0, method, body))
     hosted.flush()
     return question
 
 
-async def _await_answer(question: _Question, check: HealthCheck, voice: Voice) -> None:
+async def _await_answer(question: _HealthCall, check: HealthCheck, voice: ProgressReporter) -> None:
     while True:
         with trio.move_on_after(check.period_s):
             await question.answered.wait()
-            voice.pulse(Pulse(not question.wrong, question.wrong))
+            voice.pulse(HealthReport(not question.wrong, question.wrong))
             return
-        voice.pulse(Pulse(False, f"no answer within {check.period_s:g} s"))
+        voice.pulse(HealthReport(False, f"no answer within {check.period_s:g} s"))

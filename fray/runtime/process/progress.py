@@ -3,7 +3,8 @@
 Law: whoever calls never waits, and the latest word always arrives. In the inner loop a call costs a comparison and an
 assignment: at most `TELL_EVERY_S` apart something is really said, by the caller or, if nobody calls again, by a thread.
 
-Two kinds of voices: `PipeVoice` of processes (any process of a job finds the pipe in its environment), `LoopVoice`
+Two kinds of voices: `PipeReporter` of processes (any process of a job finds the pipe in its environment),
+`InProcessReporter`
 where jobs are tasks and threads of one loop (``local``, simulation).
 """
 
@@ -23,7 +24,7 @@ import trio
 from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import (
     VARIABLE,
-    Pulse,
+    HealthReport,
     Spoken,
     check_progress,
     check_unit,
@@ -37,13 +38,13 @@ _INFINITE = float("inf")
 _Numbers: TypeAlias = tuple[float, float | None, str]
 
 
-class Voice(Protocol):
+class ProgressReporter(Protocol):
     """Of one job."""
 
     def progress(self, done: float, total: float | None, unit: str) -> None:
         """From any thread."""
 
-    def pulse(self, pulse: Pulse) -> None:
+    def pulse(self, pulse: HealthReport) -> None:
         """In the loop."""
 
 
@@ -66,31 +67,31 @@ def progress(done: float, total: float | None = None, unit: str = "") -> None:
             check_progress(done, total, unit)
     except (TypeError, ValueError):
         check_progress(done, total, unit)
-    voice = find_voice()
+    voice = current_reporter()
     if voice is None:
         check_unit(unit)
     else:
         voice.progress(float(done), None if total is None else float(total), unit)
 
 
-def find_voice() -> Voice | None:
+def current_reporter() -> ProgressReporter | None:
     """That of the job whose code is running; None in a driver."""
     runtime = current_or_none()
     if runtime is not None and runtime.voice is not None:
-        voice: Voice = runtime.voice
+        voice: ProgressReporter = runtime.voice
         return voice
     return _of_process if _looked else _look()
 
 
-def voice_of(runtime: Runtime) -> Voice | None:
+def voice_of(runtime: Runtime) -> ProgressReporter | None:
     """That of the job whose runtime this is."""
     if runtime.voice is not None:
-        voice: Voice = runtime.voice
+        voice: ProgressReporter = runtime.voice
         return voice
     return _of_process if _looked else _look()
 
 
-class PipeVoice:
+class PipeReporter:
     """Speaks into the pipe at ``path``; one per process. Opened when there is first something to say."""
 
     def __init__(self, path: str) -> None:
@@ -118,7 +119,7 @@ class PipeVoice:
         if not self._owed:
             self._say_or_owe()
 
-    def pulse(self, pulse: Pulse) -> None:
+    def pulse(self, pulse: HealthReport) -> None:
         self._send(pulse)
 
     def _say_or_owe(self) -> None:
@@ -163,7 +164,7 @@ class PipeVoice:
             os.write(self._file, line_of(said))
 
 
-class LoopVoice:
+class InProcessReporter:
     """Speaks to the node in the same loop; of many words said in one step of the loop it hears the last."""
 
     def __init__(self, hear: Callable[[Spoken], object]) -> None:
@@ -184,7 +185,7 @@ class LoopVoice:
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._say)
 
-    def pulse(self, pulse: Pulse) -> None:
+    def pulse(self, pulse: HealthReport) -> None:
         self._hear(pulse)
 
     def _say(self) -> None:
@@ -200,16 +201,16 @@ def _before_leaving(flush: Callable[[], None]) -> None:
         util.Finalize(None, flush, exitpriority=0)
 
 
-_of_process: PipeVoice | None = None
+_of_process: PipeReporter | None = None
 _looked = False
 
 
-def _look() -> Voice | None:
+def _look() -> ProgressReporter | None:
     """The pipe stands in the environment of every process of a job."""
     global _of_process, _looked
     path = os.environ.get(VARIABLE)
     if path:
-        voice = _of_process = PipeVoice(path)
+        voice = _of_process = PipeReporter(path)
         atexit.register(voice.flush)
         os.register_at_fork(after_in_child=voice._forget_threads)
     _looked = True

@@ -31,7 +31,7 @@ OURS = (str(Path(__file__).parent.parent) + os.sep, str(Path(trio.__file__).pare
 _file = -1
 
 
-def arm(directory: str) -> None:
+def enable_stack_dumps(directory: str) -> None:
     """From now on the process can be looked into. Never fails: a file system that is full costs the stacks only."""
     global _file
     with contextlib.suppress(OSError, ValueError, RuntimeError):

@@ -17,14 +17,14 @@ import trio
 from fray.errors import FrayError
 from fray.model.ids import attempt_id, mint
 from fray.model.messages.client import ActorEndpoint, ControllerHello, Done, Register
-from fray.model.specs import ActorConfig, EntryKind, JobSpec, Ticket
-from fray.net.channel.channel import HandlerFactory, QuietHandler
+from fray.model.specs import ActorConfig, AttemptSpec, EntryKind, JobSpec
+from fray.net.channel.channel import HandlerFactory, NullHandler
 from fray.net.channel.public import Acceptor, Channel
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
-from fray.net.transport import Claim
+from fray.net.transport import PeerIdentity
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.calls.caller import Caller
-from fray.runtime.process.attempt import OneExecutor, run_actor, runtime_of_ticket
+from fray.runtime.process.attempt import ExistingThreadRunner, run_actor, runtime_of_ticket
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import InlineExecutor
 
@@ -39,7 +39,7 @@ class _Actor:
         return value
 
 
-class _Understudy(QuietHandler):
+class _FakeController(NullHandler):
     """Plays the controller: every request is done, and the endpoint that is registered is remembered."""
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class _Understudy(QuietHandler):
         self.endpoint: ActorEndpoint | None = None
         self._channel: Channel | None = None
 
-    def on_greeting(self, claim: Claim, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+    def on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         decode_message(greeting)
         return encode_message(ControllerHello(cluster_id="rehearsal", epoch=1)), self._seat
 
-    def _seat(self, channel: Channel) -> _Understudy:
+    def _seat(self, channel: Channel) -> _FakeController:
         self._channel = channel
         return self
 
@@ -64,20 +64,20 @@ class _Understudy(QuietHandler):
             self._channel.reply(ref, Done())
 
 
-def rehearse(below: str | None = None) -> None:
+def warm_up(below: str | None = None) -> None:
     """Play it. For a process without a loop. Where nothing can be played, the first real attempt will tell why.
 
     Args:
         below: where its sockets go for a moment; default the temporary directory.
     """
     with suppress(OSError, FrayError, ExceptionGroup), tempfile.TemporaryDirectory(dir=below) as directory:
-        trio.run(play, directory)
+        trio.run(run_dummy_actor, directory)
 
 
-async def play(directory: str) -> list[int]:
+async def run_dummy_actor(directory: str) -> list[int]:
     """The play itself; returns what the actor answered, nothing if it took too long."""
     rng = random.SystemRandom()
-    network, understudy, key = WebSocketNetwork(), _Understudy(), mint(rng)
+    network, understudy, key = WebSocketNetwork(), _FakeController(), mint(rng)
     acceptor = Acceptor("controller", understudy.on_greeting, rng=rng)
     address = f"unix:{directory}/controller.sock"
     with trio.move_on_after(WITHIN_S):
@@ -86,7 +86,7 @@ async def play(directory: str) -> list[int]:
             ticket = _ticket(address, key, directory)
             async with runtime_of_ticket(ticket, network, rng) as runtime:
                 work = pickling.loads(pickling.dumps((_Actor, (), {})))
-                nursery.start_soon(run_actor, ticket, work, runtime, OneExecutor(InlineExecutor()))
+                nursery.start_soon(run_actor, ticket, work, runtime, ExistingThreadRunner(InlineExecutor()))
                 await understudy.registered.wait()
                 assert understudy.endpoint is not None
                 answers = await _call(runtime.caller, understudy.endpoint)
@@ -100,8 +100,8 @@ async def _call(caller: Caller, endpoint: ActorEndpoint) -> list[int]:
     return [await caller.call(route, "echo", (number,)) for number in range(CALLS)]
 
 
-def _ticket(controller: str, key: str, directory: str) -> Ticket:
+def _ticket(controller: str, key: str, directory: str) -> AttemptSpec:
     spec = JobSpec(job_id="rehearsal", name="rehearsal", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
-    return Ticket(
+    return AttemptSpec(
         attempt_id=attempt_id("rehearsal", 0, 0), spec=spec, controller=controller, key=key, directory=directory
     )

@@ -16,7 +16,7 @@ from fray.runtime.context import Runtime
 _NEED_PROCESSES = ("extras", "pip_packages", "docker_image")
 
 
-async def furnished(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
+async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
     """The specs as they leave. What they need of this machine (workspaces) has gone ahead.
 
     A child that says nothing of packages has its parent's: its code imports them.

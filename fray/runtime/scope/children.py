@@ -11,17 +11,17 @@ from enum import StrEnum
 from attrs import Factory, define, frozen
 
 from fray.model.ids import JobId
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 
 
-class Kind(StrEnum):
+class ChildKind(StrEnum):
     JOB = "job"
     """Leaving the scope waits for it."""
     ACTOR = "actor"
     """Leaving the scope ends it, once the jobs are done."""
 
 
-class Supervision(StrEnum):
+class OnChildFailure(StrEnum):
     """What the failure of a child does to its scope."""
 
     ESCALATE = "escalate"
@@ -31,40 +31,40 @@ class Supervision(StrEnum):
 
 
 @frozen
-class Child:
+class ScopeChild:
     job_id: JobId
-    kind: Kind
-    supervision: Supervision
+    kind: ChildKind
+    supervision: OnChildFailure
 
 
 # (kind, cause) that end a child in order when nobody of its scope asked for its end. After SIBLING it is the sibling
 # that failed which owes the error; so it is after GROUP.
-_PEACEFUL: dict[Kind, frozenset[Cause]] = {
-    Kind.JOB: frozenset({Cause.SUCCEEDED, Cause.GROUP}),
-    Kind.ACTOR: frozenset({Cause.SUCCEEDED, Cause.STOPPED, Cause.SIBLING}),
+_PEACEFUL: dict[ChildKind, frozenset[EndReason]] = {
+    ChildKind.JOB: frozenset({EndReason.SUCCEEDED, EndReason.GROUP}),
+    ChildKind.ACTOR: frozenset({EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.SIBLING}),
 }
 
 
-def owes_error(child: Child, cause: Cause, ended_by_scope: bool) -> bool:
+def owes_error(child: ScopeChild, cause: EndReason, ended_by_scope: bool) -> bool:
     """Whether the end of ``child`` by ``cause`` is an error its scope must raise."""
-    if ended_by_scope or child.supervision is Supervision.ABSORB:
+    if ended_by_scope or child.supervision is OnChildFailure.ABSORB:
         return False
     return cause not in _PEACEFUL[child.kind]
 
 
 @define
-class Family:
+class ChildTable:
     """The living children of one scope."""
 
-    children: dict[JobId, Child] = Factory(dict)
+    children: dict[JobId, ScopeChild] = Factory(dict)
     ending: bool = False
     """The scope is ending its children; none may join any more."""
 
-    def join(self, child: Child) -> None:
+    def join(self, child: ScopeChild) -> None:
         self.children[child.job_id] = child
 
     def leave(self, job_id: JobId) -> None:
         self.children.pop(job_id, None)
 
-    def living(self, kind: Kind) -> list[JobId]:
+    def living(self, kind: ChildKind) -> list[JobId]:
         return [child.job_id for child in self.children.values() if child.kind is kind]

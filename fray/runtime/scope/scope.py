@@ -18,16 +18,16 @@ from fray.errors import FrayError
 from fray.model.environment import Secret, plain, secret_names
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
-from fray.model.specs import Cause, JobSpec
-from fray.runtime.background import open_services
+from fray.model.specs import EndReason, JobSpec
+from fray.runtime.background import open_background_nursery
 from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.scope.child_environment import furnished
+from fray.runtime.scope.child_environment import prepare_specs
 from fray.runtime.scope.children import (
-    Child,
-    Family,
-    Kind,
-    Supervision,
+    ChildKind,
+    ChildTable,
+    OnChildFailure,
+    ScopeChild,
     owes_error,
 )
 
@@ -35,7 +35,7 @@ CONFIRM_S = 10.0
 """How long, beyond its ladder, a scope waits for a child's end to be confirmed; the controller goes on alone."""
 
 
-Decide: TypeAlias = Callable[[JobRecord, BaseException], Supervision]
+Decide: TypeAlias = Callable[[JobRecord, BaseException], OnChildFailure]
 """What becomes of a child's error; called in the task of its scope."""
 
 
@@ -47,7 +47,7 @@ class ChildScope:
         self.name = name
         self.variables: Mapping[str, str | Secret] = {}
         """Of all its children; their own go before them."""
-        self.family = Family()
+        self.family = ChildTable()
         self._nursery = nursery
         self._actors: dict[str, trio.CancelScope] = {}
         self._settled = trio.Event()
@@ -58,8 +58,8 @@ class ChildScope:
         self,
         specs: Sequence[JobSpec],
         payloads: Sequence[bytes],
-        kind: Kind,
-        supervision: Supervision | Decide,
+        kind: ChildKind,
+        supervision: OnChildFailure | Decide,
         error_of: Callable[[JobRecord], BaseException],
         attaches: bool = False,
         group: JobGroupSpec | None = None,
@@ -71,16 +71,16 @@ class ChildScope:
             group: of which these are all the members.
         """
         specs = [_in_group(spec, self.variables) for spec in specs] if self.variables else specs
-        decide = (lambda record, error: supervision) if isinstance(supervision, Supervision) else supervision
+        decide = (lambda record, error: supervision) if isinstance(supervision, OnChildFailure) else supervision
         if self.family.ending:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
         for spec in specs:
             if not spec.detached:
-                known = supervision if isinstance(supervision, Supervision) else Supervision.ESCALATE
-                self.family.join(Child(spec.job_id, kind, known))
+                known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
+                self.family.join(ScopeChild(spec.job_id, kind, known))
         there = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
         try:
-            records = await self.runtime.link.jobs.launch(await furnished(self.runtime, specs), payloads, group)
+            records = await self.runtime.link.jobs.launch(await prepare_specs(self.runtime, specs), payloads, group)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await self._take_back(specs, there, nothing_done=attaches and isinstance(error, FrayError))
@@ -90,7 +90,7 @@ class ChildScope:
                 self._left(spec.job_id)  # it was there already, and belongs to whoever made it
             elif not spec.detached:
                 scope = trio.CancelScope()
-                if kind is Kind.ACTOR:
+                if kind is ChildKind.ACTOR:
                     self._actors[spec.job_id] = scope
                 child = self.family.children[spec.job_id]
                 self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
@@ -114,7 +114,7 @@ class ChildScope:
 
     async def _watch(
         self,
-        child: Child,
+        child: ScopeChild,
         asked_to_end: trio.CancelScope,
         spec: JobSpec,
         record: JobRecord,
@@ -136,10 +136,10 @@ class ChildScope:
             self._is_told = True
             raise record.lost
         asked = asked_to_end.cancel_called or record.asked_to_end or record.info.absorbed
-        if owes_error(child, record.info.cause or Cause.FAILURE, asked):
+        if owes_error(child, record.info.cause or EndReason.FAILURE, asked):
             await _fetched(record)
             error = error_of(record)
-            if decide(record, error) is Supervision.ESCALATE:
+            if decide(record, error) is OnChildFailure.ESCALATE:
                 raise error
 
     @property
@@ -169,7 +169,7 @@ class ChildScope:
 
     async def wait_jobs_then_end_actors(self) -> None:
         """The orderly exit."""
-        while self.family.living(Kind.JOB):
+        while self.family.living(ChildKind.JOB):
             self._settled = trio.Event()
             await self._settled.wait()
         self.end_actors()
@@ -242,7 +242,7 @@ def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt
 @asynccontextmanager
 async def open_service_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
     """The same for children that serve the body: a single error comes out as it is."""
-    async with open_services() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
+    async with open_background_nursery() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
         yield scope
 
 

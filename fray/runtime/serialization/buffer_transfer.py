@@ -21,12 +21,12 @@ from attrs import define, field
 from fray.errors import ChannelClosed, ChannelFull, ProtocolMismatch
 from fray.net.buffers import shared_memory
 from fray.net.buffers.chunks import check_transfer
-from fray.net.buffers.mapped_segments import Borrowed, Offer
+from fray.net.buffers.mapped_segments import MappedSegments, SharedMemoryOffer
 from fray.net.buffers.shared_memory import (
     SEGMENT_FROM_BYTES,
-    Pool,
+    SegmentPool,
     Snapshot,
-    fresh,
+    allocate_receive_buffer,
 )
 from fray.net.channel.public import Channel
 from fray.net.codec import Bytes, Kind
@@ -34,10 +34,10 @@ from fray.runtime.calls.wire import pack_numbers, unpack_numbers
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.buffers import (
     INLINE_UP_TO_BYTES,
-    HandBack,
-    Parcel,
+    BufferLoan,
+    PickledObject,
     Source,
-    Terms,
+    TransferCapabilities,
     size_of,
 )
 
@@ -52,7 +52,7 @@ _INLINE, _CHUNKS, _LENT, _RETURNED = range(4)
 
 
 @define(eq=False)
-class Shipped:
+class OutgoingTransfer:
     """What sending one parcel has set going, to be undone if its frame could not be sent, or nobody wants it."""
 
     table: bytes
@@ -64,7 +64,7 @@ def _nobody() -> None:
     """Nobody waits."""
 
 
-class Arrival:
+class IncomingTransfer:
     """The buffers of one frame that has come; some may still be on their way."""
 
     __slots__ = ("buffers", "missing", "on_ready", "pickled_first", "size", "transfers")
@@ -101,10 +101,10 @@ class Arrival:
 
 
 @define(eq=False)
-class Landed:
+class ReceivedObject:
     """An answer or item as it came, with buffers outside its pickle."""
 
-    arrival: Arrival
+    arrival: IncomingTransfer
     body: Bytes
 
     def __len__(self) -> int:
@@ -112,15 +112,15 @@ class Landed:
         return len(self.body) + self.arrival.size
 
 
-def unpack(body: Bytes | Landed) -> Any:
+def unpack(body: Bytes | ReceivedObject) -> Any:
     """The object of an answer or item. Raises whatever the constructors of the pickled objects raise."""
-    if type(body) is Landed:
+    if type(body) is ReceivedObject:
         pickled, buffers = body.arrival.opened(body.body)
         return pickling.loads(pickled, buffers)
     return pickling.loads(body)  # type: ignore[arg-type]
 
 
-class Exchange:
+class BufferTransfer:
     """One side of one conversation; it outlives the conversation's channels."""
 
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
@@ -129,13 +129,13 @@ class Exchange:
         self.verdict: bool | None = None
         """Whether the peer reads our segments; None while nobody knows."""
         self.on_verdict: Callable[[], None] = lambda: None
-        self.borrowed: Borrowed | None = None
+        self.borrowed: MappedSegments | None = None
         """The peer's segments."""
         self.has_borrowed = False
         """It had some: they may be left over, if it is dead."""
         self._channel: Channel | None = None
         self._offered = False
-        self._pool: Pool | None = None
+        self._pool: SegmentPool | None = None
         self._loans: dict[int, int] = {}
         """Segment by loan."""
         self._next_loan = 1
@@ -179,10 +179,10 @@ class Exchange:
         return self.verdict is True
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> TransferCapabilities:
         """For `parcel.settle`. May be asked on any thread."""
         channel = self._channel
-        return Terms(segments=channel is not None and channel.may_share, lender=self.borrowed)
+        return TransferCapabilities(segments=channel is not None and channel.may_share, lender=self.borrowed)
 
     def must_wait(self) -> bool:
         """Offer our segments, if that makes sense and has not been done; True while the answer is to come."""
@@ -225,7 +225,7 @@ class Exchange:
     def _on_offer(self, body: Bytes) -> None:
         try:
             said = json.loads(bytes(body))
-            offer = Offer(directory=str(said["directory"]), nonce=str(said["nonce"]))
+            offer = SharedMemoryOffer(directory=str(said["directory"]), nonce=str(said["nonce"]))
         except (ValueError, KeyError, TypeError):
             raise ProtocolMismatch("an offer of segments cannot be read") from None
         if (
@@ -234,7 +234,7 @@ class Exchange:
             and self._channel.may_share
             and shared_memory.limit_bytes()
         ):
-            self.borrowed = Borrowed.open(offer)
+            self.borrowed = MappedSegments.open(offer)
         if self.borrowed is not None:
             self.borrowed.on_ended = self._call_flush
         self._send(SHARE, b"\1" if self.borrowed is not None else b"\0", flags=ANSWER)
@@ -243,21 +243,21 @@ class Exchange:
 
     # Sending ---------------------------------------------------------------------------------------------------------
 
-    def ship(self, parcel: Parcel, flow: Hashable) -> Shipped:
+    def ship(self, parcel: PickledObject, flow: Hashable) -> OutgoingTransfer:
         """Set the buffers of ``parcel`` going; the table must go out in a frame now, then `sent` or `recall` is due."""
-        shipped = Shipped(b"")
+        shipped = OutgoingTransfer(b"")
         inline: list[Bytes] = []
         entries = [self._entry(source, flow, shipped, inline, parcel.placed) for source in parcel.sources]
         shipped.table = b"".join((_COUNT.pack(len(entries), parcel.pickled_first), *entries, *inline))
         return shipped
 
-    def may_place(self, parcel: Parcel) -> bool:
+    def may_place(self, parcel: PickledObject) -> bool:
         """Whether `place` would do anything."""
         if parcel.placed or not self.shares:
             return False
         return any(isinstance(source, memoryview) and len(source) >= SEGMENT_FROM_BYTES for source in parcel.sources)
 
-    async def place(self, parcel: Parcel) -> None:
+    async def place(self, parcel: PickledObject) -> None:
         """Copy what is large into segments, as far as there is room, and let others run meanwhile.
 
         Without it `ship` does so at once, and nothing else runs until it is done.
@@ -271,26 +271,28 @@ class Exchange:
                     else:
                         await trio.lowlevel.checkpoint()
 
-    def sent(self, shipped: Shipped) -> None:
+    def sent(self, shipped: OutgoingTransfer) -> None:
         """The frame with the table has been handed to the channel."""
         if shipped.transfers and self._channel is not None:
             self._channel.announced(shipped.transfers)
 
-    def recall(self, shipped: Shipped) -> None:
+    def recall(self, shipped: OutgoingTransfer) -> None:
         """The frame was not sent after all."""
         self.stop(shipped)
         for loan in shipped.loans:
             self._give_back(loan)
 
-    def stop(self, shipped: Shipped) -> None:
+    def stop(self, shipped: OutgoingTransfer) -> None:
         """Nobody waits for what is still to be sent of it."""
         if self._channel is not None and shipped.transfers:
             self._channel.bulk_out.drop(shipped.transfers)
 
-    def _entry(self, source: Source, flow: Hashable, shipped: Shipped, inline: list[Bytes], placed: bool) -> bytes:
+    def _entry(
+        self, source: Source, flow: Hashable, shipped: OutgoingTransfer, inline: list[Bytes], placed: bool
+    ) -> bytes:
         assert self._channel is not None
         size = size_of(source)
-        if isinstance(source, HandBack):
+        if isinstance(source, BufferLoan):
             if source.lender is self.borrowed:
                 return _ENTRY.pack(_RETURNED, source.loan, 0, size)
             source = source.view
@@ -309,7 +311,7 @@ class Exchange:
         shipped.transfers.append(number)
         return _ENTRY.pack(_CHUNKS, number, 0, size)
 
-    def _lend(self, kept: Snapshot, size: int, shipped: Shipped) -> bytes:
+    def _lend(self, kept: Snapshot, size: int, shipped: OutgoingTransfer) -> bytes:
         assert self._pool is not None
         self._pool.hold(kept.number)
         loan, self._next_loan = self._next_loan, self._next_loan + 1
@@ -319,7 +321,7 @@ class Exchange:
 
     # Receiving -------------------------------------------------------------------------------------------------------
 
-    def receive(self, body: Bytes) -> tuple[Arrival, memoryview]:
+    def receive(self, body: Bytes) -> tuple[IncomingTransfer, memoryview]:
         """Take the table off a body: what arrives with it, and the rest.
 
         Raises:
@@ -332,7 +334,7 @@ class Exchange:
             entries = [_ENTRY.unpack_from(view, _COUNT.size + i * _ENTRY.size) for i in range(count)]
         except struct.error:
             raise ProtocolMismatch("a table of buffers is cut short") from None
-        arrival = Arrival(count, bool(pickled_first), sum(entry[3] for entry in entries))
+        arrival = IncomingTransfer(count, bool(pickled_first), sum(entry[3] for entry in entries))
         check_transfer(arrival.size, "what the peer sent")
         for index, (how, a, b, size) in enumerate(entries):
             if how == _INLINE:
@@ -342,15 +344,15 @@ class Exchange:
                 self._receive_one(arrival, index, how, a, b, size)
         return arrival, view[at:]
 
-    def forget(self, arrival: Arrival) -> None:
+    def forget(self, arrival: IncomingTransfer) -> None:
         """Nobody waits for the rest of it."""
         if self._channel is not None:
             self._channel.bulk_in.forget(arrival.transfers)
 
-    def _receive_one(self, arrival: Arrival, index: int, how: int, a: int, b: int, size: int) -> None:
+    def _receive_one(self, arrival: IncomingTransfer, index: int, how: int, a: int, b: int, size: int) -> None:
         if how == _CHUNKS:
             assert self._channel is not None
-            self._channel.bulk_in.allocate = fresh
+            self._channel.bulk_in.allocate = allocate_receive_buffer
             self._channel.bulk_in.expect(a, size, arrival.landing(index))
             arrival.transfers.append(a)
             arrival.missing += 1

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 from attrs import define, frozen
 
 from fray.net.buffers import shared_memory as segments
-from fray.net.buffers.mapped_segments import Borrowed
+from fray.net.buffers.mapped_segments import MappedSegments
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
 
-Source: TypeAlias = "memoryview | Snapshot | HandBack"
+Source: TypeAlias = "memoryview | Snapshot | BufferLoan"
 """A flat view of bytes, a copy of some in a segment of ours, or a loan that goes back as it is."""
 
 BUFFERS_LIMIT = 4096
@@ -26,11 +26,11 @@ INLINE_UP_TO_BYTES = 64 * 1024
 
 
 @define(eq=False)
-class HandBack:
+class BufferLoan:
     """All bytes of a loan of the receiver's, which nobody here can see any more."""
 
     loan: int
-    lender: Borrowed
+    lender: MappedSegments
     view: memoryview
 
     @property
@@ -39,7 +39,7 @@ class HandBack:
 
 
 @define(eq=False)
-class Parcel:
+class PickledObject:
     """``pickle`` is empty where it is the first of ``sources`` itself, being large."""
 
     pickle: bytes
@@ -65,25 +65,25 @@ def size_of(source: Source) -> int:
     return len(source) if isinstance(source, memoryview) else source.size
 
 
-def is_large(parcel: Parcel) -> bool:
+def is_large(parcel: PickledObject) -> bool:
     """Whether any of its buffers is worth a segment."""
     return any(size_of(source) >= SEGMENT_FROM_BYTES for source in parcel.sources)
 
 
 @frozen
-class Terms:
+class TransferCapabilities:
     """What is known of the receiver of a parcel."""
 
     segments: bool = False
     """It is another process: copies may be made in segments, where memory is warm."""
-    lender: Borrowed | None = None
+    lender: MappedSegments | None = None
     """Its segments: what lies there goes back as it is, if nobody here can see it any more."""
 
 
-PRIVATE = Terms()
+PRIVATE = TransferCapabilities()
 
 
-def settle(parcel: Parcel, terms: Terms = PRIVATE) -> None:
+def detach_buffers(parcel: PickledObject, terms: TransferCapabilities = PRIVATE) -> None:
     """Make the parcel independent of the objects it was made of. Call it when the sender has let go of them."""
     sources, parcel.sources = parcel.sources, []
     sources.reverse()
@@ -91,7 +91,7 @@ def settle(parcel: Parcel, terms: Terms = PRIVATE) -> None:
         parcel.sources.append(_settled(sources, terms))
 
 
-def _settled(sources: list[Source], terms: Terms) -> Source:
+def _settled(sources: list[Source], terms: TransferCapabilities) -> Source:
     """The last of ``sources``, taken from there so that no reference is left behind, and settled."""
     source = sources.pop()
     if not isinstance(source, memoryview) or type(source.obj) is bytes:
@@ -105,7 +105,7 @@ def _settled(sources: list[Source], terms: Terms) -> Source:
         loan = lender.find(owner) if lender is not None else None
         if loan is not None and lender is not None:
             lender.hand_back(loan)
-            return HandBack(loan, lender, memoryview(owner).cast("B"))
+            return BufferLoan(loan, lender, memoryview(owner).cast("B"))
         source = memoryview(owner).cast("B")
     if alone:
         return source
@@ -115,7 +115,7 @@ def _settled(sources: list[Source], terms: Terms) -> Source:
 
 
 def _copied(source: memoryview) -> memoryview:
-    copy = memoryview(segments.fresh(len(source)))
+    copy = memoryview(segments.allocate_receive_buffer(len(source)))
     copy[:] = source
     return copy
 

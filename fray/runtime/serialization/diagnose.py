@@ -13,7 +13,7 @@ WhyNot: TypeAlias = Callable[[Any], BaseException | None]
 """Tries to pickle one object alone."""
 
 
-def culprit_of(obj: Any, error: BaseException, why_not: WhyNot) -> tuple[str, BaseException]:
+def find_unpicklable(obj: Any, error: BaseException, why_not: WhyNot) -> tuple[str, BaseException]:
     """The path to the innermost part that cannot be pickled alone, and what pickle says of it."""
     path, seen = "", {id(obj)}
     for _ in range(WALK_DEPTH):

@@ -23,18 +23,18 @@ _CONSTANT = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), 
 
 
 @frozen(eq=False)
-class _Kept:
+class _CachedPickle:
     function: FunctionType
     carried: tuple[Any, ...]
     """All it refers to, directly and through functions that travel with it."""
     data: bytes
 
 
-class Closures:
+class FunctionPickleCache:
     """The last pickles of some functions."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _CachedPickle] = {}
 
     def dumps(self, fn: Callable[..., Any], what: str) -> bytes:
         """As `payload.dumps`. Raises NotPicklable."""
@@ -48,7 +48,7 @@ class Closures:
         if carried is not None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            self._kept[id(fn)] = _Kept(fn, carried, data)
+            self._kept[id(fn)] = _CachedPickle(fn, carried, data)
         return data
 
 

@@ -21,8 +21,8 @@ import cloudpickle  # type: ignore[import-untyped]
 from fray.errors import MessageTooLarge, NotPicklable
 from fray.model.ids import BlobId
 from fray.net.codec import blob_id
-from fray.runtime.serialization.buffers import BUFFERS_LIMIT, INLINE_UP_TO_BYTES, Parcel
-from fray.runtime.serialization.diagnose import culprit_of
+from fray.runtime.serialization.buffers import BUFFERS_LIMIT, INLINE_UP_TO_BYTES, PickledObject
+from fray.runtime.serialization.diagnose import find_unpicklable
 from fray.runtime.serialization.tensors import reduce_tensor
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -67,7 +67,7 @@ def dumps_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
         return _dumps_arguments(method, args, kwargs, None)
 
 
-def pack(obj: Any, what: str = "the value") -> bytes | Parcel:
+def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
     """`dumps`, with large buffers left outside the pickle: then a `Parcel`, whose buffers are still ``obj``'s.
 
     Raises:
@@ -93,7 +93,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | Parcel:
     return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
 
 
-def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes | Parcel:
+def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes | PickledObject:
     """The arguments of one call, as `loads_call` takes them; as `pack` otherwise.
 
     Raises:
@@ -128,7 +128,7 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
     return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
 
 
-class Passes(threading.local):
+class PicklePass(threading.local):
     """Of this thread."""
 
     second = False
@@ -137,7 +137,7 @@ class Passes(threading.local):
     """The pickle goes nowhere."""
 
 
-passes = Passes()
+passes = PicklePass()
 
 
 def dumps_to_compare(obj: Any) -> bytes:
@@ -157,7 +157,7 @@ def _again(dump: Callable[..., bytes], *args: Any) -> bytes:
         passes.second = False
 
 
-class Late:
+class DeferredConstruction:
     """A constructor's argument that could not be made when it was unpickled, because that would have waited: ``make()``
     makes it on the thread of the constructor."""
 
@@ -167,16 +167,16 @@ class Late:
         self.make = make
 
 
-def made(value: Any) -> Any:
+def construct_deferred(value: Any) -> Any:
     """What a `Late` makes; anything else as it is."""
-    return value.make() if type(value) is Late else value
+    return value.make() if type(value) is DeferredConstruction else value
 
 
 Boxed: TypeAlias = tuple[bytes, Sequence[Any], bool]
 """An object that is not opened: its pickle, the buffers outside it, whether the first of these is the pickle itself."""
 
 
-def boxed(pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], pickled_first: bool) -> Parcel:
+def boxed(pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], pickled_first: bool) -> PickledObject:
     """A parcel that arrives as `Boxed`: whoever receives it opens it later, by `unboxed`.
 
     Args:
@@ -185,7 +185,7 @@ def boxed(pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], p
     box: Boxed = (pickled, [PickleBuffer(view) for view in views], pickled_first)
     found: list[PickleBuffer] = []
     data = pickle.dumps(box, PICKLE_PROTOCOL, buffer_callback=found.append)
-    return Parcel(data, list(sources))
+    return PickledObject(data, list(sources))
 
 
 def unboxed(box: Boxed) -> Any:
@@ -198,7 +198,7 @@ def unboxed(box: Boxed) -> Any:
     return loads(views[0], views[1:]) if pickled_first else loads(pickled, views)
 
 
-def opened(box: Boxed) -> Any:
+def unbox_in_place(box: Boxed) -> Any:
     """The same for a box that nobody else has: its buffers are the object's own."""
     pickled, buffers, pickled_first = box
     return loads(buffers[0], buffers[1:]) if pickled_first else loads(pickled, buffers)
@@ -242,7 +242,7 @@ def _dumps_by_value(obj: Any, what: str, found: list[PickleBuffer] | None = None
     try:
         return _cloudpickle(obj, found)
     except Exception as error:
-        path, leaf = culprit_of(obj, error, _why_not)
+        path, leaf = find_unpicklable(obj, error, _why_not)
         raise NotPicklable(f"{what} cannot be sent: {path}{_said(leaf)}", what=what, path=path) from error
 
 
@@ -298,14 +298,14 @@ def _bytearray_of(buffer: Any) -> bytearray:
     return buffer if type(buffer) is bytearray else bytearray(buffer)
 
 
-def _packed(data: bytes, found: list[PickleBuffer]) -> bytes | Parcel:
+def _packed(data: bytes, found: list[PickleBuffer]) -> bytes | PickledObject:
     if not found and len(data) < PICKLE_FROM_BYTES:
         return data
     views = [_flat(buffer) for buffer in found]
     found.clear()
     if len(data) >= PICKLE_FROM_BYTES:
-        return Parcel(b"", [memoryview(data), *views], pickled_first=True)
-    return Parcel(data, [*views])
+        return PickledObject(b"", [memoryview(data), *views], pickled_first=True)
+    return PickledObject(data, [*views])
 
 
 def _flat(buffer: PickleBuffer) -> memoryview:

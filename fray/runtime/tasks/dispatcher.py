@@ -19,7 +19,7 @@ from fray.model.messages.client import ActorEndpoint
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors
-from fray.runtime.tasks.policy import Board, Give, TakeBack
+from fray.runtime.tasks.policy import Assign, Steal, TaskAssignment
 from fray.runtime.tasks.task_run import (
     ASIDE,
     CANCELLED,
@@ -38,7 +38,7 @@ PROOF_WAIT_S = 1.0
 """How long, after the registry has dropped a worker, its last answers may still come."""
 
 
-class Settled(Protocol):
+class TaskFuture(Protocol):
     """What the author of a task waits for; `fray.api.futures.Future` is one."""
 
     def returned(self, data: bytes) -> None: ...
@@ -51,7 +51,7 @@ class Settled(Protocol):
 
 
 @frozen(eq=False)
-class Function:
+class ShippedFunction:
     """A pickled callable, sent once to each worker that needs it."""
 
     number: int
@@ -72,10 +72,10 @@ class Task:
     number: int
     size: int
     retries_left: int
-    function: Function
+    function: ShippedFunction
     args: bytes
     has_kwargs: bool
-    future: Settled
+    future: TaskFuture
     timeout_s: float | None = None
     retry_exceptions: tuple[type[BaseException], ...] = ()
     excluded: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class Task:
 
 
 @define
-class Counts:
+class TaskCounts:
     """What a crew has seen so far."""
 
     done: int = 0
@@ -100,13 +100,13 @@ class Counts:
         return self.done + self.failed + self.cancelled
 
 
-class Crew:
+class TaskDispatcher:
     """Tasks and workers of one pool. ``run`` must be running; everything else is called in the loop."""
 
     def __init__(self, caller: Caller, name: str) -> None:
-        self.board: Board[Task] = Board()
-        self.lanes: dict[str, Lane] = {}
-        self.counts = Counts()
+        self.board: TaskAssignment[Task] = TaskAssignment()
+        self.lanes: dict[str, WorkerConnection] = {}
+        self.counts = TaskCounts()
         self.unfinished = 0
         self.held_bytes = 0
         """Arguments of the tasks that have not ended."""
@@ -193,28 +193,28 @@ class Crew:
         """Do what the law says now."""
         for order in self.board.deal():
             lane = self.lanes[order.worker]
-            if isinstance(order, TakeBack):
+            if isinstance(order, Steal):
                 lane.send(back=order.numbers)
-            elif isinstance(order, Give):
+            elif isinstance(order, Assign):
                 lane.send(order.tasks)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
-    def join(self, worker: str, endpoint: ActorEndpoint) -> Lane:
+    def join(self, worker: str, endpoint: ActorEndpoint) -> WorkerConnection:
         """This incarnation of a worker takes tasks from now on."""
         self.board.up(worker)
-        lane = self.lanes[worker] = Lane(self, worker, endpoint, self._caller)
+        lane = self.lanes[worker] = WorkerConnection(self, worker, endpoint, self._caller)
         self.tell()
         return lane
 
-    def lane_down(self, lane: Lane) -> None:
+    def lane_down(self, lane: WorkerConnection) -> None:
         """It takes no more; what it had waits for the verdict of `lane_over`."""
         if not lane.is_down:
             lane.is_down = True
             lane.lost = self.board.down(lane.worker)
             self.tell()
 
-    def lane_over(self, lane: Lane, unsent: set[int], error: BaseException) -> None:
+    def lane_over(self, lane: WorkerConnection, unsent: set[int], error: BaseException) -> None:
         """Its last call has ended. Tasks ``unsent`` were surely not delivered; the others may have been begun."""
         if lane.over:
             return
@@ -226,7 +226,7 @@ class Crew:
         self._again(lane.worker, [task for task in lost if task.number not in unsent], error)
         self.tell()
 
-    async def part(self, lane: Lane) -> None:
+    async def part(self, lane: WorkerConnection) -> None:
         """The registry says that this incarnation is gone: give its last answers a moment."""
         self.lane_down(lane)
         with trio.move_on_after(PROOF_WAIT_S):
@@ -266,7 +266,7 @@ class Crew:
 
     # What workers say ------------------------------------------------------------------------------------------------
 
-    def outcome(self, lane: Lane, number: int, kind: int, data: bytes) -> None:
+    def outcome(self, lane: WorkerConnection, number: int, kind: int, data: bytes) -> None:
         """A task has ended there; void if it is not that worker's any more."""
         worker, counts = lane.worker, self.counts
         if kind == ASIDE:
@@ -306,17 +306,17 @@ def _lost(task: Task, worker: str, error: BaseException) -> FrayError:
 
 
 @frozen
-class _Sent:
+class _ExchangeResult:
     """What one exchange brought."""
 
     tasks: tuple[int, ...]
     back: bool
 
 
-class Lane:
+class WorkerConnection:
     """The conversation with one incarnation of one worker."""
 
-    def __init__(self, crew: Crew, worker: str, endpoint: ActorEndpoint, caller: Caller) -> None:
+    def __init__(self, crew: TaskDispatcher, worker: str, endpoint: ActorEndpoint, caller: Caller) -> None:
         self.worker = worker
         self.endpoint = endpoint
         self.is_down = False
@@ -327,7 +327,7 @@ class Lane:
         """Set when the last call has ended after the first has failed."""
         self._crew, self._caller = crew, caller
         self._route = caller.route_to(endpoint)
-        self._open: dict[CallFuture, _Sent] = {}
+        self._open: dict[CallFuture, _ExchangeResult] = {}
         self._unsent: set[int] = set()
         self._functions: OrderedDict[int, None] = OrderedDict()
 
@@ -356,7 +356,7 @@ class Lane:
             return
         finally:
             current_actor_var.reset(token)
-        self._open[call] = _Sent(tuple(task.number for task in tasks), bool(back))
+        self._open[call] = _ExchangeResult(tuple(task.number for task in tasks), bool(back))
         call.add_done_callback(self._answered)
 
     def _functions_for(self, tasks: Sequence[Task]) -> tuple[list[WireFunction], list[int]]:
@@ -388,7 +388,7 @@ class Lane:
             self._heard(sent, *call.result())
 
     def _heard(
-        self, sent: _Sent, outcomes: Sequence[WireOutcome], returned: Sequence[int], ran: int, busy_s: float
+        self, sent: _ExchangeResult, outcomes: Sequence[WireOutcome], returned: Sequence[int], ran: int, busy_s: float
     ) -> None:
         crew = self._crew
         for number, kind, data in outcomes:
@@ -402,7 +402,7 @@ class Lane:
         if not self._open and not self.is_down and crew.board.hands[self.worker].held:
             self.send()
 
-    def _failed(self, call: CallFuture, sent: _Sent, error: BaseException) -> None:
+    def _failed(self, call: CallFuture, sent: _ExchangeResult, error: BaseException) -> None:
         self._crew.lane_down(self)
         if call.number == 0:  # it never left this process
             self._unsent.update(sent.tasks)

@@ -31,7 +31,7 @@ AHEAD_BYTES = 4 * 1024 * 1024
 """Arguments given ahead to one worker: as many tasks as fit, and at least one."""
 
 
-class Taskish(Protocol):
+class SchedulableTask(Protocol):
     """What the law must know of a task."""
 
     number: int
@@ -46,11 +46,11 @@ class Taskish(Protocol):
     """Nobody waits for it any more."""
 
 
-T = TypeVar("T", bound=Taskish)
+T = TypeVar("T", bound=SchedulableTask)
 
 
 @frozen
-class Give(Generic[T]):
+class Assign(Generic[T]):
     """The worker gets these tasks, behind those it has."""
 
     worker: str
@@ -58,18 +58,18 @@ class Give(Generic[T]):
 
 
 @frozen
-class TakeBack:
+class Steal:
     """The worker is asked to give these back, if it has not begun them; it says which, by `Board.returned`."""
 
     worker: str
     numbers: tuple[int, ...]
 
 
-Order: TypeAlias = Give[T] | TakeBack
+Order: TypeAlias = Assign[T] | Steal
 
 
 @define(eq=False)
-class Hand(Generic[T]):
+class WorkerQueue(Generic[T]):
     """What one worker holds."""
 
     given: dict[int, T] = field(factory=dict)
@@ -111,14 +111,14 @@ class Hand(Generic[T]):
         return 0 if self.asked else max(0, len(self.given) - 1)
 
 
-class Board(Generic[T]):
+class TaskAssignment(Generic[T]):
     """All tasks that have not ended, and all workers."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[int, T] = OrderedDict()
         self.singles: OrderedDict[int, T] = OrderedDict()
         """Waiting too, before the others: those that travel alone."""
-        self.hands: dict[str, Hand[T]] = {}
+        self.hands: dict[str, WorkerQueue[T]] = {}
         """Workers that take tasks now."""
         self.left: set[str] = set()
         """Workers that are there or may come back."""
@@ -137,7 +137,7 @@ class Board(Generic[T]):
 
     def up(self, worker: str) -> None:
         """It takes tasks now."""
-        self.hands[worker] = Hand()
+        self.hands[worker] = WorkerQueue()
 
     def down(self, worker: str) -> list[T]:
         """It takes none any more; what it held is in nobody's hands (see `again` and `spare`)."""
@@ -182,7 +182,7 @@ class Board(Generic[T]):
             hand.pace_s = pace_s if hand.pace_s is None else (hand.pace_s + pace_s) / 2
 
     def returned(self, worker: str, numbers: Iterable[int]) -> None:
-        """The worker's answer to a `TakeBack`: these it gives back."""
+        """The worker's answer to a `Steal`: these it gives back."""
         hand = self.hands.get(worker)
         if hand is not None:
             hand.asked, stuck = False, hand.stuck
@@ -244,12 +244,12 @@ class Board(Generic[T]):
                 break
             tasks = self._take(worker, self.hands[worker])
             if tasks:
-                orders.append(Give(worker, tuple(tasks)))
+                orders.append(Assign(worker, tuple(tasks)))
         if not self.waiting:
             orders += self._steal()
         return orders
 
-    def _take(self, worker: str, hand: Hand[T]) -> list[T]:
+    def _take(self, worker: str, hand: WorkerQueue[T]) -> list[T]:
         if hand.is_alone:
             return []
         single = next((task for task in self.singles.values() if self.may_have(worker, task)), None)
@@ -260,7 +260,7 @@ class Board(Generic[T]):
         del self.singles[single.number]
         return self._hand_over(hand, [single])
 
-    def _batch(self, hand: Hand[T]) -> list[T]:
+    def _batch(self, hand: WorkerQueue[T]) -> list[T]:
         share = -(-len(self.waiting) // max(1, sum(not hand.stuck for hand in self.hands.values())))
         count, room_bytes = min(hand.room, share), AHEAD_BYTES - hand.size
         tasks: list[T] = []
@@ -271,13 +271,13 @@ class Board(Generic[T]):
             room_bytes -= task.size
         return self._hand_over(hand, tasks)
 
-    def _hand_over(self, hand: Hand[T], tasks: list[T]) -> list[T]:
+    def _hand_over(self, hand: WorkerQueue[T], tasks: list[T]) -> list[T]:
         for task in tasks:
             hand.given[task.number] = task
             hand.size += task.size
         return tasks
 
-    def _steal(self) -> list[TakeBack]:
+    def _steal(self) -> list[Steal]:
         """Each idle worker looks at the fullest hand that nobody else looks at."""
         idle = sum(not hand.given for hand in self.hands.values())
         orders = []
@@ -287,5 +287,5 @@ class Board(Generic[T]):
                 break
             numbers = list(hand.given)[-((hand.spare + 1) // 2) :]
             hand.asked = hand.stuck = True
-            orders.append(TakeBack(worker, tuple(numbers)))
+            orders.append(Steal(worker, tuple(numbers)))
         return orders

@@ -30,7 +30,7 @@ PIECE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 WireOutcome: TypeAlias = tuple[int, int, bytes]
 
 
-class _Never:
+class _NoEvent:
     """Stands for the event that nobody waits for: most tasks need none."""
 
     def set(self) -> None: ...
@@ -42,7 +42,7 @@ class _Never:
         await trio.sleep_forever()
 
 
-NEVER = _Never()
+NEVER = _NoEvent()
 
 
 @define(eq=False)

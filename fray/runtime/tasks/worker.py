@@ -25,7 +25,7 @@ from fray.runtime.tasks.task_run import (
     TaskRun,
     WireOutcome,
 )
-from fray.runtime.threads.executor import Runner
+from fray.runtime.threads.executor import SerialExecutor
 
 ASIDE_LIMIT = 1_000
 """Tasks of one worker that wait, each on a thread."""
@@ -64,7 +64,7 @@ class TaskWorker:
         self._busy_s = 0.0
         self._ran = 0
         self._parked: trio.Event | None = None
-        self._runner: Runner | None = None
+        self._runner: SerialExecutor | None = None
         self._runtime: Runtime | None = None
         self._context = copy_context()
         """What its threads see."""
@@ -167,7 +167,7 @@ class TaskWorker:
                 self._hand(run, runner)
         runner.flush()
 
-    def _hand(self, run: TaskRun, runner: Runner) -> None:
+    def _hand(self, run: TaskRun, runner: SerialExecutor) -> None:
         self._in_thread += 1
         while self._handed and self._handed[0] not in self.waiting:
             self._handed.popleft()

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import trio
 
 from fray.errors import ActorDied
-from fray.runtime.threads.user_threads import enrolled
+from fray.runtime.threads.user_threads import register_thread
 
 SWITCH_INTERVAL_S = 0.0002
 """How long a busy thread keeps the interpreter from the loop; Python's default is 0.005."""
 
 
-class Job(Protocol):
+class WorkItem(Protocol):
     """One piece of work. `run` is called on the thread and never raises but KeyboardInterrupt; `done` in the loop."""
 
     def run(self) -> None: ...
@@ -31,10 +31,10 @@ class Job(Protocol):
     def done(self) -> None: ...
 
 
-class Runner(Protocol):
+class SerialExecutor(Protocol):
     """Runs the jobs of one actor in the order of `submit`; `Executor` and `InlineExecutor` are two."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WorkItem) -> None:
         """Take the job; it need not begin before `flush`."""
 
     def flush(self) -> None:
@@ -47,7 +47,7 @@ class Runner(Protocol):
         """No more work comes; what was submitted is still run."""
 
 
-class Errand:
+class FunctionCall:
     """One function for `Executor.run`."""
 
     def __init__(self, fn: Callable[[], Any]) -> None:
@@ -80,9 +80,9 @@ class Executor:
 
     def __init__(self, name: str = "fray-actor") -> None:
         self.name = name
-        self._inbox: SimpleQueue[list[Job] | None] = SimpleQueue()
-        self._outbox: deque[Job] = deque()
-        self._submitted: list[Job] = []
+        self._inbox: SimpleQueue[list[WorkItem] | None] = SimpleQueue()
+        self._outbox: deque[WorkItem] = deque()
+        self._submitted: list[WorkItem] = []
         self._poked = False
         self._threads = 0
         self._stopped = False
@@ -103,7 +103,7 @@ class Executor:
         """Begin as many threads as are missing to so many."""
         self.start(max(0, threads - self._threads))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WorkItem) -> None:
         self._submitted.append(job)
 
     def flush(self) -> None:
@@ -129,7 +129,7 @@ class Executor:
         """
         if self._stopped:
             raise ActorDied(f"the thread {self.name!r} has been stopped")
-        errand = Errand(fn)
+        errand = FunctionCall(fn)
         self.submit(errand)
         self.flush()
         await errand.finished.wait()
@@ -164,7 +164,7 @@ class Executor:
             self._threads -= 1
 
     def _begin(self, name: str) -> None:
-        with enrolled(name):
+        with register_thread(name):
             self._serve()
 
     def _serve(self, only_functions: bool = False) -> None:
@@ -175,7 +175,7 @@ class Executor:
             if jobs is None:
                 return
             for job in jobs:
-                if only_functions and not isinstance(job, Errand):
+                if only_functions and not isinstance(job, FunctionCall):
                     continue
                 self.is_running = True
                 try:
@@ -199,9 +199,9 @@ class InlineExecutor:
     """Runs jobs in the loop itself: for simulation, where threads would break determinism."""
 
     def __init__(self) -> None:
-        self._submitted: deque[Job] = deque()
+        self._submitted: deque[WorkItem] = deque()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WorkItem) -> None:
         self._submitted.append(job)
 
     def flush(self) -> None:

@@ -20,8 +20,8 @@ import trio
 
 from fray.errors import ActorDied
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.threads.executor import SWITCH_INTERVAL_S, Errand, Job
-from fray.runtime.threads.user_threads import enrolled
+from fray.runtime.threads.executor import SWITCH_INTERVAL_S, FunctionCall, WorkItem
+from fray.runtime.threads.user_threads import register_thread
 
 FIRST_THREADS = 2
 THREADS_LIMIT = 128
@@ -31,7 +31,7 @@ STUCK_S = 0.01
 SLICE_S = 0.002
 
 
-class ThreadPool:
+class SharedThreadPool:
     """The threads. ``spawn`` starts a task in the loop; threads begin with the first work."""
 
     def __init__(self, name: str, spawn: Callable[[Callable[[], Any]], None]) -> None:
@@ -40,8 +40,8 @@ class ThreadPool:
         self.turns = 0
         """Turns that have ended."""
         self._spawn = spawn
-        self._inbox: SimpleQueue[Lane | None] = SimpleQueue()
-        self._outbox: deque[Lane | Job] = deque()
+        self._inbox: SimpleQueue[SerialQueue | None] = SimpleQueue()
+        self._outbox: deque[SerialQueue | WorkItem] = deque()
         self._poked = False
         self._waiting = 0
         """Turns asked for and not ended."""
@@ -51,9 +51,9 @@ class ThreadPool:
         """What the threads begin with: the place in the cluster, and no call."""
         self._context.run(current_actor_var.set, None)
 
-    def lane(self, name: str, width: int = 1) -> Lane:
+    def lane(self, name: str, width: int = 1) -> SerialQueue:
         """A new lane, of which ``width`` jobs may run at once."""
-        return Lane(self, name, width)
+        return SerialQueue(self, name, width)
 
     def stop(self) -> None:
         """The threads end when they are free."""
@@ -63,7 +63,7 @@ class ThreadPool:
 
     # In the loop
 
-    def give_turn(self, lane: Lane) -> None:
+    def give_turn(self, lane: SerialQueue) -> None:
         if self._token is None:
             self._token = trio.lowlevel.current_trio_token()
         self._waiting += 1
@@ -89,7 +89,7 @@ class ThreadPool:
         threading.Thread(target=self._context.copy().run, args=(self._begin, name), name=name, daemon=True).start()
 
     def _begin(self, name: str) -> None:
-        with enrolled(name):
+        with register_thread(name):
             self._serve()
 
     def _collect(self) -> None:
@@ -97,7 +97,7 @@ class ThreadPool:
         outbox = self._outbox
         while outbox:
             done = outbox.popleft()
-            if isinstance(done, Lane):
+            if isinstance(done, SerialQueue):
                 self._waiting -= 1
                 self.turns += 1
                 done.turn_ended()
@@ -114,7 +114,7 @@ class ThreadPool:
             finally:
                 self._finished(lane)
 
-    def _finished(self, what: Lane | Job) -> None:
+    def _finished(self, what: SerialQueue | WorkItem) -> None:
         self._outbox.append(what)
         if not self._poked:
             self._poked = True
@@ -125,20 +125,20 @@ class ThreadPool:
                 pass  # the loop has ended: nobody waits for results
 
 
-class Lane:
+class SerialQueue:
     """The work of one actor: a `fray.runtime.threads.executor.Runner`."""
 
     __slots__ = ("_pool", "_queue", "_stopped", "_turns", "name", "width")
 
-    def __init__(self, pool: ThreadPool, name: str, width: int) -> None:
+    def __init__(self, pool: SharedThreadPool, name: str, width: int) -> None:
         self.name = name
         self.width = width
         self._pool = pool
-        self._queue: deque[Job] = deque()
+        self._queue: deque[WorkItem] = deque()
         self._turns = 0
         self._stopped = False
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WorkItem) -> None:
         self._queue.append(job)
 
     def flush(self) -> None:
@@ -150,7 +150,7 @@ class Lane:
         """As `Executor.run`."""
         if self._stopped:
             raise ActorDied(f"the lane of {self.name!r} has been stopped")
-        errand = Errand(fn)
+        errand = FunctionCall(fn)
         self.submit(errand)
         self.flush()
         await errand.finished.wait()
@@ -164,7 +164,7 @@ class Lane:
         self._turns -= 1
         self.flush()
 
-    def work(self, finished: Callable[[Job], None]) -> None:
+    def work(self, finished: Callable[[WorkItem], None]) -> None:
         """On a thread: one turn."""
         until = time.perf_counter() + SLICE_S
         while True:

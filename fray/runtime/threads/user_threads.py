@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import trio
 
 
-class Roll:
+class ThreadRegistry:
     """Made in the loop; threads enter and leave by themselves."""
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class Roll:
         return sorted(self._inside.values())
 
 
-roll_var: ContextVar[Roll | None] = ContextVar("fray_roll", default=None)
+roll_var: ContextVar[ThreadRegistry | None] = ContextVar("fray_roll", default=None)
 """Of the cluster around, where it is one of this process alone."""
 
 
 @contextmanager
-def enrolled(name: str) -> Iterator[None]:
+def register_thread(name: str) -> Iterator[None]:
     """On a thread that runs user code: on the roll, where there is one."""
     roll = roll_var.get()
     if roll is None:

@@ -23,10 +23,10 @@ from attrs import Factory, define, field, frozen
 
 from fray.errors import InvalidRequest
 from fray.model.ids import BlobId
-from fray.model.workspace import LINK, Entry, Manifest, Piece, cut, manifest_parts, pack, write_manifest
+from fray.model.workspace import LINK, FileEntry, Manifest, ManifestChunk, cut, manifest_parts, pack, write_manifest
 from fray.runtime.workspaces.files import (
-    Found,
     Limits,
+    ScannedFile,
     list_files,
     stamp_of,
     unreadable,
@@ -46,7 +46,7 @@ log = logging.getLogger("fray.workspace")
 _Cut = list[tuple[int, int, int]]
 
 
-class Changed(Exception):
+class FileChanged(Exception):
     """A file is not what it was when the bundle was made."""
 
 
@@ -59,7 +59,7 @@ class Bundle:
     manifest: Manifest
     parts: dict[BlobId, bytes] = field(repr=False)
     """Of the manifest, in order."""
-    found: tuple[Found, ...] = field(repr=False)
+    found: tuple[ScannedFile, ...] = field(repr=False)
     cuts: dict[BlobId, _Cut] = field(repr=False)
 
     @property
@@ -68,13 +68,13 @@ class Bundle:
 
 
 @define
-class Book:
+class ScanCache:
     """What is known of one workspace's files. One scan at a time."""
 
     root: str
     files: dict[str, tuple[tuple[int, ...], BlobId]] = Factory(dict)
     """By path: the stamp that can be trusted, and the hash of the content."""
-    pieces: dict[str, Piece] = Factory(dict)
+    pieces: dict[str, ManifestChunk] = Factory(dict)
     """By what is in it."""
     fresh: OrderedDict[BlobId, bytes] = Factory(OrderedDict)
     last: Bundle | None = None
@@ -82,7 +82,7 @@ class Book:
     dirty: bool = False
 
 
-def scan(book: Book, limits: Limits) -> Bundle:
+def scan(book: ScanCache, limits: Limits) -> Bundle:
     """The bundle of the workspace as it is now.
 
     Raises:
@@ -92,21 +92,21 @@ def scan(book: Book, limits: Limits) -> Bundle:
         for _ in range(READ_TRIES):
             try:
                 return _scan(book, list_files(book.root, limits))
-            except Changed as error:
+            except FileChanged as error:
                 changed = error
         raise InvalidRequest(
             f"{changed} in the workspace {book.root} changes while it is read: launch again when it does not"
         )
 
 
-def _scan(book: Book, found: list[Found]) -> Bundle:
+def _scan(book: ScanCache, found: list[ScannedFile]) -> Bundle:
     last = book.last
     if last is not None and tuple(found) == last.found and all(_knows(book, each) for each in found):
         return last
     reader = _Reader(book, found)
     cuts = cut([(each.path, each.size_bytes) for each in found])
     pieces = [reader.piece(each) for each in cuts]
-    entries = [Entry(each.path, each.mode, reader.blob(index), each.size_bytes) for index, each in enumerate(found)]
+    entries = [FileEntry(each.path, each.mode, reader.blob(index), each.size_bytes) for index, each in enumerate(found)]
     manifest = Manifest(tuple(entries), tuple(pieces))
     text = write_manifest(manifest)
     parts = {hashlib.sha256(part).hexdigest(): part for part in manifest_parts(text)}
@@ -116,12 +116,12 @@ def _scan(book: Book, found: list[Found]) -> Bundle:
     return book.last
 
 
-def _knows(book: Book, found: Found) -> bool:
+def _knows(book: ScanCache, found: ScannedFile) -> bool:
     known = book.files.get(found.path)
     return known is not None and known[0] == found.stamp
 
 
-def _forget_old(book: Book, found: list[Found], used: set[str]) -> None:
+def _forget_old(book: ScanCache, found: list[ScannedFile], used: set[str]) -> None:
     paths = {each.path for each in found}
     book.files = {path: known for path, known in book.files.items() if path in paths}
     book.pieces = {key: piece for key, piece in book.pieces.items() if key in used}
@@ -130,7 +130,7 @@ def _forget_old(book: Book, found: list[Found], used: set[str]) -> None:
 class _Reader:
     """One scan: reads what is not known, a piece at a time."""
 
-    def __init__(self, book: Book, found: list[Found]) -> None:
+    def __init__(self, book: ScanCache, found: list[ScannedFile]) -> None:
         self.book, self.found = book, found
         self.used: set[str] = set()
         self._blobs: dict[int, BlobId] = {
@@ -143,7 +143,7 @@ class _Reader:
             self._read_through(index)
         return self._blobs[index]
 
-    def piece(self, where: _Cut) -> Piece:
+    def piece(self, where: _Cut) -> ManifestChunk:
         for index, at, size in where:
             if index not in self._blobs and at == 0 and size < self.found[index].size_bytes:
                 self._read_through(index)
@@ -159,9 +159,9 @@ class _Reader:
         text = ";".join(f"{self._blobs[index]},{at},{size}" for index, at, size in where)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _make(self, where: _Cut, content: bytes) -> Piece:
+    def _make(self, where: _Cut, content: bytes) -> ManifestChunk:
         data, packed = pack(content)
-        piece = Piece(hashlib.sha256(data).hexdigest(), len(content), packed)
+        piece = ManifestChunk(hashlib.sha256(data).hexdigest(), len(content), packed)
         key = self._key(where)
         self.used.add(key)
         self.book.pieces[key], self.book.dirty = piece, True
@@ -193,13 +193,13 @@ class _Reader:
             self.book.files.pop(found.path, None)
 
 
-def _keep_fresh(book: Book, blob: BlobId, data: bytes) -> None:
+def _keep_fresh(book: ScanCache, blob: BlobId, data: bytes) -> None:
     book.fresh[blob] = data
     while sum(map(len, book.fresh.values())) > FRESH_LIMIT_BYTES:
         book.fresh.popitem(last=False)
 
 
-def read_part(root: str, found: Found, at: int, size_bytes: int) -> bytes:
+def read_part(root: str, found: ScannedFile, at: int, size_bytes: int) -> bytes:
     """Bytes of a file that is as it was found.
 
     Raises:
@@ -218,15 +218,15 @@ def read_part(root: str, found: Found, at: int, size_bytes: int) -> bytes:
             finally:
                 os.close(descriptor)
     except FileNotFoundError:
-        raise Changed(repr(found.path)) from None
+        raise FileChanged(repr(found.path)) from None
     except OSError as error:
         raise unreadable(root, found.path, error) from error
     if len(data) != size_bytes or stamp_of(seen) != found.stamp:
-        raise Changed(repr(found.path))
+        raise FileChanged(repr(found.path))
     return data
 
 
-def read_piece(book: Book, bundle: Bundle, blob: BlobId) -> bytes:
+def read_piece(book: ScanCache, bundle: Bundle, blob: BlobId) -> bytes:
     """The bytes of one piece (or part of the manifest), made again if need be.
 
     Raises:
@@ -237,7 +237,7 @@ def read_piece(book: Book, bundle: Bundle, blob: BlobId) -> bytes:
         where = bundle.cuts[blob]
         data, _ = pack(b"".join(read_part(bundle.root, bundle.found[i], at, size) for i, at, size in where))
     if hashlib.sha256(data).hexdigest() != blob:
-        raise Changed("a file")
+        raise FileChanged("a file")
     return data
 
 
@@ -249,18 +249,18 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fray" / "hashes"
 
 
-def load_book(root: str, directory: Path) -> Book:
+def load_book(root: str, directory: Path) -> ScanCache:
     """What an earlier driver knew of this workspace; nothing if that cannot be read."""
-    book = Book(root)
+    book = ScanCache(root)
     with suppress(OSError, ValueError, KeyError, TypeError):
         data: dict[str, Any] = json.loads(_file_of(root, directory).read_bytes())
         if data["version"] == _VERSION and data["root"] == root:
             book.files = {path: (tuple(stamp), blob) for path, stamp, blob in data["files"]}
-            book.pieces = {key: Piece(blob, size, packed) for key, blob, size, packed in data["pieces"]}
+            book.pieces = {key: ManifestChunk(blob, size, packed) for key, blob, size, packed in data["pieces"]}
     return book
 
 
-def save_book(book: Book, directory: Path) -> None:
+def save_book(book: ScanCache, directory: Path) -> None:
     """Keep it for the next driver; a directory that cannot be written costs only that."""
     with book.lock, suppress(OSError):
         if not book.dirty:

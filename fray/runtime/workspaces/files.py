@@ -32,7 +32,7 @@ log = logging.getLogger("fray.workspace")
 
 
 @frozen
-class Found:
+class ScannedFile:
     """One file, as it was when it was looked at."""
 
     path: str
@@ -60,7 +60,7 @@ class Limits:
         )
 
 
-def list_files(root: str, limits: Limits | None = None) -> list[Found]:
+def list_files(root: str, limits: Limits | None = None) -> list[ScannedFile]:
     """All files that travel, sorted by path; none has been read yet.
 
     Raises:
@@ -75,7 +75,7 @@ def list_files(root: str, limits: Limits | None = None) -> list[Found]:
     return found
 
 
-def check_limits(root: str, found: list[Found], limits: Limits) -> None:
+def check_limits(root: str, found: list[ScannedFile], limits: Limits) -> None:
     """Raises InvalidRequest, naming the largest files and what to do about them."""
     total = sum(each.size_bytes for each in found)
     if len(found) > limits.files:
@@ -102,7 +102,7 @@ def _mb(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB"
 
 
-def _look(root: str, paths: Iterator[str]) -> Iterator[Found]:
+def _look(root: str, paths: Iterator[str]) -> Iterator[ScannedFile]:
     for path in paths:
         try:
             seen = os.lstat(f"{root}/{path}")
@@ -117,7 +117,7 @@ def _look(root: str, paths: Iterator[str]) -> Iterator[Found]:
             _check_link(root, path)
         else:
             continue
-        yield Found(path, mode, seen.st_size, stamp_of(seen))
+        yield ScannedFile(path, mode, seen.st_size, stamp_of(seen))
 
 
 def stamp_of(seen: os.stat_result) -> tuple[int, ...]:

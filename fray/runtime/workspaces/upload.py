@@ -20,11 +20,11 @@ from fray.model.ids import BlobId
 from fray.model.messages.bundles import BundleState, OfferBundle, PutPiece
 from fray.model.specs import JobSpec
 from fray.runtime.context import Runtime
-from fray.runtime.controller_client.client import ControllerLink
+from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.workspaces.bundle import (
-    Book,
     Bundle,
-    Changed,
+    FileChanged,
+    ScanCache,
     cache_directory,
     load_book,
     read_piece,
@@ -43,7 +43,7 @@ BUSY_S = 0.2
 """How long to wait when the controller has too many pieces to write."""
 
 
-class Source(Protocol):
+class BundleSource(Protocol):
     """A bundle that can be read."""
 
     @property
@@ -56,14 +56,14 @@ class Source(Protocol):
         """A piece, or a part of the manifest. Raises Changed."""
 
 
-Find = Callable[[str], Awaitable[Source]]
+Find = Callable[[str], Awaitable[BundleSource]]
 
 
 @frozen
-class Directory:
+class DirectorySource:
     """The bundle of a directory of this machine."""
 
-    book: Book
+    book: ScanCache
     of: Bundle
 
     @property
@@ -82,22 +82,22 @@ class Directory:
         return await trio.to_thread.run_sync(read_piece, self.book, self.of, blob)
 
 
-_books: dict[str, Book] = {}
+_books: dict[str, ScanCache] = {}
 
 
-async def find_directory(path: str) -> Source:
+async def find_directory(path: str) -> BundleSource:
     """The bundle of a directory as it is now; see `fray.runtime.workspaces.bundle.scan`."""
     return await trio.to_thread.run_sync(_find, path)
 
 
-def _find(path: str) -> Directory:
+def _find(path: str) -> DirectorySource:
     root = os.path.realpath(path)
     book = _books.get(root)
     if book is None:
         book = _books.setdefault(root, load_book(root, cache_directory()))
     bundle = scan(book, Limits.of(os.environ))
     save_book(book, cache_directory())
-    return Directory(book, bundle)
+    return DirectorySource(book, bundle)
 
 
 # Specs ---------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def relocated(path: str, root: str) -> str | None:
 # The way -------------------------------------------------------------------------------------------------------------
 
 
-async def send(link: ControllerLink, path: str, find: Find) -> BlobId:
+async def send(link: ControllerClient, path: str, find: Find) -> BlobId:
     """Make sure that the controller has the workspace as it is now; returns its bundle.
 
     Raises:
@@ -165,14 +165,14 @@ async def send(link: ControllerLink, path: str, find: Find) -> BlobId:
         source = await find(path)
         try:
             await _send(link, source)
-        except Changed as error:
+        except FileChanged as error:
             changed = error
         else:
             return source.bundle
     raise InvalidRequest(f"{changed} in the workspace {path} changes while it is sent: launch when it is still")
 
 
-async def _send(link: ControllerLink, source: Source) -> None:
+async def _send(link: ControllerClient, source: BundleSource) -> None:
     offer = OfferBundle(bundle=source.bundle, parts=tuple(source.parts), size_bytes=source.size_bytes)
     for _ in range(ROUNDS):
         state: BundleState = await link.request(offer)
@@ -182,7 +182,7 @@ async def _send(link: ControllerLink, source: Source) -> None:
     raise FrayError(f"the controller does not get bundle {source.bundle} together: its log may say why")
 
 
-async def _put_all(link: ControllerLink, source: Source, lacks: Sequence[BlobId]) -> None:
+async def _put_all(link: ControllerClient, source: BundleSource, lacks: Sequence[BlobId]) -> None:
     left = iter(lacks)
     failure: Exception | None = None
 
@@ -191,7 +191,7 @@ async def _put_all(link: ControllerLink, source: Source, lacks: Sequence[BlobId]
         try:
             for blob in left:
                 await _put(link, blob, await source.read(blob))
-        except (FrayError, Changed) as error:
+        except (FrayError, FileChanged) as error:
             failure = failure or error
             nursery.cancel_scope.cancel()
 
@@ -202,7 +202,7 @@ async def _put_all(link: ControllerLink, source: Source, lacks: Sequence[BlobId]
         raise failure
 
 
-async def _put(link: ControllerLink, blob: BlobId, data: bytes) -> None:
+async def _put(link: ControllerClient, blob: BlobId, data: bytes) -> None:
     while True:
         try:
             await link.request(PutPiece(piece=blob), [data])

@@ -8,19 +8,19 @@ from attrs import evolve
 
 from fray.model.policy.machine_groups import GroupConfig
 from fray.model.resources import Capacity
-from fray.scheduler.autoscaler.bin_packing import Offer
-from fray.scheduler.state.machine_groups import Books
+from fray.scheduler.autoscaler.bin_packing import UnitOffer
+from fray.scheduler.state.machine_groups import MachineGroupIndex
 from fray.scheduler.state.state import State
 
 
-def offers(books: Books, config: GroupConfig, now: float) -> Iterator[Offer]:
+def available_capacity(books: MachineGroupIndex, config: GroupConfig, now: float) -> Iterator[UnitOffer]:
     """One a zone, in order; where none can be had now it says why."""
     for zone in config.zones_in_order():
         capacity = host(books, config, zone, "a unit", 0)
-        yield Offer(config.name, zone, capacity, config.hosts, config.price(zone), closed(books, config, zone, now))
+        yield UnitOffer(config.name, zone, capacity, config.hosts, config.price(zone), closed(books, config, zone, now))
 
 
-def closed(books: Books, config: GroupConfig, zone: str, now: float) -> str:
+def closed(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> str:
     """Why nothing is asked of a zone now; empty: it may be."""
     row = books.groups.get(config.name)
     if row is not None and row.stopped:
@@ -49,7 +49,7 @@ def declared(config: GroupConfig) -> str:
     return repr(shape)
 
 
-def host(books: Books, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
+def host(books: MachineGroupIndex, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
     """One host of a unit: as its last one was, where one has come; until then as it is declared.
 
     A machine that offers less than its group declares would otherwise be made again and again for a job that does not
@@ -62,7 +62,7 @@ def host(books: Books, config: GroupConfig, zone: str, machine: str, worker: int
     return evolve(row.learnt, attributes=row.learnt.attributes | capacity.attributes)
 
 
-def possible(books: Books, members: int) -> Iterator[tuple[str, Capacity]]:
+def possible(books: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capacity]]:
     """Machines that could be had, by a name, as many as so many members could need: of each group in each zone."""
     for config in books.policy.groups:
         row = books.groups.get(config.name)

@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 
 from fray.model.resources import Capacity, Demand
 from fray.scheduler.pool.pool import AUTO, Variant, admits
-from fray.scheduler.pool.requests import Ask, Part
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 
 _MANY = 1 << 30
 Spot: TypeAlias = tuple[str, str]
@@ -26,7 +26,7 @@ Spot: TypeAlias = tuple[str, str]
 
 
 @frozen(cache_hash=True)
-class Room:
+class HostRoom:
     """What one host has left."""
 
     cpu_milli: int
@@ -36,7 +36,7 @@ class Room:
     devices: tuple[tuple[Variant, int], ...] = ()
 
     @classmethod
-    def of(cls, capacity: Capacity) -> Room:
+    def of(cls, capacity: Capacity) -> HostRoom:
         counts: dict[Variant, int] = {}
         for device in capacity.devices:
             variant = device.kind, device.variant.lower()
@@ -46,7 +46,7 @@ class Room:
 
 
 @frozen
-class Offer:
+class UnitOffer:
     """Units of a group that can be had in one of its zones."""
 
     group: str
@@ -68,14 +68,14 @@ class Offer:
 
 
 @frozen(cache_hash=True)
-class Unit:
+class PackedUnit:
     """One that is on its way, or would be asked for: what is left of each host."""
 
     at: Spot
-    rooms: tuple[Room, ...]
+    rooms: tuple[HostRoom, ...]
 
 
-def held(demand: Demand, room: Room) -> int:
+def held(demand: Demand, room: HostRoom) -> int:
     """How many members the host still holds."""
     pairs = (
         (room.cpu_milli, demand.cpu_milli),
@@ -89,12 +89,12 @@ def held(demand: Demand, room: Room) -> int:
     return min(count, sum(have // demand.device_count for _, have in _serving(demand, room)))
 
 
-def _serving(demand: Demand, room: Room) -> list[tuple[Variant, int]]:
+def _serving(demand: Demand, room: HostRoom) -> list[tuple[Variant, int]]:
     wanted = demand.device_variant.lower()
     return [(v, have) for v, have in room.devices if v[0] == demand.device_kind and wanted in (AUTO, v[1])]
 
 
-def taken(demand: Demand, room: Room, members: int) -> Room:
+def taken(demand: Demand, room: HostRoom, members: int) -> HostRoom:
     """The same host with so many members on it; they fit."""
     devices = dict(room.devices)
     left = members if demand.device_count else 0
@@ -102,7 +102,7 @@ def taken(demand: Demand, room: Room, members: int) -> Room:
         here = min(left, have // demand.device_count)
         devices[variant] -= here * demand.device_count
         left -= here
-    return Room(
+    return HostRoom(
         room.cpu_milli - members * demand.cpu_milli,
         room.memory_bytes - members * demand.memory_bytes,
         room.disk_bytes - members * demand.disk_bytes,
@@ -112,7 +112,7 @@ def taken(demand: Demand, room: Room, members: int) -> Room:
 
 
 @define
-class Packing:
+class PackingEstimate:
     """One plan's estimate.
 
     Attributes:
@@ -125,29 +125,29 @@ class Packing:
         limits: why the last ask could not be held; empty: it could.
     """
 
-    offers: tuple[Offer, ...]
+    offers: tuple[UnitOffer, ...]
     rooms: dict[str, int]
     money: float | None = None
     most: int = _MANY
-    stock: dict[Unit, int] = field(factory=dict)
+    stock: dict[PackedUnit, int] = field(factory=dict)
     asked: dict[Spot, int] = field(factory=dict)
     limits: dict[str, None] = field(factory=dict)
-    _by_spot: dict[Spot, Offer] = field(init=False)
-    _empty: dict[Spot, Room] = field(init=False)
+    _by_spot: dict[Spot, UnitOffer] = field(init=False)
+    _empty: dict[Spot, HostRoom] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._by_spot = {offer.at: offer for offer in self.offers}
-        self._empty = {offer.at: Room.of(offer.capacity) for offer in self.offers}
+        self._empty = {offer.at: HostRoom.of(offer.capacity) for offer in self.offers}
 
     def add_stock(self, at: Spot, hosts: int, count: int = 1) -> None:
         """So many empty units of a group are on their way, or there and idle; one that nobody offers counts not."""
         if at in self._by_spot:
-            unit = Unit(at, (self._empty[at],) * hosts)
+            unit = PackedUnit(at, (self._empty[at],) * hosts)
             self.stock[unit] = self.stock.get(unit, 0) + count
 
     # Asks
 
-    def some(self, part: Part, count: int) -> int:
+    def some(self, part: MemberGroup, count: int) -> int:
         """Make room for as many of ``count`` asks for one run of a part as can be; returns how many."""
         self.limits = {}
         run = max(1, part.slice_hosts)
@@ -156,10 +156,10 @@ class Packing:
             left = self._fill(demand, left, part.slice_hosts, "", "")
         return count - left // run
 
-    def whole(self, ask: Ask) -> bool:
+    def whole(self, ask: PlacementRequest) -> bool:
         """Make room for all parts, or for none."""
         self.limits = {}
-        best: tuple[float, Packing] | None = None
+        best: tuple[float, PackingEstimate] | None = None
         for place in self._places(ask.same):
             trial = self._copy()
             if all(trial._part(part, ask.same, place) for part in ask.parts):
@@ -173,12 +173,12 @@ class Packing:
         self.limits = {}
         return True
 
-    def _copy(self) -> Packing:
+    def _copy(self) -> PackingEstimate:
         twin = copy(self)
         twin.rooms, twin.stock, twin.asked, twin.limits = dict(self.rooms), dict(self.stock), dict(self.asked), {}
         return twin
 
-    def _become(self, other: Packing) -> None:
+    def _become(self, other: PackingEstimate) -> None:
         self.stock, self.asked, self.rooms = other.stock, other.asked, other.rooms
         self.money, self.most = other.money, other.most
 
@@ -186,7 +186,7 @@ class Packing:
         """Each region or zone an ask may be held in; one that is none if it may be held anywhere."""
         return dict.fromkeys(offer.place(same) for offer in self.offers)
 
-    def _part(self, part: Part, same: str, place: str) -> bool:
+    def _part(self, part: MemberGroup, same: str, place: str) -> bool:
         for demand in part.choices:
             trial = self._copy()
             if not trial._fill(demand, part.members, part.slice_hosts, same, place):
@@ -195,7 +195,7 @@ class Packing:
             self.limits |= trial.limits
         return False
 
-    def take(self, offer: Offer) -> bool:
+    def take(self, offer: UnitOffer) -> bool:
         """Ask for one unit, whoever it is for; False: none can be had there now."""
         if self._closed(offer):
             return False
@@ -230,13 +230,13 @@ class Packing:
                 left -= times * members
         return left
 
-    def _move(self, unit: Unit, to: Unit, times: int) -> None:
+    def _move(self, unit: PackedUnit, to: PackedUnit, times: int) -> None:
         self.stock[unit] -= times
         if not self.stock[unit]:
             del self.stock[unit]
         self.stock[to] = self.stock.get(to, 0) + times
 
-    def _serves(self, offer: Offer, demand: Demand, slice_hosts: int, same: str, place: str) -> bool:
+    def _serves(self, offer: UnitOffer, demand: Demand, slice_hosts: int, same: str, place: str) -> bool:
         return (
             offer.place(same) == place
             and (not slice_hosts or offer.hosts == slice_hosts)
@@ -246,10 +246,10 @@ class Packing:
 
     # Asking for more
 
-    def _cheapest(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> Offer | None:
+    def _cheapest(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> UnitOffer | None:
         """Of the first open zone of each group the cheapest, but accelerators last for who needs none; among equals the
         plainest machine, then as written."""
-        firsts: dict[str, Offer] = {}
+        firsts: dict[str, UnitOffer] = {}
         for offer in self.offers:
             if self._serves(offer, demand, slice_hosts, same, place):
                 if why := self._closed(offer):
@@ -258,7 +258,7 @@ class Packing:
                     firsts.setdefault(offer.group, offer)
         return min(firsts.values(), key=lambda offer: self._cost(offer, demand, left, slice_hosts), default=None)
 
-    def _closed(self, offer: Offer) -> str:
+    def _closed(self, offer: UnitOffer) -> str:
         """Why no unit more may be asked for there."""
         if offer.closed:
             return offer.closed
@@ -270,23 +270,23 @@ class Packing:
             return f"the spend limit binds: {_priced(offer)}, and {max(0.0, self.money):g} is left"
         return ""
 
-    def _cost(self, offer: Offer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
+    def _cost(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
         units = -(-left // self._per_unit(offer, demand, slice_hosts))
         devices = len(offer.capacity.devices) * offer.hosts
         wasted = devices > 0 and not demand.device_count
         return wasted, offer.price_per_hour * units, devices, offer.hosts
 
-    def _per_unit(self, offer: Offer, demand: Demand, slice_hosts: int) -> int:
+    def _per_unit(self, offer: UnitOffer, demand: Demand, slice_hosts: int) -> int:
         return slice_hosts or offer.hosts * held(demand, self._empty[offer.at])
 
-    def _units(self, offer: Offer, demand: Demand, left: int, slice_hosts: int) -> int:
+    def _units(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> int:
         """How many of it: what is needed, as far as there is room and money for it; at least one."""
         units = min(-(-left // self._per_unit(offer, demand, slice_hosts)), self.rooms[offer.group], self.most)
         if self.money is not None and offer.price_per_hour:
             units = min(units, int(self.money / offer.price_per_hour))
         return max(1, units)
 
-    def _ask(self, offer: Offer, units: int) -> None:
+    def _ask(self, offer: UnitOffer, units: int) -> None:
         self.rooms[offer.group] -= units
         self.most -= units
         if self.money is not None:
@@ -295,20 +295,20 @@ class Packing:
         self.add_stock(offer.at, offer.hosts, units)
 
 
-def _priced(offer: Offer) -> str:
+def _priced(offer: UnitOffer) -> str:
     return f"a unit of {offer.group} costs {offer.price_per_hour:g} an hour"
 
 
-def _filled(demand: Demand, unit: Unit, left: int, slice_hosts: int) -> tuple[Unit, int]:
+def _filled(demand: Demand, unit: PackedUnit, left: int, slice_hosts: int) -> tuple[PackedUnit, int]:
     """The unit with as many of these members as it takes, and how many that are."""
     if slice_hosts:
         if left < slice_hosts or len(unit.rooms) != slice_hosts or not all(held(demand, room) for room in unit.rooms):
             return unit, 0
-        return Unit(unit.at, tuple(taken(demand, room, 1) for room in unit.rooms)), slice_hosts
-    rooms: list[Room] = []
+        return PackedUnit(unit.at, tuple(taken(demand, room, 1) for room in unit.rooms)), slice_hosts
+    rooms: list[HostRoom] = []
     members = 0
     for room in unit.rooms:
         here = min(left - members, held(demand, room))
         rooms.append(taken(demand, room, here) if here else room)
         members += here
-    return Unit(unit.at, tuple(rooms)), members
+    return PackedUnit(unit.at, tuple(rooms)), members

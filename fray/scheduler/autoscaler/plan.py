@@ -15,26 +15,26 @@ from __future__ import annotations
 from fray.model.ids import NodeName
 from fray.model.policy.machine_groups import GroupConfig
 from fray.model.policy.policy import Policy
-from fray.scheduler.autoscaler.available_capacity import declared, offers
-from fray.scheduler.autoscaler.bin_packing import Packing, Spot
+from fray.scheduler.autoscaler.available_capacity import available_capacity, declared
+from fray.scheduler.autoscaler.bin_packing import PackingEstimate, Spot
 from fray.scheduler.autoscaler.provider_events import (
-    doom,
+    back_off_zone,
+    close_unit,
     holding,
-    rest,
-    retire,
+    order_delete,
 )
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.lifecycle import LawBroken
-from fray.scheduler.pool.requests import Ask, Part, Placed
-from fray.scheduler.queue.queue import Shape
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.lifecycle import IllegalTransition
+from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
+from fray.scheduler.queue.queue import PlacementShape
 from fray.scheduler.queue.quota_headroom import Headroom
 from fray.scheduler.state.machine_groups import in_zone, unit_name
 from fray.scheduler.state.rows import NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import (
-    Unit,
+    CloudUnit,
+    UnitEvent,
     UnitPhase,
-    UnitTurn,
     made_up,
     mark_of,
 )
@@ -60,13 +60,13 @@ def told_policy(state: State, policy: Policy) -> None:
     books.moved = True
 
 
-def restarted(state: State, cluster: str, policy: Policy, out: Outbox) -> None:
+def restarted(state: State, cluster: str, policy: Policy, out: EffectBuffer) -> None:
     """With the controller: what was being asked for is asked for again under the same name."""
     state.fleet.cluster = mark_of(cluster)
     told_policy(state, policy)
 
 
-def settle(state: State, out: Outbox) -> None:
+def replan_if_needed(state: State, out: EffectBuffer) -> None:
     """After each event: plan, if it is time and there is anything to plan for."""
     books = state.fleet
     if not (books.policy.groups or books.units):
@@ -86,7 +86,7 @@ def settle(state: State, out: Outbox) -> None:
         out.fleet()
 
 
-def plan(state: State, out: Outbox) -> None:
+def plan(state: State, out: EffectBuffer) -> None:
     """Bring every unit to where it should be, ask for more, give back what idles."""
     books = state.fleet
     books.moved = False
@@ -120,10 +120,10 @@ def _next(state: State, due: list[float]) -> float | None:
 # Each unit ------------------------------------------------------------------------------------------------------------
 
 
-def _look_at(state: State, out: Outbox, unit: Unit) -> None:
+def _look_at(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     """Has it come, has it been too long on its way, is it empty at last."""
     if unit.phase is UnitPhase.DRAINING and not holding(state, unit):
-        doom(state, out, unit, unit.why)
+        order_delete(state, out, unit, unit.why)
     if not unit.live:
         return
     if holding(state, unit):
@@ -138,18 +138,18 @@ def _look_at(state: State, out: Outbox, unit: Unit) -> None:
         _too_long(state, out, unit)
 
 
-def _whole(state: State, unit: Unit) -> bool:
+def _whole(state: State, unit: CloudUnit) -> bool:
     nodes = state.fleet.nodes.get(unit.name, ())
     return sum(state.nodes[name].phase is not NodePhase.LOST for name in nodes) >= unit.hosts
 
 
-def _came(state: State, out: Outbox, unit: Unit) -> None:
+def _came(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     if unit.broken_at is not None:
         unit.broken_at = None
         state.fleet.changed(unit)
     if unit.phase is UnitPhase.JOINED:
         return
-    state.fleet.turn(unit, UnitTurn.WHOLE, state.now)
+    state.fleet.turn(unit, UnitEvent.WHOLE, state.now)
     state.fleet.busy_at[unit.name] = state.now
     out.happened("", "machine joined", f"{unit.name} after {state.now - unit.wanted_at:.0f} s")
     row = state.fleet.row(unit.group)
@@ -160,20 +160,20 @@ def _came(state: State, out: Outbox, unit: Unit) -> None:
     state.fleet.group_changed(row)
 
 
-def _too_long(state: State, out: Outbox, unit: Unit) -> None:
+def _too_long(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     config = state.fleet.group(unit.group)
     if config is None or unit.broken_at is None or state.now - unit.broken_at < config.boot_timeout_s:
         return
     here = len(state.fleet.nodes.get(unit.name, ()))
     why = f"{here} of its {unit.hosts} nodes are here after {state.now - unit.broken_at:.0f} s"
-    rest(state, out, unit, "boot", f"{unit.name}: {why}")
-    retire(state, out, unit, why)
+    back_off_zone(state, out, unit, "boot", f"{unit.name}: {why}")
+    close_unit(state, out, unit, why)
 
 
 # What waits -----------------------------------------------------------------------------------------------------------
 
 
-def _ask_for_waiting(state: State, out: Outbox) -> dict[NodeName, None]:
+def _ask_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
     """Ask for what would hold it; returns machines with free room that gangs among it count on."""
     books = state.fleet
     books.limits = {}
@@ -182,7 +182,7 @@ def _ask_for_waiting(state: State, out: Outbox) -> dict[NodeName, None]:
         return kept
     packing = _packing(state)
     state.pool.now = state.now
-    trials: list[tuple[Ask, tuple[Placed, ...]]] = []
+    trials: list[tuple[PlacementRequest, tuple[Placement, ...]]] = []
     headroom = Headroom(state.shares)
     for shape in _shapes(state):
         before = dict(packing.asked)
@@ -199,14 +199,18 @@ def _ask_for_waiting(state: State, out: Outbox) -> dict[NodeName, None]:
     return kept
 
 
-def _shapes(state: State) -> list[Shape]:
+def _shapes(state: State) -> list[PlacementShape]:
     """In the queue's order; those that wait for a reservation's machines wait for none of ours."""
     shapes = [shape for shape in state.queue.waiting if not shape.reservation]
     return sorted(shapes, key=lambda shape: state.queue.head(shape).entry)[:SHAPES_LIMIT]
 
 
 def _ask_for(
-    state: State, packing: Packing, shape: Shape, trials: list[tuple[Ask, tuple[Placed, ...]]], headroom: Headroom
+    state: State,
+    packing: PackingEstimate,
+    shape: PlacementShape,
+    trials: list[tuple[PlacementRequest, tuple[Placement, ...]]],
+    headroom: Headroom,
 ) -> dict[NodeName, None]:
     """Pack all of one shape; what fits into the pool, or is over a quota, waits for something else than machines."""
     packing.limits = {}
@@ -230,34 +234,38 @@ def _ask_for(
 
 
 def _ask_for_gangs(
-    state: State, packing: Packing, part: Part, count: int, trials: list[tuple[Ask, tuple[Placed, ...]]]
+    state: State,
+    packing: PackingEstimate,
+    part: MemberGroup,
+    count: int,
+    trials: list[tuple[PlacementRequest, tuple[Placement, ...]]],
 ) -> dict[NodeName, None]:
     """The first counts on what is free, and is asked for the rest; the others as if nothing were."""
     here, placed = _as_many(state, part)
-    rest_of_it = Part(part.choices, part.members - here, part.slice_hosts)
-    if not packing.whole(Ask((rest_of_it,))):
+    rest_of_it = MemberGroup(part.choices, part.members - here, part.slice_hosts)
+    if not packing.whole(PlacementRequest((rest_of_it,))):
         if placed is not None:
             state.pool.give_back(*placed)
         return {}
     if placed is not None:
         trials.append(placed)
     for _ in range(min(count, GANGS_LIMIT) - 1):
-        if not packing.whole(Ask((part,))):
+        if not packing.whole(PlacementRequest((part,))):
             break
     return {} if placed is None else _nodes(placed[1])
 
 
-def _nodes(placed: tuple[Placed, ...]) -> dict[NodeName, None]:
+def _nodes(placed: tuple[Placement, ...]) -> dict[NodeName, None]:
     return dict.fromkeys(grant.node for one in placed for grant in one.grants)
 
 
-def _as_many(state: State, part: Part) -> tuple[int, tuple[Ask, tuple[Placed, ...]] | None]:
+def _as_many(state: State, part: MemberGroup) -> tuple[int, tuple[PlacementRequest, tuple[Placement, ...]] | None]:
     """As many of its members as fit now, and their places, which are taken."""
     run = max(1, part.slice_hosts)
     least, most = 0, part.members // run - 1
     while least < most:
         middle = (least + most + 1) // 2
-        ask = Ask((Part(part.choices, middle * run, part.slice_hosts),))
+        ask = PlacementRequest((MemberGroup(part.choices, middle * run, part.slice_hosts),))
         placed = state.pool.place(ask)
         if placed is None:
             most = middle - 1
@@ -266,19 +274,19 @@ def _as_many(state: State, part: Part) -> tuple[int, tuple[Ask, tuple[Placed, ..
             least = middle
     if not least:
         return 0, None
-    ask = Ask((Part(part.choices, least * run, part.slice_hosts),))
+    ask = PlacementRequest((MemberGroup(part.choices, least * run, part.slice_hosts),))
     placed = state.pool.place(ask)
     return (0, None) if placed is None else (least * run, (ask, placed))
 
 
-def _packing(state: State) -> Packing:
+def _packing(state: State) -> PackingEstimate:
     """What can be had, and what is on its way."""
     books = state.fleet
     limit = books.policy.spend_limit_per_hour
     configs = [config for config in books.configs() if config.provider != "fixed"]
     live = {config.name: books.live(config.name) for config in configs}
-    packing = Packing(
-        offers=tuple(offer for config in configs for offer in offers(books, config, state.now)),
+    packing = PackingEstimate(
+        offers=tuple(offer for config in configs for offer in available_capacity(books, config, state.now)),
         rooms={config.name: config.max - len(live[config.name]) for config in configs},
         money=None if limit is None else limit - books.spent_per_hour(),
         most=UNITS_LIMIT,
@@ -290,14 +298,14 @@ def _packing(state: State) -> Packing:
     return packing
 
 
-def want(state: State, out: Outbox, at: Spot, why: str) -> None:
+def want(state: State, out: EffectBuffer, at: Spot, why: str) -> None:
     """Decide for one unit more: its name is made here, and saved before its provider hears of it."""
     books = state.fleet
     config = books.group(at[0])
     if config is None:
-        raise LawBroken(f"a unit is wanted of group {at[0]!r}, which is not there")
+        raise IllegalTransition(f"a unit is wanted of group {at[0]!r}, which is not there")
     order = state.next_order()
-    unit = Unit(
+    unit = CloudUnit(
         name=made_up(config.name, books.cluster, order),
         group=config.name,
         provider=config.provider,
@@ -317,13 +325,13 @@ def want(state: State, out: Outbox, at: Spot, why: str) -> None:
 # Floor and ceiling ----------------------------------------------------------------------------------------------------
 
 
-def floor(state: State, config: GroupConfig, units: list[Unit]) -> int:
+def floor(state: State, config: GroupConfig, units: list[CloudUnit]) -> int:
     """How many units stay, whatever waits: those in use or ``min``, and ``buffer``; never more than ``max``."""
     used = sum(unit.name in state.fleet.held for unit in units)
     return min(config.max, max(config.min, used) + config.buffer)
 
 
-def _keep_floor(state: State, out: Outbox, config: GroupConfig) -> None:
+def _keep_floor(state: State, out: EffectBuffer, config: GroupConfig) -> None:
     """Ask for what lacks to it, where it can be had."""
     units = state.fleet.live(config.name)
     lacking = floor(state, config, units) - len(units)
@@ -336,7 +344,7 @@ def _keep_floor(state: State, out: Outbox, config: GroupConfig) -> None:
             lacking -= 1
 
 
-def _give_back(state: State, out: Outbox, group: str, kept: dict[NodeName, None]) -> float | None:
+def _give_back(state: State, out: EffectBuffer, group: str, kept: dict[NodeName, None]) -> float | None:
     """Close what is beyond the group's max, and what has idled long enough; when the next one will have."""
     books = state.fleet
     config = books.group(group)
@@ -356,18 +364,18 @@ def _give_back(state: State, out: Outbox, group: str, kept: dict[NodeName, None]
     for unit in surplus:
         idle_s = state.now - idle_since(state, unit)
         if idle_s >= config.idle_s:
-            retire(state, out, unit, f"it has been idle for {idle_s:.0f} s")
+            close_unit(state, out, unit, f"it has been idle for {idle_s:.0f} s")
     return min((idle_since(state, unit) + config.idle_s for unit in surplus if unit.live), default=None)
 
 
-def idle_since(state: State, unit: Unit) -> float:
+def idle_since(state: State, unit: CloudUnit) -> float:
     """When anything last had a place on it, or it came; after a restart of the controller, not before that."""
     books = state.fleet
     used = [books.used_at.get(name, 0.0) for name in books.nodes.get(unit.name, ())]
     return max([books.busy_at.setdefault(unit.name, state.now), *used])
 
 
-def _cut(state: State, out: Outbox, units: list[Unit], config: GroupConfig | None) -> None:
+def _cut(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupConfig | None) -> None:
     """Units beyond the group's max go: first those that are not here yet, then idle ones, the last made first."""
     most = config.max if config else 0
     why = f"its group has {most} at most" if config else "its group is not in the policy any more"
@@ -375,4 +383,4 @@ def _cut(state: State, out: Outbox, units: list[Unit], config: GroupConfig | Non
         return
     order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.held, -u.order))
     for unit in order[: max(0, len(units) - most)]:
-        retire(state, out, unit, why)
+        close_unit(state, out, unit, why)

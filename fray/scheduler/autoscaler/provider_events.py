@@ -16,15 +16,15 @@ from fray.model.policy.machine_groups import (
     SeenMachine,
 )
 from fray.scheduler.autoscaler.view import unknown
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import GroupScaled, MachineAnswered, MachinesListed, NodeDied
-from fray.scheduler.nodes.nodes import died
+from fray.scheduler.nodes.nodes import mark_node_dead
 from fray.scheduler.state.machine_groups import in_zone
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import (
-    Unit,
+    CloudUnit,
+    UnitEvent,
     UnitPhase,
-    UnitTurn,
     next_backoff,
 )
 
@@ -46,7 +46,7 @@ STOPPING = (ErrorKind.INVALID, ErrorKind.PERMISSION)
 # Orders ---------------------------------------------------------------------------------------------------------------
 
 
-def answered(state: State, event: MachineAnswered, out: Outbox) -> None:
+def handle_provider_answer(state: State, event: MachineAnswered, out: EffectBuffer) -> None:
     """An order was taken or refused; one that nobody waits for any more says nothing."""
     unit = state.fleet.units.get(event.name)
     if unit is None:
@@ -57,21 +57,23 @@ def answered(state: State, event: MachineAnswered, out: Outbox) -> None:
         _made(state, event, unit, out)
 
 
-def _made(state: State, event: MachineAnswered, unit: Unit, out: Outbox) -> None:
+def _made(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
     if event.error is None:
-        state.fleet.turn(unit, UnitTurn.TAKEN, state.now)
+        state.fleet.turn(unit, UnitEvent.TAKEN, state.now)
         return
     out.happened("", "machine refused", f"{unit.name}{in_zone(unit)}: {event.error.value}: {event.message}")
-    _blame(state, out, unit, event.error, event.message)
-    turn = UnitTurn.DOOMED if event.error is ErrorKind.TRANSIENT else UnitTurn.ENDED  # it may have been made after all
+    _record_create_failure(state, out, unit, event.error, event.message)
+    turn = (
+        UnitEvent.DOOMED if event.error is ErrorKind.TRANSIENT else UnitEvent.ENDED
+    )  # it may have been made after all
     state.fleet.turn(unit, turn, state.now)
 
 
-def _blame(state: State, out: Outbox, unit: Unit, kind: ErrorKind, message: str) -> None:
+def _record_create_failure(state: State, out: EffectBuffer, unit: CloudUnit, kind: ErrorKind, message: str) -> None:
     """Who does not get machines for a while, or ever: the unit's zone, or its whole group."""
     unit.why = f"{kind.value}: {message}"
     if kind not in STOPPING:
-        rest(state, out, unit, kind, message)
+        back_off_zone(state, out, unit, kind, message)
         return
     row = state.fleet.row(unit.group)
     row.stopped = unit.why
@@ -79,7 +81,7 @@ def _blame(state: State, out: Outbox, unit: Unit, kind: ErrorKind, message: str)
     out.happened("", "group stopped", f"{unit.group}: {unit.why}")
 
 
-def rest(state: State, out: Outbox, unit: Unit, kind: str, message: str) -> None:
+def back_off_zone(state: State, out: EffectBuffer, unit: CloudUnit, kind: str, message: str) -> None:
     """Nothing is asked of the unit's zone for a while."""
     row = state.fleet.row(unit.group)
     before = row.backoffs.get(unit.zone)
@@ -91,7 +93,7 @@ def rest(state: State, out: Outbox, unit: Unit, kind: str, message: str) -> None
         out.happened("", "zone rests", text)
 
 
-def _deleted(state: State, event: MachineAnswered, unit: Unit, out: Outbox) -> None:
+def _deleted(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
     if unit.phase is not UnitPhase.DELETING:
         return
     if event.error is None:
@@ -108,7 +110,7 @@ def _deleted(state: State, event: MachineAnswered, unit: Unit, out: Outbox) -> N
 # Lists ----------------------------------------------------------------------------------------------------------------
 
 
-def listed(state: State, event: MachinesListed, out: Outbox) -> None:
+def handle_provider_list(state: State, event: MachinesListed, out: EffectBuffer) -> None:
     """What a provider has, against what is on record."""
     books = state.fleet
     if event.error:
@@ -124,52 +126,52 @@ def listed(state: State, event: MachinesListed, out: Outbox) -> None:
         if machine is None:
             _unlisted(state, out, unit, event.begun)
         else:
-            _sighted(state, out, unit, machine, event.begun)
+            _match_listed_unit(state, out, unit, machine, event.begun)
     for machine in seen.values():
-        _stranger(state, out, event.provider, machine)
+        _adopt_or_delete_unknown(state, out, event.provider, machine)
 
 
-def _sighted(state: State, out: Outbox, unit: Unit, machine: SeenMachine, begun: float) -> None:
+def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine: SeenMachine, begun: float) -> None:
     before = unit.state, unit.missing_at, unit.zone
     unit.state, unit.missing_at, unit.zone = machine.state, None, machine.zone or unit.zone
     unit.told = machine.message or unit.told
     if before != (unit.state, unit.missing_at, unit.zone):
         state.fleet.changed(unit)
     if unit.phase in (UnitPhase.GONE, UnitPhase.DELETING):
-        _ghost(state, out, unit, begun)
+        _reappeared_after_delete(state, out, unit, begun)
     elif machine.state in DEAD:
         _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
     elif machine.state is MachineState.DELETING:
-        doom(state, out, unit, "somebody else deletes it")
+        order_delete(state, out, unit, "somebody else deletes it")
     elif unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED):
-        state.fleet.turn(unit, UnitTurn.LISTED, state.now)
+        state.fleet.turn(unit, UnitEvent.LISTED, state.now)
     elif unit.phase is UnitPhase.JOINED and machine.state is MachineState.RUNNING and machine.hosts < unit.hosts:
-        retire(state, out, unit, f"its provider lists {machine.hosts} of its {unit.hosts} hosts")
+        close_unit(state, out, unit, f"its provider lists {machine.hosts} of its {unit.hosts} hosts")
 
 
-def _ghost(state: State, out: Outbox, unit: Unit, begun: float) -> None:
+def _reappeared_after_delete(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
     """It is listed although it was deleted: the list is old, or it came into being after all."""
     done = unit.phase is UnitPhase.GONE or unit.answered
     if not done or begun - unit.since < GHOST_S or unit.state is MachineState.DELETING:
         return
     if unit.phase is UnitPhase.GONE:
-        state.fleet.turn(unit, UnitTurn.BACK, state.now)
+        state.fleet.turn(unit, UnitEvent.BACK, state.now)
     unit.answered, unit.order_at = False, state.now
     state.fleet.changed(unit)
     out.happened("", "machine still there", f"{unit.name}{in_zone(unit)} was deleted, and is deleted again")
 
 
-def _dead(state: State, out: Outbox, unit: Unit, why: str, machine: SeenMachine) -> None:
+def _dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str, machine: SeenMachine) -> None:
     """Proof of death: what ran there begins elsewhere at once, and what is left of it is deleted."""
     if machine.error is not None and unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED, UnitPhase.SEEN):
-        _blame(state, out, unit, machine.error, machine.message)  # taken, and refused later
+        _record_create_failure(state, out, unit, machine.error, machine.message)  # taken, and refused later
     elif machine.state is MachineState.FAILED and unit.phase is not UnitPhase.JOINED:
-        rest(state, out, unit, "boot", machine.message or why)
-    bury_nodes(state, out, unit, why)
-    doom(state, out, unit, why)
+        back_off_zone(state, out, unit, "boot", machine.message or why)
+    mark_nodes_dead(state, out, unit, why)
+    order_delete(state, out, unit, why)
 
 
-def _unlisted(state: State, out: Outbox, unit: Unit, begun: float) -> None:
+def _unlisted(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
     match unit.phase:
         case UnitPhase.WANTED:
             return
@@ -182,13 +184,13 @@ def _unlisted(state: State, out: Outbox, unit: Unit, begun: float) -> None:
         case UnitPhase.ASKED:
             if begun - unit.since >= UNSEEN_S:
                 message = f"it was asked for {begun - unit.since:.0f} s ago and is not there"
-                rest(state, out, unit, "boot", message)
-                retire(state, out, unit, message)
+                back_off_zone(state, out, unit, "boot", message)
+                close_unit(state, out, unit, message)
         case _:
             _missing(state, out, unit, begun)
 
 
-def _missing(state: State, out: Outbox, unit: Unit, begun: float) -> None:
+def _missing(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
     if unit.state is None and begun - unit.since < UNSEEN_S:
         return  # its nodes were quicker than its provider's list
     if unit.missing_at is None:
@@ -198,21 +200,21 @@ def _missing(state: State, out: Outbox, unit: Unit, begun: float) -> None:
         _ended(state, out, unit, "its provider lists it no more")
 
 
-def _ended(state: State, out: Outbox, unit: Unit, why: str) -> None:
-    bury_nodes(state, out, unit, why)
+def _ended(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
+    mark_nodes_dead(state, out, unit, why)
     unit.why = why
-    state.fleet.turn(unit, UnitTurn.ENDED, state.now)
+    state.fleet.turn(unit, UnitEvent.ENDED, state.now)
     out.happened("", "machine gone", f"{unit.name}: {why}")
 
 
-def _stranger(state: State, out: Outbox, provider: str, machine: SeenMachine) -> None:
+def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, machine: SeenMachine) -> None:
     """It has our label and is on no record: kept if its group has room for it, else given back."""
     config = state.fleet.group(machine.group)
     room = config is not None and config.provider == provider and len(state.fleet.live(machine.group)) < config.max
     usable = machine.state in (MachineState.CREATING, MachineState.RUNNING)
     if provider == "fixed" and config is None:
         return
-    unit = Unit(
+    unit = CloudUnit(
         name=machine.name,
         group=machine.group,
         provider=provider,
@@ -234,13 +236,13 @@ def _stranger(state: State, out: Outbox, provider: str, machine: SeenMachine) ->
     elif machine.state in DEAD:
         _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
     else:
-        retire(state, out, unit, "nobody has asked for it" if usable else "it is being deleted")
+        close_unit(state, out, unit, "nobody has asked for it" if usable else "it is being deleted")
 
 
 # The ends of a unit ---------------------------------------------------------------------------------------------------
 
 
-def holding(state: State, unit: Unit) -> bool:
+def holding(state: State, unit: CloudUnit) -> bool:
     """Something has a place on it: an attempt, or a reservation."""
     machines = state.pool.machines
     for name in state.fleet.nodes.get(unit.name, ()):  # noqa: SIM110 - asked of every unit: a generator costs twice
@@ -249,41 +251,41 @@ def holding(state: State, unit: Unit) -> bool:
     return False
 
 
-def retire(state: State, out: Outbox, unit: Unit, why: str) -> None:
+def close_unit(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     """Close it for new work; it is given back when it is empty, which may be now."""
     if not holding(state, unit):
-        doom(state, out, unit, why)
+        order_delete(state, out, unit, why)
         return
     unit.why = why
-    state.fleet.turn(unit, UnitTurn.CLOSED, state.now)
+    state.fleet.turn(unit, UnitEvent.CLOSED, state.now)
     out.happened("", "machine drains", f"{unit.name}: {why}")
     _close_nodes(state, unit)
 
 
-def doom(state: State, out: Outbox, unit: Unit, why: str) -> None:
+def order_delete(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     """Order its end."""
     unit.why = why
-    state.fleet.turn(unit, UnitTurn.DOOMED, state.now)
+    state.fleet.turn(unit, UnitEvent.DOOMED, state.now)
     out.happened("", "machine given back", f"{unit.name}{in_zone(unit)}: {why}")
     _close_nodes(state, unit)
 
 
-def _close_nodes(state: State, unit: Unit) -> None:
+def _close_nodes(state: State, unit: CloudUnit) -> None:
     for name in state.fleet.nodes.get(unit.name, ()):
         state.nodes[name].leaving = True
         state.node_changed(state.nodes[name])
 
 
-def bury_nodes(state: State, out: Outbox, unit: Unit, why: str) -> None:
+def mark_nodes_dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     """Its provider's word is proof: its nodes are dead, and what they held may begin elsewhere."""
     for name in list(state.fleet.nodes.get(unit.name, ())):
-        died(state, NodeDied(node=name, incarnation=state.nodes[name].incarnation, reason=why), out)
+        mark_node_dead(state, NodeDied(node=name, incarnation=state.nodes[name].incarnation, reason=why), out)
 
 
 # Operators ------------------------------------------------------------------------------------------------------------
 
 
-def scaled(state: State, event: GroupScaled, out: Outbox) -> None:
+def scaled(state: State, event: GroupScaled, out: EffectBuffer) -> None:
     """Set, or take back, what a group has at least and at most."""
     written = next((group for group in state.fleet.policy.groups if group.name == event.group), None)
     problem = _wrong(state, event, written)

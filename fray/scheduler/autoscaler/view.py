@@ -9,18 +9,18 @@ from fray.model.messages.machine_groups import (
     GroupInfo,
     MachineInfo,
     Machines,
-    Resting,
+    ZoneBackoff,
 )
 from fray.model.policy.machine_groups import GroupConfig
-from fray.scheduler.queue.queue import Shape
+from fray.scheduler.queue.queue import PlacementShape
 from fray.scheduler.state.tables import Tables
-from fray.scheduler.state.unit_rows import LIVE, Unit, UnitPhase
+from fray.scheduler.state.unit_rows import LIVE, CloudUnit, UnitPhase
 
 _SEEN = (UnitPhase.SEEN, UnitPhase.JOINED)
 _ASKED = (UnitPhase.ASKED, *_SEEN)
 
 
-def reason(state: Tables, shape: Shape) -> str:
+def reason(state: Tables, shape: PlacementShape) -> str:
     """What is being done about machines for something that waits; empty where there are no groups."""
     books = state.fleet
     if not books.policy.groups or shape.reservation:
@@ -85,7 +85,7 @@ def _group(state: Tables, name: str) -> GroupInfo:
         stopped=row.stopped if row is not None else "",
         trouble=books.troubles.get(config.provider, "") if config else "",
         resting=tuple(
-            Resting(
+            ZoneBackoff(
                 zone=zone,
                 kind=str(rest.kind),
                 rest_s=rest.until - state.now,
@@ -115,7 +115,7 @@ def list_machines(state: Tables, group: str = "") -> tuple[MachineInfo, ...]:
     return tuple(_machine(state, unit) for unit in found if unit.phase is not UnitPhase.GONE)
 
 
-def _machine(state: Tables, unit: Unit) -> MachineInfo:
+def _machine(state: Tables, unit: CloudUnit) -> MachineInfo:
     nodes = tuple(state.fleet.nodes.get(unit.name, ()))
     return MachineInfo(
         name=unit.name,

@@ -29,14 +29,14 @@ from fray.scheduler.backfill.start_plan import (
     over_in_s,
 )
 from fray.scheduler.backfill.starvation import holds_back, starving, starving_heads
-from fray.scheduler.placement.what_if_pool import Trial
-from fray.scheduler.pool.free_capacity import Space
-from fray.scheduler.pool.pool import Machine, Pool
-from fray.scheduler.pool.requests import Ask, Placed
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.pool.free_capacity import FreeCapacity
+from fray.scheduler.pool.pool import Machine, MachinePool
+from fray.scheduler.pool.requests import Placement, PlacementRequest
 from fray.scheduler.queue.order import place_of_applicant
-from fray.scheduler.queue.queue import Applicant, Kind, Shape
-from fray.scheduler.state.rows import Claim, Job
-from fray.scheduler.state.start_plans import Kept, Plan, Shares
+from fray.scheduler.queue.queue import Applicant, ApplicantKind, PlacementShape
+from fray.scheduler.state.rows import CapacityClaim, JobRow
+from fray.scheduler.state.start_plans import HeldMachines, Shares, StartPlan
 from fray.scheduler.state.tables import Tables
 
 PLANS = 8
@@ -46,9 +46,9 @@ AGAIN_S = 5.0
 RENEWED_S = 60.0
 
 
-def _room_without(state: Tables, machine: Machine, reservation: str, gone: Callable[[Job], bool]) -> Space:
+def _room_without(state: Tables, machine: Machine, reservation: str, gone: Callable[[JobRow], bool]) -> FreeCapacity:
     """What is free there without what these jobs of that reservation (of the fleet) have, and units that leave."""
-    room = Space.of(machine)
+    room = FreeCapacity.of(machine)
     for attempt_id in state.on_node[machine.name]:
         attempt = state.attempts[attempt_id]
         job = state.jobs[attempt.job_id]
@@ -62,13 +62,13 @@ def _room_without(state: Tables, machine: Machine, reservation: str, gone: Calla
     return room
 
 
-def room_in_the_end(state: Tables, machine: Machine, reservation: str) -> Space:
+def room_in_the_end(state: Tables, machine: Machine, reservation: str) -> FreeCapacity:
     """What is free there when all has ended whose end is decided."""
     return _room_without(state, machine, reservation, lambda job: going(state, job))
 
 
 @frozen(eq=False)
-class Keep:
+class MachineHold:
     """What is kept of some machines for one applicant, at a time or (a claim) as soon as what ends has ended."""
 
     applicant: str
@@ -76,15 +76,15 @@ class Keep:
     shares: Shares
     at: float | None
 
-    def room_beside(self, state: Tables, machine: Machine) -> Space | None:
+    def room_beside(self, state: Tables, machine: Machine) -> FreeCapacity | None:
         """What is left of a machine at that time, when its owner has its share; None: not even he has room."""
         return self.left_of(self.room_then(state, machine), machine)
 
-    def room_then(self, state: Tables, machine: Machine) -> Space:
+    def room_then(self, state: Tables, machine: Machine) -> FreeCapacity:
         """What is free there at that time, for its owner, too."""
         return _room_without(state, machine, self.reservation, lambda job: self._gone(state, job))
 
-    def left_of(self, room: Space, machine: Machine) -> Space | None:
+    def left_of(self, room: FreeCapacity, machine: Machine) -> FreeCapacity | None:
         """Of this room, which is taken from, when its owner has its share; None: not even he has room."""
         for demand, count in self.shares[machine.name]:
             for _ in range(count):
@@ -92,7 +92,7 @@ class Keep:
                     return None
         return room
 
-    def _gone(self, state: Tables, job: Job) -> bool:
+    def _gone(self, state: Tables, job: JobRow) -> bool:
         if self.at is None:
             return going(state, job)
         at = ends_at(state, job)
@@ -103,7 +103,7 @@ class _ByNode(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
     """The shares of all claims of one pool but one applicant's. Claims come true at the same time, so there has to be
     room for all of them beside whoever comes."""
 
-    def __init__(self, claims: Iterable[Keep]) -> None:
+    def __init__(self, claims: Iterable[MachineHold]) -> None:
         self._but = ""
         self._whose: dict[str, None] = {}
         self._found: dict[NodeName, list[tuple[str, tuple[Demand, int]]]] = {}
@@ -139,15 +139,15 @@ class _ByNode(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
         return sum(1 for _ in self)
 
 
-class Rooms:
+class RemainingCapacity:
     """What is left of machines beside what is kept. What is free there then is remembered until somebody comes or goes:
     in one pass it is asked again and again, for one applicant after the other."""
 
     def __init__(self, state: Tables) -> None:
         self._state = state
-        self._known: dict[tuple[str, float | None, NodeName], tuple[int, Space]] = {}
+        self._known: dict[tuple[str, float | None, NodeName], tuple[int, FreeCapacity]] = {}
 
-    def beside(self, keep: Keep, machine: Machine) -> Space | None:
+    def beside(self, keep: MachineHold, machine: Machine) -> FreeCapacity | None:
         """As `Keep.room_beside`."""
         key = keep.reservation, keep.at, machine.name
         known = self._known.get(key)
@@ -160,10 +160,17 @@ class Rooms:
         self._known.clear()
 
 
-class _Closed:
+class _ExcludedMachines:
     """The machines that one applicant may not use: a container of names, asked for those that come into question."""
 
-    def __init__(self, rooms: Rooms, pool: Pool, ask: Ask, keeps: Sequence[Keep], held: Container[NodeName]) -> None:
+    def __init__(
+        self,
+        rooms: RemainingCapacity,
+        pool: MachinePool,
+        ask: PlacementRequest,
+        keeps: Sequence[MachineHold],
+        held: Container[NodeName],
+    ) -> None:
         self._rooms, self._pool, self._demands, self._keeps, self._held = rooms, pool, ask.demands, keeps, held
         self._known: dict[NodeName, bool] = {}
 
@@ -174,8 +181,8 @@ class _Closed:
             known = self._known[name] = name in self._held or any(map(self._keeps_off(name), self._keeps))
         return known
 
-    def _keeps_off(self, name: NodeName) -> Callable[[Keep], bool]:
-        def keeps_off(keep: Keep) -> bool:
+    def _keeps_off(self, name: NodeName) -> Callable[[MachineHold], bool]:
+        def keeps_off(keep: MachineHold) -> bool:
             if name not in keep.shares:
                 return False
             room = self._rooms.beside(keep, self._pool.machines[name])
@@ -185,59 +192,59 @@ class _Closed:
 
 
 @define(eq=False)
-class _Book:
+class _PoolHolds:
     """What is kept of one pool (of the fleet, or of one reservation) for those that were refused so far."""
 
-    plans: list[Keep] = Factory(list)
+    plans: list[MachineHold] = Factory(list)
     held: dict[NodeName, str] = Factory(dict)
     """All machines of starving ones without a plan, and the first for whom each is kept."""
-    used: dict[str, Plan] = Factory(dict)
+    used: dict[str, StartPlan] = Factory(dict)
     """By applicant, also those that say nothing."""
 
 
-class Keeps:
+class MachineHolds:
     """What is kept during one pass over the queue: claims of whomever, and plans of those that were refused so far."""
 
     def __init__(self, state: Tables) -> None:
         self.state = state
         self.claims = [_kept_by(claim) for claim in state.claims.values()]
-        self.rooms = Rooms(state)
+        self.rooms = RemainingCapacity(state)
         self._claimed: dict[str, _ByNode] = {}
         """By reservation, when somebody has asked."""
-        self._books: dict[str, _Book] = {}
-        self.kept: dict[str, Kept] = {}
+        self._books: dict[str, _PoolHolds] = {}
+        self.kept: dict[str, HeldMachines] = {}
         """By applicant, in their order."""
 
-    def waiting_shapes(self) -> Iterator[Shape]:
+    def waiting_shapes(self) -> Iterator[PlacementShape]:
         """Of those that have a plan: they are refused first, so that what is theirs is kept."""
         for applicant_id in self.state.plans:
             if applicant_id in self.state.queue:
                 yield self.state.queue.applicants[applicant_id].shape
 
-    def claiming_shapes(self) -> Iterator[Shape]:
+    def claiming_shapes(self) -> Iterator[PlacementShape]:
         """Of those that have a claim to machines of the fleet."""
         for claim in self.state.claims.values():
             if claim.applicant in self.state.queue and not claim.reservation:
                 yield self.state.queue.applicants[claim.applicant].shape
 
-    def unclaimed(self, machine: Machine) -> Space:
+    def unclaimed(self, machine: Machine) -> FreeCapacity:
         """What of a machine of the fleet is free, and would be beside all claims: nobody else is given more."""
-        room = Space.of(machine)
+        room = FreeCapacity.of(machine)
         for keep in self.claims:
             if machine.name in keep.shares and not keep.reservation:
                 beside = self.rooms.beside(keep, machine)
-                room = room.least(beside) if beside is not None else Space(0, 0, 0, 0, {})
+                room = room.least(beside) if beside is not None else FreeCapacity(0, 0, 0, 0, {})
         return room
 
-    def _book(self, applicant: Applicant) -> _Book:
-        return self._books.setdefault(applicant.shape.reservation, _Book())
+    def _book(self, applicant: Applicant) -> _PoolHolds:
+        return self._books.setdefault(applicant.shape.reservation, _PoolHolds())
 
-    def _pool(self, applicant: Applicant) -> Pool:
+    def _pool(self, applicant: Applicant) -> MachinePool:
         return self.state.pool_for(applicant.shape.reservation)
 
     # Placing
 
-    def place(self, applicant: Applicant, preferred: Sequence[Sequence[NodeName]]) -> tuple[Placed, ...] | None:
+    def place(self, applicant: Applicant, preferred: Sequence[Sequence[NodeName]]) -> tuple[Placement, ...] | None:
         """Take places for it that delay nobody for whom something is kept; None: there are none."""
         pool, ask = self._pool(applicant), applicant.shape.ask
         if not self.claims and not self._books:
@@ -245,30 +252,30 @@ class Keeps:
         keeps, held = self._binding(applicant), self._held_off(applicant)
         if not keeps:
             return pool.place(ask, held, preferred)
-        with Trial(self.state, applicant.shape.reservation) as trial:
+        with HypotheticalPool(self.state, applicant.shape.reservation) as trial:
             placed = self._beside(trial, ask, keeps, held, preferred)
             if placed is not None:
                 trial.keep()
         return placed
 
     def tried(
-        self, trial: Trial, applicant: Applicant, preferred: Sequence[Sequence[NodeName]] = ()
-    ) -> tuple[Placed, ...] | None:
+        self, trial: HypotheticalPool, applicant: Applicant, preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placement, ...] | None:
         """The same within a trial."""
         keeps, held = self._binding(applicant), self._held_off(applicant)
         return self._beside(trial, applicant.shape.ask, keeps, held, preferred)
 
     def _beside(
         self,
-        trial: Trial,
-        ask: Ask,
-        keeps: Sequence[Keep],
+        trial: HypotheticalPool,
+        ask: PlacementRequest,
+        keeps: Sequence[MachineHold],
         held: Mapping[NodeName, str],
         preferred: Sequence[Sequence[NodeName]],
-    ) -> tuple[Placed, ...] | None:
+    ) -> tuple[Placement, ...] | None:
         """Places beside what is kept, and on none of the machines that are held."""
         pool, mark = trial.pool, trial.mark
-        placed = trial.place(ask, _Closed(self.rooms, pool, ask, keeps, held), preferred)
+        placed = trial.place(ask, _ExcludedMachines(self.rooms, pool, ask, keeps, held), preferred)
         if placed is None or not self._harms(pool, keeps, nodes_of(placed)):
             return placed
         trial.undo_to(mark)
@@ -278,7 +285,7 @@ class Keeps:
         exempt = applicant.shape.child or applicant.shape.ask.weightless
         return {} if exempt else self._book(applicant).held
 
-    def _binding(self, applicant: Applicant) -> list[Keep]:
+    def _binding(self, applicant: Applicant) -> list[MachineHold]:
         ask = applicant.shape.ask
         if ask.weightless and not any(demand.ports for demand in ask.demands):
             return []
@@ -289,19 +296,19 @@ class Keeps:
         plans = self._book(applicant).plans
         return [*keeps, *(k for k in plans if over_s is None or k.at is None or self.state.now + over_s > k.at)]
 
-    def _claims_of_others(self, applicant: Applicant) -> list[Keep]:
+    def _claims_of_others(self, applicant: Applicant) -> list[MachineHold]:
         mine = applicant.shape.reservation
         claimed = self._claimed.get(mine)
         if claimed is None:
             claimed = self._claimed[mine] = _ByNode(keep for keep in self.claims if keep.reservation == mine)
         shares = claimed.without(applicant.id)
-        return [] if shares.is_empty else [Keep("", mine, shares, None)]
+        return [] if shares.is_empty else [MachineHold("", mine, shares, None)]
 
     def _changed(self) -> None:
         self._claimed.clear()
         self.rooms.clear()
 
-    def _harms(self, pool: Pool, keeps: Iterable[Keep], nodes: Iterable[NodeName]) -> bool:
+    def _harms(self, pool: MachinePool, keeps: Iterable[MachineHold], nodes: Iterable[NodeName]) -> bool:
         """Several members together take more of a machine than there is beside what is kept."""
         found = list(nodes)
         return any(
@@ -321,10 +328,15 @@ class Keeps:
 
     # Keeping
 
-    def refused(self, applicant: Applicant) -> Plan | None:
+    def refused(self, applicant: Applicant) -> StartPlan | None:
         """It does not fit: keep for it what the law says."""
         shape = applicant.shape
-        if shape.child or shape.ask.weightless or applicant.kind is Kind.GROWTH or applicant.id in self.state.claims:
+        if (
+            shape.child
+            or shape.ask.weightless
+            or applicant.kind is ApplicantKind.GROWTH
+            or applicant.id in self.state.claims
+        ):
             return None
         book, starves = self._book(applicant), starving(self.state, applicant)
         plan = None
@@ -337,14 +349,14 @@ class Keeps:
         """It did not fit before: keep for it what it was given then."""
         self._keep(applicant, self.state.plans.get(applicant.id))
 
-    def _keep(self, applicant: Applicant, plan: Plan | None) -> None:
+    def _keep(self, applicant: Applicant, plan: StartPlan | None) -> None:
         book = self._book(applicant)
         if plan is not None and plan.at is not None:
-            book.plans.append(Keep(applicant.id, applicant.shape.reservation, plan.shares, plan.at))
-            self.kept[applicant.id] = Kept(applicant.shape.reservation, dict.fromkeys(plan.shares))
+            book.plans.append(MachineHold(applicant.id, applicant.shape.reservation, plan.shares, plan.at))
+            self.kept[applicant.id] = HeldMachines(applicant.shape.reservation, dict.fromkeys(plan.shares))
         elif starving(self.state, applicant) and len(book.held) < self._pool(applicant).open_machines:
             nodes = dict.fromkeys(holds_back(self.state, applicant))
-            self.kept[applicant.id] = Kept(applicant.shape.reservation, nodes)
+            self.kept[applicant.id] = HeldMachines(applicant.shape.reservation, nodes)
             for node in nodes:
                 book.held.setdefault(node, applicant.id)
 
@@ -353,7 +365,7 @@ class Keeps:
         book = self._books.get(reservation)
         return book is not None and len(book.held) >= self.state.pool_for(reservation).open_machines
 
-    def _plan(self, applicant: Applicant, book: _Book) -> Plan:
+    def _plan(self, applicant: Applicant, book: _PoolHolds) -> StartPlan:
         """The one it has, as long as that may come true."""
         pool, before = self._pool(applicant), self.state.plans.get(applicant.id)
         if before is not None and _stands(self.state, pool, before):
@@ -387,9 +399,9 @@ class Keeps:
                 self._pool(self.state.queue.applicants[name]).loosen(plan.shares)
 
 
-def keeps_now(state: Tables, applicant: Applicant) -> Keeps:
+def keeps_now(state: Tables, applicant: Applicant) -> MachineHolds:
     """What would be kept from one that does not wait yet, if the next pass came now."""
-    keeps = Keeps(state)
+    keeps = MachineHolds(state)
     heads = {head.id: head for head in starving_heads(state)}
     heads |= {name: state.queue.applicants[name] for name in state.plans if name in state.queue}
     mine = place_of_applicant(state.queue, applicant)
@@ -399,11 +411,11 @@ def keeps_now(state: Tables, applicant: Applicant) -> Keeps:
     return keeps
 
 
-def _kept_by(claim: Claim) -> Keep:
-    return Keep(claim.applicant, claim.reservation, claim_shares(claim), None)
+def _kept_by(claim: CapacityClaim) -> MachineHold:
+    return MachineHold(claim.applicant, claim.reservation, claim_shares(claim), None)
 
 
-def _stands(state: Tables, pool: Pool, plan: Plan) -> bool:
+def _stands(state: Tables, pool: MachinePool, plan: StartPlan) -> bool:
     if plan.at is None:
         return state.now < plan.made_at + AGAIN_S and plan.machines == pool.open_machines
     soon = state.now < min(plan.at, plan.made_at + RENEWED_S) or plan.made_at == state.now

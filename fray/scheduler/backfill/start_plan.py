@@ -7,13 +7,13 @@ from itertools import chain, islice
 
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
-from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.machine import held_empty
-from fray.scheduler.pool.pool import Pool
-from fray.scheduler.pool.requests import Ask, Placed
-from fray.scheduler.queue.queue import Applicant, Shape
-from fray.scheduler.state.rows import Claim, Job, JobPhase
-from fray.scheduler.state.start_plans import Plan, Shares
+from fray.scheduler.pool.pool import MachinePool
+from fray.scheduler.pool.requests import Placement, PlacementRequest
+from fray.scheduler.queue.queue import Applicant, PlacementShape
+from fray.scheduler.state.rows import CapacityClaim, JobPhase, JobRow
+from fray.scheduler.state.start_plans import Shares, StartPlan
 from fray.scheduler.state.tables import Tables
 
 MARGIN_S = 10.0
@@ -24,7 +24,7 @@ LOOKED = 1024
 """Among so many of the jobs whose time is over soonest."""
 
 
-def pool_of(state: Tables, shape: Shape) -> Pool:
+def pool_of(state: Tables, shape: PlacementShape) -> MachinePool:
     """Whose machines it takes."""
     return state.pool_for(shape.reservation)
 
@@ -32,12 +32,12 @@ def pool_of(state: Tables, shape: Shape) -> Pool:
 # Times ----------------------------------------------------------------------------------------------------------------
 
 
-def rungs_s(job: Job) -> float:
+def rungs_s(job: JobRow) -> float:
     """From the request to the last rung of its ladder."""
     return job.spec.ladder.cancel_s + job.spec.ladder.term_s + MARGIN_S
 
 
-def ends_at(state: Tables, job: Job) -> float | None:
+def ends_at(state: Tables, job: JobRow) -> float | None:
     """When its machines are free at the latest, as far as that is known. It may be later: machines fall silent."""
     if job.phase is JobPhase.CLOSING:
         return max(job.first_at + job.notice_s + rungs_s(job), state.now)
@@ -52,9 +52,9 @@ def over_in_s(state: Tables, applicant: Applicant) -> float | None:
     return applicant.time_limit_s + (rungs_s(job) if job is not None else MARGIN_S)
 
 
-def going(state: Tables, job: Job) -> bool:
+def going(state: Tables, job: JobRow) -> bool:
     """Its end is decided, or that of a job it is owned by."""
-    seen: Job | None = job
+    seen: JobRow | None = job
     while seen is not None:
         if seen.phase is JobPhase.CLOSING:
             return True
@@ -66,32 +66,32 @@ def going(state: Tables, job: Job) -> bool:
 # Plans ----------------------------------------------------------------------------------------------------------------
 
 
-def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> Plan:
+def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> StartPlan:
     """The earliest time at which it surely fits, if the time limits tell one."""
     pool, ask = pool_of(state, applicant.shape), applicant.shape.ask
-    ends = _Ends(state, applicant.shape, closed)
-    with Trial(state, applicant.shape.reservation) as trial:
+    ends = _ExpectedEnds(state, applicant.shape, closed)
+    with HypotheticalPool(state, applicant.shape.reservation) as trial:
         count = _fewest(trial, ask, closed, ends)
         if count is None:
-            return Plan(applicant.id, state.now, pool.open_machines)
+            return StartPlan(applicant.id, state.now, pool.open_machines)
         trial.end(job for _, job in ends.known[len(trial.ended) : count])
         placed = trial.place(ask, closed)
     assert placed is not None
     before = ends.known[:count]
     after = tuple(job.job_id for _, job in before if _on(state, job, nodes_of(placed)))
     at = max((at for at, _ in before), default=state.now)
-    return Plan(applicant.id, state.now, pool.open_machines, at, shares_of(ask, placed), after)
+    return StartPlan(applicant.id, state.now, pool.open_machines, at, shares_of(ask, placed), after)
 
 
-class _Ends:
+class _ExpectedEnds:
     """What will end on machines that an ask could use, and when, as far as that is known: looked for as it is needed.
 
     In the order in which limits are over. Where ladders differ by more than the limits do, a plan may be a little later
     than it could be.
     """
 
-    def __init__(self, state: Tables, shape: Shape, closed: Container[NodeName]) -> None:
-        self.known: list[tuple[float, Job]] = []
+    def __init__(self, state: Tables, shape: PlacementShape, closed: Container[NodeName]) -> None:
+        self.known: list[tuple[float, JobRow]] = []
         self._state, self._shape, self._closed = state, shape, closed
         self._pool = pool_of(state, shape)
         self._served: dict[NodeName, bool] = {}
@@ -102,7 +102,7 @@ class _Ends:
         self.known.extend(islice(self._more, max(0, min(count, ENDS) - len(self.known))))
         return min(count, len(self.known))
 
-    def _look(self) -> Iterator[tuple[float, Job]]:
+    def _look(self) -> Iterator[tuple[float, JobRow]]:
         state = self._state
         for job_id in chain(state.ending, (job_id for _, _, job_id in islice(state.limits, LOOKED))):
             job = state.jobs[job_id]
@@ -121,7 +121,9 @@ class _Ends:
         return known
 
 
-def _fewest(trial: Trial, ask: Ask, closed: Container[NodeName], ends: _Ends) -> int | None:
+def _fewest(
+    trial: HypotheticalPool, ask: PlacementRequest, closed: Container[NodeName], ends: _ExpectedEnds
+) -> int | None:
     """How many of these ends, the soonest first, make it fit; None: all of them do not. Leaves fewer ended."""
     low, high, stride = 0, 0, 1
     marks = [trial.mark]
@@ -138,7 +140,7 @@ def _fewest(trial: Trial, ask: Ask, closed: Container[NodeName], ends: _Ends) ->
     return high
 
 
-def _end_first(trial: Trial, ends: _Ends, marks: list[int], count: int) -> None:
+def _end_first(trial: HypotheticalPool, ends: _ExpectedEnds, marks: list[int], count: int) -> None:
     """Exactly the first ``count`` have ended."""
     del marks[count + 1 :]
     trial.undo_to(marks[-1])
@@ -147,15 +149,15 @@ def _end_first(trial: Trial, ends: _Ends, marks: list[int], count: int) -> None:
         marks.append(trial.mark)
 
 
-def _on(state: Tables, job: Job, nodes: Container[NodeName]) -> bool:
+def _on(state: Tables, job: JobRow, nodes: Container[NodeName]) -> bool:
     return any(attempt.node in nodes for attempt in state.living_members(job))
 
 
-def nodes_of(placed: Iterable[Placed]) -> dict[NodeName, None]:
+def nodes_of(placed: Iterable[Placement]) -> dict[NodeName, None]:
     return {node: None for one in placed for node in one.nodes}
 
 
-def shares_of(ask: Ask, placed: Sequence[Placed]) -> Shares:
+def shares_of(ask: PlacementRequest, placed: Sequence[Placement]) -> Shares:
     """What is taken of which machine."""
     found: dict[NodeName, dict[Demand, int]] = {}
     for part, one in zip(ask.parts, placed, strict=True):
@@ -166,7 +168,7 @@ def shares_of(ask: Ask, placed: Sequence[Placed]) -> Shares:
     return {node: tuple(demands.items()) for node, demands in found.items()}
 
 
-def claim_shares(claim: Claim) -> Shares:
+def claim_shares(claim: CapacityClaim) -> Shares:
     found: dict[NodeName, list[tuple[Demand, int]]] = {}
     for share in claim.shares:
         found.setdefault(share.node, []).append((share.demand, share.members))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fray.model.ids import NodeName
 from fray.scheduler.queue.order import place_of_applicant
-from fray.scheduler.queue.queue import Applicant, Shape
+from fray.scheduler.queue.queue import Applicant, PlacementShape
 from fray.scheduler.state.tables import Tables
 
 KEPT_FOR = 64
@@ -21,7 +21,7 @@ def starving(state: Tables, applicant: Applicant) -> bool:
 def starving_heads(state: Tables) -> list[Applicant]:
     """The first of each shape, if it starves; by turn, at most `KEPT_FOR`. Looks at all that waits."""
     queue = state.queue
-    found: dict[Shape, Applicant] = {}
+    found: dict[PlacementShape, Applicant] = {}
     for want in queue.waiting.values():
         starved = [a for a in map(queue.first, want.lanes.values()) if starving(state, a)]
         if starved:

@@ -11,49 +11,49 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.resources import Demand
-from fray.model.specs import Cause
+from fray.model.specs import EndReason
 from fray.scheduler.autoscaler.view import reason as fleet_reason
 from fray.scheduler.backfill.starvation import blocker, starving
 from fray.scheduler.explain import forecast
 from fray.scheduler.explain.group_text import (
     choices,
     group_lines,
-    mates,
-    there,
+    locality_suffix,
+    waiting_members,
     waits_for_stage,
     waits_with_group,
 )
-from fray.scheduler.explain.infeasible import impossible, never_text
-from fray.scheduler.explain.preemption_text import kept_from, planned, taking
+from fray.scheduler.explain.infeasible import is_infeasible, never_text
+from fray.scheduler.explain.preemption_text import kept_from, planned, preempting_text
 from fray.scheduler.explain.reservation_text import waits_inside
 from fray.scheduler.explain.resource_text import needs
 from fray.scheduler.explain.slice_text import slices_text
-from fray.scheduler.explain.unmet_constraints import FEW_CPUS, misfits
-from fray.scheduler.jobs.hold_reasons import ending_mates, ending_siblings, holders
+from fray.scheduler.explain.unmet_constraints import FEW_CPUS, unmet_constraints
+from fray.scheduler.jobs.hold_reasons import ending_mates, ending_siblings, jobs_holding_name
 from fray.scheduler.jobs.retries import (
     FREE,
     crash_loop,
     limit,
+    outcome_text,
     policy,
     recent,
     spent,
-    told,
 )
 from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.nodes.availability import standing_now, takes_work, why_closed
 from fray.scheduler.pool.pool import (
     Machine,
     admits,
-    ever,
+    fits_when_empty,
     takes,
     variants,
 )
 from fray.scheduler.pool.requests import part_of
-from fray.scheduler.queue.quotas import eases, quota_text
+from fray.scheduler.queue.quotas import quota_text, quota_wait_text
 from fray.scheduler.state.rows import (
-    Attempt,
-    Job,
+    AttemptRow,
     JobPhase,
+    JobRow,
     Node,
     NodePhase,
 )
@@ -67,15 +67,17 @@ ROOM = "room for a member"
 # One machine ----------------------------------------------------------------------------------------------------------
 
 
-def _machine_line(state: Tables, job: Job, node: Node) -> str:
+def _machine_line(state: Tables, job: JobRow, node: Node) -> str:
     if not takes_work(node):
         return f"{node.name} {why_closed(node, state.now)}"
     machine = state.pool.machines[node.name]
     demand = _nearest(choices(state, job), machine)
-    wrong = [text for _, text in misfits(demand, machine)]
+    wrong = [text for _, text in unmet_constraints(demand, machine)]
     if not wrong:
         return f"{node.name} has room for a member"
-    held = _holders(state, node) if ever(demand, 1, [machine.capacity]) else ""  # else their end would not help
+    held = (
+        _holders(state, node) if fits_when_empty(demand, 1, [machine.capacity]) else ""
+    )  # else their end would not help
     return f"{node.name} {' and '.join(wrong)}{held}{_busy(demand, node)}"
 
 
@@ -105,26 +107,26 @@ def _holders(state: Tables, node: Node) -> str:
 # One line -------------------------------------------------------------------------------------------------------------
 
 
-def reason(state: Tables, job: Job) -> str:
+def reason(state: Tables, job: JobRow) -> str:
     """Why it waits, while it waits; empty for a job that just runs or has ended."""
     words = _WORDS.get(job.phase)
     return words(state, job) if words else ""
 
 
-def _waits(state: Tables, job: Job) -> str:
+def _waits(state: Tables, job: JobRow) -> str:
     ahead = state.queue.ahead(job.job_id)
     place = f"number {ahead + 1} of {len(state.queue)} in the queue"
     machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)
-    return "; ".join(text for text in (_lacking(state, job), machines, place) if text)
+    return "; ".join(text for text in (_unmet_demand(state, job), machines, place) if text)
 
 
-def waits_for(state: Tables, job: Job) -> str:
+def waits_for(state: Tables, job: JobRow) -> str:
     """What a job in the queue lacks, for those who are told beside it what it needs and where it stands."""
     machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)
     return "; ".join(text for text in (_missing(state, job) or _census(state, job), machines) if text)
 
 
-def _is_held(state: Tables, job: Job) -> str:
+def _is_held(state: Tables, job: JobRow) -> str:
     """What a job waits for before it may even be placed."""
     if job.gathered:
         return waits_with_group(state, job)
@@ -132,23 +134,32 @@ def _is_held(state: Tables, job: Job) -> str:
         wait_s = max(0.0, job.held_until - state.now)
         loop = f" (crash loop: it {crash_loop(job)})" if crash_loop(job) else ""
         return f"restarts in {wait_s:.1f} s{loop}, after {_last_end(state, job)}"
-    holding = list(holders(state, job))
+    holding = list(jobs_holding_name(state, job))
     if holding:
-        return f"waits for the end of {_some(holding)}, which {_have(holding)} its name and {_are_being(holding)} ended"
+        are = _are_being(holding)
+        return f"waits for the end of {_name_list(holding)}, which {_has_or_have(holding)} its name and {are} ended"
     ending = list(ending_siblings(state, job))
     if not ending and (ending := list(ending_mates(state, job))):
-        return f"begins anew with its group, once {_some(ending)} {_have(ending)} ended"
-    return f"begins anew with its siblings, once {_some(ending)} {_have(ending)} ended" if ending else "is let go"
+        return f"begins anew with its group, once {_name_list(ending)} {_has_or_have(ending)} ended"
+    return (
+        f"begins anew with its siblings, once {_name_list(ending)} {_has_or_have(ending)} ended"
+        if ending
+        else "is let go"
+    )
 
 
-def _last_end(state: Tables, job: Job) -> str:
+def _last_end(state: Tables, job: JobRow) -> str:
     for attempt in reversed(list(state.records(job))):
         if attempt.outcome is not None:
-            return told(attempt.outcome) if attempt.outcome.cause is not Cause.SIBLING else "a failure of a sibling"
+            return (
+                outcome_text(attempt.outcome)
+                if attempt.outcome.cause is not EndReason.SIBLING
+                else "a failure of a sibling"
+            )
     return "its end"
 
 
-def _have(names: list[JobId]) -> str:
+def _has_or_have(names: list[JobId]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
@@ -156,17 +167,17 @@ def _are_being(names: list[JobId]) -> str:
     return "is being" if len(names) == 1 else "are being"
 
 
-def _lacking(state: Tables, job: Job) -> str:
+def _unmet_demand(state: Tables, job: JobRow) -> str:
     if missing := _missing(state, job):
         return missing
     wants = needs(*choices(state, job))
-    return f"needs {_members(job)}{wants}{there(state, job)}; {_census(state, job)}"
+    return f"needs {_members(job)}{wants}{locality_suffix(state, job)}; {_census(state, job)}"
 
 
-def _missing(state: Tables, job: Job) -> str:
+def _missing(state: Tables, job: JobRow) -> str:
     """What is in its way other than machines that lack something."""
     applicant = state.queue.applicants[job.job_id]
-    if taken := taking(state, applicant):
+    if taken := preempting_text(state, applicant):
         return taken
     if job.spec.reservation_id:
         return waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))
@@ -179,11 +190,11 @@ def _missing(state: Tables, job: Job) -> str:
     return kept_from(state, applicant)
 
 
-def _members(job: Job) -> str:
+def _members(job: JobRow) -> str:
     return f"{job.spec.members} times " if job.spec.members > 1 else ""
 
 
-def _census(state: Tables, job: Job) -> str:
+def _census(state: Tables, job: JobRow) -> str:
     """The machines in numbers, or the machine if there is only one."""
     nodes = list(state.nodes.values())
     if not nodes:
@@ -193,13 +204,13 @@ def _census(state: Tables, job: Job) -> str:
     return state.pool.told(choices(state, job), state.now, lambda: _counts(state, job))
 
 
-def _counts(state: Tables, job: Job) -> str:
+def _counts(state: Tables, job: JobRow) -> str:
     demands, part = choices(state, job), part_of(job.spec)
     if part.slice_hosts and (slices := [text for one in demands if (text := slices_text(state.pool, part, one))]):
         return "; ".join(slices)
     machines = state.pool.machines.values()
     counts = Counter(_obstacle(state, _nearest(demands, machine), machine) for machine in machines)
-    return "of the machines " + ", ".join(f"{count} {_are(what, count)}" for what, count in counts.items())
+    return "of the machines " + ", ".join(f"{count} {_is_or_are(what, count)}" for what, count in counts.items())
 
 
 def _obstacle(state: Tables, demand: Demand, machine: Machine) -> str:
@@ -210,40 +221,40 @@ def _obstacle(state: Tables, demand: Demand, machine: Machine) -> str:
         return standing_now(state.nodes[machine.name])
     if machine.cpu_milli < demand.cpu_milli <= machine.capacity.cpu_milli and admits(demand, machine.capacity):
         return FEW_CPUS
-    return next(misfits(demand, machine))[0]
+    return next(unmet_constraints(demand, machine))[0]
 
 
-def _are(what: str, count: int) -> str:
+def _is_or_are(what: str, count: int) -> str:
     if what.startswith(("too", ROOM)):
         return f"ha{'s' if count == 1 else 've'} {what}"
     return f"{'is' if count == 1 else 'are'} {what}"
 
 
-def _starts(state: Tables, job: Job) -> str:
+def _starts(state: Tables, job: JobRow) -> str:
     if kept := waits_for_stage(state, job):
         return kept
     waiting = [attempt.node for attempt in state.members(job) if not attempt.ran]
-    return f"starting on {_some(waiting)}"
+    return f"starting on {_name_list(waiting)}"
 
 
-def _closes(state: Tables, job: Job) -> str:
+def _closes(state: Tables, job: JobRow) -> str:
     living = state.living_members(job)
     why = (job.first.message or job.first.cause.value) if job.first else ""
     silent = _silent_text(state, job)
     return f"ending {len(living)} of {job.spec.members} members ({why})" + (f"; {silent}" if silent else "")
 
 
-def _silent_text(state: Tables, job: Job) -> str:
+def _silent_text(state: Tables, job: JobRow) -> str:
     if not state.unwell:
         return ""
     nodes = dict.fromkeys(attempt.node for attempt in state.living_members(job))
     nodes = {name: None for name in nodes if state.nodes[name].phase in (NodePhase.SUSPECT, NodePhase.LOST)}
     if not nodes:
         return ""
-    return f"silent machines: {_some(list(nodes))} (given up after {state.rules.lease_s:.0f} s, or on proof)"
+    return f"silent machines: {_name_list(list(nodes))} (given up after {state.rules.lease_s:.0f} s, or on proof)"
 
 
-_WORDS: Mapping[JobPhase, Callable[[Tables, Job], str]] = {
+_WORDS: Mapping[JobPhase, Callable[[Tables, JobRow], str]] = {
     JobPhase.QUEUED: _waits,
     JobPhase.HELD: _is_held,
     JobPhase.STARTING: _starts,
@@ -252,7 +263,7 @@ _WORDS: Mapping[JobPhase, Callable[[Tables, Job], str]] = {
 }
 
 
-def _some(names: list[str]) -> str:
+def _name_list(names: list[str]) -> str:
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - HOLDERS_SHOWN} more" if len(names) > HOLDERS_SHOWN else ""
     return ", ".join(names[:HOLDERS_SHOWN]) + more
@@ -278,16 +289,19 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
     if job.phase is JobPhase.QUEUED:
         lines += _waiting_lines(state, job, max(now, state.now))
     if job.gathered:
-        lines += (f"  {each.job_id} needs {_members(each)}{needs(*choices(state, each))}" for each in mates(state, job))
+        lines += (
+            f"  {each.job_id} needs {_members(each)}{needs(*choices(state, each))}"
+            for each in waiting_members(state, job)
+        )
         lines += group_lines(state, job)
         if job.spec.job_group in state.queue:
-            lines += forecast.told(state, state.queue.applicants[job.spec.job_group].shape)
+            lines += forecast.forecast_lines(state, state.queue.applicants[job.spec.job_group].shape)
     lines += [f"retries: {_retries(state, job)}"]
     lines += [_attempt_line(attempt) for attempt in state.records(job)]
     return "\n".join(lines)
 
 
-def _why(state: Tables, job: Job) -> str:
+def _why(state: Tables, job: JobRow) -> str:
     if job.outcome is not None:
         cause = job.outcome.cause.value.replace("_", " ")
         return f" ({cause})" + (f": {job.outcome.message}" if job.outcome.message else "")
@@ -297,29 +311,31 @@ def _why(state: Tables, job: Job) -> str:
     return f": {text}" if text else ""
 
 
-def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
+def _waiting_lines(state: Tables, job: JobRow, now: float) -> Iterator[str]:
     shape = state.queue.applicants[job.job_id].shape
     members = f"{job.spec.members} members at once, each " if job.spec.members > 1 else ""
-    yield f"needs {members}{needs(*choices(state, job))}{there(state, job)}"
+    yield f"needs {members}{needs(*choices(state, job))}{locality_suffix(state, job)}"
     ahead = state.queue.ahead(job.job_id)
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
     quota = quota_text(state, state.queue.applicants[job.job_id])
     if quota:
-        yield f"{quota}: {eases(state, state.queue.applicants[job.job_id])}"
+        yield f"{quota}: {quota_wait_text(state, state.queue.applicants[job.job_id])}"
         return
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
         yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"
     elif kept := kept_from(state, state.queue.applicants[job.job_id]):
         yield kept
-    mine = taking(state, state.queue.applicants[job.job_id]) or planned(state, state.queue.applicants[job.job_id])
+    mine = preempting_text(state, state.queue.applicants[job.job_id]) or planned(
+        state, state.queue.applicants[job.job_id]
+    )
     if mine:
         yield mine
     elif starving(state, state.queue.applicants[job.job_id]):
         yield "it has waited so long that later jobs are kept off the machines it could use"
     if job.spec.reservation_id:
         yield waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))
-        yield from forecast.told(state, shape)
+        yield from forecast.forecast_lines(state, shape)
         return
     if not state.nodes:
         yield "no machine is connected"
@@ -331,17 +347,17 @@ def _waiting_lines(state: Tables, job: Job, now: float) -> Iterator[str]:
         yield f"  {_machine_line(state, job, node)}"
     if len(nodes) > NODES_SHOWN:
         yield f"  and {len(nodes) - NODES_SHOWN} more; {_counts(state, job)}"
-    yield from list(_too_large(state, job)) or forecast.told(state, shape)
+    yield from list(_too_large(state, job)) or forecast.forecast_lines(state, shape)
 
 
-def _too_large(state: Tables, job: Job) -> Iterator[str]:
+def _too_large(state: Tables, job: JobRow) -> Iterator[str]:
     machines = {node.name: node.capacity for node in state.nodes.values()}
     part = part_of(job.spec)
-    if machines and not state.pool.could_hold(part) and impossible(part, machines):
+    if machines and not state.pool.could_hold(part) and is_infeasible(part, machines):
         yield f"no change of load will help, more machines would: {never_text(job.spec, machines)}"
 
 
-def _retries(state: Tables, job: Job) -> str:
+def _retries(state: Tables, job: JobRow) -> str:
     config = policy(job)
     if config is None:
         set_ones = [b for b in Budget if b not in FREE and limit(job.spec, b) is not None]
@@ -352,12 +368,12 @@ def _retries(state: Tables, job: Job) -> str:
     return f"{len(recent(state, job))} of {most if most >= 0 else 'any number'}{within}{whose}"
 
 
-def _budget(job: Job, budget: Budget) -> str:
+def _budget(job: JobRow, budget: Budget) -> str:
     most = limit(job.spec, budget) or 0
     return f"{spent(job, budget)} of {most if most >= 0 else 'any number'} after {budget.value}"
 
 
-def _attempt_line(attempt: Attempt) -> str:
+def _attempt_line(attempt: AttemptRow) -> str:
     if attempt.outcome is None:
         return f"  {attempt.attempt_id} on {attempt.node}: {attempt.phase.value}"
     message = attempt.outcome.message.replace("\n", "\n    ")

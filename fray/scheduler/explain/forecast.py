@@ -11,12 +11,12 @@ from itertools import islice
 from attrs import frozen
 
 from fray.model.ids import JobId, NodeName
-from fray.model.specs import Cause
-from fray.scheduler.placement.what_if_pool import Trial
-from fray.scheduler.pool.pool import Pool, members_held
-from fray.scheduler.pool.requests import Ask, Part, weightless
-from fray.scheduler.queue.queue import Shape
-from fray.scheduler.state.rows import Job, JobPhase
+from fray.model.specs import EndReason
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.pool.pool import MachinePool, members_held
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, weightless
+from fray.scheduler.queue.queue import PlacementShape
+from fray.scheduler.state.rows import JobPhase, JobRow
 from fray.scheduler.state.tables import Tables
 
 TRIED = 10
@@ -29,7 +29,7 @@ NAMED = 4
 
 
 @frozen
-class Outlook:
+class StartForecast:
     """What is known of the future of an ask.
 
     Attributes:
@@ -48,37 +48,37 @@ class Outlook:
     enough: bool = False
 
 
-def outlook(state: Tables, shape: Shape) -> Outlook:
+def forecast_start(state: Tables, shape: PlacementShape) -> StartForecast:
     """Of something that waits."""
     ask, pool = shape.ask, state.pool_for(shape.reservation)
     holders = _holders(state, shape)
     timed = sorted((end_of(job), job.order, job.job_id) for job in holders if end_of(job) is not None)
     endless = tuple(job.job_id for job in holders if end_of(job) is None)
-    with Trial(state, shape.reservation) as trial:
+    with HypotheticalPool(state, shape.reservation) as trial:
         if trial.fits(ask):
-            return Outlook(at=state.now, enough=True)
+            return StartForecast(at=state.now, enough=True)
         alone = tuple(job.job_id for job in holders[:TRIED] if _enough(trial, ask, job))
         ended: list[JobId] = []
         for at, _, job_id in timed[:STEPS]:
             trial.end((state.jobs[job_id],))
             ended.append(job_id)
             if trial.fits(ask):
-                return Outlook(alone, max(at or 0.0, state.now), tuple(ended), endless, enough=True)
+                return StartForecast(alone, max(at or 0.0, state.now), tuple(ended), endless, enough=True)
     enough = bool(holders) and all(_could_hold(pool, part) for part in ask.parts)
-    return Outlook(alone, None, tuple(ended), endless, enough)
+    return StartForecast(alone, None, tuple(ended), endless, enough)
 
 
-def _could_hold(pool: Pool, part: Part) -> bool:
+def _could_hold(pool: MachinePool, part: MemberGroup) -> bool:
     """By the sizes of the machines in service."""
     return any(sum(pool.usable(demand).values()) >= part.members for demand in part.choices)
 
 
-def _holders(state: Tables, shape: Shape) -> list[Job]:
+def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
     """Jobs that hold something of machines it could use, the one that came last first: the easiest to do without."""
     usable: dict[NodeName, None] = {}
     for demand in shape.ask.demands:
         usable |= dict.fromkeys(state.pool_for(shape.reservation).usable(demand))
-    found: dict[JobId, Job] = {}
+    found: dict[JobId, JobRow] = {}
     there = (attempt_id for name in usable for attempt_id in state.on_node[name])
     for attempt_id in islice(there, LOOKED_AT):
         job = state.jobs[state.attempts[attempt_id].job_id]
@@ -88,15 +88,15 @@ def _holders(state: Tables, shape: Shape) -> list[Job]:
     return sorted(found.values(), key=lambda job: -job.order)
 
 
-def end_of(job: Job) -> float | None:
+def end_of(job: JobRow) -> float | None:
     """When it is over at the latest: by its limit, or by its ladder if it is being ended; None: that is not known."""
     if job.phase is JobPhase.CLOSING:
-        notice_s = job.notice_s if job.first is not None and job.first.cause is Cause.PREEMPTED else 0.0
+        notice_s = job.notice_s if job.first is not None and job.first.cause is EndReason.PREEMPTED else 0.0
         return job.first_at + notice_s + job.spec.ladder.cancel_s + job.spec.ladder.term_s
     return job.over_at
 
 
-def _enough(trial: Trial, ask: Ask, job: Job) -> bool:
+def _enough(trial: HypotheticalPool, ask: PlacementRequest, job: JobRow) -> bool:
     trial.end((job,))
     fits = trial.fits(ask)
     trial.undo_to(0)
@@ -106,23 +106,23 @@ def _enough(trial: Trial, ask: Ask, job: Job) -> bool:
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
-def told(state: Tables, shape: Shape, found: Outlook | None = None) -> Iterator[str]:
+def forecast_lines(state: Tables, shape: PlacementShape, found: StartForecast | None = None) -> Iterator[str]:
     """What would unblock it, and when that is to be expected."""
-    found = found or outlook(state, shape)
+    found = found or forecast_start(state, shape)
     if found.enough and not found.ending and not found.endless:
         yield "there is room for it now: it would start if what waits before it did not need that"
         return
     if found.alone:
-        yield f"it would start if {_or(found.alone)} ended"
+        yield f"it would start if {_join_or(found.alone)} ended"
     elif found.enough:
         ends = [*found.ending, *found.endless]
         yield f"it would start if several of those ended that hold what it needs: {_some(ends)}"
     if not found.enough:
-        yield _more(state, shape)
+        yield capacity_needed_text(state, shape)
     yield f"expected start: {_expected(state, found)}"
 
 
-def _expected(state: Tables, found: Outlook) -> str:
+def _expected(state: Tables, found: StartForecast) -> str:
     if found.at is not None:
         has = "has reached its time limit" if len(found.ending) == 1 else "have reached their time limits"
         if any(state.jobs[job_id].phase is JobPhase.CLOSING for job_id in found.ending):
@@ -135,26 +135,26 @@ def _expected(state: Tables, found: Outlook) -> str:
     return "unknown: it depends on machines that are not there"
 
 
-def _more(state: Tables, shape: Shape) -> str:
+def capacity_needed_text(state: Tables, shape: PlacementShape) -> str:
     if shape.reservation:
         return f"it would start if reservation {shape.reservation} held more machines that it can use"
     usable = {name for demand in shape.ask.demands for name in state.pool.usable(demand)}
     holding = [row.id for row in state.reservations.values() if any(usable & set(unit.nodes) for unit in row.units)]
-    given_back = f", or if reservation {_or(tuple(holding))} gave some back" if holding else ""
+    given_back = f", or if reservation {_join_or(tuple(holding))} gave some back" if holding else ""
     return f"it would start if more machines joined that it can use{given_back}{_or_back(state, shape.ask)}"
 
 
-def _or_back(state: Tables, ask: Ask) -> str:
+def _or_back(state: Tables, ask: PlacementRequest) -> str:
     out = [
         node.name
         for node in state.nodes.values()
         if (node.cordon is not None or node.quarantine is not None)
         and any(members_held(demand, node.capacity) for demand in ask.demands)
     ]
-    return f", or if {_or(tuple(out))} were back in service" if out else ""
+    return f", or if {_join_or(tuple(out))} were back in service" if out else ""
 
 
-def _or(names: tuple[str, ...]) -> str:
+def _join_or(names: tuple[str, ...]) -> str:
     return " or ".join(names[:NAMED])
 
 

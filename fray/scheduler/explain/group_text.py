@@ -8,22 +8,22 @@ from fray.model.gangs import role_of
 from fray.model.ids import Namespace
 from fray.model.job_groups import JobGroupInfo, MemberInfo
 from fray.model.resources import Demand
-from fray.model.specs import Cause, JobState
+from fray.model.specs import EndReason, JobState
 from fray.scheduler.jobs.hold_reasons import is_kept
 from fray.scheduler.lifecycle import FINAL, job_state
 from fray.scheduler.pool.pool import takes
-from fray.scheduler.state.rows import Job, JobGroup, JobPhase
+from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
 from fray.scheduler.state.tables import Tables
 
 SHOWN = 4
 
 
-def some(names: list[str]) -> str:
+def member_list(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
-def group_info(state: Tables, group: JobGroup) -> JobGroupInfo:
+def group_info(state: Tables, group: JobGroupRow) -> JobGroupInfo:
     """What users see of it."""
     jobs = [state.jobs[job_id] for job_id in state.musters[group.group_id].jobs]
     return JobGroupInfo(
@@ -43,12 +43,12 @@ def group_info(state: Tables, group: JobGroup) -> JobGroupInfo:
     )
 
 
-def _trouble(group: JobGroup) -> str | None:
+def _trouble(group: JobGroupRow) -> str | None:
     outcome = group.outcome
-    return outcome.message if outcome is not None and outcome.cause is not Cause.SUCCEEDED else None
+    return outcome.message if outcome is not None and outcome.cause is not EndReason.SUCCEEDED else None
 
 
-def _member(job: Job) -> MemberInfo:
+def _member(job: JobRow) -> MemberInfo:
     role = role_of(job.spec)
     return MemberInfo(
         job_id=job.job_id,
@@ -61,13 +61,13 @@ def _member(job: Job) -> MemberInfo:
     )
 
 
-def group_state(state: Tables, group: JobGroup) -> JobState:
+def group_state(state: Tables, group: JobGroupRow) -> JobState:
     if group.ended_at is not None and group.outcome is not None:
         return FINAL[group.outcome.cause]
     return JobState.RUNNING if state.musters[group.group_id].placed else JobState.PENDING
 
 
-def group_reason(state: Tables, group: JobGroup) -> str:
+def group_reason(state: Tables, group: JobGroupRow) -> str:
     """Why it is not there yet, or not over; empty: nothing stands in its way."""
     muster = state.musters[group.group_id]
     if group.ended_at is not None:
@@ -75,17 +75,18 @@ def group_reason(state: Tables, group: JobGroup) -> str:
     if group.outcome is not None:
         return f"ending {muster.living} of its jobs"
     if group.group_id in state.queue:
-        return f"needs room for all of its {len(muster.gathered)} jobs at once{near(group)}; {queued(state, group)}"
+        position = queue_position_text(state, group)
+        return f"needs room for all of its {len(muster.gathered)} jobs at once{locality_text(group)}; {position}"
     missing = [job_id for phase in (JobPhase.HELD,) for job_id in muster.phases.get(phase, ())]
     missing = [job_id for job_id in missing if job_id not in muster.gathered]
-    return f"waits for {some(missing)}" if missing else ""
+    return f"waits for {member_list(missing)}" if missing else ""
 
 
-def near(group: JobGroup) -> str:
+def locality_text(group: JobGroupRow) -> str:
     return f", in one {group.config.same}" if group.config.same else ""
 
 
-def queued(state: Tables, group: JobGroup) -> str:
+def queue_position_text(state: Tables, group: JobGroupRow) -> str:
     return f"number {state.queue.ahead(group.group_id) + 1} of {len(state.queue)} in the queue"
 
 
@@ -99,7 +100,7 @@ def list_groups(state: Tables, own: Namespace, asked: Namespace | None, name: st
     )
 
 
-def is_there(group: JobGroup, own: Namespace, asked: Namespace | None) -> bool:
+def is_there(group: JobGroupRow, own: Namespace, asked: Namespace | None) -> bool:
     """It is of the namespace, or the namespace was made of its name (as of jobs, see `lookup`)."""
     if asked is None:
         return group.namespace == own or (bool(group.namespace) and group.config.name.startswith(group.namespace))
@@ -109,14 +110,14 @@ def is_there(group: JobGroup, own: Namespace, asked: Namespace | None) -> bool:
 # For `explain` --------------------------------------------------------------------------------------------------------
 
 
-def waits_with_group(state: Tables, job: Job) -> str:
+def waits_with_group(state: Tables, job: JobRow) -> str:
     """Of a member that waits for nothing but its group; in a line."""
     group = state.job_groups[job.spec.job_group]
     why = group_reason(state, group)
     return f"waits with its group {group.config.name}, which {why}"
 
 
-def waits_for_stage(state: Tables, job: Job) -> str:
+def waits_for_stage(state: Tables, job: JobRow) -> str:
     """Of a member that has its machines, and may not begin; empty of any other."""
     if not job.spec.job_group or not is_kept(state, job):
         return ""
@@ -129,30 +130,30 @@ def waits_for_stage(state: Tables, job: Job) -> str:
         if role_of(state.jobs[job_id].spec).stage < role_of(job.spec).stage
     ]
     nodes = list(dict.fromkeys(attempt.node for attempt in state.living_members(job)))
-    return f"has its place on {some(nodes)}, and begins when {some(earlier)} of its group {_run(earlier)}"
+    return f"has its place on {member_list(nodes)}, and begins when {member_list(earlier)} of its group {_run(earlier)}"
 
 
 def _run(names: list[str]) -> str:
     return "runs" if len(names) == 1 else "run"
 
 
-def choices(state: Tables, job: Job) -> tuple[Demand, ...]:
+def choices(state: Tables, job: JobRow) -> tuple[Demand, ...]:
     """What each member needs now, in any of these ways: one of a group that is placed goes where the others are."""
     return state.ask(job).parts[0].choices if job.spec.job_group else (job.spec.demand, *job.spec.alternatives)
 
 
-def there(state: Tables, job: Job) -> str:
+def locality_suffix(state: Tables, job: JobRow) -> str:
     """Why it has to go where it says, behind its needs."""
     group = state.job_groups[job.spec.job_group] if job.spec.job_group else None
     return f" (with its group {group.config.name})" if group is not None and group.config.same and group.place else ""
 
 
-def mates(state: Tables, job: Job) -> list[Job]:
+def waiting_members(state: Tables, job: JobRow) -> list[JobRow]:
     """Those that wait with it, itself included; the first few."""
     return state.gathered(job.spec.job_group)[:SHOWN]
 
 
-def group_lines(state: Tables, job: Job) -> Iterator[str]:
+def group_lines(state: Tables, job: JobRow) -> Iterator[str]:
     """For the whole page: where there is room for which of its jobs, place by place."""
     group = state.job_groups[job.spec.job_group]
     jobs = state.gathered(group.group_id)

@@ -12,25 +12,25 @@ from fray.scheduler.explain.slice_text import slices_text
 from fray.scheduler.pool.pool import (
     AUTO,
     Machine,
-    Pool,
-    ever,
+    MachinePool,
+    fits_when_empty,
     members_held,
     variants,
 )
-from fray.scheduler.pool.requests import Ask, Part, part_of
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, part_of
 
 NAMES_SHOWN = 8
 
 
-def impossible(part: Part, machines: Mapping[str, Capacity]) -> bool:
+def is_infeasible(part: MemberGroup, machines: Mapping[str, Capacity]) -> bool:
     """In none of its choices would these machines hold it, even if they were empty."""
     if part.slice_hosts:
-        return _pool(machines).place(Ask((part,))) is None
-    return not any(ever(demand, part.members, machines.values()) for demand in part.choices)
+        return _pool(machines).place(PlacementRequest((part,))) is None
+    return not any(fits_when_empty(demand, part.members, machines.values()) for demand in part.choices)
 
 
-def _pool(machines: Mapping[str, Capacity]) -> Pool:
-    pool = Pool()
+def _pool(machines: Mapping[str, Capacity]) -> MachinePool:
+    pool = MachinePool()
     for name, capacity in machines.items():
         pool.add(name, capacity)
     return pool
@@ -43,7 +43,7 @@ def never_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
     return "; and ".join(texts)
 
 
-def _why(part: Part, demand: Demand, machines: Mapping[str, Capacity]) -> str:
+def _why(part: MemberGroup, demand: Demand, machines: Mapping[str, Capacity]) -> str:
     if not machines:
         return f"it needs {needs(demand)}, and there is no machine"
     held = sum(members_held(demand, capacity) for capacity in machines.values())
@@ -52,7 +52,7 @@ def _why(part: Part, demand: Demand, machines: Mapping[str, Capacity]) -> str:
         return f"it needs {slices} of {needs(demand)} a host; {slices_text(_pool(machines), part, demand)}"
     if held:
         return f"it needs {part.members} members of {needs(demand)} each, and all machines together hold {held}"
-    nobody = next(_nobody(demand, list(machines.values())), "")
+    nobody = next(_unknown_names(demand, list(machines.values())), "")
     if nobody:
         return f"it needs {needs(demand)}; {nobody}"
     name = max(machines, key=lambda name: _largeness(demand, machines[name]))
@@ -68,7 +68,7 @@ def _largeness(demand: Demand, capacity: Capacity) -> tuple[int, ...]:
 # What no machine has at all ------------------------------------------------------------------------------------------
 
 
-def _nobody(demand: Demand, machines: Sequence[Capacity]) -> Iterator[str]:
+def _unknown_names(demand: Demand, machines: Sequence[Capacity]) -> Iterator[str]:
     """Names that no machine bears; these may be slips of the pen, so what there is is told."""
     for key, wanted in (("region", demand.regions), ("zone", demand.zones)):
         there = _values(machines, key)

@@ -15,14 +15,18 @@ LOOKED = 20
 """Machines that are kept for somebody, and looked at."""
 
 
-def taking(state: Tables, applicant: Applicant) -> str:
+def preempting_text(state: Tables, applicant: Applicant) -> str:
     """Whose places it takes; empty: nobody's."""
     claim = state.claims.get(applicant.id)
     if claim is None:
         return ""
     left = [job_id for job_id in claim.victims if job_id in state.ending]
-    when = f"starts when {some(left)} {have(left)} ended" if left else "starts as soon as all its machines are free"
-    return f"takes the place of {some(claim.victims)}, and {when}: what they leave is kept for it"
+    when = (
+        f"starts when {capacity_text(left)} {verb_have(left)} ended"
+        if left
+        else "starts as soon as all its machines are free"
+    )
+    return f"takes the place of {capacity_text(claim.victims)}, and {when}: what they leave is kept for it"
 
 
 def planned(state: Tables, applicant: Applicant) -> str:
@@ -31,7 +35,8 @@ def planned(state: Tables, applicant: Applicant) -> str:
     if plan is None or plan.at is None or applicant.id in state.claims:
         return ""
     in_s = max(0.0, plan.at - state.now)
-    return f"planned to start in {in_s:.0f} s at the latest on {some(plan.shares)}, which later ones may use until then"
+    place = capacity_text(plan.shares)
+    return f"planned to start in {in_s:.0f} s at the latest on {place}, which later ones may use until then"
 
 
 def kept_from(state: Tables, applicant: Applicant) -> str:
@@ -51,7 +56,7 @@ def kept_from(state: Tables, applicant: Applicant) -> str:
 def _kept(state: Tables, applicant: Applicant) -> Iterator[tuple[str, Shares, str]]:
     for claim in state.claims.values():
         if claim.applicant != applicant.id and claim.reservation == applicant.shape.reservation:
-            yield claim.applicant, claim_shares(claim), f"takes the place of {some(claim.victims)}"
+            yield claim.applicant, claim_shares(claim), f"takes the place of {capacity_text(claim.victims)}"
     for name, plan in state.plans.items() if not applicant.shape.child else ():
         other = state.queue.applicants.get(name)
         same = other is not None and other.shape.reservation == applicant.shape.reservation
@@ -59,11 +64,11 @@ def _kept(state: Tables, applicant: Applicant) -> Iterator[tuple[str, Shares, st
             yield name, plan.shares, f"starts there in {max(0.0, plan.at - state.now):.0f} s at the latest"
 
 
-def some(names: Iterable[str]) -> str:
+def capacity_text(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
     return ", ".join(listed[:NAMED]) + more
 
 
-def have(names: list[str]) -> str:
+def verb_have(names: list[str]) -> str:
     return "has" if len(names) == 1 else "have"

@@ -7,26 +7,27 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fray.model.messages.usage import (
+    QueueEntry,
     QueueInfo,
-    Sample,
     TenantUsage,
     UsageInfo,
-    Waiting,
+    UsageSample,
 )
-from fray.model.policy.policy import Amounts, Terms
+from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.scheduler.autoscaler.view import reason as fleet_reason
 from fray.scheduler.backfill.starvation import blocker
 from fray.scheduler.explain.explain import waits_for
 from fray.scheduler.explain.resource_text import needs
-from fray.scheduler.pool.requests import Part
-from fray.scheduler.queue.fair_share import RESOURCES, Account, Amount
-from fray.scheduler.queue.indexes import Entry, Lane
-from fray.scheduler.queue.queue import Applicant, Kind, Queue
+from fray.scheduler.pool.requests import MemberGroup
+from fray.scheduler.queue.fair_share import RESOURCES, Amount
+from fray.scheduler.queue.fair_share import TenantAccount as Account
+from fray.scheduler.queue.indexes import Entry, TenantShapeQueue
+from fray.scheduler.queue.queue import Applicant, ApplicantKind, Queue
 from fray.scheduler.queue.quotas import (
     ceiling,
     excess,
+    quota_status,
     quota_text,
-    standing,
 )
 from fray.scheduler.state.tables import Tables
 
@@ -40,7 +41,7 @@ TENANTS_LIMIT = 1_000
 
 def queue_info(state: Tables, limit: int, user: str | None, now: float) -> QueueInfo:
     """The first lines of the queue, as it would be tried if nobody was given anything."""
-    found: list[Waiting] = []
+    found: list[QueueEntry] = []
     for place, applicant in enumerate(in_turn(state.queue), 1):
         if user in (None, applicant.tenant.user):
             found.append(_line(state, applicant, place, now))
@@ -53,12 +54,12 @@ def in_turn(queue: Queue) -> Iterator[Applicant]:
     """All that waits, from the head of the line; sorts lanes, not what is in them."""
     shares = queue.shares
     for rank in sorted(queue.spaces):
-        groups: dict[tuple[int, float, str, float, int, str], list[Lane]] = {}
+        groups: dict[tuple[int, float, str, float, int, str], list[TenantShapeQueue]] = {}
         for user, spaces in queue.spaces[rank].items():
             for tenant, space in spaces.items():
                 scores = shares.user_score(user), user, shares.score(tenant), space.accepted, tenant.namespace
                 for _, lane in space.heads:
-                    stands, _ = standing(shares, tenant, lane.want)
+                    stands, _ = quota_status(shares, tenant, lane.want)
                     key = int(stands), *scores
                     groups.setdefault(key, []).append(lane)
         for key in sorted(groups):
@@ -66,9 +67,9 @@ def in_turn(queue: Queue) -> Iterator[Applicant]:
             yield from (queue.applicants[entry[-1]] for entry in entries)
 
 
-def _line(state: Tables, applicant: Applicant, place: int, now: float) -> Waiting:
-    stands, _ = standing(state.shares, applicant.tenant, state.queue.waiting[applicant.shape])
-    return Waiting(
+def _line(state: Tables, applicant: Applicant, place: int, now: float) -> QueueEntry:
+    stands, _ = quota_status(state.shares, applicant.tenant, state.queue.waiting[applicant.shape])
+    return QueueEntry(
         id=applicant.id,
         kind=applicant.kind.value,
         place=place,
@@ -87,7 +88,7 @@ def _asks(applicant: Applicant) -> str:
     return " and ".join(map(_asks_for, applicant.shape.ask.parts))
 
 
-def _asks_for(part: Part) -> str:
+def _asks_for(part: MemberGroup) -> str:
     asked = needs(*part.choices)
     return f"{part.members} × {asked}" if part.members > 1 else asked
 
@@ -99,7 +100,7 @@ def _why(state: Tables, applicant: Applicant) -> str:
     holder = blocker(state, applicant)
     if holder is not None:
         return f"held back for {holder}"
-    if applicant.kind is Kind.JOB:
+    if applicant.kind is ApplicantKind.JOB:
         return waits_for(state, state.jobs[applicant.id])
     return fleet_reason(state, applicant.shape)
 
@@ -131,7 +132,7 @@ def usage_info(state: Tables, now: float) -> UsageInfo:
     )
 
 
-def sample(state: Tables, now: float) -> Sample:
+def sample(state: Tables, now: float) -> UsageSample:
     """This moment, for a plot."""
     shares = state.shares
     largest = heapq.nlargest(USERS_SAMPLED, shares.users.values(), key=lambda account: (account.share, account.key))
@@ -141,7 +142,7 @@ def sample(state: Tables, now: float) -> Sample:
         found[""] = found.get("", 0.0) + rest
     used = _used(state)
     pairs = zip(RESOURCES, used, shares.capacity, strict=True)
-    return Sample(
+    return UsageSample(
         at=now,
         utilisation={name: have / whole for name, have, whole in pairs if whole},
         shares=found,
@@ -169,7 +170,7 @@ def _namespace(state: Tables, account: Account, now: float) -> TenantUsage:
 
 
 def _tenant(
-    state: Tables, account: Account, terms: Terms, counted: Account | None, waiting: int, now: float
+    state: Tables, account: Account, terms: TenantPolicy, counted: Account | None, waiting: int, now: float
 ) -> TenantUsage:
     """``counted``: what its quota counts; that of a namespace is of all its users."""
     most = ceiling(terms)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fray.scheduler.state.rows import Job
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
 
-def waits_inside(state: Tables, job: Job, needs: str) -> str:
+def waits_inside(state: Tables, job: JobRow, needs: str) -> str:
     """Empty for a job that is in none.
 
     Args:

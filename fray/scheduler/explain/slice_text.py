@@ -7,11 +7,11 @@ from collections import Counter
 from fray.model.resources import Demand
 from fray.scheduler.pool.pool import (
     Machine,
-    Pool,
+    MachinePool,
     admits,
     variants,
 )
-from fray.scheduler.pool.requests import Part
+from fray.scheduler.pool.requests import MemberGroup
 
 HOW = (
     "give each host the attributes slice (one name for all of them) and tpu_worker (0, 1, …): TPU VMs find them by "
@@ -20,7 +20,7 @@ HOW = (
 NAMES_SHOWN = 4
 
 
-def slices_text(pool: Pool, part: Part, demand: Demand) -> str:
+def slices_text(pool: MachinePool, part: MemberGroup, demand: Demand) -> str:
     """Of which slices there are how many, and what each kind lacks; empty if no machine has such chips."""
     hosts = [machine for machine in pool.machines.values() if variants(demand, machine.whole)]
     if not hosts:
@@ -46,7 +46,7 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _lack(part: Part, demand: Demand, group: list[Machine]) -> str:
+def _lack(part: MemberGroup, demand: Demand, group: list[Machine]) -> str:
     """The first thing that keeps a slice from being given."""
     there = [machine for machine in group if machine.open]
     missing = part.slice_hosts - len(group)

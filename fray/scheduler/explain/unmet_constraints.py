@@ -11,7 +11,7 @@ from fray.scheduler.pool.pool import Machine, Variant, variants
 FEW_CPUS = "too few CPUs free"
 
 
-def misfits(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
+def unmet_constraints(demand: Demand, machine: Machine) -> Iterator[tuple[str, str]]:
     """Every constraint the machine does not meet now: in a word, and in full."""
     yield from _wrong_place(demand, machine.capacity)
     capacity = machine.capacity

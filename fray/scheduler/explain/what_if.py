@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from fray.errors import FrayError
-from fray.model.messages.maintenance import Forecast, Verdict
+from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.policy.priority import Band
 from fray.model.specs import JobSpec
-from fray.scheduler.autoscaler.available_capacity import offers
+from fray.scheduler.autoscaler.available_capacity import available_capacity
 from fray.scheduler.backfill.backfill import keeps_now
 from fray.scheduler.explain import forecast
 from fray.scheduler.explain.resource_text import needs
 from fray.scheduler.jobs.submit import check_feasible
-from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.pool import members_held
 from fray.scheduler.pool.requests import ask_of
 from fray.scheduler.preemption.preemption import would_preempt
-from fray.scheduler.queue.queue import Applicant, Shape
+from fray.scheduler.queue.queue import Applicant, PlacementShape
 from fray.scheduler.state.state import State
 
 
@@ -24,36 +24,36 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
     try:
         check_feasible(state, spec)
     except FrayError as error:
-        return Forecast(verdict=Verdict.NEVER, text=str(error))
-    shape = Shape(ask_of(spec), False, spec.reservation_id)
+        return Forecast(verdict=ForecastVerdict.NEVER, text=str(error))
+    shape = PlacementShape(ask_of(spec), False, spec.reservation_id)
     newest = newcomer(state, spec, shape)
-    with Trial(state, shape.reservation) as trial:
+    with HypotheticalPool(state, shape.reservation) as trial:
         placed = keeps_now(state, newest).tried(trial, newest)
     if placed is not None:
         nodes = tuple(node for part in placed for node in part.nodes)
-        return Forecast(verdict=Verdict.NOW, nodes=nodes, text=f"it would start now on {_some(nodes)}")
+        return Forecast(verdict=ForecastVerdict.NOW, nodes=nodes, text=f"it would start now on {_some(nodes)}")
     return _waits(state, spec, shape)
 
 
-def _waits(state: State, spec: JobSpec, shape: Shape) -> Forecast:
+def _waits(state: State, spec: JobSpec, shape: PlacementShape) -> Forecast:
     groups = groups_for(state, spec) if not spec.reservation_id else ()
     if groups:
         text = f"machines of group {' or '.join(groups)} would be asked for, and it would start there"
-        return Forecast(verdict=Verdict.GROW, groups=groups, text=text)
-    found = forecast.outlook(state, shape)
+        return Forecast(verdict=ForecastVerdict.GROW, groups=groups, text=text)
+    found = forecast.forecast_start(state, shape)
     soon = found.at is not None and found.at <= state.now + state.policy.preemption.patience_s
     choice = None if soon else would_preempt(state, newcomer(state, spec, shape))
     if choice is not None and choice.victims:
         nodes = tuple(node for part in choice.placed for node in part.nodes)
         whom, where = _some(choice.victims), _some(nodes)
         text = f"it would preempt {whom}, and start on {where} when that has ended"
-        return Forecast(verdict=Verdict.PREEMPT, preempts=choice.victims, nodes=nodes, text=text)
+        return Forecast(verdict=ForecastVerdict.PREEMPT, preempts=choice.victims, nodes=nodes, text=text)
     number = place_of(state, spec, shape)
     gang = f"{spec.members} times " if spec.members > 1 else ""
     lines = [f"it would wait: number {number} in line; it needs {gang}{needs(spec.demand, *spec.alternatives)}"]
-    lines += forecast.told(state, shape, found)
+    lines += forecast.forecast_lines(state, shape, found)
     return Forecast(
-        verdict=Verdict.WAIT,
+        verdict=ForecastVerdict.WAIT,
         place=number,
         unblocked_by=found.alone,
         expected_s=None if found.at is None else max(0.0, found.at - state.now),
@@ -71,13 +71,13 @@ def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
             not offer.closed
             and members_held(demand, offer.capacity) * config.hosts * (config.max - len(books.live(config.name)))
             >= spec.members
-            for offer in offers(books, config, state.now)
+            for offer in available_capacity(books, config, state.now)
             for demand in (spec.demand, *spec.alternatives)
         )
     )
 
 
-def newcomer(state: State, spec: JobSpec, shape: Shape) -> Applicant:
+def newcomer(state: State, spec: JobSpec, shape: PlacementShape) -> Applicant:
     """The job, if it were accepted now."""
     return Applicant(
         "",
@@ -90,7 +90,7 @@ def newcomer(state: State, spec: JobSpec, shape: Shape) -> Applicant:
     )
 
 
-def place_of(state: State, spec: JobSpec, shape: Shape) -> int:
+def place_of(state: State, spec: JobSpec, shape: PlacementShape) -> int:
     """Its number in line, if it were accepted now."""
     newest = newcomer(state, spec, shape)
     return 1 + state.queue.ahead_of(newest)

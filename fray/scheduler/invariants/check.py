@@ -37,7 +37,7 @@ def check(state: State, *, thorough: bool = True) -> list[str]:
 
 
 @define
-class Decided:
+class CommittedOutcomes:
     """What was decided once stays so: what no single state shows. Told of states in their order."""
 
     outcomes: dict[tuple[str, int], Outcome] = Factory(dict)

@@ -8,25 +8,25 @@ from typing import TypeAlias
 
 from fray.model.gangs import role_of
 from fray.model.job_groups import Restart
-from fray.model.specs import Cause, JobState
+from fray.model.specs import EndReason, JobState
 from fray.scheduler.jobs.groups import verdict
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.state.group_members import PLACED, stage_of
 from fray.scheduler.state.rows import (
-    Attempt,
     AttemptPhase,
-    Job,
-    JobGroup,
+    AttemptRow,
+    JobGroupRow,
     JobPhase,
+    JobRow,
 )
 from fray.scheduler.state.state import State
 
-Members: TypeAlias = dict[str, list[Job]]
+Members: TypeAlias = dict[str, list[JobRow]]
 
 
 def _members(state: State) -> Members:
     """As the rows say, and not the index."""
-    found: dict[str, list[Job]] = {group_id: [] for group_id in state.job_groups}
+    found: dict[str, list[JobRow]] = {group_id: [] for group_id in state.job_groups}
     for job in state.jobs.values():
         if job.spec.job_group:
             found.setdefault(job.spec.job_group, []).append(job)
@@ -92,7 +92,7 @@ def keep_their_order(state: State, members: Members) -> Iterator[str]:
                 yield f"{job.job_id} of stage {stage} has begun, and {before} have never run"
 
 
-def _begun(attempt: Attempt) -> bool:
+def _begun(attempt: AttemptRow) -> bool:
     return attempt.phase is not AttemptPhase.KEPT
 
 
@@ -105,7 +105,7 @@ def end_by_their_rules(state: State, members: Members) -> Iterator[str]:
         yield from (f"group {group_id}: {sentence}" for sentence in _ends(group, jobs))
 
 
-def _ends(group: JobGroup, jobs: list[Job]) -> Iterator[str]:
+def _ends(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:
     living = [job for job in jobs if not job.ended]
     if (group.outcome is None) is not (verdict(group) is None and bool(living)):
         yield f"{verdict(group)} by its rules, and its outcome is {group.outcome}"
@@ -121,12 +121,12 @@ def _ends(group: JobGroup, jobs: list[Job]) -> Iterator[str]:
             yield f"{job.job_id} failed, absorbed: {job.absorbed}, and {group.decided_by or 'nobody'} decided"
 
 
-def _counted(group: JobGroup, jobs: list[Job]) -> Iterator[str]:
+def _counted(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:
     found: Counter[str] = Counter()
     for job in jobs:
         if job.outcome is not None:
             kind = "auxiliaries" if role_of(job.spec).auxiliary else "primaries"
-            found[f"{kind}_succeeded" if job.outcome.cause is Cause.SUCCEEDED else f"{kind}_lost"] += 1
+            found[f"{kind}_succeeded" if job.outcome.cause is EndReason.SUCCEEDED else f"{kind}_lost"] += 1
             found["auxiliaries_failed"] += kind == "auxiliaries" and job_state(job) is JobState.FAILED
     for what in (
         "primaries_succeeded",

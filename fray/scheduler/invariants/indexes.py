@@ -8,8 +8,8 @@ from typing import Any
 from attrs import evolve
 
 from fray.scheduler.queue.quotas import ceiling, excess, limits
-from fray.scheduler.state.attempts import Tally
-from fray.scheduler.state.group_members import Muster
+from fray.scheduler.state.attempts import GenerationCount
+from fray.scheduler.state.group_members import GroupMembers
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
@@ -107,7 +107,7 @@ def _plain(index: Any) -> Any:
     if isinstance(index, list):
         return index
     return {
-        key: evolve(value, begun=None) if isinstance(value, Muster) else value
+        key: evolve(value, begun=None) if isinstance(value, GroupMembers) else value
         for key, value in index.items()
-        if not isinstance(value, Tally) or value.living
+        if not isinstance(value, GenerationCount) or value.living
     }

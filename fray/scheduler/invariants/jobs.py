@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fray.model.ids import attempt_id, split_attempt
-from fray.model.specs import Cause, JobState
+from fray.model.specs import EndReason, JobState
 from fray.scheduler.backfill.backfill import room_in_the_end
 from fray.scheduler.invariants.machines import Rule
 from fray.scheduler.jobs.hold_reasons import waits_for
@@ -18,8 +18,8 @@ from fray.scheduler.jobs.retries import (
     spent,
 )
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
-from fray.scheduler.pool.free_capacity import Space
-from fray.scheduler.state.rows import Job, JobPhase
+from fray.scheduler.pool.free_capacity import FreeCapacity
+from fray.scheduler.state.rows import JobPhase, JobRow
 from fray.scheduler.state.state import State
 
 
@@ -34,7 +34,7 @@ def living_jobs(state: State) -> Iterator[str]:
             yield from (f"{job.job_id}: {sentence}" for sentence in _job(state, job))
 
 
-def _job(state: State, job: Job) -> Iterator[str]:
+def _job(state: State, job: JobRow) -> Iterator[str]:
     """Gangs are whole, budgets are kept, phases and outcomes agree, and the dead own nothing."""
     members, living = state.members(job), state.living_members(job)
     placed = job.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.CLOSING)
@@ -53,7 +53,7 @@ def _job(state: State, job: Job) -> Iterator[str]:
         yield "closing, and a member has not been asked to stop"
     if job.phase is JobPhase.RUNNING and not all(a.ran for a in members):
         yield "running, and not every member has been seen running"
-    if job.outcome and job.outcome.cause is Cause.GANG:
+    if job.outcome and job.outcome.cause is EndReason.GANG:
         yield "ended by its own gang"
     if placed and not living and job.phase is not JobPhase.CLOSING:
         yield "goes on without a living member"
@@ -90,7 +90,7 @@ def _preemption(state: State) -> Iterator[str]:
     yield from _promised_once(state)
 
 
-def _too_often(state: State, job: Job) -> Iterator[str]:
+def _too_often(state: State, job: JobRow) -> Iterator[str]:
     rule = state.policy.preemption
     if list(job.preempted) != sorted(job.preempted) or job.preempted[-1] > state.now:
         yield f"{job.job_id} was preempted at {job.preempted}"
@@ -107,7 +107,7 @@ def _promised_once(state: State) -> Iterator[str]:
 
     A device that somebody holds who has no right to (most often what is left of the victim) counts as free.
     """
-    rooms: dict[tuple[str, str], Space] = {}
+    rooms: dict[tuple[str, str], FreeCapacity] = {}
     for claim in state.claims.values():
         for share in claim.shares:
             machine = state.pool_for(claim.reservation).machines.get(share.node)
@@ -123,7 +123,7 @@ def _promised_once(state: State) -> Iterator[str]:
                 yield f"{claim.applicant} claims more of {share.node} than there will be"
 
 
-def _held(state: State, job: Job) -> Iterator[str]:
+def _held(state: State, job: JobRow) -> Iterator[str]:
     """A held job waits for something; what waits for a time has an alarm."""
     alarm = (job.held_until, job.order, job.job_id)
     held = job.job_id in state.held or alarm in state.alarms
@@ -157,7 +157,7 @@ def _groups(state: State) -> Iterator[str]:
     """Siblings begin anew together: none is placed while another is being ended for that; none outlives the group."""
     for name, members in state.groups.items():
         mates = [state.jobs[job_id] for job_id in members]
-        leaving = [m for m in mates if m.phase is JobPhase.CLOSING and m.first and m.first.cause is Cause.SIBLING]
+        leaving = [m for m in mates if m.phase is JobPhase.CLOSING and m.first and m.first.cause is EndReason.SIBLING]
         for mate in mates:
             if mate.stop_cause is None and mate.phase in (JobPhase.QUEUED, JobPhase.STARTING) and mate.spec.siblings:
                 taken = [m.job_id for m in leaving if m.stop_cause is None and _falls(mate, m) and _fell_with(mate, m)]
@@ -168,21 +168,21 @@ def _groups(state: State) -> Iterator[str]:
             yield f"group {name} has failed, and a member of it goes on"
 
 
-def _falls(one: Job, other: Job) -> bool:
+def _falls(one: JobRow, other: JobRow) -> bool:
     """A restart of ``one`` would have taken ``other`` along."""
     return bool(one.spec.siblings and other.spec.siblings and concerns(one.spec.siblings, other.spec.siblings))
 
 
-def _fell_with(one: Job, other: Job) -> bool:
+def _fell_with(one: JobRow, other: JobRow) -> bool:
     """It did: not with another one that failed after ``one`` had begun anew already."""
     return other.first is not None and other.first.message == begins_with(one)
 
 
-def _group(job: Job) -> str:
+def _group(job: JobRow) -> str:
     return job.spec.siblings.group_id if job.spec.siblings else ""
 
 
-def _budgets(job: Job) -> Iterator[str]:
+def _budgets(job: JobRow) -> Iterator[str]:
     """No budget is overspent, and each generation but the first has been paid for."""
     if not job.retried:  # nearly all: this is asked for every job after every step
         if job.generation:
@@ -202,17 +202,17 @@ def _budgets(job: Job) -> Iterator[str]:
         yield f"generation {job.generation} after retries {job.retried}"
 
 
-def _must_start(state: State, job: Job) -> Iterator[str]:
+def _must_start(state: State, job: JobRow) -> Iterator[str]:
     """What the constructor of an actor that must start raised in its first incarnation is final."""
     if not job.retried or job.spec.actor is None or not job.spec.actor.must_start:
         return
     first = state.attempts.get(attempt_id(job.job_id, 0, 0))
     outcome = first.outcome if first is not None else None
-    if outcome is not None and outcome.constructing and job.retried.keys() == {Cause.FAILURE}:
+    if outcome is not None and outcome.constructing and job.retried.keys() == {EndReason.FAILURE}:
         yield f"was made anew although its constructor had raised {outcome.message}"
 
 
-def _most_within(job: Job) -> int:
+def _most_within(job: JobRow) -> int:
     """The most restarts on its own account that ever fell into one period."""
     config = policy(job)
     period_s = config.restart_period_s if config else None
@@ -221,7 +221,7 @@ def _most_within(job: Job) -> int:
     return max((sum(at - period_s < other <= at for other in job.restarts) for at in job.restarts), default=0)
 
 
-def _owner(state: State, job: Job) -> Iterator[str]:
+def _owner(state: State, job: JobRow) -> Iterator[str]:
     """A living job has a living owner, or is being ended for the lack of it."""
     if job.ended or not job.owner or job.stop_cause:
         return

@@ -12,14 +12,14 @@ from fray.model.policy.machine_groups import MachineState
 from fray.scheduler.invariants.reservations import devices_add_up, units_by_node
 from fray.scheduler.nodes import quarantine
 from fray.scheduler.nodes.availability import takes_work
-from fray.scheduler.state.rows import Attempt, AttemptPhase, NodePhase
+from fray.scheduler.state.rows import AttemptPhase, AttemptRow, NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
 
 Rule: TypeAlias = Callable[[State], Iterator[str]]
 
 
-_Living: TypeAlias = "defaultdict[str, list[Attempt]]"
+_Living: TypeAlias = "defaultdict[str, list[AttemptRow]]"
 _grouped: dict[int, _Living] = {}
 """Of states that are being checked: what several rules need, found once."""
 

@@ -9,8 +9,8 @@ from fray.model.reservations import ReservationState
 from fray.model.resources import Demand
 from fray.scheduler.nodes.availability import takes_work
 from fray.scheduler.pool.pool import Machine
-from fray.scheduler.state.reservation_rows import Host, Reservation
-from fray.scheduler.state.rows import Attempt, JobPhase, Node
+from fray.scheduler.state.reservation_rows import Host, ReservationRow
+from fray.scheduler.state.rows import AttemptRow, JobPhase, Node
 from fray.scheduler.state.state import State
 
 
@@ -24,7 +24,9 @@ def units_by_node(state: State) -> defaultdict[str, list[tuple[Demand, Host]]]:
     return found
 
 
-def devices_add_up(state: State, held: list[Attempt], machine: Machine, reserved: Sequence[str] = ()) -> Iterator[str]:
+def devices_add_up(
+    state: State, held: list[AttemptRow], machine: Machine, reserved: Sequence[str] = ()
+) -> Iterator[str]:
     """Of one machine: each device is given once, or free; ``reserved`` are given to units of reservations."""
     given = Counter([*(device for attempt in held for device in attempt.devices), *reserved])
     free = [device for ids in machine.devices.values() for device in ids]
@@ -57,7 +59,7 @@ def _reserved_machines(state: State) -> Iterator[str]:
                 yield from _reserved_machine(state, row, pool.machines[name], state.nodes[name])
 
 
-def _reserved_machine(state: State, row: Reservation, machine: Machine, node: Node) -> Iterator[str]:
+def _reserved_machine(state: State, row: ReservationRow, machine: Machine, node: Node) -> Iterator[str]:
     units = [unit for unit in row.units if node.name in unit.nodes]
     hosts = [(row.demand_of(unit), host) for unit in units for host in unit.hosts if host.node == node.name]
     here = (state.attempts[attempt_id] for attempt_id in state.on_node[node.name])
@@ -101,7 +103,7 @@ def _held_as_promised(state: State) -> Iterator[str]:
         yield from _waits(state, row)
 
 
-def _waits(state: State, row: Reservation) -> Iterator[str]:
+def _waits(state: State, row: ReservationRow) -> Iterator[str]:
     wanted = state.reservation_applicant(row)
     for applicant_id in (f"reservation:{row.id}", f"growth:{row.id}"):
         known = state.queue.applicants.get(applicant_id)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fray.model.gangs import hosts_of
 from fray.scheduler.pool.machine import SliceId, slice_of
-from fray.scheduler.state.rows import Attempt, Job
+from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.state import State
 
 
@@ -18,8 +18,8 @@ def slices_are_whole(state: State) -> Iterator[str]:
             yield from _of_job(state, job, hosts)
 
 
-def _of_job(state: State, job: Job, hosts: int) -> Iterator[str]:
-    runs: dict[int, list[Attempt]] = {}
+def _of_job(state: State, job: JobRow, hosts: int) -> Iterator[str]:
+    runs: dict[int, list[AttemptRow]] = {}
     for attempt in state.living_members(job):
         runs.setdefault(attempt.member // hosts, []).append(attempt)
     owners: dict[SliceId, int] = {}

@@ -14,10 +14,10 @@ from fray.scheduler.explain.explain import reason
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.state.names import name_key
 from fray.scheduler.state.rows import (
-    Binding,
-    Grave,
-    Job,
+    ActorRegistration,
+    ActorTombstone,
     JobPhase,
+    JobRow,
 )
 from fray.scheduler.state.state import State, error_message
 
@@ -65,11 +65,11 @@ def living_actor(state: State, namespace: Namespace, name: str) -> JobId | None:
     return None
 
 
-def _living(state: State) -> Iterator[Job]:
+def _living(state: State) -> Iterator[JobRow]:
     return (job for job in state.jobs.values() if _hosts_one(job) and not job.ended)
 
 
-def _served(state: State) -> Iterator[Binding]:
+def _served(state: State) -> Iterator[ActorRegistration]:
     return (binding for actor_id, binding in state.bindings.items() if actor_id not in state.jobs)
 
 
@@ -81,14 +81,14 @@ def _last_ended(state: State, namespace: Namespace, name: str) -> Iterator[Actor
             return
 
 
-def _hosts_one(job: Job) -> bool:
+def _hosts_one(job: JobRow) -> bool:
     return job.spec.entry is EntryKind.ACTOR
 
 
 # One actor ------------------------------------------------------------------------------------------------------------
 
 
-def of_job(state: State, job: Job) -> ActorInfo:
+def of_job(state: State, job: JobRow) -> ActorInfo:
     members = state.members(job)
     there = members[0] if members else None
     return ActorInfo(
@@ -106,7 +106,7 @@ def of_job(state: State, job: Job) -> ActorInfo:
     )
 
 
-def status_of(state: State, job: Job) -> ActorStatus:
+def status_of(state: State, job: JobRow) -> ActorStatus:
     if job.outcome is not None:
         return ActorStatus.FAILED if job_state(job) is JobState.FAILED else ActorStatus.ENDED
     if job.stop_cause is not None:
@@ -119,7 +119,7 @@ def status_of(state: State, job: Job) -> ActorStatus:
     return ActorStatus.RESTARTING if binding is not None or job.generation else ActorStatus.CREATING
 
 
-def _why(state: State, job: Job) -> str:
+def _why(state: State, job: JobRow) -> str:
     if job.ended:
         return error_message(job.outcome) or ""
     text = reason(state, job)
@@ -128,7 +128,7 @@ def _why(state: State, job: Job) -> str:
     return text
 
 
-def of_binding(state: State, binding: Binding) -> ActorInfo:
+def of_binding(state: State, binding: ActorRegistration) -> ActorInfo:
     endpoint, attempt = binding.endpoint, state.attempts.get(binding.endpoint.incarnation)
     silent = state.hidden(binding)
     return ActorInfo(
@@ -144,7 +144,7 @@ def of_binding(state: State, binding: Binding) -> ActorInfo:
     )
 
 
-def _of_grave(grave: Grave) -> ActorInfo:
+def _of_grave(grave: ActorTombstone) -> ActorInfo:
     return ActorInfo(
         actor_id=grave.actor_id,
         name=grave.name,

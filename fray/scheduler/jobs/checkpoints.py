@@ -9,13 +9,13 @@ from fray.errors import ActorDied, FrayError, InvalidRequest
 from fray.model.ids import SessionId
 from fray.model.messages.client import Done
 from fray.model.specs import EntryKind
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import CheckpointTaken
-from fray.scheduler.state.rows import Attempt, Kept
+from fray.scheduler.state.rows import AttemptRow, StoredCheckpoint
 from fray.scheduler.state.state import State
 
 
-def take(state: State, event: CheckpointTaken, out: Outbox) -> None:
+def take(state: State, event: CheckpointTaken, out: EffectBuffer) -> None:
     """Keep it in place of the one before."""
     try:
         attempt = living_actor(state, event.session)
@@ -27,13 +27,13 @@ def take(state: State, event: CheckpointTaken, out: Outbox) -> None:
     out.unused(event.blob)
 
 
-def _keep(state: State, out: Outbox, attempt: Attempt, event: CheckpointTaken) -> None:
+def _keep(state: State, out: EffectBuffer, attempt: AttemptRow, event: CheckpointTaken) -> None:
     job = state.jobs[attempt.job_id]
     old = job.checkpoint
     outdated = old is not None and old.attempt_id == attempt.attempt_id and old.number >= event.number
     if outdated or job.stop_cause is not None:
         return
-    job.checkpoint = Kept(
+    job.checkpoint = StoredCheckpoint(
         attempt_id=attempt.attempt_id,
         number=event.number,
         blob=event.blob,
@@ -46,7 +46,7 @@ def _keep(state: State, out: Outbox, attempt: Attempt, event: CheckpointTaken) -
     state.touch("job", job.job_id)
 
 
-def living_actor(state: State, session: SessionId) -> Attempt:
+def living_actor(state: State, session: SessionId) -> AttemptRow:
     """The attempt that speaks.
 
     Raises:

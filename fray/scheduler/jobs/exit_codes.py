@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from fray.model.exit_rules import ExitRule
-from fray.model.specs import Cause, JobSpec, Outcome
+from fray.model.specs import EndReason, JobSpec, Outcome
 
 SIGNALS = 128
 """Shells tell a death by signal n as exit code 128 + n."""
@@ -18,9 +18,9 @@ SIGNALS = 128
 
 def chosen_code(outcome: Outcome) -> int | None:
     """The exit code that rules are about; None: they say nothing of such an end."""
-    if outcome.cause is Cause.KILLED and outcome.signal is not None:
+    if outcome.cause is EndReason.KILLED and outcome.signal is not None:
         return SIGNALS + outcome.signal
-    if outcome.cause is not Cause.FAILURE or outcome.raised:
+    if outcome.cause is not EndReason.FAILURE or outcome.raised:
         return None
     return outcome.exit_code
 
@@ -36,4 +36,4 @@ def as_ruled(spec: JobSpec, outcome: Outcome) -> Outcome:
     if rule_of(spec, outcome) is not ExitRule.IGNORE:
         return outcome
     how = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
-    return evolve(outcome, cause=Cause.SUCCEEDED, value=None, message=f"{how} counts as success")
+    return evolve(outcome, cause=EndReason.SUCCEEDED, value=None, message=f"{how} counts as success")

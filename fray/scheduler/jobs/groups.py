@@ -18,36 +18,36 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from fray.errors import InvalidRequest, NameTaken
+from fray.errors import InvalidRequest, NameInUse
 from fray.model.gangs import role_of
 from fray.model.ids import SessionId
 from fray.model.job_groups import AuxiliaryFailure, JobGroupSpec, Restart, Success
 from fray.model.messages.client import Launch
 from fray.model.resources import Capacity
-from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Outcome
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.effects import TerminateAsked
+from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, Outcome
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.effects import TerminateRequested
 from fray.scheduler.explain.group_text import is_there
 from fray.scheduler.jobs.hold_reasons import is_kept
-from fray.scheduler.jobs.retries import begins_with, told
+from fray.scheduler.jobs.retries import begins_with, outcome_text
 from fray.scheduler.jobs.transitions import (
     begin,
-    cut,
+    end_generation,
     hold,
-    reconsider,
+    retry_or_commit,
     stage_has_come,
     start,
     stop_job,
 )
 from fray.scheduler.lifecycle import job_state
-from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import (
-    Ask,
-    Placed,
+    Placement,
+    PlacementRequest,
     part_of,
     within,
 )
-from fray.scheduler.state.rows import Job, JobGroup, JobPhase
+from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
 from fray.scheduler.state.state import State
 
 PLACES_TOLD = 4
@@ -60,7 +60,7 @@ def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> N
 
     Raises:
         InvalidRequest: not one group of plain jobs, placed and owned alike.
-        NameTaken: a living group of the namespace has its name.
+        NameInUse: a living group of the namespace has its name.
     """
     if launch.group is None:
         if roles := [spec.name for spec in specs if spec.job_group or spec.role]:
@@ -76,7 +76,7 @@ def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> N
     _check_places(name, group.config.same, specs)
     for other in state.group_names.get((specs[0].namespace, name), ()):
         if state.job_groups[other].outcome is None:
-            raise NameTaken(
+            raise NameInUse(
                 f"job group name {name!r} is taken in namespace {specs[0].namespace!r}: group {other} has it; wait for "
                 "its end, end it, or choose another name",
                 name=name,
@@ -131,10 +131,10 @@ def _plain(value: object) -> object:
 
 def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec]) -> str:
     """Why these machines could not hold the jobs together, even if they were empty; empty when they could."""
-    pool = Pool()
+    pool = MachinePool()
     for name, capacity in machines.items():
         pool.add(name, capacity)
-    ask = Ask(tuple(map(part_of, specs)), same)
+    ask = PlacementRequest(tuple(map(part_of, specs)), same)
     if pool.place(ask) is not None:
         return ""
     if not same or pool.localities(same) == [""]:
@@ -150,7 +150,7 @@ def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec
     )
 
 
-def _lacking(pool: Pool, ask: Ask, specs: Sequence[JobSpec]) -> str:
+def _lacking(pool: MachinePool, ask: PlacementRequest, specs: Sequence[JobSpec]) -> str:
     """The first job that finds no place beside those before it."""
     for count in range(1, len(specs) + 1):
         if _fits(pool, evolve(ask, parts=ask.parts[:count])) is False:
@@ -159,7 +159,7 @@ def _lacking(pool: Pool, ask: Ask, specs: Sequence[JobSpec]) -> str:
     return "all fit, one by one"
 
 
-def _fits(pool: Pool, ask: Ask) -> bool:
+def _fits(pool: MachinePool, ask: PlacementRequest) -> bool:
     placed = pool.place(ask)
     if placed is None:
         return False
@@ -169,10 +169,12 @@ def _fits(pool: Pool, ask: Ask) -> bool:
     return True
 
 
-def accept_group(state: State, out: Outbox, group: JobGroupSpec, specs: Sequence[JobSpec], session: SessionId) -> None:
+def accept_group(
+    state: State, out: EffectBuffer, group: JobGroupSpec, specs: Sequence[JobSpec], session: SessionId
+) -> None:
     """The row of a new group; its jobs follow."""
     auxiliaries = sum(role_of(spec).auxiliary for spec in specs)
-    row = JobGroup(
+    row = JobGroupRow(
         group_id=group.group_id,
         config=group.config,
         namespace=specs[0].namespace,
@@ -187,7 +189,7 @@ def accept_group(state: State, out: Outbox, group: JobGroupSpec, specs: Sequence
     out.happened(group.group_id, "group launched", ", ".join(spec.name for spec in specs))
 
 
-def start_all(state: State, out: Outbox, group: JobGroup, placed: Sequence[Placed]) -> None:
+def start_all(state: State, out: EffectBuffer, group: JobGroupRow, placed: Sequence[Placement]) -> None:
     """All living members have their machines."""
     jobs = state.gathered(group.group_id)
     first = state.nodes[placed[0].grants[0].node].capacity.attributes
@@ -201,7 +203,7 @@ def start_all(state: State, out: Outbox, group: JobGroup, placed: Sequence[Place
         start(state, out, job, one)
 
 
-def named_groups(state: State, event: TerminateAsked) -> Iterator[JobGroup]:
+def named_groups(state: State, event: TerminateRequested) -> Iterator[JobGroupRow]:
     """The living groups that a request to end jobs means."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
@@ -214,7 +216,7 @@ def named_groups(state: State, event: TerminateAsked) -> Iterator[JobGroup]:
 # After every step -----------------------------------------------------------------------------------------------------
 
 
-def settle(state: State, out: Outbox) -> None:
+def apply_member_changes(state: State, out: EffectBuffer) -> None:
     """After the handler: what the news of members mean to their groups."""
     while out.members:
         job_id, ended = out.members.popleft()
@@ -228,17 +230,19 @@ def settle(state: State, out: Outbox) -> None:
         _begin_due(state, out, group)
 
 
-def _begin_anew(state: State, out: Outbox, group: JobGroup, failed: Job) -> None:
+def _begin_anew(state: State, out: EffectBuffer, group: JobGroupRow, failed: JobRow) -> None:
     """All others that have machines are ended, to be placed again with it."""
     muster = state.musters[group.group_id]
     for job_id in [*muster.phases.get(JobPhase.STARTING, ()), *muster.phases.get(JobPhase.RUNNING, ())]:
         other = state.jobs[job_id]
         out.happened(job_id, "beginning anew", f"with its group, after {failed.job_id}")
-        cut(state, out, other, Outcome(cause=Cause.SIBLING, message=begins_with(failed)), Cause.SIBLING)
-        reconsider(state, out, other)
+        end_generation(
+            state, out, other, Outcome(cause=EndReason.SIBLING, message=begins_with(failed)), EndReason.SIBLING
+        )
+        retry_or_commit(state, out, other)
 
 
-def _regroup(state: State, out: Outbox, group: JobGroup) -> None:
+def _regroup(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     """Nobody has machines any more: those that wait by themselves wait with the others again."""
     muster = state.musters[group.group_id]
     if not muster.placed:
@@ -247,7 +251,7 @@ def _regroup(state: State, out: Outbox, group: JobGroup) -> None:
         state.assemble(group.group_id)
 
 
-def _begin_due(state: State, out: Outbox, group: JobGroup) -> None:
+def _begin_due(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     """Stages whose time has come."""
     muster = state.musters[group.group_id]
     if muster.front == muster.begun:
@@ -262,7 +266,7 @@ def _begin_due(state: State, out: Outbox, group: JobGroup) -> None:
 # The end --------------------------------------------------------------------------------------------------------------
 
 
-def verdict(group: JobGroup) -> bool | None:
+def verdict(group: JobGroupRow) -> bool | None:
     """Whether it has succeeded, or can no more; None: neither is decided yet."""
     won, lost, success = group.primaries_succeeded, group.primaries_lost, group.config.success
     if success is Success.ANY and won:
@@ -276,7 +280,7 @@ def verdict(group: JobGroup) -> bool | None:
     return False if group.auxiliaries_lost and success is Success.ALL else None
 
 
-def _count(state: State, out: Outbox, group: JobGroup, job: Job) -> None:
+def _count(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow) -> None:
     """A member has ended: that may be the end of all."""
     _score(group, job)
     state.touch("job_group", group.group_id)
@@ -293,18 +297,18 @@ def _count(state: State, out: Outbox, group: JobGroup, job: Job) -> None:
         assert group.outcome is not None
         group.ended_at = state.now
         state.bury_group(group)
-        out.happened(group.group_id, "group ended", told(group.outcome))
+        out.happened(group.group_id, "group ended", outcome_text(group.outcome))
 
 
-def _missing(group: JobGroup) -> int:
+def _missing(group: JobGroupRow) -> int:
     """Members whose end has not been counted yet."""
     ended = group.primaries_succeeded + group.primaries_lost + group.auxiliaries_succeeded + group.auxiliaries_lost
     return group.primaries + group.auxiliaries - ended
 
 
-def _score(group: JobGroup, job: Job) -> None:
+def _score(group: JobGroupRow, job: JobRow) -> None:
     assert job.outcome is not None
-    won, auxiliary = job.outcome.cause is Cause.SUCCEEDED, role_of(job.spec).auxiliary
+    won, auxiliary = job.outcome.cause is EndReason.SUCCEEDED, role_of(job.spec).auxiliary
     if auxiliary:
         group.auxiliaries_succeeded += won
         group.auxiliaries_lost += not won
@@ -314,13 +318,13 @@ def _score(group: JobGroup, job: Job) -> None:
         group.primaries_lost += not won
 
 
-def _decide(state: State, out: Outbox, group: JobGroup, job: Job, won: bool) -> None:
+def _decide(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow, won: bool) -> None:
     """Once and for good."""
     assert job.outcome is not None
-    cause, why = job.outcome.cause, told(job.outcome)
+    cause, why = job.outcome.cause, outcome_text(job.outcome)
     group.decided_by = job.job_id
-    group.outcome = Outcome(cause=Cause.SUCCEEDED) if won else Outcome(cause=cause, message=f"{job.job_id}: {why}")
+    group.outcome = Outcome(cause=EndReason.SUCCEEDED) if won else Outcome(cause=cause, message=f"{job.job_id}: {why}")
     ended = "has succeeded" if won else f"ended: {job.job_id} ended by {why}"
-    out.happened(group.group_id, "group decided", told(group.outcome))
+    out.happened(group.group_id, "group decided", outcome_text(group.outcome))
     for other in [each for phase in list(state.musters[group.group_id].phases.values()) for each in phase]:
-        stop_job(state, out, state.jobs[other], Cause.GROUP, f"its group {group.config.name} {ended}")
+        stop_job(state, out, state.jobs[other], EndReason.GROUP, f"its group {group.config.name} {ended}")

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from fray.model.ids import JobId, attempt_id
 from fray.model.job_groups import Restart
-from fray.model.specs import Strategy
-from fray.scheduler.state.rows import AttemptPhase, Job, JobPhase
+from fray.model.specs import SupervisionStrategy
+from fray.scheduler.state.rows import AttemptPhase, JobPhase, JobRow
 from fray.scheduler.state.tables import Tables
 
 
-def waits_for(state: Tables, job: Job) -> Iterator[JobId]:
+def waits_for(state: Tables, job: JobRow) -> Iterator[JobId]:
     """All of them."""
-    yield from holders(state, job)
+    yield from jobs_holding_name(state, job)
     yield from ending_siblings(state, job)
     yield from ending_mates(state, job)
 
 
-def holders(state: Tables, job: Job) -> Iterator[JobId]:
+def jobs_holding_name(state: Tables, job: JobRow) -> Iterator[JobId]:
     """Earlier jobs that still have its name."""
     if job.spec.exclusive_name:
         for job_id in state.named.get((job.spec.namespace, job.spec.name), ()):
@@ -26,16 +26,16 @@ def holders(state: Tables, job: Job) -> Iterator[JobId]:
                 yield job_id
 
 
-def ending_siblings(state: Tables, job: Job) -> Iterator[JobId]:
+def ending_siblings(state: Tables, job: JobRow) -> Iterator[JobId]:
     """Siblings that are being ended to begin anew together with it."""
-    if job.spec.siblings is None or job.spec.siblings.strategy is Strategy.ONE_FOR_ONE:
+    if job.spec.siblings is None or job.spec.siblings.strategy is SupervisionStrategy.ONE_FOR_ONE:
         return
     for mate in state.group_of(job):
         if mate.phase is JobPhase.CLOSING and mate.stop_cause is None:
             yield mate.job_id
 
 
-def ending_mates(state: Tables, job: Job) -> Iterator[JobId]:
+def ending_mates(state: Tables, job: JobRow) -> Iterator[JobId]:
     """Members of its job group that are being ended to begin anew together with it."""
     if not job.spec.job_group or state.job_groups[job.spec.job_group].config.restart is Restart.MEMBER:
         return
@@ -44,7 +44,7 @@ def ending_mates(state: Tables, job: Job) -> Iterator[JobId]:
             yield job_id
 
 
-def gathers(state: Tables, job: Job) -> bool:
+def waits_for_group(state: Tables, job: JobRow) -> bool:
     """It is placed with its job group, and not by itself: none of it has machines, or all begin anew together."""
     if not job.spec.job_group:
         return False
@@ -52,7 +52,7 @@ def gathers(state: Tables, job: Job) -> bool:
     return group.config.restart is Restart.GROUP or not muster.placed
 
 
-def is_kept(state: Tables, job: Job) -> bool:
+def is_kept(state: Tables, job: JobRow) -> bool:
     """A member of a job group that has machines, and has not begun for its stage."""
     first = state.attempts.get(attempt_id(job.job_id, job.generation, 0))
     return first is not None and first.phase is AttemptPhase.KEPT

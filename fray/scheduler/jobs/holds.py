@@ -7,15 +7,15 @@ long as none of a job group is placed its members then wait for each other; the 
 
 from __future__ import annotations
 
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.jobs.hold_reasons import gathers, waits_for
-from fray.scheduler.jobs.transitions import turn
-from fray.scheduler.lifecycle import JobTurn
-from fray.scheduler.state.rows import Job
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.jobs.hold_reasons import waits_for, waits_for_group
+from fray.scheduler.jobs.transitions import change_phase
+from fray.scheduler.lifecycle import JobEvent
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.state import State
 
 
-def release(state: State, out: Outbox) -> None:
+def release(state: State, out: EffectBuffer) -> None:
     """After every step: into the queue with those that wait for nothing any more, in the order of acceptance."""
     while state.alarms and state.alarms[0][0] <= state.now:
         job = state.jobs[state.alarms[0][2]]
@@ -28,7 +28,7 @@ def release(state: State, out: Outbox) -> None:
     for job in sorted((state.jobs[job_id] for job_id in state.held), key=lambda job: job.order):
         if next(waits_for(state, job), None) is None:
             state.unhold(job)
-            if gathers(state, job):
+            if waits_for_group(state, job):
                 state.gather(job)
                 gathering[job.spec.job_group] = None
             else:
@@ -37,8 +37,8 @@ def release(state: State, out: Outbox) -> None:
         _gathered(state, group_id)
 
 
-def _let_go(state: State, out: Outbox, job: Job) -> None:
-    turn(state, out, job, JobTurn.RELEASED)
+def _let_go(state: State, out: EffectBuffer, job: JobRow) -> None:
+    change_phase(state, out, job, JobEvent.RELEASED)
     job.queued_at = state.now
     state.enqueue(job)
 

@@ -14,8 +14,8 @@ from fray.model.environment import EnvironmentSpec
 from fray.model.ids import JobId, Namespace, SessionId
 from fray.model.messages.client import Role
 from fray.model.specs import JobSpec
-from fray.scheduler.effects import TerminateAsked
-from fray.scheduler.state.rows import Job
+from fray.scheduler.effects import TerminateRequested
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.state import State
 
 EVERYWHERE = "*"
@@ -45,7 +45,7 @@ def find(state: State, own: Namespace, name: str, asked: Namespace | None = None
     return name if name in state.jobs else None
 
 
-def living(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[Job]:
+def living(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[JobRow]:
     """Living jobs whose names begin so, oldest name first."""
     for (_, name), holders in state.named.items():
         if name.startswith(prefix):
@@ -53,7 +53,7 @@ def living(state: State, own: Namespace, asked: Namespace | None, prefix: str) -
             yield from (job for job in jobs if _there(job.spec, own, asked))
 
 
-def named(state: State, event: TerminateAsked) -> Iterator[JobId]:
+def named(state: State, event: TerminateRequested) -> Iterator[JobId]:
     """What a request to end jobs means by its name and its prefix."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from fray.errors import ActorDied, FrayError, InvalidRequest, NameTaken
+from fray.errors import ActorDied, FrayError, InvalidRequest, NameInUse
 from fray.model.ids import Namespace
 from fray.model.messages.client import ActorEndpoint, Done
-from fray.model.specs import Cause, EntryKind, Outcome
-from fray.scheduler.effect_buffer import Outbox
+from fray.model.specs import EndReason, EntryKind, Outcome
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import NameRegistered, NameUnregistered
 from fray.scheduler.jobs.actor_queries import living_actor
 from fray.scheduler.state.names import name_key
-from fray.scheduler.state.rows import Binding, Grave, Session
+from fray.scheduler.state.rows import ActorRegistration, ActorTombstone, Session
 from fray.scheduler.state.state import State
 
 
-def register(state: State, event: NameRegistered, out: Outbox) -> None:
+def register(state: State, event: NameRegistered, out: EffectBuffer) -> None:
     """Bind, or (same actor, same incarnation) replace."""
     try:
         session = _speaker(state, event)
@@ -37,7 +37,7 @@ def register(state: State, event: NameRegistered, out: Outbox) -> None:
         out.binding(known)
         state.drop_binding(known)
     state.drop_grave(endpoint.actor_id)
-    binding = Binding(
+    binding = ActorRegistration(
         endpoint=endpoint,
         session=event.session,
         exclusive=event.register.exclusive,
@@ -97,7 +97,7 @@ def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
             raise taken(state, holder)
     coming = living_actor(state, endpoint.namespace, endpoint.name) if exclusive else None
     if coming not in (None, endpoint.actor_id):
-        raise NameTaken(
+        raise NameInUse(
             f"actor name {endpoint.name!r} is taken in namespace {endpoint.namespace!r}: actor {coming} has it, and is "
             "on its way; wait for its end or choose another name",
             name=endpoint.name,
@@ -106,16 +106,16 @@ def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
         )
 
 
-def bound(state: State, namespace: Namespace, name: str) -> Iterator[Binding]:
+def bound(state: State, namespace: Namespace, name: str) -> Iterator[ActorRegistration]:
     """All that are bound to a name now, oldest first."""
     return (state.bindings[actor_id] for actor_id in state.by_key.get(name_key(namespace, name), ()))
 
 
-def taken(state: State, holder: Binding) -> NameTaken:
+def taken(state: State, holder: ActorRegistration) -> NameInUse:
     """The refusal of whoever wants the name that ``holder`` does not share."""
     by = holder.endpoint
     silent = " on a machine that is silent now" if state.hidden(holder) else ""
-    return NameTaken(
+    return NameInUse(
         f"actor name {by.name!r} is taken in namespace {by.namespace!r}: "
         f"actor {by.actor_id} of {by.incarnation} has it{silent}; wait for its end or choose another name",
         name=by.name,
@@ -125,7 +125,7 @@ def taken(state: State, holder: Binding) -> NameTaken:
     )
 
 
-def unregister(state: State, event: NameUnregistered, out: Outbox) -> None:
+def unregister(state: State, event: NameUnregistered, out: EffectBuffer) -> None:
     """Only the incarnation that made a binding takes it back; repeating it is harmless."""
     session = state.sessions.get(event.session)
     binding = state.bindings.get(event.actor_id)
@@ -134,13 +134,13 @@ def unregister(state: State, event: NameUnregistered, out: Outbox) -> None:
     out.reply(event.session, event.ref, Done(), late=True)
 
 
-def drop_incarnation(state: State, out: Outbox, incarnation: str, reason: str) -> None:
+def drop_incarnation(state: State, out: EffectBuffer, incarnation: str, reason: str) -> None:
     """The process is gone, and so are its actors."""
     for actor_id in list(state.hosted.get(incarnation, ())):
         drop(state, out, state.bindings[actor_id], reason)
 
 
-def drop_session(state: State, out: Outbox, session: Session, reason: str) -> None:
+def drop_session(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     """The conversation that registered them is over for good."""
     for actor_id in list(state.hosted.get(session.owner, ())):
         binding = state.bindings[actor_id]
@@ -148,14 +148,14 @@ def drop_session(state: State, out: Outbox, session: Session, reason: str) -> No
             drop(state, out, binding, reason)
 
 
-def drop(state: State, out: Outbox, binding: Binding, reason: str) -> None:
+def drop(state: State, out: EffectBuffer, binding: ActorRegistration, reason: str) -> None:
     endpoint = binding.endpoint
     out.binding(binding)
     state.drop_binding(binding)
     out.happened(endpoint.job_id, "name removed", f"{endpoint.name}: {reason}")
     if endpoint.actor_id not in state.jobs:
-        outcome = Outcome(cause=Cause.FAILURE, message=f"actor {endpoint.name!r} is gone: {reason}")
-        grave = Grave(
+        outcome = Outcome(cause=EndReason.FAILURE, message=f"actor {endpoint.name!r} is gone: {reason}")
+        grave = ActorTombstone(
             actor_id=endpoint.actor_id,
             outcome=outcome,
             order=state.next_order(),
@@ -166,7 +166,7 @@ def drop(state: State, out: Outbox, binding: Binding, reason: str) -> None:
         state.put_grave(grave)
 
 
-def moved_with_node(state: State, out: Outbox, node: str) -> None:
+def moved_with_node(state: State, out: EffectBuffer, node: str) -> None:
     """The actors of a machine have become hidden or visible."""
     for attempt_id in state.on_node.get(node, ()):
         job = state.jobs[state.attempts[attempt_id].job_id]

@@ -13,8 +13,8 @@ from attrs import evolve
 
 from fray.model.ids import JobId, attempt_id
 from fray.model.specs import Outcome
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.state.rows import Attempt, Job, Past
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.state.rows import AttemptRow, JobRow, JobTombstone
 from fray.scheduler.state.state import State
 
 MESSAGE_LIMIT = 8_000
@@ -48,14 +48,14 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def slim(state: State, job: Job) -> None:
+def drop_payload(state: State, job: JobRow) -> None:
     """It has ended, and so has every attempt of it: leave out what only the living need."""
     if job.spec.sys_path or job.spec.cwd is not None:
         job.spec = evolve(job.spec, sys_path=(), cwd=None)
     state.touch("job", job.job_id)
 
 
-def strip_value(state: State, out: Outbox, attempt: Attempt) -> None:
+def strip_value(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
     """Keep the attempt's outcome for the record, without its pickled value."""
     if attempt.outcome is not None and attempt.outcome.value is not None:
         out.release(attempt.outcome.value)
@@ -63,7 +63,7 @@ def strip_value(state: State, out: Outbox, attempt: Attempt) -> None:
         state.touch("attempt", attempt.attempt_id)
 
 
-def forget_generations(state: State, job: Job) -> None:
+def forget_generations(state: State, job: JobRow) -> None:
     """A new generation begins: of those before, the oldest are forgotten, and stacks sooner."""
     for member in range(job.spec.members):
         attempt = state.attempts.get(attempt_id(job.job_id, job.generation - 1 - CAPTURED_GENERATIONS, member))
@@ -77,7 +77,7 @@ def forget_generations(state: State, job: Job) -> None:
         job.oldest += 1
 
 
-def forget_finished(state: State, out: Outbox) -> None:
+def forget_finished(state: State, out: EffectBuffer) -> None:
     """After every step: of jobs that are over the limit, or over so long, only a line; of older ones, nothing."""
     rules = state.rules
     surplus = len(state.finished) - rules.finished_limit
@@ -93,7 +93,7 @@ def forget_finished(state: State, out: Outbox) -> None:
         state.drop_past(next(iter(state.past)))
 
 
-def _forget_value(state: State, out: Outbox, job: Job) -> None:
+def _forget_value(state: State, out: EffectBuffer, job: JobRow) -> None:
     assert job.outcome is not None
     state.unvalue(job)
     out.release(job.outcome.value)
@@ -112,9 +112,9 @@ def _over(state: State, surplus: int, oldest: float) -> Iterator[JobId]:
             yield job_id
 
 
-def _line(job: Job) -> Past:
+def _line(job: JobRow) -> JobTombstone:
     assert job.outcome is not None
-    return Past(
+    return JobTombstone(
         job_id=job.job_id,
         name=job.spec.name,
         namespace=job.spec.namespace,

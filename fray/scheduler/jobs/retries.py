@@ -14,7 +14,7 @@ from fray.model.ids import attempt_id
 from fray.model.restart_policy import (
     CRASH_S,
     CRASHES,
-    Curve,
+    BackoffPolicy,
     allows,
     back_off_s,
     counting,
@@ -22,10 +22,10 @@ from fray.model.restart_policy import (
     jittered,
     next_streak,
 )
-from fray.model.specs import ActorConfig, Cause, JobSpec, Outcome, Siblings, Strategy
+from fray.model.specs import ActorConfig, EndReason, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
 from fray.scheduler.jobs.exit_codes import rule_of
 from fray.scheduler.lifecycle import BUDGETS, MACHINES_DOING, OWN_DOING, PAID_BY, Budget
-from fray.scheduler.state.rows import Attempt, Job
+from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
 
 FREE = (Budget.SIBLING, Budget.PORTS)
@@ -48,7 +48,7 @@ def limit(spec: JobSpec, budget: Budget) -> int | None:
     }[budget]
 
 
-def payer(spec: JobSpec, cause: Cause) -> Budget | None:
+def payer(spec: JobSpec, cause: EndReason) -> Budget | None:
     """The budget that is charged for a retry after ``cause``, whether it has anything left or not."""
     budget = BUDGETS[cause]
     if budget is not None and limit(spec, budget) is None:
@@ -56,28 +56,28 @@ def payer(spec: JobSpec, cause: Cause) -> Budget | None:
     return budget
 
 
-def spent(job: Job, budget: Budget) -> int:
+def spent(job: JobRow, budget: Budget) -> int:
     """Retries it has paid for."""
     return sum(count for cause, count in job.retried.items() if payer(job.spec, cause) is budget)
 
 
-def policy(job: Job) -> ActorConfig | None:
+def policy(job: JobRow) -> ActorConfig | None:
     """What counts an actor's restarts; None: the job's budgets do."""
     config = job.spec.actor
     return config if config is not None and config.max_restarts is not None else None
 
 
-def own_restarts(job: Job) -> int:
+def own_restarts(job: JobRow) -> int:
     """How often it was made anew on an account of its own."""
     return sum(count for cause, count in job.retried.items() if BUDGETS[cause] not in FREE and not unpaid(job, cause))
 
 
-def unpaid(job: Job, cause: Cause) -> bool:
+def unpaid(job: JobRow, cause: EndReason) -> bool:
     """To be ended for the sake of others is no failure of an actor whose restarts are counted."""
-    return cause is Cause.PREEMPTED and policy(job) is not None
+    return cause is EndReason.PREEMPTED and policy(job) is not None
 
 
-def recent(state: Tables, job: Job) -> list[float]:
+def recent(state: Tables, job: JobRow) -> list[float]:
     """When it and its siblings were made anew, as far as that counts now; oldest first.
 
     Siblings that fell at the same instant (with their machine) had one setback; one of this instant is its own too.
@@ -90,7 +90,7 @@ def recent(state: Tables, job: Job) -> list[float]:
     return sorted(counting(config, (*job.restarts, *others), state.now))
 
 
-def affordable(state: Tables, job: Job, first: Outcome) -> Budget | None:
+def affordable(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
     """The budget that would pay for a retry after ``first``."""
     budget = payer(job.spec, first.cause)
     config = policy(job)
@@ -107,7 +107,7 @@ def affordable(state: Tables, job: Job, first: Outcome) -> Budget | None:
     return budget if allows(most, used) else None
 
 
-def paying(state: Tables, job: Job, first: Outcome) -> Budget | None:
+def paying(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
     """The budget that pays for a retry after ``first``; None: no retry."""
     return None if job.stop_cause is not None else affordable(state, job, first)
 
@@ -115,7 +115,7 @@ def paying(state: Tables, job: Job, first: Outcome) -> Budget | None:
 # Paying --------------------------------------------------------------------------------------------------------------
 
 
-def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[Attempt]) -> None:
+def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, members: list[AttemptRow]) -> None:
     """Write a retry down, and until when it has to wait."""
     job.retried[first.cause] = job.retried.get(first.cause, 0) + 1
     if budget is Budget.SIBLING or unpaid(job, first.cause):
@@ -125,7 +125,7 @@ def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[A
         return
     config = policy(job)
     if not (own_restarts(job) > 1 if config is None else recent(state, job)):
-        job.spree = told(first)
+        job.spree = outcome_text(first)
     if config is not None:
         most = max(0, config.max_restarts or 0)
         job.restarts = (*job.restarts, state.now)[-(most + 1) :]  # one more than may be: `invariants` would see it
@@ -138,38 +138,38 @@ def pay(state: Tables, job: Job, budget: Budget, first: Outcome, members: list[A
     job.held_until = state.now + wait_s if wait_s else None
 
 
-def _curve(job: Job) -> Curve:
+def _curve(job: JobRow) -> BackoffPolicy:
     return policy(job) or job.spec
 
 
-def _wait_s(job: Job, first: Outcome) -> float:
+def _wait_s(job: JobRow, first: Outcome) -> float:
     curve = _curve(job)
     crash_s = crash_wait_s(curve, job.crashes) if first.cause in OWN_DOING else 0.0
     return jittered(max(back_off_s(curve, job.streak), crash_s), attempt_id(job.job_id, job.generation, 0))
 
 
-def _crashed(members: list[Attempt]) -> bool:
+def _crashed(members: list[AttemptRow]) -> bool:
     """It failed within seconds of its start; an actor that has registered has started well."""
     return _lived_s(members) < CRASH_S and not any(attempt.ready for attempt in members)
 
 
-def crash_loop(job: Job) -> str:
+def crash_loop(job: JobRow) -> str:
     """In words; empty: it is in none."""
     return f"failed {job.crashes} times in a row within {CRASH_S:g} s of its start" if job.crashes >= CRASHES else ""
 
 
-def _lived_s(members: list[Attempt]) -> float:
+def _lived_s(members: list[AttemptRow]) -> float:
     return max(map(_span_s, members), default=0.0)
 
 
-def _span_s(attempt: Attempt) -> float:
+def _span_s(attempt: AttemptRow) -> float:
     told_s = attempt.outcome.duration_s if attempt.outcome else 0.0
     if attempt.ended_at is None or attempt.started_at is None:
         return told_s
     return max(told_s, attempt.ended_at - attempt.started_at)
 
 
-def places_again(job: Job, members: list[Attempt]) -> tuple[str, ...]:
+def places_again(job: JobRow, members: list[AttemptRow]) -> tuple[str, ...]:
     """Where the next generation would like to be: where this one was, but for machines that were at fault.
 
     Actors go where there is most room, and after a crash loop the places are suspect too.
@@ -182,7 +182,7 @@ def places_again(job: Job, members: list[Attempt]) -> tuple[str, ...]:
     )
 
 
-def told(outcome: Outcome) -> str:
+def outcome_text(outcome: Outcome) -> str:
     """An outcome in a line."""
     return f"{outcome.cause.value}: {outcome.message}" if outcome.message else outcome.cause.value
 
@@ -200,14 +200,14 @@ def measured(outcome: Outcome) -> str:
     return f" [{told}]" if told else ""
 
 
-def concerns(failed: Siblings, other: Siblings) -> bool:
+def concerns(failed: SupervisedGroup, other: SupervisedGroup) -> bool:
     """Whether a restart of ``failed`` takes ``other`` with it."""
-    if failed.strategy is Strategy.ONE_FOR_ALL:
+    if failed.strategy is SupervisionStrategy.ONE_FOR_ALL:
         return failed.index != other.index
-    return failed.strategy is Strategy.REST_FOR_ONE and other.index > failed.index
+    return failed.strategy is SupervisionStrategy.REST_FOR_ONE and other.index > failed.index
 
 
-def begins_with(failed: Job) -> str:
+def begins_with(failed: JobRow) -> str:
     """Why a sibling is ended that shall begin anew with ``failed``."""
     return f"begins anew with {failed.job_id}"
 
@@ -215,30 +215,30 @@ def begins_with(failed: Job) -> str:
 # The end -------------------------------------------------------------------------------------------------------------
 
 
-def final_outcome(state: Tables, job: Job, first: Outcome, members: list[Attempt]) -> Outcome:
+def final_outcome(state: Tables, job: JobRow, first: Outcome, members: list[AttemptRow]) -> Outcome:
     """What is committed when no retry follows ``first``."""
     if job.stop_cause is None:
         return _with_history(state, job, first)
-    if members and all(attempt.outcome and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members):
+    if members and all(attempt.outcome and attempt.outcome.cause is EndReason.SUCCEEDED for attempt in members):
         own = members[0].outcome
         assert own is not None
         return own  # it was done before the request arrived
     if affordable(state, job, first) is None:
         return first
     again = f"it would have been retried after: {first.message or first.cause.value}"
-    text = job.stop_reason if first.cause is Cause.SIBLING else f"{job.stop_reason}; {again}"
+    text = job.stop_reason if first.cause is EndReason.SIBLING else f"{job.stop_reason}; {again}"
     return evolve(first, cause=job.stop_cause, message=text, value=None, stored=None)
 
 
-def _with_history(state: Tables, job: Job, last: Outcome) -> Outcome:
+def _with_history(state: Tables, job: JobRow, last: Outcome) -> Outcome:
     """The last error, who of a gang had it, and that it was not the first."""
-    notes = [note for note in (broke_first(state, job), _spree(state, job, last)) if note]
+    notes = [note for note in (broke_first(state, job), _crash_loop_text(state, job, last)) if note]
     if not notes:
         return last
     return evolve(last, message=f"{last.message or last.cause.value} ({'; '.join(notes)})")
 
 
-def broke_first(state: Tables, job: Job) -> str:
+def broke_first(state: Tables, job: JobRow) -> str:
     """Which member of a gang ended its generation; empty of a job with one member, or when none did."""
     if job.first_member is None or job.spec.members == 1:
         return ""
@@ -246,7 +246,7 @@ def broke_first(state: Tables, job: Job) -> str:
     return f"member {broken.member} of {job.spec.members}, on {broken.node}, was the first to end"
 
 
-def _spree(state: Tables, job: Job, last: Outcome) -> str:
+def _crash_loop_text(state: Tables, job: JobRow, last: Outcome) -> str:
     if policy(job) is None:
         return _retries(job, last)
     times = recent(state, job) if BUDGETS[last.cause] is not None else []
@@ -257,7 +257,7 @@ def _spree(state: Tables, job: Job, last: Outcome) -> str:
     return f"{whose} restarted {count} in {state.now - times[0]:.4g} s{_needed(job, last)}"
 
 
-def _retries(job: Job, last: Outcome) -> str:
+def _retries(job: JobRow, last: Outcome) -> str:
     """How often a job without a policy was retried, by cause."""
     count = own_restarts(job)
     if count < 2:
@@ -268,5 +268,5 @@ def _retries(job: Job, last: Outcome) -> str:
     return f"it was retried {count} times{told_all}{_needed(job, last)}"
 
 
-def _needed(job: Job, last: Outcome) -> str:
-    return f"; the first was needed after {job.spree}" if job.spree not in ("", told(last)) else ""
+def _needed(job: JobRow, last: Outcome) -> str:
+    return f"; the first was needed after {job.spree}" if job.spree not in ("", outcome_text(last)) else ""

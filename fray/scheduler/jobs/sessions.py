@@ -9,8 +9,8 @@ from __future__ import annotations
 from fray.errors import SessionEnded
 from fray.model.ids import SessionId
 from fray.model.messages.client import Done, Role
-from fray.model.specs import Cause
-from fray.scheduler.effect_buffer import Outbox
+from fray.model.specs import EndReason
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened
 from fray.scheduler.jobs.registry import drop_session
 from fray.scheduler.jobs.transitions import stop_job, stop_owned
@@ -19,7 +19,7 @@ from fray.scheduler.state.rows import Session, SessionPhase
 from fray.scheduler.state.state import State
 
 
-def opened(state: State, event: SessionOpened, out: Outbox) -> None:
+def opened(state: State, event: SessionOpened, out: EffectBuffer) -> None:
     """A conversation begins or goes on; one that has ended stays ended."""
     session = state.sessions.get(event.session)
     if session is None:
@@ -46,7 +46,7 @@ def _new(state: State, event: SessionOpened) -> Session:
     )
 
 
-def lost(state: State, event: SessionLost, out: Outbox) -> None:
+def lost(state: State, event: SessionLost, out: EffectBuffer) -> None:
     """No goodbye: a driver's grace begins; for a job its attempt decides; a tool is gone."""
     session = state.sessions.get(event.session)
     if session is not None and session.phase is SessionPhase.OPEN:
@@ -63,7 +63,7 @@ def _lose(state: State, session: Session) -> None:
     state.session_changed(session)
 
 
-def closed(state: State, event: SessionClosed, out: Outbox) -> None:
+def closed(state: State, event: SessionClosed, out: EffectBuffer) -> None:
     """Goodbye, or proof of death. Repeating it waits for the same end."""
     session = state.sessions.get(event.session)
     if session is None or session.phase is SessionPhase.ENDED:
@@ -75,7 +75,7 @@ def closed(state: State, event: SessionClosed, out: Outbox) -> None:
     close(state, out, session, event.reason)
 
 
-def close(state: State, out: Outbox, session: Session, reason: str) -> None:
+def close(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     """End all that it owns; `settle` ends the session once nothing of that lives."""
     if session.phase is not SessionPhase.CLOSING:
         session.phase, session.reason, session.ended_at = SessionPhase.CLOSING, reason, state.now
@@ -84,17 +84,17 @@ def close(state: State, out: Outbox, session: Session, reason: str) -> None:
     state.session_changed(session)
 
 
-def _stop_all(state: State, out: Outbox, session: Session, reason: str) -> None:
+def _stop_all(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     close_owned(state, out, session.owner, reason, None if session.attempt_id is None else session.session)
     if session.attempt_id is None:
         stop_owned(state, out, session.session, reason)
         return
     for job_id in list(state.children.get(session.attempt_id, ())):
         if state.jobs[job_id].launched_by == session.session:
-            stop_job(state, out, state.jobs[job_id], Cause.OWNER_ENDED, reason)
+            stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
 
 
-def ticked(state: State, out: Outbox) -> None:
+def ticked(state: State, out: EffectBuffer) -> None:
     """Drivers whose grace is over: if one comes back now, it is told so, and not what becomes of its jobs."""
     for name in list(state.lost):
         session = state.sessions[name]
@@ -115,7 +115,7 @@ def restarted(state: State) -> None:
             _lose(state, session)
 
 
-def settle(state: State, out: Outbox) -> None:
+def end_finished_sessions(state: State, out: EffectBuffer) -> None:
     """After every step: end the sessions of ended attempts, and those of which nothing is left."""
     for attempt_id in out.ended_attempts:
         for name in list(state.sessions_of.get(attempt_id, ())):
@@ -140,7 +140,7 @@ def _owns_any(state: State, session: Session) -> bool:
     return any(state.jobs[job_id].launched_by == session.session for job_id in below)
 
 
-def _end(state: State, out: Outbox, session: Session, reason: str) -> None:
+def _end(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     for ref in session.refs:
         out.reply(session.session, ref, Done(), late=True)
     out.over(session.session, reason)

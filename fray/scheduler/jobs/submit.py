@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from fray.errors import FrayError, InvalidRequest, NameTaken, NeverSchedulable
+from fray.errors import FrayError, InvalidRequest, NameInUse, NeverSchedulable
 from fray.model.ids import JobId
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Ended, Role
-from fray.model.specs import Cause, EntryKind, JobSpec
+from fray.model.specs import EndReason, EntryKind, JobSpec
 from fray.scheduler.autoscaler.available_capacity import all_machines, declares, known_machines
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.effects import LaunchAsked, TerminateAsked
-from fray.scheduler.explain.infeasible import contradiction, impossible, never_text
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.effects import LaunchRequested, TerminateRequested
+from fray.scheduler.explain.infeasible import contradiction, is_infeasible, never_text
 from fray.scheduler.jobs.actor_queries import living_actor
 from fray.scheduler.jobs.groups import (
     accept_group,
@@ -29,23 +29,23 @@ from fray.scheduler.jobs.queries import (
 from fray.scheduler.jobs.registry import bound, taken
 from fray.scheduler.jobs.sessions import living
 from fray.scheduler.jobs.supervision import check_group
-from fray.scheduler.jobs.transitions import accept, never, stop_job
+from fray.scheduler.jobs.transitions import accept, fail_infeasible, stop_job
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.pool.requests import part_of
-from fray.scheduler.queue.queue import Kind
+from fray.scheduler.queue.queue import ApplicantKind
 from fray.scheduler.reservations.reservations import check_inside
-from fray.scheduler.state.rows import JobGroup, Session
+from fray.scheduler.state.rows import JobGroupRow, Session
 from fray.scheduler.state.state import State
 
 POSSIBLE_LIMIT = 1000
 """Parts that are known to be possible; looking at all machines costs too much for each launch."""
 
 
-def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
+def launch(state: State, event: LaunchRequested, out: EffectBuffer) -> None:
     """Accept every job of the request, or refuse with what is wrong with the first bad one."""
     ids = tuple(spec.job_id for spec in event.launch.jobs)
     try:
-        specs = _at_home(state, event)
+        specs = _with_namespace(state, event)
         if not _repeated(state, specs):
             ids = _accept_all(state, event, specs, out)
     except FrayError as error:
@@ -56,7 +56,7 @@ def launch(state: State, event: LaunchAsked, out: Outbox) -> None:
         out.unused(spec.payload)
 
 
-def _at_home(state: State, event: LaunchAsked) -> list[JobSpec]:
+def _with_namespace(state: State, event: LaunchRequested) -> list[JobSpec]:
     """Those that name no namespace are in that of whoever asks."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
@@ -84,7 +84,7 @@ def _differs(state: State, spec: JobSpec) -> list[str]:
     return ["name"] if state.past[spec.job_id].name != spec.name else []
 
 
-def _accept_all(state: State, event: LaunchAsked, specs: list[JobSpec], out: Outbox) -> tuple[JobId, ...]:
+def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out: EffectBuffer) -> tuple[JobId, ...]:
     """The ids to answer with: those of the new jobs, or of the one that is there already."""
     session = living(state, event.session)
     there = _existing(state, specs)
@@ -116,15 +116,15 @@ def _adopted(state: State, spec: JobSpec) -> JobId | None:
     """The living job that a launch with ``adopt_existing`` means; None: launch it.
 
     Raises:
-        NameTaken: the living one is of another request.
+        NameInUse: the living one is of another request.
     """
     if not spec.adopt_existing or _is_known(state, spec):
         return None  # or it is here since the request was first made
-    staying = _staying(state, spec)
+    staying = _living_holder(state, spec)
     if staying is None:
         return None
     if differing := differences(state.jobs[staying].spec, spec):
-        raise NameTaken(
+        raise NameInUse(
             f"job name {spec.name!r} is taken in namespace {spec.namespace!r} by a different request: job {staying} "
             f"differs in {', '.join(differing)}; ask for the same, end that one, or choose another name",
             name=spec.name,
@@ -135,7 +135,7 @@ def _adopted(state: State, spec: JobSpec) -> JobId | None:
     return staying
 
 
-def _staying(state: State, spec: JobSpec) -> JobId | None:
+def _living_holder(state: State, spec: JobSpec) -> JobId | None:
     """Who has the name, and is not being ended."""
     holders = state.named.get((spec.namespace, spec.name), ())
     return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
@@ -163,7 +163,7 @@ def _root(state: State, session: Session) -> str:
 
 
 def _check(state: State, specs: list[JobSpec], owner: str) -> None:
-    """Raises: InvalidRequest, NameTaken, NeverSchedulable."""
+    """Raises: InvalidRequest, NameInUse, NeverSchedulable."""
     if len({spec.job_id for spec in specs}) < len(specs):
         raise InvalidRequest("a launch names the same job id twice")
     if state.living_jobs() + len(specs) > state.rules.living_limit:
@@ -219,12 +219,12 @@ def _check_unshared(state: State, spec: JobSpec) -> None:
 def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str]) -> None:
     if not spec.exclusive_name:
         return
-    holder = others.get((spec.namespace, spec.name)) or _staying(state, spec)
+    holder = others.get((spec.namespace, spec.name)) or _living_holder(state, spec)
     if holder is None:
         return
     job = state.jobs.get(holder)
     doing = f"job {holder} ({job_state(job).value}) has it" if job else "this launch uses it twice"
-    raise NameTaken(
+    raise NameInUse(
         f"job name {spec.name!r} is taken in namespace {spec.namespace!r}: {doing}; "
         f"wait for its end or choose another name",
         name=spec.name,
@@ -262,7 +262,7 @@ def _never(state: State, spec: JobSpec) -> str:
     if state.pool.could_hold(part) or state.possible.get(part) == state.pool.machines_version:
         return ""
     machines = all_machines(state, spec.members)
-    if impossible(part, machines):
+    if is_infeasible(part, machines):
         return never_text(spec, machines)
     if len(state.possible) >= POSSIBLE_LIMIT:
         state.possible.clear()
@@ -287,28 +287,28 @@ def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
     return reason
 
 
-def end_the_impossible(state: State, out: Outbox) -> None:
+def end_the_impossible(state: State, out: EffectBuffer) -> None:
     """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
-    waiting = [applicant.id for applicant in state.queue if applicant.kind is Kind.JOB]
+    waiting = [applicant.id for applicant in state.queue if applicant.kind is ApplicantKind.JOB]
     for job_id in [*waiting, *state.held, *(job_id for _, _, job_id in state.alarms)]:
         job = state.jobs[job_id]
         reason = _never(state, job.spec)
         if reason:
-            never(state, out, job, reason)
-    for applicant in [each for each in state.queue if each.kind is Kind.GROUP]:
+            fail_infeasible(state, out, job, reason)
+    for applicant in [each for each in state.queue if each.kind is ApplicantKind.GROUP]:
         _end_if_impossible(state, out, state.job_groups[applicant.id])
 
 
-def _end_if_impossible(state: State, out: Outbox, group: JobGroup) -> None:
+def _end_if_impossible(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     jobs = state.gathered(group.group_id)
     specs = [job.spec for job in jobs]
     if not declares(state) or specs[0].reservation_id:
         return
     if reason := _no_room(state, group.config.same, specs):
-        never(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
+        fail_infeasible(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
 
 
-def terminate(state: State, event: TerminateAsked, out: Outbox) -> None:
+def terminate(state: State, event: TerminateRequested, out: EffectBuffer) -> None:
     """Ask for the end of jobs; answered at once with those that were not being ended already."""
     by = who(state, event.session)
     found = dict.fromkeys((*event.jobs, *named(state, event)))
@@ -318,5 +318,5 @@ def terminate(state: State, event: TerminateAsked, out: Outbox) -> None:
         found |= dict.fromkeys(tree(state, found))
     jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]
     wanted = [job for job in jobs if not event.own or job.launched_by == event.session]
-    ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, Cause.STOPPED, event.reason, by))
+    ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, EndReason.STOPPED, event.reason, by))
     out.reply(event.session, event.ref, Ended(jobs=ended))

@@ -8,20 +8,20 @@ fails for good (the group's restarts are used up) ends the whole group; its erro
 from __future__ import annotations
 
 from fray.errors import InvalidRequest
-from fray.model.specs import Cause, EntryKind, JobSpec, Outcome
-from fray.scheduler.effect_buffer import Outbox
+from fray.model.specs import EndReason, EntryKind, JobSpec, Outcome
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.retries import begins_with, concerns
 from fray.scheduler.jobs.transitions import (
-    cut,
+    end_generation,
     hold,
-    reconsider,
+    retry_or_commit,
     stop_job,
 )
-from fray.scheduler.state.rows import Job, JobPhase
+from fray.scheduler.state.rows import JobPhase, JobRow
 from fray.scheduler.state.state import State
 
 
-def settle(state: State, out: Outbox) -> None:
+def restart_siblings(state: State, out: EffectBuffer) -> None:
     """After the handler: have the siblings of those that begin anew, or have failed, follow."""
     while out.setbacks:
         job = state.jobs[out.setbacks.pop(0)]
@@ -31,35 +31,37 @@ def settle(state: State, out: Outbox) -> None:
             _begin_anew(state, out, job)
 
 
-def _begin_anew(state: State, out: Outbox, failed: Job) -> None:
+def _begin_anew(state: State, out: EffectBuffer, failed: JobRow) -> None:
     mine = failed.spec.siblings
     assert mine is not None
     for other in state.group_of(failed):
         theirs = other.spec.siblings
         if theirs is not None and other.stop_cause is None and concerns(mine, theirs):
-            _follow(state, out, other, failed)
+            _restart_with_sibling(state, out, other, failed)
     if ending := [mate for mate in state.group_of(failed) if mate.phase is JobPhase.CLOSING]:
         hold(state, out, failed)
         out.happened(failed.job_id, "waiting", f"for the end of {', '.join(mate.job_id for mate in ending)}")
 
 
-def _follow(state: State, out: Outbox, job: Job, failed: Job) -> None:
+def _restart_with_sibling(state: State, out: EffectBuffer, job: JobRow, failed: JobRow) -> None:
     """End it, or keep it from starting, until all can begin."""
     if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
         out.happened(job.job_id, "beginning anew", f"with its sibling {failed.job_id}")
         job.held_until = failed.held_until
-        cut(state, out, job, Outcome(cause=Cause.SIBLING, message=begins_with(failed)), Cause.SIBLING)
-        reconsider(state, out, job)
+        end_generation(
+            state, out, job, Outcome(cause=EndReason.SIBLING, message=begins_with(failed)), EndReason.SIBLING
+        )
+        retry_or_commit(state, out, job)
     elif job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         hold(state, out, job, until=failed.held_until)
 
 
-def _end_group(state: State, out: Outbox, failed: Job) -> None:
+def _end_group(state: State, out: EffectBuffer, failed: JobRow) -> None:
     assert failed.outcome is not None
     why = failed.outcome.message or failed.outcome.cause.value
     for other in state.group_of(failed):
         if other is not failed:
-            stop_job(state, out, other, Cause.SIBLING, f"its group ended: {failed.job_id} failed: {why}")
+            stop_job(state, out, other, EndReason.SIBLING, f"its group ended: {failed.job_id} failed: {why}")
 
 
 def check_group(state: State, specs: list[JobSpec]) -> None:

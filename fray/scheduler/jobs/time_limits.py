@@ -8,17 +8,17 @@ is being ended has succeeded.
 
 from __future__ import annotations
 
-from fray.model.specs import Cause, Outcome
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.jobs.transitions import cut, reconsider
+from fray.model.specs import EndReason, Outcome
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.jobs.transitions import end_generation, retry_or_commit
 from fray.scheduler.state.state import State
 
 
-def end_overdue(state: State, out: Outbox) -> None:
+def end_overdue(state: State, out: EffectBuffer) -> None:
     """After every step: those whose time is over, in the order in which it was."""
     while state.limits and state.limits[0][0] <= state.now:
         job = state.jobs[state.limits[0][2]]
         text = f"it ran for its time limit of {job.spec.time_limit_s:g} s"
         out.happened(job.job_id, "time limit", text)
-        cut(state, out, job, Outcome(cause=Cause.TIME_LIMIT, message=text), Cause.TIME_LIMIT)
-        reconsider(state, out, job)
+        end_generation(state, out, job, Outcome(cause=EndReason.TIME_LIMIT, message=text), EndReason.TIME_LIMIT)
+        retry_or_commit(state, out, job)

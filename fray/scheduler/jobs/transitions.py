@@ -9,52 +9,52 @@ from attrs import evolve
 
 from fray.model.gangs import port_names
 from fray.model.ids import JobId, SessionId, attempt_id
-from fray.model.specs import Cause, EntryKind, JobSpec, JobState, Observed, Outcome
-from fray.scheduler.effect_buffer import Outbox
+from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, ObservedAttempt, Outcome
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.exit_codes import as_ruled
 from fray.scheduler.jobs.registry import drop_incarnation
 from fray.scheduler.jobs.retention import (
     bounded,
+    drop_payload,
     forget_generations,
-    slim,
     strip_value,
 )
 from fray.scheduler.jobs.retries import (
     FREE,
     broke_first,
+    charge_retry,
     crash_loop,
     final_outcome,
     limit,
     measured,
-    pay,
+    outcome_text,
     paying,
     places_again,
     policy,
     recent,
     spent,
-    told,
     unpaid,
 )
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     DONE_ANYWAY,
     JOB_TABLE,
+    AttemptObservation,
     Budget,
-    JobTurn,
-    Sight,
+    JobEvent,
     first_cause,
     job_state,
-    moved,
+    next_phase,
 )
-from fray.scheduler.nodes.quarantine import judge
+from fray.scheduler.nodes.quarantine import score_attempt_end
 from fray.scheduler.pool.ports import AVOID_S
-from fray.scheduler.pool.requests import Grant, Placed
+from fray.scheduler.pool.requests import MemberPlacement, Placement
 from fray.scheduler.state.group_members import stage_of
 from fray.scheduler.state.rows import (
-    Attempt,
     AttemptPhase,
-    Job,
+    AttemptRow,
     JobPhase,
+    JobRow,
 )
 from fray.scheduler.state.state import State
 
@@ -62,10 +62,10 @@ from fray.scheduler.state.state import State
 
 
 def accept(
-    state: State, out: Outbox, spec: JobSpec, owner: str, root: SessionId, session: SessionId, parent: JobId = ""
+    state: State, out: EffectBuffer, spec: JobSpec, owner: str, root: SessionId, session: SessionId, parent: JobId = ""
 ) -> None:
     """A new job, at the end of the queue."""
-    job = Job(
+    job = JobRow(
         spec=spec,
         order=state.next_order(),
         owner=owner,
@@ -84,19 +84,19 @@ def accept(
         hold(state, out, job)  # those who have the name are being ended, or it would have been refused
 
 
-def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
+def start(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -> None:
     """Every member has its machine; the pool has given its share already."""
     grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
     if job.phase is JobPhase.HELD:
         state.unhold(job)
-    turn(state, out, job, JobTurn.PLACED)
+    change_phase(state, out, job, JobEvent.PLACED)
     state.tally[job.job_id].ran = 0
     phase = AttemptPhase.WISHED if stage_has_come(state, job) else AttemptPhase.KEPT
     names = port_names(job.spec) if grants[0].ports else ()
     job_id, generation, now = job.job_id, job.generation, state.now
     for member, grant in enumerate(grants):
         node = state.nodes[grant.node]
-        attempt = Attempt(
+        attempt = AttemptRow(
             attempt_id=attempt_id(job_id, generation, member),
             job_id=job_id,
             generation=generation,
@@ -115,7 +115,7 @@ def start(state: State, out: Outbox, job: Job, placed: Placed) -> None:
     out.happened(job_id, "placed", ", ".join(map(_place, grants)))
 
 
-def stage_has_come(state: State, job: Job) -> bool:
+def stage_has_come(state: State, job: JobRow) -> bool:
     """All living jobs of earlier stages of its group run."""
     if not job.spec.job_group:
         return True
@@ -123,34 +123,34 @@ def stage_has_come(state: State, job: Job) -> bool:
     return front is None or stage_of(job.spec) <= front
 
 
-def begin(state: State, out: Outbox, job: Job) -> None:
+def begin(state: State, out: EffectBuffer, job: JobRow) -> None:
     """Its stage has come: its nodes are asked for what they have been kept for."""
     for attempt in state.living_members(job):
-        attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, Sight.DUE)
+        attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.DUE)
         state.touch("attempt", attempt.attempt_id)
         out.wish(attempt)
     out.job(job.job_id)
     out.happened(job.job_id, "begins", f"stage {stage_of(job.spec)} of its group")
 
 
-def _place(grant: Grant) -> str:
+def _place(grant: MemberPlacement) -> str:
     return f"{grant.node}[{','.join(grant.devices)}]" if grant.devices else grant.node
 
 
-def turn(state: State, out: Outbox, job: Job, what: JobTurn) -> None:
+def change_phase(state: State, out: EffectBuffer, job: JobRow, what: JobEvent) -> None:
     """The one place where a job's phase changes."""
     before = job.phase
-    job.phase = moved(JOB_TABLE, before, what)
+    job.phase = next_phase(JOB_TABLE, before, what)
     state.turned(job, before)
     if job.spec.job_group:
         state.mustered(job, before)
     out.job(job.job_id)
 
 
-def hold(state: State, out: Outbox, job: Job, until: float | None = None) -> None:
+def hold(state: State, out: EffectBuffer, job: JobRow, until: float | None = None) -> None:
     """Keep a waiting job from being placed, until a time or until `holding.release` finds nothing in its way."""
     _dequeue(state, job)
-    turn(state, out, job, JobTurn.HELD_BACK)
+    change_phase(state, out, job, JobEvent.HELD_BACK)
     job.held_until = until if job.held_until is None else max(job.held_until, until or 0.0)
     state.hold(job)
 
@@ -158,28 +158,28 @@ def hold(state: State, out: Outbox, job: Job, until: float | None = None) -> Non
 # Being observed -------------------------------------------------------------------------------------------------------
 
 
-def observe(state: State, out: Outbox, attempt: Attempt, observed: Observed) -> None:
+def observe(state: State, out: EffectBuffer, attempt: AttemptRow, observed: ObservedAttempt) -> None:
     """A node speaks of a living attempt."""
     if attempt.phase is AttemptPhase.KEPT:
         return  # nobody has asked it
-    sight = Sight(observed.phase.value)
+    sight = AttemptObservation(observed.phase.value)
     if observed.pid is not None and observed.pid != attempt.pid:
         attempt.pid = observed.pid
         state.touch("attempt", attempt.attempt_id)
-    if sight is Sight.ENDED:
-        outcome = observed.outcome or Outcome(cause=Cause.KILLED, message="its node told no outcome")
+    if sight is AttemptObservation.ENDED:
+        outcome = observed.outcome or Outcome(cause=EndReason.KILLED, message="its node told no outcome")
         end_attempt(state, out, attempt, sight, outcome)
         return
-    phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
+    phase = next_phase(ATTEMPT_TABLE, attempt.phase, sight)
     if phase is attempt.phase:
         return
     attempt.phase = phase
     state.touch("attempt", attempt.attempt_id)
     if phase is AttemptPhase.RUNNING:
-        _ran(state, out, attempt, state.now)
+        _mark_succeeded_or_running(state, out, attempt, state.now)
 
 
-def _ran(state: State, out: Outbox, attempt: Attempt, since: float) -> None:
+def _mark_succeeded_or_running(state: State, out: EffectBuffer, attempt: AttemptRow, since: float) -> None:
     """It runs, or has run to its good end; the last member to do so makes the job RUNNING."""
     if attempt.ran:
         return
@@ -191,45 +191,50 @@ def _ran(state: State, out: Outbox, attempt: Attempt, since: float) -> None:
     tally.ran += 1
     out.member(job)
     if job.phase is JobPhase.STARTING and tally.ran == job.spec.members:
-        turn(state, out, job, JobTurn.ALL_RAN)
+        change_phase(state, out, job, JobEvent.ALL_RAN)
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
         out.happened(job.job_id, "running")
         _tell_group(out, job)
 
 
-def absent(state: State, out: Outbox, attempt: Attempt) -> None:
+def reconcile_missing_attempt(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
     """Its node, asked for everything it holds, did not name it."""
     if attempt.phase is AttemptPhase.KEPT:
         return
-    if moved(ATTEMPT_TABLE, attempt.phase, Sight.ABSENT) is AttemptPhase.ENDED:
-        gone = Outcome(cause=Cause.KILLED, message=f"the node {attempt.node} no longer knows it")
-        end_attempt(state, out, attempt, Sight.ABSENT, gone)
+    if next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.ABSENT) is AttemptPhase.ENDED:
+        gone = Outcome(cause=EndReason.KILLED, message=f"the node {attempt.node} no longer knows it")
+        end_attempt(state, out, attempt, AttemptObservation.ABSENT, gone)
     else:
         out.wish(attempt)
 
 
-def lose(state: State, out: Outbox, attempt: Attempt, message: str, since: float) -> None:
+def mark_attempt_lost(state: State, out: EffectBuffer, attempt: AttemptRow, message: str, since: float) -> None:
     """Its machine is gone, by proof or by lease."""
-    outcome = Outcome(cause=Cause.MACHINE_LOST, message=message)
-    end_attempt(state, out, attempt, Sight.LOST, outcome, max(since, attempt.placed_at))
+    outcome = Outcome(cause=EndReason.MACHINE_LOST, message=message)
+    end_attempt(state, out, attempt, AttemptObservation.LOST, outcome, max(since, attempt.placed_at))
 
 
 # Ending ---------------------------------------------------------------------------------------------------------------
 
 
 def end_attempt(
-    state: State, out: Outbox, attempt: Attempt, sight: Sight, outcome: Outcome, at: float | None = None
+    state: State,
+    out: EffectBuffer,
+    attempt: AttemptRow,
+    sight: AttemptObservation,
+    outcome: Outcome,
+    at: float | None = None,
 ) -> None:
     """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
     spec = state.jobs[attempt.job_id].spec
     outcome = bounded(as_ruled(spec, outcome), spec.members)
-    if outcome.cause is Cause.SUCCEEDED:
-        _ran(state, out, attempt, state.now - outcome.duration_s)
+    if outcome.cause is EndReason.SUCCEEDED:
+        _mark_succeeded_or_running(state, out, attempt, state.now - outcome.duration_s)
     elif attempt.started_at is None and outcome.duration_s:
         attempt.started_at = max(attempt.placed_at, state.now - outcome.duration_s)
-    if outcome.cause is Cause.PORT_TAKEN:
+    if outcome.cause is EndReason.PORT_TAKEN:
         state.avoid_ports(attempt, state.now + AVOID_S)
-    attempt.phase = moved(ATTEMPT_TABLE, attempt.phase, sight)
+    attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, sight)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
     state.retain(outcome.value)
@@ -237,56 +242,60 @@ def end_attempt(
     out.wish(attempt)
     job = state.jobs[attempt.job_id]
     out.member(job)
-    text = f"{attempt.attempt_id} on {attempt.node}: {told(outcome)}{measured(outcome)}"
+    text = f"{attempt.attempt_id} on {attempt.node}: {outcome_text(outcome)}{measured(outcome)}"
     out.happened(job.job_id, "attempt ended", text)
-    _sever(state, out, attempt, outcome)
-    judge(state, out, attempt, outcome)
-    _follow(state, out, job, attempt, outcome)
+    _release_attempt(state, out, attempt, outcome)
+    score_attempt_end(state, out, attempt, outcome)
+    _apply_attempt_end(state, out, job, attempt, outcome)
 
 
-def _sever(state: State, out: Outbox, attempt: Attempt, outcome: Outcome) -> None:
+def _release_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, outcome: Outcome) -> None:
     """From now on nothing is its: names go, the jobs it launched stop, its conversations end."""
     out.ended_attempts.append(attempt.attempt_id)
-    drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {told(outcome)}")
+    drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {outcome_text(outcome)}")
     stop_owned(state, out, attempt.attempt_id, f"its owner {attempt.attempt_id} ended ({outcome.cause.value})")
 
 
-def _follow(state: State, out: Outbox, job: Job, attempt: Attempt, outcome: Outcome) -> None:
+def _apply_attempt_end(state: State, out: EffectBuffer, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> None:
     """What a member's end means to its job."""
     if job.ended:
-        _leftover(state, out, job, attempt)
+        _orphaned_attempt(state, out, job, attempt)
         return
-    if outcome.cause is not Cause.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
-        if outcome.cause is Cause.SIBLING:  # nobody has asked for that
-            outcome = evolve(outcome, cause=Cause.FAILURE)
-        cut(state, out, job, outcome, Cause.GANG, attempt.member)
+    if outcome.cause is not EndReason.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
+        if outcome.cause is EndReason.SIBLING:  # nobody has asked for that
+            outcome = evolve(outcome, cause=EndReason.FAILURE)
+        end_generation(state, out, job, outcome, EndReason.GANG, attempt.member)
     if job.phase is JobPhase.RUNNING and not state.tally[job.job_id].living:
         _succeed(state, out, job)
-    reconsider(state, out, job)
+    retry_or_commit(state, out, job)
 
 
-def _leftover(state: State, out: Outbox, job: Job, attempt: Attempt) -> None:
+def _orphaned_attempt(state: State, out: EffectBuffer, job: JobRow, attempt: AttemptRow) -> None:
     """An attempt on a silent machine that its job did not wait for (see `reconsider`)."""
     strip_value(state, out, attempt)
     if not state.tally[job.job_id].living:
         out.release(job.spec.payload)
-        slim(state, job)
+        drop_payload(state, job)
 
 
-def cut(state: State, out: Outbox, job: Job, first: Outcome, cause: Cause, member: int | None = None) -> None:
+def end_generation(
+    state: State, out: EffectBuffer, job: JobRow, first: Outcome, cause: EndReason, member: int | None = None
+) -> None:
     """This generation ends, by a ``member`` or by somebody's word: ask for the end of every member that lives."""
-    turn(state, out, job, JobTurn.CUT)
+    change_phase(state, out, job, JobEvent.CUT)
     job.first, job.first_at, job.first_member = first, state.now, member
     for attempt in state.living_members(job):
         attempt.stop_cause = cause
         state.touch("attempt", attempt.attempt_id)
         if attempt.phase is AttemptPhase.KEPT:
-            end_attempt(state, out, attempt, Sight.CALLED_OFF, Outcome(cause=cause, message="it had not begun"))
+            end_attempt(
+                state, out, attempt, AttemptObservation.CALLED_OFF, Outcome(cause=cause, message="it had not begun")
+            )
         else:
             out.wish(attempt)
 
 
-def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str, by: str = "") -> bool:
+def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, reason: str, by: str = "") -> bool:
     """End a job on request of ``by``, or with its owner; False: that was decided before, and nothing has changed."""
     if job.ended or job.stop_cause is not None:
         return False
@@ -296,50 +305,50 @@ def stop_job(state: State, out: Outbox, job: Job, cause: Cause, reason: str, by:
     first = Outcome(cause=cause, message=reason)
     if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         _dequeue(state, job)
-        turn(state, out, job, JobTurn.COMMITTED)
+        change_phase(state, out, job, JobEvent.COMMITTED)
         _commit(state, out, job, first)
     elif job.phase is not JobPhase.CLOSING:
-        cut(state, out, job, first, cause)
-    reconsider(state, out, job)
+        end_generation(state, out, job, first, cause)
+    retry_or_commit(state, out, job)
     return True
 
 
-def preempt(state: State, out: Outbox, job: Job, why: str) -> bool:
+def preempt(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
     """End a placed job as a whole, for the sake of others, to begin again as its budgets allow; False: it is none, or
     its end was decided before."""
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return False
     job.notice_s = min(job.spec.notice_s, state.policy.preemption.notice_limit_s)
     out.happened(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
-    cut(state, out, job, Outcome(cause=Cause.PREEMPTED, message=why), Cause.PREEMPTED)
-    reconsider(state, out, job)
+    end_generation(state, out, job, Outcome(cause=EndReason.PREEMPTED, message=why), EndReason.PREEMPTED)
+    retry_or_commit(state, out, job)
     return True
 
 
-def never(state: State, out: Outbox, job: Job, reason: str) -> None:
+def fail_infeasible(state: State, out: EffectBuffer, job: JobRow, reason: str) -> None:
     """A waiting job that no machine will ever hold."""
     _dequeue(state, job)
-    turn(state, out, job, JobTurn.COMMITTED)
-    _commit(state, out, job, Outcome(cause=Cause.UNSCHEDULABLE, message=reason))
+    change_phase(state, out, job, JobEvent.COMMITTED)
+    _commit(state, out, job, Outcome(cause=EndReason.UNSCHEDULABLE, message=reason))
 
 
-def _dequeue(state: State, job: Job) -> None:
+def _dequeue(state: State, job: JobRow) -> None:
     if job.phase is JobPhase.HELD:
         state.unhold(job)
         return
     state.queue.remove(job.job_id)
 
 
-def stop_owned(state: State, out: Outbox, owner: str, reason: str) -> None:
+def stop_owned(state: State, out: EffectBuffer, owner: str, reason: str) -> None:
     """Stop all jobs whose owner has ended."""
     for job_id in list(state.children.get(owner, ())):
-        stop_job(state, out, state.jobs[job_id], Cause.OWNER_ENDED, reason)
+        stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
 
 
 # Settling -------------------------------------------------------------------------------------------------------------
 
 
-def reconsider(state: State, out: Outbox, job: Job) -> None:
+def retry_or_commit(state: State, out: EffectBuffer, job: JobRow) -> None:
     """Retry or commit a CLOSING job if that can be decided now.
 
     It can when every member has ended. If the rest is on machines that have been silent for ``suspect_s``, a retry has
@@ -353,46 +362,48 @@ def reconsider(state: State, out: Outbox, job: Job) -> None:
         return
     expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
     if _was_done(job, members):
-        turn(state, out, job, JobTurn.COMMITTED)
-        _commit(state, out, job, expected[0].outcome or Outcome(cause=Cause.SUCCEEDED))
+        change_phase(state, out, job, JobEvent.COMMITTED)
+        _commit(state, out, job, expected[0].outcome or Outcome(cause=EndReason.SUCCEEDED))
         return
     first, job.first_member = first_cause(job, expected, state.rules.suspect_s)
     budget = paying(state, job, first)
     if budget is not None and not living:
         _retry(state, out, job, members, budget, first)
     elif budget is None:
-        turn(state, out, job, JobTurn.COMMITTED)
+        change_phase(state, out, job, JobEvent.COMMITTED)
         _commit(state, out, job, final_outcome(state, job, first, expected))
 
 
-def _was_done(job: Job, members: list[Attempt]) -> bool:
+def _was_done(job: JobRow, members: list[AttemptRow]) -> bool:
     """The law has asked for its end, and it had done its work before it noticed."""
     return (
         job.stop_cause is None
         and job.first is not None
         and job.first.cause in DONE_ANYWAY
-        and all(attempt.outcome is not None and attempt.outcome.cause is Cause.SUCCEEDED for attempt in members)
+        and all(attempt.outcome is not None and attempt.outcome.cause is EndReason.SUCCEEDED for attempt in members)
     )
 
 
-def _as_lost(state: State, attempt: Attempt) -> Attempt:
+def _as_lost(state: State, attempt: AttemptRow) -> AttemptRow:
     """How a silent machine's attempt will have ended."""
     node = state.nodes[attempt.node]
     message = f"its machine {node.name} is silent"
     return evolve(
         attempt,
-        outcome=Outcome(cause=Cause.MACHINE_LOST, message=message),
+        outcome=Outcome(cause=EndReason.MACHINE_LOST, message=message),
         ended_at=max(node.silent_since, attempt.placed_at),
     )
 
 
-def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: Budget, first: Outcome) -> None:
+def _retry(
+    state: State, out: EffectBuffer, job: JobRow, members: list[AttemptRow], budget: Budget, first: Outcome
+) -> None:
     crashed = crash_loop(job)
-    pay(state, job, budget, first, members)
+    charge_retry(state, job, budget, first, members)
     job.places = places_again(job, members)
     for attempt in members:
         strip_value(state, out, attempt)
-    turn(state, out, job, JobTurn.RETRIED)
+    change_phase(state, out, job, JobEvent.RETRIED)
     _tell_retry(state, out, job, budget, first)
     if crash_loop(job) and not crashed:
         out.happened(job.job_id, "crash_loop", crash_loop(job))
@@ -401,7 +412,7 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
     job.first = job.first_member = None
     forget_generations(state, job)
     if job.held_until is not None or budget is Budget.SIBLING or job.spec.job_group:
-        turn(state, out, job, JobTurn.HELD_BACK)
+        change_phase(state, out, job, JobEvent.HELD_BACK)
         state.hold(job)
     else:
         state.enqueue(job)
@@ -410,14 +421,16 @@ def _retry(state: State, out: Outbox, job: Job, members: list[Attempt], budget: 
     _tell_group(out, job)
 
 
-def _tell_retry(state: State, out: Outbox, job: Job, budget: Budget, first: Outcome) -> None:
+def _tell_retry(state: State, out: EffectBuffer, job: JobRow, budget: Budget, first: Outcome) -> None:
     wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
     broken = broke_first(state, job)
-    text = f"{_account(state, job, budget, first.cause)} after {told(first)}" + (f" ({broken})" if broken else "")
+    text = f"{_account(state, job, budget, first.cause)} after {outcome_text(first)}" + (
+        f" ({broken})" if broken else ""
+    )
     out.happened(job.job_id, "retrying", text + wait)
 
 
-def _account(state: State, job: Job, budget: Budget, cause: Cause) -> str:
+def _account(state: State, job: JobRow, budget: Budget, cause: EndReason) -> str:
     """What of it is spent, in words."""
     config = policy(job)
     if unpaid(job, cause):
@@ -430,15 +443,15 @@ def _account(state: State, job: Job, budget: Budget, cause: Cause) -> str:
     return f"{budget.value} {used}" + (f" of {most}{within}" if most >= 0 else "")
 
 
-def _succeed(state: State, out: Outbox, job: Job) -> None:
+def _succeed(state: State, out: EffectBuffer, job: JobRow) -> None:
     """All members have succeeded; the first one's value is the job's."""
     own = state.members(job)[0].outcome
     assert own is not None
-    turn(state, out, job, JobTurn.ALL_SUCCEEDED)
+    change_phase(state, out, job, JobEvent.ALL_SUCCEEDED)
     _commit(state, out, job, own)
 
 
-def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
+def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> None:
     """The outcome, once and for good."""
     job.outcome, job.ended_at, job.first = outcome, state.now, None
     state.retain(outcome.value)
@@ -449,19 +462,19 @@ def _commit(state: State, out: Outbox, job: Job, outcome: Outcome) -> None:
     for attempt in state.members(job):
         strip_value(state, out, attempt)
         if attempt.living:
-            _sever(state, out, attempt, outcome)
+            _release_attempt(state, out, attempt, outcome)
     if not state.tally[job.job_id].living:
         out.release(job.spec.payload)
-        slim(state, job)
+        drop_payload(state, job)
     if job.spec.entry is EntryKind.ACTOR:
         out.actor(job.job_id)
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
         out.setbacks.append(job.job_id)
-    out.happened(job.job_id, "ended", told(outcome))
+    out.happened(job.job_id, "ended", outcome_text(outcome))
     _tell_group(out, job, ended=True)
 
 
-def _tell_group(out: Outbox, job: Job, ended: bool = False) -> None:
+def _tell_group(out: EffectBuffer, job: JobRow, ended: bool = False) -> None:
     """For `job_groups.settle`, after the handler."""
     if job.spec.job_group:
         out.members.append((job.job_id, ended))

@@ -7,16 +7,18 @@ member of a job group waits with its group; what its end means to the others, th
 
 from __future__ import annotations
 
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.explain.explain import reason
-from fray.scheduler.jobs.transitions import never
+from fray.scheduler.jobs.transitions import fail_infeasible
 from fray.scheduler.state.rows import JobPhase
 from fray.scheduler.state.state import State
 
 
-def due(state: State, out: Outbox, job_id: str) -> None:
+def expire_wait(state: State, out: EffectBuffer, job_id: str) -> None:
     """It has waited as long as it may."""
     job = state.jobs.get(job_id)
     if job is None or not (job.phase is JobPhase.QUEUED or job.gathered):
         return
-    never(state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {reason(state, job)}")
+    fail_infeasible(
+        state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {reason(state, job)}"
+    )

@@ -18,7 +18,7 @@ def takes_work(node: Node) -> bool:
     return is_there and node.cordon is None and node.quarantine is None and not node.leaving
 
 
-def standing(node: Node) -> str:
+def service_state(node: Node) -> str:
     """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: nothing is said against it."""
     if node.cordon is None and node.leaving:
         return "leaving"
@@ -35,7 +35,7 @@ def standing_now(node: Node) -> str:
     """The same, also of one that nobody has taken out of service: ``silent``, ``not ready yet``."""
     if node.phase is not NodePhase.ALIVE:
         return "silent"
-    return standing(node) or "not ready yet"
+    return service_state(node) or "not ready yet"
 
 
 def why_out(node: Node, now: float) -> str:
@@ -61,7 +61,7 @@ def _cordoned(node: Node, cordon: Cordon, now: float) -> str:
     until = ""
     if cordon.until is not None:
         until = f"; what ends by itself has {max(0.0, cordon.until - now):.0f} s left"
-    doing = "being drained" if standing(node) == "draining" else standing(node)
+    doing = "being drained" if service_state(node) == "draining" else service_state(node)
     return f"is {doing} by {cordon.by}{said}{until}"
 
 

@@ -18,14 +18,14 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import NodeName
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.specs import EntryKind
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.effects import CordonAsked, NodeLeaving, UncordonAsked
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.effects import CordonRequested, NodeLeaving, UncordonRequested
 from fray.scheduler.jobs.queries import who
 from fray.scheduler.jobs.transitions import preempt
-from fray.scheduler.nodes.availability import standing
+from fray.scheduler.nodes.availability import service_state
 from fray.scheduler.nodes.quarantine import lift
 from fray.scheduler.reservations import reservations
-from fray.scheduler.state.rows import Cordon, Job, Node
+from fray.scheduler.state.rows import Cordon, JobRow, Node
 from fray.scheduler.state.state import State
 
 NAMED = 10
@@ -35,7 +35,7 @@ NAMED = 10
 # Asking ---------------------------------------------------------------------------------------------------------------
 
 
-def cordon(state: State, event: CordonAsked, out: Outbox) -> None:
+def cordon(state: State, event: CordonRequested, out: EffectBuffer) -> None:
     """Close machines, and empty them if that is asked for; all of the request or nothing."""
     try:
         nodes, told = _units(state, event.nodes)
@@ -45,7 +45,7 @@ def cordon(state: State, event: CordonAsked, out: Outbox) -> None:
     by, until = who(state, event.session), state.now + event.finish_s if event.finish_s else None
     for node in nodes:
         if node.cordon is not None and node.cordon.drain and not event.drain:
-            told.append(f"{node.name} is {standing(node)} already")
+            told.append(f"{node.name} is {service_state(node)} already")
         else:
             reason = event.reason or (node.cordon.reason if node.cordon is not None else "")
             _mark(state, out, node, Cordon(since=state.now, by=by, reason=reason, drain=event.drain, until=until))
@@ -56,7 +56,7 @@ def cordon(state: State, event: CordonAsked, out: Outbox) -> None:
     _answer(state, out, event, nodes, told)
 
 
-def uncordon(state: State, event: UncordonAsked, out: Outbox) -> None:
+def uncordon(state: State, event: UncordonRequested, out: EffectBuffer) -> None:
     """Open machines again. What a drain has asked to end ends all the same."""
     try:
         nodes, told = _units(state, event.nodes)
@@ -80,7 +80,7 @@ def uncordon(state: State, event: UncordonAsked, out: Outbox) -> None:
     _answer(state, out, event, nodes, told)
 
 
-def leaving(state: State, event: NodeLeaving, out: Outbox) -> None:
+def leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None:
     """It has been asked to end, and says what time it gives to what it runs."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
@@ -97,7 +97,11 @@ def leaving(state: State, event: NodeLeaving, out: Outbox) -> None:
 
 
 def _answer(
-    state: State, out: Outbox, event: CordonAsked | UncordonAsked, nodes: Iterable[Node], told: Iterable[str]
+    state: State,
+    out: EffectBuffer,
+    event: CordonRequested | UncordonRequested,
+    nodes: Iterable[Node],
+    told: Iterable[str],
 ) -> None:
     infos = tuple(state.node_info(node) for node in nodes)
     out.reply(event.session, event.ref, NodesMarked(nodes=infos, told=tuple(told)), late=True)
@@ -151,26 +155,26 @@ def _some(names: list[str]) -> str:
 # Doing ----------------------------------------------------------------------------------------------------------------
 
 
-def _mark(state: State, out: Outbox, node: Node, mark: Cordon) -> None:
+def _mark(state: State, out: EffectBuffer, node: Node, mark: Cordon) -> None:
     node.cordon = mark
     state.node_changed(node)
     said = f": {mark.reason}" if mark.reason else ""
-    out.happened("", f"node {standing(node)}", f"{node.name} by {mark.by}{said}")
+    out.happened("", f"node {service_state(node)}", f"{node.name} by {mark.by}{said}")
 
 
-def ends_never(job: Job) -> bool:
+def ends_never(job: JobRow) -> bool:
     """Whether it goes on until somebody ends it: an actor."""
     return job.spec.entry is EntryKind.ACTOR
 
 
-def _any(job: Job) -> bool:
+def _any(job: JobRow) -> bool:
     return True
 
 
-def _evict(state: State, out: Outbox, nodes: Iterable[Node], meant: Callable[[Job], bool]) -> None:
+def _evict(state: State, out: EffectBuffer, nodes: Iterable[Node], meant: Callable[[JobRow], bool]) -> None:
     """End whole jobs with members there, in the order in which they came to these machines."""
     for node in nodes:
-        reservations.evacuate(state, out, node.name, _why(node))
+        reservations.release_cordoned_units(state, out, node.name, _why(node))
         for job in list(_jobs_on(state, node)):
             if meant(job):
                 preempt(state, out, job, _why(node))
@@ -184,12 +188,12 @@ def _why(node: Node) -> str:
     return f"its machine {node.name} is drained by {node.cordon.by}{said}"
 
 
-def _jobs_on(state: State, node: Node) -> Iterator[Job]:
+def _jobs_on(state: State, node: Node) -> Iterator[JobRow]:
     ids = dict.fromkeys(state.attempts[attempt_id].job_id for attempt_id in state.on_node[node.name])
     return (state.jobs[job_id] for job_id in ids)
 
 
-def due(state: State, out: Outbox, name: NodeName) -> None:
+def expire_drain(state: State, out: EffectBuffer, name: NodeName) -> None:
     """The time is over that those had which may end by themselves."""
     node = state.nodes.get(name)
     if node is None or node.cordon is None or node.cordon.until is None:
@@ -199,7 +203,7 @@ def due(state: State, out: Outbox, name: NodeName) -> None:
     _evict(state, out, [node], _any)
 
 
-def settle(state: State, out: Outbox) -> None:
+def finish_drains(state: State, out: EffectBuffer) -> None:
     """After every handler: of draining machines, those on which nothing is left."""
     while state.emptied:
         name, _ = state.emptied.popitem()
@@ -207,7 +211,7 @@ def settle(state: State, out: Outbox) -> None:
             _drained(state, out, state.nodes[name])
 
 
-def _drained(state: State, out: Outbox, node: Node) -> None:
+def _drained(state: State, out: EffectBuffer, node: Node) -> None:
     cordon = node.cordon
     if cordon is None or not cordon.drain or cordon.drained_at is not None or state.on_node[node.name]:
         return

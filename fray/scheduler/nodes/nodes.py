@@ -7,28 +7,28 @@ ends and starts again has another incarnation, and that is proof for all that th
 from __future__ import annotations
 
 from fray.model.ids import AttemptId
-from fray.model.messages.node import NodeHello, Report
-from fray.model.specs import Observed, Phase
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.effects import AttemptRemarked, NodeDied, NodeJoined, NodeReported, NodeSilent
+from fray.model.messages.node import NodeHello, ObservedState
+from fray.model.specs import ObservedAttempt, Phase
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.effects import AttemptAnnotated, NodeDied, NodeJoined, NodeReported, NodeSilent
 from fray.scheduler.jobs.registry import moved_with_node
 from fray.scheduler.jobs.transitions import (
-    absent,
-    lose,
+    mark_attempt_lost,
     observe,
-    reconsider,
+    reconcile_missing_attempt,
+    retry_or_commit,
 )
-from fray.scheduler.lifecycle import NODE_TABLE, NodeTurn, moved
+from fray.scheduler.lifecycle import NODE_TABLE, NodeEvent, next_phase
 from fray.scheduler.nodes import quarantine
 from fray.scheduler.reservations import reservations
-from fray.scheduler.state.rows import Attempt, Node, NodePhase
+from fray.scheduler.state.rows import AttemptRow, Node, NodePhase
 from fray.scheduler.state.state import State, node_deadline
 
 REMARK_LIMIT_CHARS = 1000
 """Of one line that a node asks for."""
 
 
-def joined(state: State, event: NodeJoined, out: Outbox) -> None:
+def joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     """First, again, or as a new incarnation."""
     hello = event.hello
     node = state.nodes.get(hello.node)
@@ -59,10 +59,10 @@ def _new(hello: NodeHello) -> Node:
     )
 
 
-def _rejoined(state: State, out: Outbox, node: Node) -> None:
+def _rejoined(state: State, out: EffectBuffer, node: Node) -> None:
     """It holds what it held; nothing new before it has told us what that is."""
     was_hidden = node.phase in (NodePhase.SUSPECT, NodePhase.LOST)
-    node.phase = moved(NODE_TABLE, node.phase, NodeTurn.JOINED)
+    node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.JOINED)
     node.settled = False
     state.node_changed(node)
     quarantine.came_back(state, node)
@@ -76,7 +76,7 @@ def node_since(state: State, node: Node) -> float:
     return state.now if node.phase is NodePhase.ALIVE else node.silent_since
 
 
-def _tell_all(state: State, out: Outbox, node: Node) -> None:
+def _tell_all(state: State, out: EffectBuffer, node: Node) -> None:
     """Its jobs and actors show whether it is suspect."""
     moved_with_node(state, out, node.name)
     for attempt_id in state.on_node[node.name]:
@@ -86,7 +86,7 @@ def _tell_all(state: State, out: Outbox, node: Node) -> None:
 # Reports --------------------------------------------------------------------------------------------------------------
 
 
-def reported(state: State, event: NodeReported, out: Outbox) -> None:
+def reported(state: State, event: NodeReported, out: EffectBuffer) -> None:
     """What the node holds, or what changed of it. Reports of another incarnation say nothing."""
     node = state.nodes.get(event.node)
     report = event.report
@@ -100,11 +100,11 @@ def reported(state: State, event: NodeReported, out: Outbox) -> None:
     for observed in report.observed:
         _observed(state, out, node, observed)
     if is_latest:
-        _compare(state, out, node, report)
+        _reconcile_report(state, out, node, report)
     _unused_values(report, out)
 
 
-def _withhold(state: State, out: Outbox, node: Node, busy: dict[str, str]) -> None:
+def _withhold(state: State, out: EffectBuffer, node: Node, busy: dict[str, str]) -> None:
     """Before the ends in the same report: what they give back may be among it."""
     news = [f"{device} ({why})" for device, why in busy.items() if device not in node.busy]
     freed = [device for device in node.busy if device not in busy]
@@ -116,13 +116,13 @@ def _withhold(state: State, out: Outbox, node: Node, busy: dict[str, str]) -> No
         out.happened("", "devices free", f"{node.name}: {', '.join(freed)}")
 
 
-def _observed(state: State, out: Outbox, node: Node, observed: Observed) -> None:
+def _observed(state: State, out: EffectBuffer, node: Node, observed: ObservedAttempt) -> None:
     attempt = state.attempts.get(observed.attempt_id)
     if attempt is not None and attempt.living and attempt.node == node.name:
         observe(state, out, attempt, observed)
 
 
-def remarked(state: State, event: AttemptRemarked, out: Outbox) -> None:
+def record_annotation(state: State, event: AttemptAnnotated, out: EffectBuffer) -> None:
     """For the story; of an attempt that is not its any more a node has nothing to say."""
     attempt = state.attempts.get(event.attempt_id)
     if attempt is None or not attempt.living or (attempt.node, attempt.incarnation) != (event.node, event.incarnation):
@@ -131,14 +131,14 @@ def remarked(state: State, event: AttemptRemarked, out: Outbox) -> None:
     out.happened(attempt.job_id, event.what, text[:REMARK_LIMIT_CHARS])
 
 
-def _unused_values(report: Report, out: Outbox) -> None:
+def _unused_values(report: ObservedState, out: EffectBuffer) -> None:
     """A late report's values are nobody's."""
     for observed in report.observed:
         if observed.outcome is not None:
             out.unused(observed.outcome.value)
 
 
-def _compare(state: State, out: Outbox, node: Node, report: Report) -> None:
+def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: ObservedState) -> None:
     """What it holds, against what is wanted of it."""
     seen = {observed.attempt_id: observed.phase for observed in report.observed}
     missing = list(report.gone)
@@ -148,12 +148,14 @@ def _compare(state: State, out: Outbox, node: Node, report: Report) -> None:
     for attempt_id in missing:
         attempt = state.attempts.get(attempt_id)
         if attempt is not None and attempt.living and attempt.node == node.name:
-            absent(state, out, attempt)
-    node.strays = _strays(state, node, report, seen)
+            reconcile_missing_attempt(state, out, attempt)
+    node.strays = _unwanted_attempts(state, node, report, seen)
     state.node_changed(node)
 
 
-def _strays(state: State, node: Node, report: Report, seen: dict[AttemptId, Phase]) -> tuple[AttemptId, ...]:
+def _unwanted_attempts(
+    state: State, node: Node, report: ObservedState, seen: dict[AttemptId, Phase]
+) -> tuple[AttemptId, ...]:
     """Living attempts it holds that are not wanted of it."""
     known = {} if report.full else dict.fromkeys(node.strays)
     for attempt_id, phase in seen.items():
@@ -166,28 +168,28 @@ def _strays(state: State, node: Node, report: Report, seen: dict[AttemptId, Phas
 # Silence and death ----------------------------------------------------------------------------------------------------
 
 
-def silent(state: State, event: NodeSilent, out: Outbox) -> None:
+def mark_disconnected(state: State, event: NodeSilent, out: EffectBuffer) -> None:
     """Its connection is gone: the suspect timer starts."""
     node = state.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
-        _fall_silent(state, node, NodeTurn.LOST_CONNECTION, event.silent_s)
+        _fall_silent(state, node, NodeEvent.LOST_CONNECTION, event.silent_s)
         out.happened("", "node silent", node.name)
 
 
-def _fall_silent(state: State, node: Node, turn: NodeTurn, silent_s: float = 0.0) -> None:
-    node.phase = moved(NODE_TABLE, node.phase, turn)
+def _fall_silent(state: State, node: Node, turn: NodeEvent, silent_s: float = 0.0) -> None:
+    node.phase = next_phase(NODE_TABLE, node.phase, turn)
     node.silent_since = state.now - max(0.0, min(silent_s, state.rules.suspect_s))
     state.node_changed(node)
 
 
-def died(state: State, event: NodeDied, out: Outbox) -> None:
+def mark_node_dead(state: State, event: NodeDied, out: EffectBuffer) -> None:
     """Proof of death: nothing of this incarnation lives."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
     _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", node_since(state, node))
     if _remembered(state, node):
-        node.phase, node.silent_since = moved(NODE_TABLE, node.phase, NodeTurn.DIED), state.now
+        node.phase, node.silent_since = next_phase(NODE_TABLE, node.phase, NodeEvent.DIED), state.now
         state.node_changed(node)
     else:
         state.drop_node(node)
@@ -201,30 +203,30 @@ def _remembered(state: State, node: Node) -> bool:
     return node.quarantine is not None or (node.cordon is not None and not node.cordon.leaving)
 
 
-def _give_up(state: State, out: Outbox, node: Node, message: str, since: float) -> None:
+def _give_up(state: State, out: EffectBuffer, node: Node, message: str, since: float) -> None:
     ran = reservations.inside_on(state, node.name)
     for attempt in _held(state, node):
         if attempt.living:
-            lose(state, out, attempt, message, since)
+            mark_attempt_lost(state, out, attempt, message, since)
     reservations.lose_node(state, out, node.name, message, ran)
 
 
-def _held(state: State, node: Node) -> list[Attempt]:
+def _held(state: State, node: Node) -> list[AttemptRow]:
     return [state.attempts[attempt_id] for attempt_id in state.on_node[node.name]]
 
 
-def restarted(state: State, out: Outbox) -> None:
+def restarted(state: State, out: EffectBuffer) -> None:
     """Every connection is gone with the old controller; silence is counted from now."""
     quarantine.restarted(state)
     for node in state.nodes.values():
         was_hidden = node.phase is NodePhase.SUSPECT
         if node.phase is not NodePhase.LOST:
-            _fall_silent(state, node, NodeTurn.RESTARTED)
+            _fall_silent(state, node, NodeEvent.RESTARTED)
         if was_hidden:
             _tell_all(state, out, node)
 
 
-def ticked(state: State, out: Outbox) -> None:
+def ticked(state: State, out: EffectBuffer) -> None:
     """Turns of silent nodes that are due."""
     for name in sorted(state.unwell):
         node = state.nodes[name]
@@ -232,11 +234,11 @@ def ticked(state: State, out: Outbox) -> None:
             _due(state, out, node)
 
 
-def _due(state: State, out: Outbox, node: Node) -> None:
+def _due(state: State, out: EffectBuffer, node: Node) -> None:
     if node.phase is NodePhase.LOST:
         state.drop_node(node)
         return
-    node.phase = moved(NODE_TABLE, node.phase, NodeTurn.DUE)
+    node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.DUE)
     state.node_changed(node)
     out.happened("", f"node {node.phase.value}", f"{node.name} has been silent since {node.silent_since:.0f}")
     if node.phase is NodePhase.LOST:
@@ -246,13 +248,13 @@ def _due(state: State, out: Outbox, node: Node) -> None:
     for attempt in _held(state, node):
         if _may_overlap(state, attempt):
             text = f"the node {node.name} has been silent for {state.rules.suspect_s:.0f} s, and it may overlap"
-            lose(state, out, attempt, text, node.silent_since)
+            mark_attempt_lost(state, out, attempt, text, node.silent_since)
     _tell_all(state, out, node)
     for attempt in _held(state, node):
-        reconsider(state, out, state.jobs[attempt.job_id])
+        retry_or_commit(state, out, state.jobs[attempt.job_id])
 
 
-def _may_overlap(state: State, attempt: Attempt) -> bool:
+def _may_overlap(state: State, attempt: AttemptRow) -> bool:
     """Its author would rather have two for a while than none."""
     config = state.jobs[attempt.job_id].spec.actor
     return config is not None and config.may_overlap

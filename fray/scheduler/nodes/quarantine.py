@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from attrs import evolve
 
 from fray.model.ids import ANONYMOUS, stem_of
-from fray.model.specs import Cause, JobSpec, Outcome
-from fray.scheduler.effect_buffer import Outbox
+from fray.model.specs import EndReason, JobSpec, Outcome
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import NodeProbed
-from fray.scheduler.jobs.retries import PORT_TRIES, spent, told
+from fray.scheduler.jobs.retries import PORT_TRIES, outcome_text, spent
 from fray.scheduler.lifecycle import Budget
 from fray.scheduler.state.rows import (
-    Attempt,
-    Blame,
-    Job,
+    AttemptRow,
+    JobRow,
     Node,
+    NodeFault,
     NodePhase,
     Quarantine,
 )
@@ -54,27 +54,27 @@ SAID_LIMIT_CHARS = 300
 # What speaks against a machine ----------------------------------------------------------------------------------------
 
 
-def _always(job: Job, attempt: Attempt, outcome: Outcome) -> bool:
+def _always(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
     return True
 
 
-def _at_start(job: Job, attempt: Attempt, outcome: Outcome) -> bool:
+def _at_start(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
     return not attempt.ran or _lived_s(attempt, outcome) < AT_START_S
 
 
-def _exhausted(job: Job, attempt: Attempt, outcome: Outcome) -> bool:
+def _exhausted(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
     return spent(job, Budget.PORTS) >= PORT_TRIES
 
 
-SIGNS: Mapping[Cause, Callable[[Job, Attempt, Outcome], bool]] = {
-    Cause.ENVIRONMENT: _always,
-    Cause.KILLED: _at_start,
-    Cause.PORT_TAKEN: _exhausted,
+SIGNS: Mapping[EndReason, Callable[[JobRow, AttemptRow, Outcome], bool]] = {
+    EndReason.ENVIRONMENT: _always,
+    EndReason.KILLED: _at_start,
+    EndReason.PORT_TAKEN: _exhausted,
 }
 """Ends that nobody has asked for, and when they speak against the machine."""
 
 
-def points(job: Job, attempt: Attempt, outcome: Outcome) -> int:
+def fault_points(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> int:
     """How much this end speaks against its machine."""
     if attempt.stop_cause is not None or job.stop_cause is not None:
         return 0
@@ -84,11 +84,11 @@ def points(job: Job, attempt: Attempt, outcome: Outcome) -> int:
     return int(sign is not None and sign(job, attempt, outcome))
 
 
-def did_well(attempt: Attempt, outcome: Outcome) -> bool:
-    return outcome.cause is Cause.SUCCEEDED or (attempt.ran and _lived_s(attempt, outcome) >= DID_WELL_S)
+def did_well(attempt: AttemptRow, outcome: Outcome) -> bool:
+    return outcome.cause is EndReason.SUCCEEDED or (attempt.ran and _lived_s(attempt, outcome) >= DID_WELL_S)
 
 
-def _lived_s(attempt: Attempt, outcome: Outcome) -> float:
+def _lived_s(attempt: AttemptRow, outcome: Outcome) -> float:
     if attempt.started_at is None or attempt.ended_at is None:
         return outcome.duration_s
     return max(outcome.duration_s, attempt.ended_at - attempt.started_at)
@@ -104,16 +104,16 @@ def kind_of(spec: JobSpec) -> str:
 # Judging --------------------------------------------------------------------------------------------------------------
 
 
-def judge(state: State, out: Outbox, attempt: Attempt, outcome: Outcome) -> None:
+def score_attempt_end(state: State, out: EffectBuffer, attempt: AttemptRow, outcome: Outcome) -> None:
     """An attempt has ended: what does that say of its machine, and of others?"""
-    if not state.blamed and outcome.cause is Cause.SUCCEEDED:
+    if not state.blamed and outcome.cause is EndReason.SUCCEEDED:
         return  # nearly always
     job, node = state.jobs[attempt.job_id], state.nodes.get(attempt.node)
     if node is None:
         return
-    if weight := points(job, attempt, outcome):
-        what = told(outcome)[:SAID_LIMIT_CHARS]
-        blame = Blame(job_id=job.job_id, kind=kind_of(job.spec), what=what, at=state.now, points=weight)
+    if weight := fault_points(job, attempt, outcome):
+        what = outcome_text(outcome)[:SAID_LIMIT_CHARS]
+        blame = NodeFault(job_id=job.job_id, kind=kind_of(job.spec), what=what, at=state.now, points=weight)
         _set_blames(state, node, (*_fresh(state, node), blame))
         _consider(state, out, node)
     elif did_well(attempt, outcome) and state.blamed:
@@ -121,7 +121,7 @@ def judge(state: State, out: Outbox, attempt: Attempt, outcome: Outcome) -> None
         _prove(state, out, kind_of(job.spec))
 
 
-def _prove(state: State, out: Outbox, kind: str) -> None:
+def _prove(state: State, out: EffectBuffer, kind: str) -> None:
     """Jobs like this one do well: where they did not, the machine is to blame."""
     for name in list(state.blamed.get(kind, ())):
         node = state.nodes[name]
@@ -131,11 +131,11 @@ def _prove(state: State, out: Outbox, kind: str) -> None:
             _consider(state, out, node)
 
 
-def _fresh(state: State, node: Node) -> tuple[Blame, ...]:
+def _fresh(state: State, node: Node) -> tuple[NodeFault, ...]:
     return tuple(blame for blame in node.blames if state.now - blame.at < KEPT_S)
 
 
-def _set_blames(state: State, node: Node, blames: tuple[Blame, ...]) -> None:
+def _set_blames(state: State, node: Node, blames: tuple[NodeFault, ...]) -> None:
     if node.blames != blames:
         state.set_blames(node, blames[-KEPT:])
 
@@ -150,7 +150,7 @@ def score(state: State, node: Node) -> int:
     return sum(counted.values())
 
 
-def _consider(state: State, out: Outbox, node: Node) -> None:
+def _consider(state: State, out: EffectBuffer, node: Node) -> None:
     found = score(state, node)
     jobs = dict.fromkeys(blame.job_id for blame in _fresh(state, node))
     if node.quarantine is not None or found < ENOUGH or len(jobs) < 2:
@@ -178,7 +178,7 @@ def there(state: State) -> list[Node]:
     return sorted(found, key=lambda node: (node.quarantine.since if node.quarantine else 0.0, node.name))
 
 
-def settle(state: State, out: Outbox) -> None:
+def enforce_quarantine_limit(state: State, out: EffectBuffer) -> None:
     """After every handler: when the fleet has become smaller, those that came first are let back."""
     if not state.quarantined:
         return
@@ -195,7 +195,7 @@ def wait_s(node: Node, probes: int) -> float:
 # Coming back ----------------------------------------------------------------------------------------------------------
 
 
-def due(state: State, out: Outbox, name: str) -> None:
+def run_probe_timers(state: State, out: EffectBuffer, name: str) -> None:
     """It is time to probe, or too late for an answer."""
     node = state.nodes.get(name)
     if node is None or node.quarantine is None:
@@ -211,7 +211,7 @@ def due(state: State, out: Outbox, name: str) -> None:
         state.node_changed(node)
 
 
-def probed(state: State, event: NodeProbed, out: Outbox) -> None:
+def probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
     """What it has found."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
@@ -226,7 +226,7 @@ def probed(state: State, event: NodeProbed, out: Outbox) -> None:
         out.happened("", "node back in service", f"{node.name}: its probe found nothing wrong")
 
 
-def _unwell(state: State, out: Outbox, node: Node, trouble: str) -> None:
+def _unwell(state: State, out: EffectBuffer, node: Node, trouble: str) -> None:
     assert node.quarantine is not None
     probes = node.quarantine.probes + 1
     next_s = wait_s(node, probes)

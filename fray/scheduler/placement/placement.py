@@ -14,59 +14,59 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fray.scheduler.backfill.backfill import Keeps
+from fray.scheduler.backfill.backfill import MachineHolds
 from fray.scheduler.backfill.starvation import KEPT_FOR, starving
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs import groups
 from fray.scheduler.jobs.transitions import start
-from fray.scheduler.pool.free_capacity import Space
+from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine
-from fray.scheduler.pool.requests import Placed
+from fray.scheduler.pool.requests import Placement
 from fray.scheduler.preemption import preemption
-from fray.scheduler.queue.indexes import Lane, Want
-from fray.scheduler.queue.order import Round
-from fray.scheduler.queue.queue import Applicant, Kind
-from fray.scheduler.queue.quotas import Standing, standing
+from fray.scheduler.queue.indexes import TenantShapeQueue, WaitingShape
+from fray.scheduler.queue.order import TenantRoundRobin
+from fray.scheduler.queue.queue import Applicant, ApplicantKind
+from fray.scheduler.queue.quotas import QuotaStatus, quota_status
 from fray.scheduler.reservations import reservations
-from fray.scheduler.state.start_plans import Kept
+from fray.scheduler.state.start_plans import HeldMachines
 from fray.scheduler.state.state import State
 
 MOST = 200
 """So many wants are looked for; with more, the line is walked."""
 FEW_MACHINES = 8
 FEW_AGED = 200
-PHASES = (Standing.WITHIN, Standing.BORROWS, Standing.GROWS)
+PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWS, QuotaStatus.GROWS)
 
 
-def _start_job(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Placed]) -> None:
+def _start_job(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
     start(state, out, state.jobs[applicant.id], placed[0])
 
 
-def _start_group(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Placed]) -> None:
+def _start_group(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
     groups.start_all(state, out, state.job_groups[applicant.id], placed)
 
 
-Starter: TypeAlias = Callable[[State, Outbox, Applicant, Sequence[Placed]], None]
-STARTERS: Mapping[Kind, Starter] = {
-    Kind.JOB: _start_job,
-    Kind.GROUP: _start_group,
-    Kind.RESERVATION: reservations.granted,
-    Kind.GROWTH: reservations.granted,
+Starter: TypeAlias = Callable[[State, EffectBuffer, Applicant, Sequence[Placement]], None]
+STARTERS: Mapping[ApplicantKind, Starter] = {
+    ApplicantKind.JOB: _start_job,
+    ApplicantKind.GROUP: _start_group,
+    ApplicantKind.RESERVATION: reservations.granted,
+    ApplicantKind.GROWTH: reservations.granted,
 }
 """Who makes something of the places an applicant was given; it is out of the queue already."""
 
 
-def place_waiting(state: State, out: Outbox) -> None:
+def place_waiting(state: State, out: EffectBuffer) -> None:
     """Place all that waits and can be placed, in order; each shape is given up at its first refusal."""
     queue, pool = state.queue, state.pool
-    preemption.settle(state)
+    preemption.drop_stale_claims(state)
     queue.searches = 0
     pool.now = state.now
     state.rank_by_time()
     pool.freed.update((name, None) for name in queue.missed if name in pool.machines)
     again = _is_due(state)
     while queue and (again or queue.seeking):
-        again = again and Pass(state, out).run()
+        again = again and PlacementPass(state, out).run()
         if not again and not _seek(state, out):
             break
         again = True
@@ -80,7 +80,7 @@ def place_waiting(state: State, out: Outbox) -> None:
     state.stirred.clear()
 
 
-def _seek(state: State, out: Outbox) -> bool:
+def _seek(state: State, out: EffectBuffer) -> bool:
     """Whether anybody whose place was taken has ended at once: he had not begun yet."""
     before = _freed(state)
     if state.queue.seeking:
@@ -106,10 +106,10 @@ def _looked(state: State) -> object:
     return state.pool.changes, state.pool.version, state.queue.changes, state.shares.ranked_at, pools
 
 
-class Pass:
+class PlacementPass:
     """One walk over what is worth a try."""
 
-    def __init__(self, state: State, out: Outbox) -> None:
+    def __init__(self, state: State, out: EffectBuffer) -> None:
         self.state, self.queue, self.pool = state, state.queue, state.pool
         self.out = out
         self.queue.turn += 1
@@ -121,7 +121,7 @@ class Pass:
         if state.lending and any(name in state.units_on for name in self.pool.freed):
             # with what reservations give back there something may fit now: everybody may ask for that again
             self.queue.refused.update(dict.fromkeys(self.queue.waiting))
-        self.keeps = Keeps(state)
+        self.keeps = MachineHolds(state)
         freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
         self.many = len(freed) > FEW_MACHINES
         """Machines that have become freer: too many to look at each."""
@@ -130,11 +130,11 @@ class Pass:
         self.claimants = {self.queue.waiting[shape]: None for shape in self.keeps.claiming_shapes()}
         self.planned = {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
         """Those that have a plan from the pass before."""
-        self.noted: dict[Want, None] = {}
+        self.noted: dict[WaitingShape, None] = {}
         """Those of which the first that was refused has been told to `keeps`."""
         self.starved = 0
-        self.phase = Standing.WITHIN
-        self.behind: dict[Standing, None] = {}
+        self.phase = QuotaStatus.WITHIN
+        self.behind: dict[QuotaStatus, None] = {}
         """Standings of those that come later in this band."""
         self.cut = False
         self.is_kept = bool(self.queue.holders or state.claims)
@@ -165,7 +165,7 @@ class Pass:
         freer = _freed(self.state) != self.freed
         return freer or queue.seen != self.pool.version or bool(queue.fresh)
 
-    def _loosen(self, before: Mapping[str, Kept]) -> None:
+    def _loosen(self, before: Mapping[str, HeldMachines]) -> None:
         """Machines that are kept for somebody no more may be used by others."""
         for applicant_id, kept in before.items():
             now = self.keeps.kept.get(applicant_id)
@@ -175,7 +175,7 @@ class Pass:
 
     # What is worth a try
 
-    def _in_question(self, fresh: Iterable[Lane]) -> list[Want] | None:
+    def _in_question(self, fresh: Iterable[TenantShapeQueue]) -> list[WaitingShape] | None:
         """What could fit now and did not before, and what starves; None: that is most of it."""
         if self.many:
             return None
@@ -190,7 +190,7 @@ class Pass:
                         return None
         return list(found)
 
-    def _fitting(self, machine: Machine, room: Space) -> Iterator[Want]:
+    def _fitting(self, machine: Machine, room: FreeCapacity) -> Iterator[WaitingShape]:
         """Those that may fit there as it is now: somebody may just have been placed there."""
         cpu_milli, memory_bytes = min(machine.cpu_milli, room.cpu_milli), min(machine.memory_bytes, room.memory_bytes)
         kinds = ["", *dict.fromkeys(kind for (kind, _), count in room.devices.items() if count)]
@@ -201,7 +201,7 @@ class Pass:
                     if not kind or (_has_room(machine, want) and _may_fit(room, want)):
                         yield want
 
-    def _hopeful(self, lane: Lane) -> bool:
+    def _hopeful(self, lane: TenantShapeQueue) -> bool:
         """Something has changed for it since it last did not fit, and its like was not refused in this pass."""
         want = lane.want
         if want.turn == self.turn:
@@ -222,24 +222,24 @@ class Pass:
         want.hopeless = self.turn
         return False
 
-    def _consider(self, lane: Lane) -> bool:
+    def _consider(self, lane: TenantShapeQueue) -> bool:
         """See `turns.Round`."""
         want = lane.want
         if self.cut and not want.exempt:
             return False
         if not self._hopeful(lane) and not self._keeps(lane):
             return False
-        stands, whose = standing(self.state.shares, lane.space.tenant, want)
+        stands, whose = quota_status(self.state.shares, lane.space.tenant, want)
         if stands is self.phase:
             return True
         want.failed = -1  # it may fit by now, and was not tried
-        if stands is Standing.WAITS:
+        if stands is QuotaStatus.WAITS:
             self.queue.over_quota.setdefault(whose, {})[lane] = None
         elif stands > self.phase:
             self.behind[stands] = None
         return False
 
-    def _keeps(self, lane: Lane) -> bool:
+    def _keeps(self, lane: TenantShapeQueue) -> bool:
         """Something may have to be kept for its first, and was not yet."""
         if lane.want in self.noted:
             return False
@@ -249,7 +249,7 @@ class Pass:
 
     # Trying
 
-    def _walk(self, wants: Sequence[Want] | None, until: Callable[[bool], bool] | None = None) -> bool:
+    def _walk(self, wants: Sequence[WaitingShape] | None, until: Callable[[bool], bool] | None = None) -> bool:
         """Try lanes of these wants (None: of all) in their order.
 
         Args:
@@ -260,10 +260,10 @@ class Pass:
         for rank in sorted(self.queue.spaces):
             self.behind.clear()
             for phase in PHASES:
-                if phase is not Standing.WITHIN and phase not in self.behind:
+                if phase is not QuotaStatus.WITHIN and phase not in self.behind:
                     continue
                 self.phase = phase
-                for lane in Round(self.queue, rank, wants, self._consider):
+                for lane in TenantRoundRobin(self.queue, rank, wants, self._consider):
                     placed = self._try(lane)
                     if until is not None and until(placed):
                         return True
@@ -276,7 +276,7 @@ class Pass:
     def _has_placed(placed: bool) -> bool:
         return placed
 
-    def _try(self, lane: Lane) -> bool:
+    def _try(self, lane: TenantShapeQueue) -> bool:
         """Place its first, or keep for it what the law says."""
         want, applicant = lane.want, self.queue.first(lane)
         if self._hopeful(lane) and self._place(lane, applicant):
@@ -286,15 +286,15 @@ class Pass:
             self._refused(want, applicant)
         return False
 
-    def _refused(self, want: Want, applicant: Applicant) -> None:
+    def _refused(self, want: WaitingShape, applicant: Applicant) -> None:
         self.noted[want] = None
         self.starved += starving(self.state, applicant)
         plan = self.keeps.refused(applicant)
-        if preemption.seek(self.state, self.out, applicant, self.keeps, plan):
+        if preemption.try_preempt(self.state, self.out, applicant, self.keeps, plan):
             self.keeps.claimed(applicant)
         self.cut = self.keeps.keeps_all()
 
-    def _place(self, lane: Lane, applicant: Applicant) -> bool:
+    def _place(self, lane: TenantShapeQueue, applicant: Applicant) -> bool:
         want, state = lane.want, self.state
         pool = state.pool_for(want.shape.reservation)
         liked = state.places_of(applicant)
@@ -313,7 +313,7 @@ class Pass:
         return True
 
 
-def _has_room(machine: Machine, want: Want) -> bool:
+def _has_room(machine: Machine, want: WaitingShape) -> bool:
     """As it is now: somebody may just have been placed there."""
     if machine.cpu_milli < want.cpu_milli or machine.memory_bytes < want.memory_bytes:
         return False
@@ -322,7 +322,7 @@ def _has_room(machine: Machine, want: Want) -> bool:
     )
 
 
-def _may_fit(room: Space, want: Want) -> bool:
+def _may_fit(room: FreeCapacity, want: WaitingShape) -> bool:
     """As far as can be told at a glance."""
     if room.cpu_milli < want.cpu_milli or room.memory_bytes < want.memory_bytes:
         return False

@@ -13,12 +13,12 @@ from types import TracebackType
 
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
-from fray.scheduler.pool.requests import Ask, Placed
-from fray.scheduler.state.rows import Job
+from fray.scheduler.pool.requests import Placement, PlacementRequest
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
 
-class Trial:
+class HypotheticalPool:
     """A context manager.
 
     Args:
@@ -35,7 +35,7 @@ class Trial:
         self.work = 0
         """How many jobs were looked at in it (`victims`)."""
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> HypotheticalPool:
         pool = self.pool
         self._before, self._freed = (pool.now, pool.version, pool.changes), dict(pool.freed)
         pool.now = self.state.now
@@ -60,7 +60,7 @@ class Trial:
 
     # As if
 
-    def end(self, jobs: Iterable[Job]) -> None:
+    def end(self, jobs: Iterable[JobRow]) -> None:
         """They had ended. (What is in other reservations changes nothing here.)"""
         for job in jobs:
             if job.job_id not in self.ended:
@@ -69,7 +69,7 @@ class Trial:
                 if job.spec.reservation_id == self.reservation:
                     self._end(job)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: JobRow) -> None:
         demand = self.state.demand(job)
         for attempt in self.state.living_members(job):
             if attempt.node in self.pool.machines:
@@ -90,8 +90,8 @@ class Trial:
         self._undo.append(lambda: self.pool.release(node, demand, devices, ports))
 
     def place(
-        self, ask: Ask, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
-    ) -> tuple[Placed, ...] | None:
+        self, ask: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placement, ...] | None:
         """It had its places: as `Pool.place`, until `undo_to`."""
         if any(demand.ports for demand in ask.demands):
             self._mark_ports(self.pool.machines)
@@ -100,7 +100,7 @@ class Trial:
             self._undo.append(lambda: self.pool.give_back(ask, placed))
         return placed
 
-    def fits(self, ask: Ask, closed: Container[NodeName] = ()) -> bool:
+    def fits(self, ask: PlacementRequest, closed: Container[NodeName] = ()) -> bool:
         """It could be placed."""
         mark = self.mark
         found = self.place(ask, closed) is not None

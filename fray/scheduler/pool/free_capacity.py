@@ -11,7 +11,7 @@ MANY = 1 << 30
 
 
 @define
-class Space:
+class FreeCapacity:
     """May become negative: then more is promised than there is."""
 
     cpu_milli: int
@@ -21,17 +21,17 @@ class Space:
     devices: dict[Variant, int]
 
     @classmethod
-    def of(cls, machine: Machine) -> Space:
+    def of(cls, machine: Machine) -> FreeCapacity:
         """What the machine has free now."""
         devices = {variant: len(ids) for variant, ids in machine.devices.items()}
         return cls(machine.cpu_milli, machine.memory_bytes, machine.disk_bytes, machine.ports.free, devices)
 
-    def copy(self) -> Space:
-        return Space(self.cpu_milli, self.memory_bytes, self.disk_bytes, self.ports, dict(self.devices))
+    def copy(self) -> FreeCapacity:
+        return FreeCapacity(self.cpu_milli, self.memory_bytes, self.disk_bytes, self.ports, dict(self.devices))
 
-    def least(self, other: Space) -> Space:
+    def least(self, other: FreeCapacity) -> FreeCapacity:
         """What is in both."""
-        return Space(
+        return FreeCapacity(
             min(self.cpu_milli, other.cpu_milli),
             min(self.memory_bytes, other.memory_bytes),
             min(self.disk_bytes, other.disk_bytes),

@@ -15,7 +15,7 @@ from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
 from fray.model.topology import find_topology
 from fray.scheduler.pool.ports import Ports
-from fray.scheduler.pool.requests import Grant, weightless
+from fray.scheduler.pool.requests import MemberPlacement, weightless
 
 Variant: TypeAlias = tuple[str, str]
 """(kind, variant in lower case) of devices."""
@@ -174,21 +174,21 @@ def takes(machine: Machine, demand: Demand) -> bool:
     return not count or any(len(machine.devices[v]) >= count for v in variants(demand, machine.devices))
 
 
-def fit(demand: Demand, machine: Machine, now: float = 0.0) -> Grant | None:
+def fit(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement | None:
     """The place of one member on this machine as it is now, or None. All devices granted are of one variant."""
     return grant(demand, machine, now) if takes(machine, demand) else None
 
 
-def grant(demand: Demand, machine: Machine, now: float = 0.0) -> Grant:
+def grant(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement:
     """The place of one member on a machine that `takes` it."""
     ports = machine.ports.peek(demand.ports, now) if demand.ports else ()
     if not demand.device_count:
-        return Grant(machine.name, (), ports)
+        return MemberPlacement(machine.name, (), ports)
     if len(machine.devices) == 1:
         (ids,) = machine.devices.values()
     else:
         ids = machine.devices[demand.device_kind or "", best_variant(demand, machine)[1]]
-    return Grant(machine.name, tuple(ids[: demand.device_count]), ports)
+    return MemberPlacement(machine.name, tuple(ids[: demand.device_count]), ports)
 
 
 def best_variant(demand: Demand, machine: Machine) -> tuple[int, str]:

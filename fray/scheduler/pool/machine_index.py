@@ -39,7 +39,7 @@ BEHIND = 1024
 
 
 @frozen(cache_hash=True)
-class Filter:
+class AttributeFilter:
     """What of a demand concerns attributes only; machines that pass never change that."""
 
     preemptible: bool = True
@@ -50,7 +50,7 @@ class Filter:
     place: Place | None = None
 
     @classmethod
-    def of(cls, demand: Demand, place: Place | None = None) -> Filter:
+    def of(cls, demand: Demand, place: Place | None = None) -> AttributeFilter:
         return cls(demand.preemptible, demand.regions, demand.zones, demand.containers, demand.constraints, place)
 
     def test(self) -> Callable[[Machine], bool]:
@@ -80,13 +80,13 @@ class Filter:
         return groups + ([[self.place]] if self.place and self.place[1] else [])
 
 
-EVERYWHERE = Filter()
+EVERYWHERE = AttributeFilter()
 
 
-class Follower:
+class PoolListener:
     """Told of changes, it looks when it is asked."""
 
-    def __init__(self, filter: Filter, machines: Mapping[NodeName, Machine]) -> None:
+    def __init__(self, filter: AttributeFilter, machines: Mapping[NodeName, Machine]) -> None:
         self.seen = 0
         """Of the pool's log."""
         self.idle = 0
@@ -134,7 +134,7 @@ class Follower:
 # In order of preference ----------------------------------------------------------------------------------------------
 
 
-class Level:
+class PreferenceBucket:
     """Machines that are liked alike, but for their size: a sorted list in chunks.
 
     For each chunk it is known how much memory and disk one of its machines may have free at most, so that chunks where
@@ -228,15 +228,15 @@ Where: TypeAlias = tuple[int, Entry, int]
 """Level, entry, and bytes of disk free."""
 
 
-class Order(Follower):
+class PreferenceOrder(PoolListener):
     """Open machines in the order in which demands of one kind like them: by level, then by size, then by name."""
 
     def __init__(
-        self, filter: Filter, machines: Mapping[NodeName, Machine], where: Callable[[Machine], Where | None]
+        self, filter: AttributeFilter, machines: Mapping[NodeName, Machine], where: Callable[[Machine], Where | None]
     ) -> None:
         super().__init__(filter, machines)
         self._of = where
-        self._levels: dict[int, Level] = {}
+        self._levels: dict[int, PreferenceBucket] = {}
         self._sorted: list[int] = []
         self._where: dict[NodeName, Where] = {}
 
@@ -254,7 +254,7 @@ class Order(Follower):
                 entries.setdefault(where[0], []).append(where[1])
         self._sorted = sorted(entries)
         for number, found in entries.items():
-            self._levels[number] = Level()
+            self._levels[number] = PreferenceBucket()
             self._levels[number].fill(sorted(found), self._machines)
 
     def _see(self, name: NodeName, machine: Machine | None) -> None:
@@ -270,7 +270,7 @@ class Order(Follower):
         self._where[name] = new
         level = self._levels.get(new[0])
         if level is None:
-            level = self._levels[new[0]] = Level()
+            level = self._levels[new[0]] = PreferenceBucket()
             insort(self._sorted, new[0])
         level.add(new[1], new[2])
 
@@ -314,11 +314,11 @@ def by_variant(variant: Variant) -> Callable[[Machine], Where | None]:
 # Counting ------------------------------------------------------------------------------------------------------------
 
 
-class Tally(Follower):
+class FitCounter(PoolListener):
     """How many members of a demand fit on open machines now, but for their ports: so many at most can be placed."""
 
     def __init__(self, demand: Demand, machines: Mapping[NodeName, Machine]) -> None:
-        super().__init__(Filter.of(demand), machines)
+        super().__init__(AttributeFilter.of(demand), machines)
         self.total = 0
         self.counts: dict[NodeName, int] = {}
         """Machines on which some fit."""
@@ -360,7 +360,7 @@ class Tally(Follower):
         return held_now(self._demand, machine)
 
 
-class Usable(Tally):
+class UsableCounter(FitCounter):
     """The same as if nobody else were on these machines."""
 
     def _count(self, machine: Machine) -> int:

@@ -40,25 +40,25 @@ from fray.scheduler.pool.machine import (
     variants,
 )
 from fray.scheduler.pool.machine_index import Place
-from fray.scheduler.pool.pool_index import Overview
+from fray.scheduler.pool.pool_index import PoolIndex
 from fray.scheduler.pool.requests import (
-    Ask,
-    Grant,
-    Part,
-    Placed,
+    MemberGroup,
+    MemberPlacement,
+    Placement,
+    PlacementRequest,
 )
 from fray.scheduler.pool.slices import choose, has_ports
 
 __all__ = [
     "AUTO",
-    "Grant",
     "Machine",
+    "MachinePool",
+    "MemberPlacement",
     "Place",
-    "Pool",
     "Variant",
     "admits",
-    "ever",
     "fit",
+    "fits_when_empty",
     "members_held",
     "preference",
     "takes",
@@ -70,7 +70,7 @@ TOLD_S = 5.0
 TOLD_LIMIT = 1000
 
 
-class Pool(Overview):
+class MachinePool(PoolIndex):
     """All machines, and where the next member goes."""
 
     def __init__(self) -> None:
@@ -148,8 +148,8 @@ class Pool(Overview):
     # Placing
 
     def place(
-        self, ask: Ask, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
-    ) -> tuple[Placed, ...] | None:
+        self, ask: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
+    ) -> tuple[Placement, ...] | None:
         """Take places for all parts of an ask and return them part by part, or None and nothing is taken.
 
         Args:
@@ -173,9 +173,13 @@ class Pool(Overview):
         return self._place_all(ask, best[1], closed, preferred) if best else None
 
     def _place_all(
-        self, ask: Ask, place: Place | None, closed: Container[NodeName], preferred: Sequence[Sequence[NodeName]]
-    ) -> tuple[Placed, ...] | None:
-        placed: dict[int, Placed] = {}
+        self,
+        ask: PlacementRequest,
+        place: Place | None,
+        closed: Container[NodeName],
+        preferred: Sequence[Sequence[NodeName]],
+    ) -> tuple[Placement, ...] | None:
+        placed: dict[int, Placement] = {}
         for index in sorted(range(len(ask.parts)), key=lambda index: hardness(ask.parts[index])):
             liked = preferred[index] if index < len(preferred) else ()
             one = self._place_part(ask.parts[index], place, closed, liked)
@@ -187,29 +191,29 @@ class Pool(Overview):
         return tuple(placed[index] for index in range(len(ask.parts)))
 
     def _place_part(
-        self, part: Part, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
-    ) -> Placed | None:
+        self, part: MemberGroup, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
+    ) -> Placement | None:
         for choice, demand in enumerate(part.choices):
             if part.slice_hosts:
                 grants = self._place_slices(demand, part, place, closed, liked)
             else:
                 grants = self._place_members(demand, part.members, place, closed, liked)
             if grants is not None:
-                return Placed(tuple(grants), choice)
+                return Placement(tuple(grants), choice)
         return None
 
-    def give_back(self, ask: Ask, placed: Sequence[Placed]) -> None:
+    def give_back(self, ask: PlacementRequest, placed: Sequence[Placement]) -> None:
         """Undo a `place` that was only a question."""
         for part, one in zip(ask.parts, placed, strict=True):
             self._give_back(part.choices[one.choice], one.grants)
 
-    def _give_back(self, demand: Demand, grants: Iterable[Grant]) -> None:
+    def _give_back(self, demand: Demand, grants: Iterable[MemberPlacement]) -> None:
         for one in grants:
             self._untake(one.node, demand, one.devices, one.ports)
 
     # In one region or zone
 
-    def _places(self, ask: Ask) -> list[Place | None]:
+    def _places(self, ask: PlacementRequest) -> list[Place | None]:
         """Where all parts may fit together: those with the least room first."""
         if not ask.same:
             return [None]
@@ -217,7 +221,7 @@ class Pool(Overview):
         common = [place for place in held[0] if all(place in one for one in held)]
         return [*sorted(common, key=lambda place: (sum(one[place] for one in held), place))]
 
-    def _held_by_place(self, part: Part, same: str) -> dict[Place, int]:
+    def _held_by_place(self, part: MemberGroup, same: str) -> dict[Place, int]:
         """Regions or zones that can hold the part in one of its choices; and how many members in all of them."""
         enough: dict[Place, int] = {}
         total: dict[Place, int] = {}
@@ -248,10 +252,10 @@ class Pool(Overview):
         place: Place | None,
         closed: Container[NodeName],
         liked: Sequence[NodeName],
-    ) -> list[Grant] | None:
+    ) -> list[MemberPlacement] | None:
         if members > 1 and self.held_now(demand) < members:
             return None
-        grants: dict[int, Grant] = {}
+        grants: dict[int, MemberPlacement] = {}
         for member, name in enumerate(liked[:members]):
             self._grant(demand, grants, member, self._at(demand, name, closed, place))
         for member in range(members):
@@ -260,14 +264,18 @@ class Pool(Overview):
                 return None
         return [grants[member] for member in range(members)]
 
-    def _grant(self, demand: Demand, grants: dict[int, Grant], member: int, one: Grant | None) -> bool:
+    def _grant(
+        self, demand: Demand, grants: dict[int, MemberPlacement], member: int, one: MemberPlacement | None
+    ) -> bool:
         if one is None:
             return False
         self.take(one.node, demand, one.devices, one.ports)
         grants[member] = one
         return True
 
-    def _at(self, demand: Demand, name: NodeName, closed: Container[NodeName], place: Place | None) -> Grant | None:
+    def _at(
+        self, demand: Demand, name: NodeName, closed: Container[NodeName], place: Place | None
+    ) -> MemberPlacement | None:
         machine = self.machines.get(name)
         if machine is None or name in closed:
             return None
@@ -275,7 +283,7 @@ class Pool(Overview):
             return None
         return fit(demand, machine, self.now)
 
-    def _best(self, demand: Demand, place: Place | None, closed: Container[NodeName]) -> Grant | None:
+    def _best(self, demand: Demand, place: Place | None, closed: Container[NodeName]) -> MemberPlacement | None:
         """On the machine that is liked best, by `preference`."""
         orders = self._orders_for(demand, place)
         best: tuple[int, int, int, str, NodeName] | None = None
@@ -294,8 +302,13 @@ class Pool(Overview):
     # Slices
 
     def _place_slices(
-        self, demand: Demand, part: Part, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
-    ) -> list[Grant] | None:
+        self,
+        demand: Demand,
+        part: MemberGroup,
+        place: Place | None,
+        closed: Container[NodeName],
+        liked: Sequence[NodeName],
+    ) -> list[MemberPlacement] | None:
         usable = self._slices(demand, part.slice_hosts, closed, place)
         known = [self.machines[name].slice for name in liked if name in self.machines]
         liked_slices = {id: None for id in known if id is not None}
@@ -308,7 +321,7 @@ class Pool(Overview):
         grants = [one for group in chosen for one in self._take_slice(demand, group.hosts)]
         return grants
 
-    def _take_slice(self, demand: Demand, hosts: list[Machine]) -> list[Grant]:
+    def _take_slice(self, demand: Demand, hosts: list[Machine]) -> list[MemberPlacement]:
         """As `take` for each of its hosts, of which there may be a thousand."""
         now, grants = self.now, []
         for host in hosts:
@@ -332,12 +345,12 @@ class Pool(Overview):
         return known
 
 
-def ever(demand: Demand, members: int, capacities: Iterable[Capacity]) -> bool:
+def fits_when_empty(demand: Demand, members: int, capacities: Iterable[Capacity]) -> bool:
     """So many members would fit if all these machines were empty."""
     return sum(members_held(demand, capacity) for capacity in capacities) >= members
 
 
-def hardness(part: Part) -> tuple[int, int, int]:
+def hardness(part: MemberGroup) -> tuple[int, int, int]:
     """The least is placed first."""
     most = max(demand.device_count for demand in part.choices)
     return -bool(part.slice_hosts), -most, -max(demand.cpu_milli for demand in part.choices)

@@ -10,26 +10,26 @@ from fray.model.resources import Demand
 from fray.scheduler.pool.machine import Machine, Variant, variants
 from fray.scheduler.pool.machine_index import (
     BEHIND,
-    Filter,
-    Follower,
-    Order,
+    AttributeFilter,
+    FitCounter,
     Place,
-    Tally,
-    Usable,
+    PoolListener,
+    PreferenceOrder,
+    UsableCounter,
     by_calm,
     by_size,
     by_variant,
 )
-from fray.scheduler.pool.requests import Part, weightless
+from fray.scheduler.pool.requests import MemberGroup, weightless
 from fray.scheduler.pool.slices import Slice, Slices
 
 FOLLOWERS_LIMIT = 512
 """Orders and tallies kept; beyond, those that nobody has asked for longest go first."""
 SIZE, CALM = "size", "calm"
-F = TypeVar("F", bound=Follower)
+F = TypeVar("F", bound=PoolListener)
 
 
-class Overview:
+class PoolIndex:
     """Machines, and who follows their changes."""
 
     def __init__(self) -> None:
@@ -46,8 +46,8 @@ class Overview:
         """On how many machines there are some."""
         self._named: dict[tuple[str, str], dict[NodeName, None]] = {}
         """Machines by attribute and value."""
-        self._followers: dict[object, Follower] = {}
-        self._orders: dict[tuple[Demand, Place | None], list[tuple[str, int, Order]]] = {}
+        self._followers: dict[object, PoolListener] = {}
+        self._orders: dict[tuple[Demand, Place | None], list[tuple[str, int, PreferenceOrder]]] = {}
 
     def _joined(self, machine: Machine) -> None:
         self.machines[machine.name] = machine
@@ -109,7 +109,7 @@ class Overview:
         found: F = known  # type: ignore[assignment]  # keys say of which kind it is
         return found
 
-    def _orders_for(self, demand: Demand, place: Place | None) -> list[tuple[str, int, Order]]:
+    def _orders_for(self, demand: Demand, place: Place | None) -> list[tuple[str, int, PreferenceOrder]]:
         """Where to look for the demand: variant, fewest devices, machines in order."""
         key = demand, place
         orders = self._orders.get(key)
@@ -119,24 +119,24 @@ class Overview:
             orders = self._orders[key] = self._orders_of(demand, place)
         return orders
 
-    def _orders_of(self, demand: Demand, place: Place | None) -> list[tuple[str, int, Order]]:
-        filter = Filter.of(demand, place)
+    def _orders_of(self, demand: Demand, place: Place | None) -> list[tuple[str, int, PreferenceOrder]]:
+        filter = AttributeFilter.of(demand, place)
         if weightless(demand):
             return [("", 0, self._order(filter, CALM))]
         if not demand.device_count:
             return [("", 0, self._order(filter, SIZE))]
         return [(v[1], demand.device_count, self._order(filter, v)) for v in variants(demand, self._variants)]
 
-    def _order(self, filter: Filter, kind: str | Variant) -> Order:
-        def make() -> Order:
+    def _order(self, filter: AttributeFilter, kind: str | Variant) -> PreferenceOrder:
+        def make() -> PreferenceOrder:
             where = by_variant(kind) if isinstance(kind, tuple) else by_calm if kind == CALM else by_size
-            order = Order(filter, self.machines, where)
+            order = PreferenceOrder(filter, self.machines, where)
             order.fill(self._likely(filter))
             return order
 
         return self._follow((filter, kind), make)
 
-    def _likely(self, filter: Filter) -> Iterable[NodeName]:
+    def _likely(self, filter: AttributeFilter) -> Iterable[NodeName]:
         """Few machines among which are all that pass."""
         found: Collection[NodeName] = self.machines
         for group in filter.likely():
@@ -152,10 +152,10 @@ class Overview:
 
     # Counting
 
-    def _tally(self, demand: Demand) -> Tally:
-        def make() -> Tally:
-            tally = Tally(demand, self.machines)
-            tally.fill(self._likely(Filter.of(demand)))
+    def _tally(self, demand: Demand) -> FitCounter:
+        def make() -> FitCounter:
+            tally = FitCounter(demand, self.machines)
+            tally.fill(self._likely(AttributeFilter.of(demand)))
             return tally
 
         return self._follow(("now", demand), make)
@@ -168,15 +168,15 @@ class Overview:
         """Open machines that could hold members of this demand if they were empty, and how many. Not to be changed."""
         return self._usable(demand).counts
 
-    def _usable(self, demand: Demand) -> Usable:
-        def make() -> Usable:
-            usable = Usable(demand, self.machines)
-            usable.fill(self._likely(Filter.of(demand)))
+    def _usable(self, demand: Demand) -> UsableCounter:
+        def make() -> UsableCounter:
+            usable = UsableCounter(demand, self.machines)
+            usable.fill(self._likely(AttributeFilter.of(demand)))
             return usable
 
         return self._follow(("usable", demand), make)
 
-    def could_hold(self, part: Part) -> bool:
+    def could_hold(self, part: MemberGroup) -> bool:
         """Open machines could hold the part in one of its choices, if they were empty."""
         if not part.slice_hosts:
             return any(self._usable(demand).total >= part.members for demand in part.choices)

@@ -21,7 +21,7 @@ def weightless(demand: Demand) -> bool:
 
 
 @frozen(cache_hash=True)
-class Part:
+class MemberGroup:
     """Members that want the same.
 
     Attributes:
@@ -41,14 +41,14 @@ class Part:
 
 
 @frozen(cache_hash=True)
-class Ask:
+class PlacementRequest:
     """Parts that are placed together.
 
     Attributes:
         same: ``"region"`` or ``"zone"`` that all parts must share; empty: anywhere.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemberGroup, ...]
     same: str = ""
 
     @property
@@ -67,7 +67,7 @@ class Ask:
 
 
 @frozen
-class Grant:
+class MemberPlacement:
     """One member's place: a node, and the devices and ports of it."""
 
     node: NodeName
@@ -76,10 +76,10 @@ class Grant:
 
 
 @frozen
-class Placed:
+class Placement:
     """Where the members of one part go, in order, and which of its choices they got."""
 
-    grants: tuple[Grant, ...]
+    grants: tuple[MemberPlacement, ...]
     choice: int = 0
 
     @property
@@ -87,24 +87,26 @@ class Placed:
         return tuple(grant.node for grant in self.grants)
 
 
-def part_of(spec: JobSpec) -> Part:
+def part_of(spec: JobSpec) -> MemberGroup:
     """What a job asks for."""
     hosts = slice_hosts(spec)
-    return Part((spec.demand, *spec.alternatives), spec.members, hosts if hosts > 1 else 0)
+    return MemberGroup((spec.demand, *spec.alternatives), spec.members, hosts if hosts > 1 else 0)
 
 
-def ask_of(spec: JobSpec) -> Ask:
+def ask_of(spec: JobSpec) -> PlacementRequest:
     """What a job asks for by itself."""
-    return Ask((part_of(spec),))
+    return PlacementRequest((part_of(spec),))
 
 
-def within(ask: Ask, same: str, place: str) -> Ask:
+def within(ask: PlacementRequest, same: str, place: str) -> PlacementRequest:
     """The same, of machines of one region or zone only; empty: of those that name none.
 
     Args:
         same: ``"region"`` or ``"zone"``.
     """
-    return Ask(tuple(evolve(part, choices=tuple(_there(d, same, place) for d in part.choices)) for part in ask.parts))
+    return PlacementRequest(
+        tuple(evolve(part, choices=tuple(_there(d, same, place) for d in part.choices)) for part in ask.parts)
+    )
 
 
 def _there(demand: Demand, same: str, place: str) -> Demand:

@@ -26,9 +26,9 @@ from fray.scheduler.pool.machine import (
 )
 from fray.scheduler.pool.machine_index import (
     EVERYWHERE,
-    Filter,
-    Follower,
+    AttributeFilter,
     Place,
+    PoolListener,
 )
 
 Chips: TypeAlias = tuple[str, int, int]
@@ -48,7 +48,7 @@ class Slice:
     """Those of which all are free."""
     room: tuple[int, int, int] = (0, 0, 0)
     """Milli-CPUs, bytes of memory, bytes of disk."""
-    admitted: dict[Filter, bool] = field(factory=dict)
+    admitted: dict[AttributeFilter, bool] = field(factory=dict)
 
     def meet(self, hosts: Iterable[Machine]) -> None:
         """Others belong to it, or are open, than before."""
@@ -79,7 +79,7 @@ def has_ports(demand: Demand, one: Slice) -> bool:
     return all(host.ports.free >= demand.ports for host in one.hosts)
 
 
-class Slices(Follower):
+class Slices(PoolListener):
     """All slices of a pool."""
 
     def __init__(self, machines: Mapping[NodeName, Machine]) -> None:
@@ -127,7 +127,7 @@ class Slices(Follower):
         self.look(log)
         if self._stale:
             self._count()
-        filter = Filter.of(demand)
+        filter = AttributeFilter.of(demand)
         for one in self._known.values():
             if wanted > 0 and any(_are_such(demand, hosts, chips) for chips in one.chips):
                 wanted -= (filter == EVERYWHERE or _admitted(one, filter)) and _holds(demand, one)
@@ -140,7 +140,7 @@ class Slices(Follower):
         self.look(log)
         if self._stale:
             self._count()
-        filter = Filter.of(demand, place)
+        filter = AttributeFilter.of(demand, place)
         cpu, memory, disk = demand.cpu_milli, demand.memory_bytes, demand.disk_bytes
         found: list[Slice] = []
         for kind, whole in self._whole.items():
@@ -164,7 +164,7 @@ def _holds(demand: Demand, one: Slice) -> bool:
     return all(held_empty(demand, host) for host in one.hosts)
 
 
-def _admitted(one: Slice, filter: Filter) -> bool:
+def _admitted(one: Slice, filter: AttributeFilter) -> bool:
     known = one.admitted.get(filter)
     if known is None:
         known = one.admitted[filter] = all(map(filter.test(), one.hosts))

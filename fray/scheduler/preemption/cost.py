@@ -9,7 +9,7 @@ from attrs import frozen
 
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
-from fray.scheduler.state.rows import Job, JobPhase
+from fray.scheduler.state.rows import JobPhase, JobRow
 from fray.scheduler.state.tables import Tables
 
 DEVICE_MILLI = 16_000
@@ -27,7 +27,7 @@ def added(one: Cost, other: Cost) -> Cost:
 
 
 @frozen(eq=False)
-class Unit:
+class PreemptionUnit:
     """What ends together.
 
     Attributes:
@@ -37,8 +37,8 @@ class Unit:
     """
 
     key: str
-    roots: tuple[Job, ...]
-    jobs: tuple[Job, ...]
+    roots: tuple[JobRow, ...]
+    jobs: tuple[JobRow, ...]
     cost: Cost
 
     @property
@@ -46,7 +46,7 @@ class Unit:
         return self.cost, -self.roots[0].order
 
 
-def total(units: Iterable[Unit]) -> Cost:
+def total(units: Iterable[PreemptionUnit]) -> Cost:
     cost = NOTHING
     for unit in units:
         cost = added(cost, unit.cost)
@@ -58,7 +58,7 @@ def size(demand: Demand) -> int:
     return demand.cpu_milli + demand.memory_bytes * 1000 // MEMORY_MILLI + demand.device_count * DEVICE_MILLI
 
 
-def lost_s(state: Tables, job: Job) -> float:
+def lost_s(state: Tables, job: JobRow) -> float:
     """What it has run and would have to run again: since its last checkpoint, if it keeps some."""
     since = job.placed_at or 0.0
     if job.checkpoint is not None:
@@ -66,12 +66,12 @@ def lost_s(state: Tables, job: Job) -> float:
     return max(0.0, state.now - since)
 
 
-def cost_of(state: Tables, job: Job) -> Cost:
+def cost_of(state: Tables, job: JobRow) -> Cost:
     work = round(lost_s(state, job) * size(state.demand(job)) * job.spec.members / 1000)
     return *(max(1, work) if band is job.band else 0 for band in Band), 1
 
 
-def roots_of(state: Tables, job: Job) -> tuple[Job, ...]:
+def roots_of(state: Tables, job: JobRow) -> tuple[JobRow, ...]:
     """The job itself; of a job group, all members that run."""
     if not job.spec.job_group:
         return (job,)
@@ -80,25 +80,25 @@ def roots_of(state: Tables, job: Job) -> tuple[Job, ...]:
     return tuple(sorted(mates, key=lambda mate: mate.order))
 
 
-def unit_of(state: Tables, job: Job) -> Unit:
+def unit_of(state: Tables, job: JobRow) -> PreemptionUnit:
     """The job (its whole group), and all that it owns."""
     roots = roots_of(state, job)
-    jobs = tuple(one for root in roots for one in (root, *below(state, root)))
+    jobs = tuple(one for root in roots for one in (root, *descendants(state, root)))
     cost = NOTHING
     for one in jobs:
         cost = added(cost, cost_of(state, one))
-    return Unit(job.spec.job_group or job.job_id, roots, jobs, cost)
+    return PreemptionUnit(job.spec.job_group or job.job_id, roots, jobs, cost)
 
 
-def below(state: Tables, job: Job) -> Iterator[Job]:
+def descendants(state: Tables, job: JobRow) -> Iterator[JobRow]:
     """Living jobs that end with it."""
     for attempt in state.living_members(job):
         for job_id in state.children.get(attempt.attempt_id, ()):
             yield state.jobs[job_id]
-            yield from below(state, state.jobs[job_id])
+            yield from descendants(state, state.jobs[job_id])
 
 
-def owners(state: Tables, job: Job) -> Iterator[Job]:
+def ancestors(state: Tables, job: JobRow) -> Iterator[JobRow]:
     """The job whose process owns it, and so on upwards."""
     attempt = state.attempts.get(job.owner)
     while attempt is not None:

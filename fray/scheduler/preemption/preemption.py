@@ -21,33 +21,33 @@ from collections.abc import Callable, Container, Sequence
 from fray.model.ids import JobId, NodeName
 from fray.model.policy.policy import Preemption
 from fray.model.policy.priority import Band
-from fray.scheduler.backfill.backfill import Keeps, room_in_the_end
+from fray.scheduler.backfill.backfill import MachineHolds, room_in_the_end
 from fray.scheduler.backfill.start_plan import going, shares_of
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.transitions import preempt
 from fray.scheduler.nodes.availability import takes_work
-from fray.scheduler.placement.what_if_pool import Trial
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.pool import Machine, fit
 from fray.scheduler.preemption.cost import (
-    below,
+    ancestors,
+    descendants,
     lost_s,
-    owners,
     roots_of,
 )
-from fray.scheduler.preemption.victims import Choice, choose
-from fray.scheduler.queue.indexes import Lane
-from fray.scheduler.queue.queue import Applicant, Kind
+from fray.scheduler.preemption.victims import PreemptionChoice, choose
+from fray.scheduler.queue.indexes import TenantShapeQueue
+from fray.scheduler.queue.queue import Applicant, ApplicantKind
 from fray.scheduler.queue.quota_reclaim import as_it_will_be, may_reclaim, overdrawn
 from fray.scheduler.reservations.reclaim_surplus import is_helped, spare_units
-from fray.scheduler.reservations.release_units import ask_back
+from fray.scheduler.reservations.release_units import request_release
 from fray.scheduler.state.applicants import Sought
 from fray.scheduler.state.rows import (
-    Claim,
+    CapacityClaim,
     ClaimedShare,
-    Job,
+    JobRow,
     NodePhase,
 )
-from fray.scheduler.state.start_plans import Plan
+from fray.scheduler.state.start_plans import StartPlan
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.unit_rows import ON_ITS_WAY
@@ -75,12 +75,12 @@ ASKED_WITHIN_S = 3.0
 # Who may be ended -----------------------------------------------------------------------------------------------------
 
 
-def recent(job: Job, rule: Preemption, now: float) -> tuple[float, ...]:
+def recent(job: JobRow, rule: Preemption, now: float) -> tuple[float, ...]:
     """When it was ended for the sake of others, as far as that counts now."""
     return tuple(at for at in job.preempted if at > now - rule.period_s)
 
 
-def spared(state: Tables, job: Job) -> str:
+def protection_reason(state: Tables, job: JobRow) -> str:
     """Why nobody may take its place now, in words; empty: somebody may."""
     rule = state.policy.preemption
     if not rule.enabled:
@@ -96,13 +96,13 @@ def spared(state: Tables, job: Job) -> str:
     return ""
 
 
-def by_band(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
+def by_band(state: Tables, applicant: Applicant) -> Callable[[JobRow], bool]:
     """Whose place it may take for its band; shields and limits are another matter (`spared`)."""
     may = applicant.band in state.policy.preemption.bands
     return lambda job: may and job.band.rank > applicant.band.rank
 
 
-def may_take(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
+def may_take(state: Tables, applicant: Applicant) -> Callable[[JobRow], bool]:
     """Whose place it may take, for its band or for what its tenant is entitled to."""
     of_band = by_band(state, applicant)
     if not may_reclaim(state, applicant):
@@ -111,21 +111,21 @@ def may_take(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
     return lambda job: of_band(job) or (job.band.rank >= rank and given.borrows(job))
 
 
-def eligible(state: Tables, applicant: Applicant) -> Callable[[Job], bool]:
+def eligible(state: Tables, applicant: Applicant) -> Callable[[JobRow], bool]:
     """Who may be ended for its sake, with all that is his."""
     may = may_take(state, applicant)
     own = state.job_of(applicant)
-    above = {job.job_id for job in owners(state, own)} if own is not None else set()
+    above = {job.job_id for job in ancestors(state, own)} if own is not None else set()
 
-    def is_eligible(job: Job) -> bool:
+    def is_eligible(job: JobRow) -> bool:
         if job.spec.reservation_id != applicant.shape.reservation:
             return False
         return all(map(may_be_ended, roots_of(state, job)))
 
-    def may_be_ended(job: Job) -> bool:
-        if job.job_id in above or job.stop_cause is not None or not may(job) or spared(state, job):
+    def may_be_ended(job: JobRow) -> bool:
+        if job.job_id in above or job.stop_cause is not None or not may(job) or protection_reason(state, job):
             return False
-        return all(child.spec.demand.preemptible and may(child) for child in below(state, job))
+        return all(child.spec.demand.preemptible and may(child) for child in descendants(state, job))
 
     return is_eligible
 
@@ -140,7 +140,7 @@ def bands_below(state: Tables, applicant: Applicant) -> list[Band]:
 # Looking --------------------------------------------------------------------------------------------------------------
 
 
-def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> Choice | None:
+def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> PreemptionChoice | None:
     """Who would be ended for its sake if it were asked for now, and where it would go; None: nobody can be.
 
     A choice without victims: what is being ended anyway makes room. Changes nothing.
@@ -148,19 +148,19 @@ def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeNam
     return _search(state, applicant, closed)[0]
 
 
-def _search(state: Tables, applicant: Applicant, closed: Container[NodeName]) -> tuple[Choice | None, int]:
+def _search(state: Tables, applicant: Applicant, closed: Container[NodeName]) -> tuple[PreemptionChoice | None, int]:
     """The same, and how many jobs were looked at."""
     bands = bands_below(state, applicant)
     rule, ask = state.policy.preemption, applicant.shape.ask
-    if not rule.enabled or not bands or applicant.kind is Kind.GROWTH or ask.weightless:
+    if not rule.enabled or not bands or applicant.kind is ApplicantKind.GROWTH or ask.weightless:
         return None, 0
     if all(name in closed for name in state.pool_for(applicant.shape.reservation).machines):
         return None, 0  # before all that is decided is played through
-    with Trial(state, applicant.shape.reservation) as trial:
+    with HypotheticalPool(state, applicant.shape.reservation) as trial:
         as_decided(state, trial, but=applicant.id)
         placed = trial.place(ask, closed)
         if placed is not None:
-            return Choice((), placed), 0
+            return PreemptionChoice((), placed), 0
         choice = _chosen(state, trial, applicant, bands, closed)
         spare = spare_units(state, applicant) if choice is None else []
         for lent in spare:  # neither is enough alone, perhaps both are
@@ -172,8 +172,8 @@ def _search(state: Tables, applicant: Applicant, closed: Container[NodeName]) ->
 
 
 def _chosen(
-    state: Tables, trial: Trial, applicant: Applicant, bands: list[Band], closed: Container[NodeName]
-) -> Choice | None:
+    state: Tables, trial: HypotheticalPool, applicant: Applicant, bands: list[Band], closed: Container[NodeName]
+) -> PreemptionChoice | None:
     """The cheapest, none of whom gives back more than he has borrowed."""
     may, of_band = eligible(state, applicant), by_band(state, applicant)
     since = state.now - state.policy.preemption.shield_s
@@ -190,11 +190,11 @@ def _chosen(
     return None
 
 
-def as_decided(state: Tables, trial: Trial, but: str = "") -> None:
+def as_decided(state: Tables, trial: HypotheticalPool, but: str = "") -> None:
     """What is being ended has ended, what is given back is free, and what is claimed by others is taken."""
     for job_id in state.ending:
         job = state.jobs[job_id]
-        trial.end((job, *below(state, job)))
+        trial.end((job, *descendants(state, job)))
     for reservation_id in state.unsettled if not trial.reservation else ():
         reservation = state.reservations[reservation_id]
         for unit in (unit for unit in reservation.units if unit.leaving):
@@ -213,7 +213,7 @@ def as_decided(state: Tables, trial: Trial, but: str = "") -> None:
 # Doing ----------------------------------------------------------------------------------------------------------------
 
 
-def settle(state: State) -> None:
+def drop_stale_claims(state: State) -> None:
     """Claims that are needed no more, or can no longer come true, are dropped."""
     for claim in list(state.claims.values()):
         served = all(_serves(state, share.node, claim.reservation) for share in claim.shares)
@@ -235,7 +235,7 @@ def _serves(state: State, name: NodeName, reservation: str) -> bool:
     return inside is not None and inside.open
 
 
-def is_coming(state: Tables, claim: Claim) -> bool:
+def is_coming(state: Tables, claim: CapacityClaim) -> bool:
     """Something still ends on the machines that are claimed, or one of them is away for a moment."""
     nodes = dict.fromkeys(share.node for share in claim.shares)
     pool = state.pool_for(claim.reservation)
@@ -261,10 +261,12 @@ def _gives_back(state: Tables, node: NodeName) -> bool:
     return any(unit.leaving and node in unit.nodes for row in reservations for unit in row.units)
 
 
-def seek(state: State, out: Outbox, applicant: Applicant, keeps: Keeps | None, plan: Plan | None) -> bool:
+def try_preempt(
+    state: State, out: EffectBuffer, applicant: Applicant, keeps: MachineHolds | None, plan: StartPlan | None
+) -> bool:
     """It does not fit: end others for its sake, if that may be and helps. True: they are being ended."""
     rule = state.policy.preemption
-    if applicant.kind is Kind.GROWTH or applicant.shape.ask.weightless:
+    if applicant.kind is ApplicantKind.GROWTH or applicant.shape.ask.weightless:
         return False
     claim = state.claims.get(applicant.id)
     if claim is not None:
@@ -342,7 +344,7 @@ def _wait_s(state: Tables, applicant: Applicant) -> float:
     return max(asked_s, coming_s, 0.0)
 
 
-def seek_for_others(state: State, out: Outbox) -> None:
+def seek_for_others(state: State, out: EffectBuffer) -> None:
     """After a pass, which looks for the first of each kind only: those that came since, and those behind it."""
     queue = state.queue
     while queue.seeking and queue.searches < SEARCHES:
@@ -354,28 +356,28 @@ def seek_for_others(state: State, out: Outbox) -> None:
         state.timers.set(("seek", ""), state.now + SOON_S)
 
 
-def _seek_in(state: State, out: Outbox, lane: Lane) -> None:
+def _seek_in(state: State, out: EffectBuffer, lane: TenantShapeQueue) -> None:
     """One after the other, until one finds nobody."""
     for entry in lane.line:
         applicant = state.queue.applicants[entry[-1]]
         claim = state.claims.get(applicant.id)
         if claim is None or not is_coming(state, claim):
-            seek(state, out, applicant, None, state.plans.get(applicant.id))
+            try_preempt(state, out, applicant, None, state.plans.get(applicant.id))
             return  # if it has found somebody, its lane is in question again
 
 
-def due(state: State, out: Outbox, applicant_id: str) -> None:
+def retry_preemption(state: State, out: EffectBuffer, applicant_id: str) -> None:
     """Whoever found nobody looks again."""
     applicant = state.queue.applicants.get(applicant_id)
     if applicant is not None:
         state.queue.seeking[state.queue.lane_of(applicant)] = None
 
 
-def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> None:
+def _take(state: State, out: EffectBuffer, applicant: Applicant, choice: PreemptionChoice) -> None:
     shares = shares_of(applicant.shape.ask, choice.placed)
     claimed = [ClaimedShare(node=node, demand=d, members=n) for node, demands in shares.items() for d, n in demands]
     state.put_claim(
-        Claim(
+        CapacityClaim(
             applicant=applicant.id,
             reservation=applicant.shape.reservation,
             shares=tuple(claimed),
@@ -396,7 +398,7 @@ def _take(state: State, out: Outbox, applicant: Applicant, choice: Choice) -> No
         _ask_back(state, out, applicant, list(shares))
 
 
-def _ask_back(state: State, out: Outbox, applicant: Applicant, nodes: Sequence[NodeName]) -> None:
+def _ask_back(state: State, out: EffectBuffer, applicant: Applicant, nodes: Sequence[NodeName]) -> None:
     """What is lent on machines that are claimed now, as far as it has to go beside those who are being ended."""
     spare = [lent for lent in spare_units(state, applicant) if not set(nodes).isdisjoint(lent.unit.nodes)]
     for node in nodes:
@@ -404,7 +406,7 @@ def _ask_back(state: State, out: Outbox, applicant: Applicant, nodes: Sequence[N
             if _has_room(state, node):
                 break
             if node in lent.unit.nodes and not lent.unit.leaving:
-                ask_back(state, out, lent.reservation, lent.unit, f"{applicant.id} needs it")
+                request_release(state, out, lent.reservation, lent.unit, f"{applicant.id} needs it")
 
 
 def _has_room(state: State, node: NodeName) -> bool:
@@ -414,10 +416,10 @@ def _has_room(state: State, node: NodeName) -> bool:
     return all(room.take(share.demand) for share in shares if share.node == node for _ in range(share.members))
 
 
-def _lost(state: State, job: Job) -> str:
+def _lost(state: State, job: JobRow) -> str:
     times = f" of {job.spec.members} members" if job.spec.members > 1 else ""
     since = " since its checkpoint" if job.checkpoint is not None else ""
-    owned = [child.job_id for child in below(state, job)]
+    owned = [child.job_id for child in descendants(state, job)]
     also = f", and all of {named(owned)}" if owned else ""
     return f"lost: {lost_s(state, job):.4g} s{times}{since}{also}"
 

@@ -23,21 +23,21 @@ from attrs import Factory, define, frozen
 from fray.model.ids import JobId, NodeName, attempt_id
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
-from fray.scheduler.placement.what_if_pool import Trial
-from fray.scheduler.pool.free_capacity import Space
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.machine import held_empty
-from fray.scheduler.pool.pool import Pool
-from fray.scheduler.pool.requests import Ask, Part, Placed
+from fray.scheduler.pool.pool import MachinePool
+from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
 from fray.scheduler.preemption.cost import (
     NOTHING,
     Cost,
-    Unit,
-    below,
-    owners,
+    PreemptionUnit,
+    ancestors,
+    descendants,
     total,
     unit_of,
 )
-from fray.scheduler.state.rows import Job
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
 SITES, WIDER = 24, 4
@@ -46,19 +46,19 @@ SOON, FEW_MACHINES = 200, 64
 """After so many jobs, where so few machines come into question, jobs are looked for on these."""
 SPARED = 64
 """Of an ask of several parts: so many victims are tried to be spared."""
-Eligible: TypeAlias = Callable[[Job], bool]
+Eligible: TypeAlias = Callable[[JobRow], bool]
 
 
 @frozen
-class Choice:
+class PreemptionChoice:
     """Whose end makes room.
 
     Attributes:
         placed: where the applicant goes then.
     """
 
-    units: tuple[Unit, ...]
-    placed: tuple[Placed, ...]
+    units: tuple[PreemptionUnit, ...]
+    placed: tuple[Placement, ...]
 
     @property
     def victims(self) -> tuple[JobId, ...]:
@@ -71,8 +71,13 @@ class Choice:
 
 
 def choose(
-    trial: Trial, ask: Ask, eligible: Eligible, bands: Sequence[Band], since: float, closed: Container[NodeName] = ()
-) -> Choice | None:
+    trial: HypotheticalPool,
+    ask: PlacementRequest,
+    eligible: Eligible,
+    bands: Sequence[Band],
+    since: float,
+    closed: Container[NodeName] = (),
+) -> PreemptionChoice | None:
     """The cheapest whole jobs whose end makes the ask fit; None: there are none.
 
     Args:
@@ -82,7 +87,7 @@ def choose(
         since: jobs that were placed later are left alone.
         closed: machines that may not be used.
     """
-    search = _Search(trial, eligible, bands, since)
+    search = _VictimSearch(trial, eligible, bands, since)
     found = [units for shut in _realms(trial.pool, ask, closed) if (units := search.ask(ask, shut)) is not None]
     for units in sorted(found, key=total):
         choice = search.proven(ask, units, closed)
@@ -93,7 +98,7 @@ def choose(
     return None
 
 
-def _realms(pool: Pool, ask: Ask, closed: Container[NodeName]) -> Iterator[Container[NodeName]]:
+def _realms(pool: MachinePool, ask: PlacementRequest, closed: Container[NodeName]) -> Iterator[Container[NodeName]]:
     """What is closed: once for each region or zone in which the whole ask might be."""
     if not ask.same:
         yield closed
@@ -104,32 +109,32 @@ def _realms(pool: Pool, ask: Ask, closed: Container[NodeName]) -> Iterator[Conta
 
 
 @define(eq=False)
-class _Site:
+class _CandidateMachines:
     """A machine, or all hosts of a slice."""
 
     nodes: tuple[NodeName, ...]
-    rooms: dict[NodeName, Space]
+    rooms: dict[NodeName, FreeCapacity]
     """When nobody has been ended."""
-    units: list[Unit]
+    units: list[PreemptionUnit]
     """That have something of it and may be ended, the cheapest first."""
     gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
     """What becomes free with the end of a job."""
     base: int = 0
     """Runs of members it holds as it is."""
-    offer: list[Unit] | None = None
+    offer: list[PreemptionUnit] | None = None
     """The cheapest that make room for one run more; as long as nobody else is chosen who has something of it."""
     offered: bool = False
 
 
 @define(eq=False)
-class _Search:
+class _VictimSearch:
     """One search in one trial."""
 
-    trial: Trial
+    trial: HypotheticalPool
     eligible: Eligible
     bands: Sequence[Band]
     since: float
-    _units: dict[str, Unit | None] = Factory(dict)
+    _units: dict[str, PreemptionUnit | None] = Factory(dict)
     """By key."""
 
     @property
@@ -137,15 +142,15 @@ class _Search:
         return self.trial.state
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> MachinePool:
         return self.trial.pool
 
     # The whole ask
 
-    def ask(self, ask: Ask, closed: Container[NodeName]) -> tuple[Unit, ...] | None:
+    def ask(self, ask: PlacementRequest, closed: Container[NodeName]) -> tuple[PreemptionUnit, ...] | None:
         """Part by part: each with those before it in their places."""
         mark = self.trial.mark
-        found: dict[str, Unit] = {}
+        found: dict[str, PreemptionUnit] = {}
         try:
             for part in ask.parts:
                 units = self._part(part, closed)
@@ -153,15 +158,15 @@ class _Search:
                     return None
                 found |= {unit.key: unit for unit in units}
                 self.trial.end(job for unit in units for job in unit.jobs)
-                if len(ask.parts) > 1 and self.trial.place(Ask((part,)), closed) is None:
+                if len(ask.parts) > 1 and self.trial.place(PlacementRequest((part,)), closed) is None:
                     return None
         finally:
             self.trial.undo_to(mark)
         return tuple(found.values())
 
-    def one_by_one(self, ask: Ask, closed: Container[NodeName]) -> list[Unit]:
+    def one_by_one(self, ask: PlacementRequest, closed: Container[NodeName]) -> list[PreemptionUnit]:
         """The cheapest, until all of it fits or there are too many."""
-        mark, found = self.trial.mark, dict[str, Unit]()
+        mark, found = self.trial.mark, dict[str, PreemptionUnit]()
         for job in self._jobs():
             unit = self._unit(job)
             if unit is not None and unit.key not in found:
@@ -172,7 +177,9 @@ class _Search:
         self.trial.undo_to(mark)
         return list(found.values())
 
-    def proven(self, ask: Ask, units: Sequence[Unit], closed: Container[NodeName]) -> Choice | None:
+    def proven(
+        self, ask: PlacementRequest, units: Sequence[PreemptionUnit], closed: Container[NodeName]
+    ) -> PreemptionChoice | None:
         """It does fit then, by the pool's own word; and none of them can be spared."""
         mark = self.trial.mark
         chosen = list(units)
@@ -185,21 +192,21 @@ class _Search:
         self.trial.end(job for unit in chosen for job in unit.jobs)
         placed = self.trial.place(ask, closed)
         self.trial.undo_to(mark)
-        return Choice(tuple(chosen), placed) if placed is not None else None
+        return PreemptionChoice(tuple(chosen), placed) if placed is not None else None
 
-    def _part(self, part: Part, closed: Container[NodeName]) -> list[Unit] | None:
+    def _part(self, part: MemberGroup, closed: Container[NodeName]) -> list[PreemptionUnit] | None:
         found = [self._demand(demand, part, closed) for demand in part.choices]
         return min((units for units in found if units is not None), key=total, default=None)
 
     # One demand
 
-    def _demand(self, demand: Demand, part: Part, closed: Container[NodeName]) -> list[Unit] | None:
+    def _demand(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> list[PreemptionUnit] | None:
         hosts = part.slice_hosts or 1
         missing = part.members // hosts - self._free(demand, part, closed)
         if missing <= 0:
             return []
         names = self._candidates(demand, closed, hosts)
-        sites: list[_Site] = []
+        sites: list[_CandidateMachines] = []
         limit = max(SITES, 2 * missing)
         while True:
             for nodes in names:
@@ -211,10 +218,10 @@ class _Search:
                 return units
             limit *= WIDER
 
-    def _free(self, demand: Demand, part: Part, closed: Container[NodeName]) -> int:
+    def _free(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> int:
         """Runs of members that fit without anybody's end."""
         mark, hosts = self.trial.mark, part.slice_hosts or 1
-        one, count = Ask((Part((demand,), hosts, part.slice_hosts),)), 0
+        one, count = PlacementRequest((MemberGroup((demand,), hosts, part.slice_hosts),)), 0
         while count < part.members // hosts and self.trial.place(one, closed) is not None:
             count += 1
         self.trial.undo_to(mark)
@@ -238,7 +245,7 @@ class _Search:
 
     def _sites(
         self,
-        jobs: Iterable[Job],
+        jobs: Iterable[JobRow],
         known: dict[NodeName, bool],
         demand: Demand,
         closed: Container[NodeName],
@@ -272,7 +279,7 @@ class _Search:
             known[name] = is_open and held_empty(demand, self.pool.machines[name]) > 0
         return known[name]
 
-    def _jobs(self) -> Iterator[Job]:
+    def _jobs(self) -> Iterator[JobRow]:
         """Of the latest band first, and of a band those first that were placed last; each with what it owns."""
         for band in self.bands:
             line = self.state.runs[band]
@@ -281,29 +288,29 @@ class _Search:
                 self.trial.work += 1
                 yield job
                 if self._has_children(job):
-                    yield from below(self.state, job)
+                    yield from descendants(self.state, job)
 
-    def _jobs_on(self, names: Iterable[NodeName]) -> list[Job]:
+    def _jobs_on(self, names: Iterable[NodeName]) -> list[JobRow]:
         """Those of them that are on these machines, and in the same order."""
-        found: dict[JobId, tuple[tuple[int, float, int], Job]] = {}
+        found: dict[JobId, tuple[tuple[int, float, int], JobRow]] = {}
         ranks = {band: rank for rank, band in enumerate(self.bands)}
         for attempt in (self.state.attempts[id_] for name in names for id_ in self.state.on_node[name]):
             job = self.state.jobs[attempt.job_id]
             self.trial.work += 1
             keys = [
                 (ranks[one.band], -(one.placed_at or 0.0), -one.order)
-                for one in (job, *owners(self.state, job))
+                for one in (job, *ancestors(self.state, job))
                 if one.runs and one.band in ranks and (one.placed_at or 0.0) <= self.since
             ]
             if keys:
                 found[job.job_id] = min(keys), job
         return [job for _, job in sorted(found.values(), key=lambda pair: (pair[0], pair[1].order))]
 
-    def _has_children(self, job: Job) -> bool:
+    def _has_children(self, job: JobRow) -> bool:
         members = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
         return any(member in self.state.children for member in members)
 
-    def _unit(self, job: Job) -> Unit | None:
+    def _unit(self, job: JobRow) -> PreemptionUnit | None:
         """What ends with this job; None: it may not be ended, or is over already."""
         key = job.spec.job_group or job.job_id
         if key not in self._units:
@@ -311,29 +318,31 @@ class _Search:
             self._units[key] = unit_of(self.state, job) if may else None
         return self._units[key]
 
-    def _site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _Site:
-        found: dict[str, Unit] = {}
+    def _site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _CandidateMachines:
+        found: dict[str, PreemptionUnit] = {}
         gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
         for node in nodes:
             for attempt in map(self.state.attempts.__getitem__, self.state.on_node[node]):
                 job = self.state.jobs[attempt.job_id]
                 if job.job_id not in self.trial.ended:
                     gifts.setdefault(job.job_id, []).append((node, self.state.demand(job), attempt.devices))
-                for one in (job, *owners(self.state, job)):
+                for one in (job, *ancestors(self.state, job)):
                     unit = self._unit(one)
                     if unit is not None and (one.placed_at or 0.0) <= self.since:
                         found[unit.key] = unit
-        rooms = {node: Space.of(self.pool.machines[node]) for node in nodes}
-        site = _Site(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
+        rooms = {node: FreeCapacity.of(self.pool.machines[node]) for node in nodes}
+        site = _CandidateMachines(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
         site.base = self._runs(site, demand, ())
         return site
 
-    def _runs(self, site: _Site, demand: Demand, ended: Iterable[Unit]) -> int:
+    def _runs(self, site: _CandidateMachines, demand: Demand, ended: Iterable[PreemptionUnit]) -> int:
         """Runs of members that the site holds when these have ended."""
         rooms, _ = self._emptied(site, ended)
         return min(room.count(demand) for room in rooms.values())
 
-    def _emptied(self, site: _Site, ended: Iterable[Unit]) -> tuple[dict[NodeName, Space], dict[JobId, None]]:
+    def _emptied(
+        self, site: _CandidateMachines, ended: Iterable[PreemptionUnit]
+    ) -> tuple[dict[NodeName, FreeCapacity], dict[JobId, None]]:
         """What is free there then, and who has gone."""
         rooms = {node: room.copy() for node, room in site.rooms.items()}
         gone: dict[JobId, None] = {}
@@ -341,7 +350,13 @@ class _Search:
             self._empty(site, rooms, gone, unit)
         return rooms, gone
 
-    def _empty(self, site: _Site, rooms: dict[NodeName, Space], gone: dict[JobId, None], unit: Unit) -> None:
+    def _empty(
+        self,
+        site: _CandidateMachines,
+        rooms: dict[NodeName, FreeCapacity],
+        gone: dict[JobId, None],
+        unit: PreemptionUnit,
+    ) -> None:
         for job in unit.jobs:
             gifts = site.gifts.get(job.job_id)
             if gifts is not None and job.job_id not in gone:
@@ -349,19 +364,23 @@ class _Search:
                 for node, share, devices in gifts:
                     rooms[node].give(self.pool.machines[node], share, devices)
 
-    def _on_site(self, site: _Site, ended: dict[str, Unit]) -> dict[str, Unit]:
+    def _on_site(self, site: _CandidateMachines, ended: dict[str, PreemptionUnit]) -> dict[str, PreemptionUnit]:
         return {unit.key: unit for unit in site.units if unit.key in ended} if ended else {}
 
-    def _offer(self, site: _Site, demand: Demand, chosen: dict[str, Unit]) -> list[Unit] | None:
+    def _offer(
+        self, site: _CandidateMachines, demand: Demand, chosen: dict[str, PreemptionUnit]
+    ) -> list[PreemptionUnit] | None:
         """The cheapest whose end makes room for one run more there; None: nothing does."""
         if not site.offered:
             site.offer, site.offered = self._find_offer(site, demand, self._on_site(site, chosen)), True
         return site.offer
 
-    def _find_offer(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> list[Unit] | None:
+    def _find_offer(
+        self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]
+    ) -> list[PreemptionUnit] | None:
         rooms, gone = self._emptied(site, ended.values())
         want = min(room.count(demand) for room in rooms.values()) + 1
-        picked: dict[str, Unit] = {}
+        picked: dict[str, PreemptionUnit] = {}
         for unit in site.units:
             if unit.key not in ended:
                 picked[unit.key] = unit
@@ -376,9 +395,11 @@ class _Search:
                 picked = fewer
         return list(picked.values())
 
-    def _cheapest(self, sites: Sequence[_Site], demand: Demand, missing: int) -> list[Unit] | None:
+    def _cheapest(
+        self, sites: Sequence[_CandidateMachines], demand: Demand, missing: int
+    ) -> list[PreemptionUnit] | None:
         """Take the cheapest offers until there is room enough; then spare whom it can do without."""
-        chosen: dict[str, Unit] = {}
+        chosen: dict[str, PreemptionUnit] = {}
         sites_of: dict[str, list[int]] = {}
         for index, site in enumerate(sites):
             for unit in site.units:
@@ -407,18 +428,18 @@ class _Search:
                 heapq.heappush(line, (NOTHING, touched))
         return self._spared(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
 
-    def _gain(self, site: _Site, demand: Demand, ended: dict[str, Unit]) -> int:
+    def _gain(self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]) -> int:
         return self._runs(site, demand, self._on_site(site, ended).values()) - site.base
 
     def _spared(
         self,
-        sites: Sequence[_Site],
+        sites: Sequence[_CandidateMachines],
         sites_of: dict[str, list[int]],
         demand: Demand,
-        chosen: dict[str, Unit],
+        chosen: dict[str, PreemptionUnit],
         surplus: int,
         gains: list[int],
-    ) -> list[Unit]:
+    ) -> list[PreemptionUnit]:
         """Without those that it can do without, the dearest first."""
         for unit in sorted(chosen.values(), key=lambda unit: unit.order, reverse=True):
             fewer = {job_id: other for job_id, other in chosen.items() if other is not unit}

@@ -80,7 +80,7 @@ def _part(have: int, of: int) -> float:
 
 
 @define(eq=False)
-class Account:
+class TenantAccount:
     """What one tenant has and had."""
 
     row: Usage
@@ -100,7 +100,7 @@ class Account:
         return float(self.share + (self.row.mean - self.share) * 2.0 ** (-since / half_life_s))
 
 
-def _count_devices(accounts: Iterable[Account], demand: Demand, variant: str, count: int) -> None:
+def _count_devices(accounts: Iterable[TenantAccount], demand: Demand, variant: str, count: int) -> None:
     key = f"{demand.device_kind}:{variant}"
     for account in accounts:
         if demand.device_kind in KINDS:
@@ -118,7 +118,7 @@ def tenant_key(tenant: Tenant) -> str:
     return f"tenant:{len(tenant.user)}:{tenant.user}:{tenant.namespace}"
 
 
-class Shares:
+class FairShareAccounts:
     """Accounts of users, of their namespaces, and (for quotas) of namespaces with all their users together."""
 
     def __init__(self) -> None:
@@ -126,11 +126,11 @@ class Shares:
         self.has_quotas = False
         self.capacity = nothing()
         """Of all machines that are not lost."""
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, TenantAccount] = {}
         """By the key of their row."""
-        self.users: dict[str, Account] = {}
-        self.tenants: dict[Tenant, Account] = {}
-        self.spaces: dict[Namespace, Account] = {}
+        self.users: dict[str, TenantAccount] = {}
+        self.tenants: dict[Tenant, TenantAccount] = {}
+        self.spaces: dict[Namespace, TenantAccount] = {}
         """Their rows are not stored."""
         self.ranked_at = 0.0
         self._known: dict[tuple[str, Namespace], Tenant] = {}
@@ -149,7 +149,7 @@ class Shares:
             found = self._known[user, namespace] = Tenant(user, namespace)
         return found
 
-    def account(self, tenant: Tenant, now: float) -> tuple[Account, Account, Account]:
+    def account(self, tenant: Tenant, now: float) -> tuple[TenantAccount, TenantAccount, TenantAccount]:
         """The user's, that of his namespace, and the namespace's own."""
         found = self.tenants.get(tenant)
         if found is None:
@@ -157,7 +157,7 @@ class Shares:
         user = self.users.get(tenant.user) or self.open(Usage(user=tenant.user, at=now))
         space = self.spaces.get(tenant.namespace)
         if space is None:
-            space = self.spaces[tenant.namespace] = Account(Usage(user="", at=now), "")
+            space = self.spaces[tenant.namespace] = TenantAccount(Usage(user="", at=now), "")
         return user, found, space
 
     def score(self, tenant: Tenant) -> float:
@@ -169,19 +169,19 @@ class Shares:
         account = self.users.get(user)
         return account.score if account is not None else 0.0
 
-    def open(self, row: Usage) -> Account:
+    def open(self, row: Usage) -> TenantAccount:
         """An account for a row, which has nothing yet."""
         if row.namespace is None:
-            account = self.users[row.user] = Account(row, user_key(row.user), self.policy.user(row.user).weight)
+            account = self.users[row.user] = TenantAccount(row, user_key(row.user), self.policy.user(row.user).weight)
         else:
             tenant = Tenant(row.user, row.namespace)
             weight = self.policy.namespace(row.namespace).weight
-            account = self.tenants[tenant] = Account(row, tenant_key(tenant), weight)
+            account = self.tenants[tenant] = TenantAccount(row, tenant_key(tenant), weight)
         self.accounts[account.key] = account
         self._score(account, row.at)
         return account
 
-    def forget(self, account: Account) -> None:
+    def forget(self, account: TenantAccount) -> None:
         del self.accounts[account.key]
         if account.row.namespace is None:
             del self.users[account.row.user]
@@ -204,17 +204,17 @@ class Shares:
         if not any(space.used):
             del self.spaces[tenant.namespace]  # it has no past
 
-    def settle(self, account: Account, now: float) -> None:
+    def settle(self, account: TenantAccount, now: float) -> None:
         """Its mean up to now goes into its row: its share is about to change."""
         account.row.mean = account.mean(now, self.policy.half_life_s)
         account.row.at = max(now, account.row.at)
 
-    def moved(self, account: Account, now: float) -> None:
+    def moved(self, account: TenantAccount, now: float) -> None:
         """What it has is another amount now: so are its share and its score."""
         account.share = dominant(account.used, self.capacity)
         self._score(account, now)
 
-    def _score(self, account: Account, now: float) -> None:
+    def _score(self, account: TenantAccount, now: float) -> None:
         row = account.row
         mean = row.mean if row.at >= now else account.mean(now, self.policy.half_life_s)
         score = (account.share + mean) / account.weight

@@ -18,7 +18,7 @@ from attrs import Factory, define
 from fray.scheduler.queue.fair_share import Amount, Tenant
 
 if TYPE_CHECKING:
-    from fray.scheduler.queue.queue import Shape
+    from fray.scheduler.queue.queue import PlacementShape
 
 T = TypeVar("T", bound=Any)
 Entry: TypeAlias = tuple[int, int, int, str]
@@ -27,7 +27,7 @@ BLOCK = 1000
 NEEDS_BLOCK = 64
 
 
-class Blocks(Generic[T]):
+class SortedBlocks(Generic[T]):
     """A sorted list."""
 
     __slots__ = ("_blocks", "_lasts", "_size")
@@ -91,10 +91,10 @@ class Blocks(Generic[T]):
 
 
 @define(eq=False)
-class Want:
+class WaitingShape:
     """A shape that something waits with."""
 
-    shape: Shape
+    shape: PlacementShape
     number: int
     """Of its coming."""
     exempt: bool
@@ -109,7 +109,7 @@ class Want:
     """Of all members together, the most of each thing that any choice takes."""
     devices: dict[str, int]
     """The same by ``kind:variant``."""
-    lanes: dict[tuple[int, Tenant], Lane] = Factory(dict)
+    lanes: dict[tuple[int, Tenant], TenantShapeQueue] = Factory(dict)
     failed: int = -1
     """Version of the pool at which it last did not fit."""
     turn: int = -1
@@ -123,12 +123,12 @@ class Want:
 
 
 @define(eq=False)
-class Lane:
+class TenantShapeQueue:
     """What one tenant waits for with one shape in one band."""
 
-    want: Want
-    space: Space
-    line: Blocks[Entry] = Factory(Blocks)
+    want: WaitingShape
+    space: TenantQueue
+    line: SortedBlocks[Entry] = Factory(SortedBlocks)
     failed: int = -1
     """Version of the pool at which its first did not fit."""
 
@@ -138,13 +138,13 @@ class Lane:
 
 
 @define(eq=False)
-class Space:
+class TenantQueue:
     """What one tenant waits for in one band."""
 
     rank: int
     tenant: Tenant
-    line: Blocks[Entry] = Factory(Blocks)
-    heads: list[tuple[Entry, Lane]] = Factory(list)
+    line: SortedBlocks[Entry] = Factory(SortedBlocks)
+    heads: list[tuple[Entry, TenantShapeQueue]] = Factory(list)
     """Its lanes by their first entries."""
 
     @property
@@ -152,22 +152,22 @@ class Space:
         """When the first of what waits here was accepted, in the order of acceptances."""
         return self.heads[0][0][2]
 
-    def put(self, head: Entry, lane: Lane) -> None:
+    def put(self, head: Entry, lane: TenantShapeQueue) -> None:
         insort(self.heads, (head, lane))
 
     def take(self, head: Entry) -> None:
         del self.heads[bisect_left(self.heads, (head,))]
 
 
-class Needs:
+class ShapeIndex:
     """Wants by the least CPU they need, in blocks of which the least memory is known."""
 
     def __init__(self) -> None:
-        self._blocks: list[list[tuple[int, int, int, Want]]] = []
+        self._blocks: list[list[tuple[int, int, int, WaitingShape]]] = []
         self._least: list[int] = []
         """Memory, by block."""
 
-    def add(self, want: Want) -> None:
+    def add(self, want: WaitingShape) -> None:
         item = want.cpu_milli, want.memory_bytes, want.number, want
         at = self._find(item)
         if at == len(self._blocks):
@@ -181,7 +181,7 @@ class Needs:
             self._blocks[at : at + 1] = halves
             self._least[at : at + 1] = (min(one[1] for one in half) for half in halves)
 
-    def remove(self, want: Want) -> None:
+    def remove(self, want: WaitingShape) -> None:
         item = want.cpu_milli, want.memory_bytes, want.number, want
         at = self._find(item)
         block = self._blocks[at]
@@ -191,12 +191,12 @@ class Needs:
         else:
             del self._blocks[at], self._least[at]
 
-    def _find(self, item: tuple[int, int, int, Want]) -> int:
+    def _find(self, item: tuple[int, int, int, WaitingShape]) -> int:
         """The block where it is or belongs."""
         at = bisect_right(self._blocks, item, key=lambda block: block[0])
         return max(0, at - 1) if self._blocks else 0
 
-    def within(self, cpu_milli: int, memory_bytes: int) -> Iterator[Want]:
+    def within(self, cpu_milli: int, memory_bytes: int) -> Iterator[WaitingShape]:
         """Those that need no more."""
         for block, least in zip(self._blocks, self._least, strict=True):
             if block[0][0] > cpu_milli:

@@ -16,12 +16,12 @@ from typing import TypeAlias
 from fray.scheduler.queue.fair_share import Tenant
 from fray.scheduler.queue.indexes import (
     Entry,
-    Lane,
-    Space,
-    Want,
+    TenantQueue,
+    TenantShapeQueue,
+    WaitingShape,
 )
 from fray.scheduler.queue.queue import Applicant, Queue, make_want
-from fray.scheduler.queue.quotas import standing
+from fray.scheduler.queue.quotas import quota_status
 
 MANY = 200
 """Lanes of the wants in question: with more, they are looked for where their tenants are."""
@@ -35,7 +35,7 @@ def place_of_applicant(queue: Queue, applicant: Applicant) -> Place:
     """Where it stands in the line now, or would stand if it waited."""
     shares, tenant = queue.shares, applicant.tenant
     want = queue.waiting.get(applicant.shape) or make_want(applicant.shape)
-    stands, _ = standing(shares, tenant, want)
+    stands, _ = quota_status(shares, tenant, want)
     space = queue.spaces.get(applicant.band.rank, {}).get(tenant.user, {}).get(tenant)
     first = space.accepted if space is not None else applicant.entry[2]
     scores = shares.user_score(tenant.user), tenant.user, shares.score(tenant), first, tenant.namespace
@@ -48,18 +48,18 @@ def in_order(queue: Queue) -> list[Applicant]:
     return [applicant for _, applicant in sorted(places, key=lambda pair: pair[0])]
 
 
-Consider: TypeAlias = Callable[[Lane], bool]
+Consider: TypeAlias = Callable[[TenantShapeQueue], bool]
 """Whether a lane is worth a try now; False: not in this round any more."""
 
 
-class Round:
+class TenantRoundRobin:
     """Lanes of a band in their order, each as often as it is given something and is still worth a try.
 
     Args:
         wants: only lanes of these; None: all.
     """
 
-    def __init__(self, queue: Queue, rank: int, wants: Sequence[Want] | None, consider: Consider) -> None:
+    def __init__(self, queue: Queue, rank: int, wants: Sequence[WaitingShape] | None, consider: Consider) -> None:
         self._queue = queue
         self._rank = rank
         self._consider = consider
@@ -71,9 +71,9 @@ class Round:
         self._at = 0
         self._served: list[tuple[float, str]] = []
         """Those who have been given something, by their scores since."""
-        self._iterators: dict[str, Iterator[Lane]] = {}
+        self._iterators: dict[str, Iterator[TenantShapeQueue]] = {}
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[TenantShapeQueue]:
         shares = self._queue.shares
         while (user := self._next()) is not None:
             lanes = self._iterators.get(user)
@@ -99,7 +99,7 @@ class Round:
         self._at += 1
         return fresh[1] if fresh is not None else None
 
-    def _lanes_of(self, user: str) -> Iterator[Lane]:
+    def _lanes_of(self, user: str) -> Iterator[TenantShapeQueue]:
         """Those of all his namespaces, of the one that has least first."""
         shares, spaces = self._queue.shares, self._queue.spaces[self._rank].get(user, {})
         line = [(shares.score(of), spaces[of].accepted, of.namespace, lanes) for of, lanes in self._cursors(user)]
@@ -119,7 +119,7 @@ class Round:
             else:
                 yield lane
 
-    def _cursors(self, user: str) -> Iterator[tuple[Tenant, Iterator[Lane]]]:
+    def _cursors(self, user: str) -> Iterator[tuple[Tenant, Iterator[TenantShapeQueue]]]:
         if self._only is not None:
             yield from ((tenant, self._among(lanes)) for tenant, lanes in self._only[user].items())
             return
@@ -130,7 +130,7 @@ class Round:
                 key = self._rank, tenant
                 yield tenant, self._among([want.lanes[key] for want in self._wants if key in want.lanes])
 
-    def _all(self, space: Space) -> Iterator[Lane]:
+    def _all(self, space: TenantQueue) -> Iterator[TenantShapeQueue]:
         """By their heads. One that is given something moves back or goes, and the next has its place."""
         at, heads = 0, space.heads
         while at < len(heads):
@@ -140,7 +140,7 @@ class Round:
             else:
                 at += 1
 
-    def _among(self, lanes: list[Lane]) -> Iterator[Lane]:
+    def _among(self, lanes: list[TenantShapeQueue]) -> Iterator[TenantShapeQueue]:
         """The same, of a few."""
         line = [(lane.head, lane) for lane in lanes if lane.line]
         heapq.heapify(line)
@@ -156,13 +156,13 @@ class Round:
                 heapq.heappop(line)
 
 
-def _lanes(wants: Sequence[Want]) -> int:
+def _lanes(wants: Sequence[WaitingShape]) -> int:
     return sum(len(want.lanes) for want in wants)
 
 
-def _by_tenant(rank: int, wants: Sequence[Want]) -> dict[str, dict[Tenant, list[Lane]]]:
+def _by_tenant(rank: int, wants: Sequence[WaitingShape]) -> dict[str, dict[Tenant, list[TenantShapeQueue]]]:
     """Lanes of a band, by user and tenant."""
-    found: dict[str, dict[Tenant, list[Lane]]] = {}
+    found: dict[str, dict[Tenant, list[TenantShapeQueue]]] = {}
     for want in wants:
         for (of, tenant), lane in want.lanes.items():
             if of == rank:

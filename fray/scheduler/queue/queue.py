@@ -20,17 +20,17 @@ from fray.model.ids import NodeName
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
-from fray.scheduler.pool.requests import Ask, ask_of
-from fray.scheduler.queue.fair_share import Shares, amount_of, nothing
+from fray.scheduler.pool.requests import PlacementRequest, ask_of
+from fray.scheduler.queue.fair_share import FairShareAccounts, amount_of, nothing
 from fray.scheduler.queue.fair_share import Tenant as Tenant
 from fray.scheduler.queue.indexes import (
     Entry,
-    Lane,
-    Needs,
-    Space,
-    Want,
+    ShapeIndex,
+    TenantQueue,
+    TenantShapeQueue,
+    WaitingShape,
 )
-from fray.scheduler.state.start_plans import Kept
+from fray.scheduler.state.start_plans import HeldMachines
 
 T = TypeVar("T")
 NOBODY = Tenant()
@@ -39,7 +39,7 @@ NEVER = float("inf")
 _demand_fields = attrgetter(*(field.name for field in fields(Demand)))
 
 
-class Kind(StrEnum):
+class ApplicantKind(StrEnum):
     """What an applicant is, and so who is told of its places (`placement.STARTERS`)."""
 
     JOB = "job"
@@ -52,10 +52,10 @@ class Kind(StrEnum):
 
 
 @frozen(cache_hash=True)
-class Shape:
+class PlacementShape:
     """What decides whether an applicant fits."""
 
-    ask: Ask
+    ask: PlacementRequest
     child: bool = False
     """Launched by a running job, and so part of it: never held back for a starving one."""
     reservation: str = ""
@@ -70,12 +70,12 @@ class Applicant:
 
     id: str
     """Of the job, the group, or the reservation (growth has a mark behind it)."""
-    shape: Shape
+    shape: PlacementShape
     order: int
     """Of acceptance."""
     since: float
     """When it began to wait, by the law's time."""
-    kind: Kind = Kind.JOB
+    kind: ApplicantKind = ApplicantKind.JOB
     band: Band = Band.INTERACTIVE
     tenant: Tenant = NOBODY
     time_limit_s: float | None = None
@@ -92,28 +92,28 @@ class Applicant:
 class Queue:
     """Waiting applicants, and the indexes over them."""
 
-    def __init__(self, shares: Shares | None = None) -> None:
-        self.shares = shares or Shares()
+    def __init__(self, shares: FairShareAccounts | None = None) -> None:
+        self.shares = shares or FairShareAccounts()
         self.applicants: dict[str, Applicant] = {}
-        self.waiting: dict[Shape, Want] = {}
-        self.spaces: dict[int, dict[str, dict[Tenant, Space]]] = {}
+        self.waiting: dict[PlacementShape, WaitingShape] = {}
+        self.spaces: dict[int, dict[str, dict[Tenant, TenantQueue]]] = {}
         """By rank of the band, user, and tenant."""
-        self.needs: dict[str, Needs] = {}
+        self.needs: dict[str, ShapeIndex] = {}
         """By kind of device, empty for wants that may do without. Exempt ones have their own: ``!`` before it."""
-        self.exempt: dict[Lane, None] = {}
-        self.fresh: dict[Lane, None] = {}
+        self.exempt: dict[TenantShapeQueue, None] = {}
+        self.fresh: dict[TenantShapeQueue, None] = {}
         """What has come into these has not been tried."""
-        self.over_quota: dict[str, dict[Lane, None]] = {}
+        self.over_quota: dict[str, dict[TenantShapeQueue, None]] = {}
         """Lanes that were refused for a quota, by whose it is: ``user:NAME`` or ``space:NAME``."""
-        self.refused: dict[Shape, None] = {}
+        self.refused: dict[PlacementShape, None] = {}
         """What came, or did not fit, since the last look: whoever looks (`lending.make_room`) clears it."""
-        self.apart: dict[Lane, None] = {}
+        self.apart: dict[TenantShapeQueue, None] = {}
         """Lanes that take machines of a reservation."""
         self.missed: dict[NodeName, None] = {}
         """Machines that have become freer while all were kept for the first: the others were not asked about them."""
         self.cut = False
         """The last pass ended early, as all machines were kept for somebody."""
-        self.holders: dict[str, Kept] = {}
+        self.holders: dict[str, HeldMachines] = {}
         """For whom it kept machines, in order, and which."""
         self.looked: object = None
         """What it was that the last pass looked at."""
@@ -121,7 +121,7 @@ class Queue:
         """Version of the pool at the last pass."""
         self.turn = 0
         """Number of the last pass."""
-        self.seeking: dict[Lane, None] = {}
+        self.seeking: dict[TenantShapeQueue, None] = {}
         """Where somebody came who may take another's place: whoever looks (`preemption`) clears it."""
         self.searches = 0
         """For victims, in this step."""
@@ -129,7 +129,7 @@ class Queue:
         """Grows with every change."""
         self._arrivals: deque[Applicant] = deque()
         self._sorted = True
-        self._keys: dict[object, Shape] = {}
+        self._keys: dict[object, PlacementShape] = {}
         self._wants = 0
         self._cache: tuple[object, Any] | None = None
 
@@ -143,12 +143,12 @@ class Queue:
         """By band and acceptance."""
         return iter(sorted(self.applicants.values(), key=lambda applicant: applicant.entry))
 
-    def shape_of(self, spec: JobSpec, child: bool) -> Shape:
+    def shape_of(self, spec: JobSpec, child: bool) -> PlacementShape:
         """What a job asks for; one object for all that ask for the same."""
         key = (_demand_fields(spec.demand), spec.alternatives, spec.members, child, spec.reservation_id)
         shape = self._keys.get(key)
         if shape is None:
-            shape = Shape(ask_of(spec), child, spec.reservation_id)
+            shape = PlacementShape(ask_of(spec), child, spec.reservation_id)
             want = self.waiting.get(shape)
             shape = self._keys[key] = want.shape if want is not None else shape
             if len(self._keys) > 2 * len(self.waiting) + 1000:
@@ -194,30 +194,30 @@ class Queue:
             space.put(line.first, lane)
         self.changes += 1
 
-    def lane_of(self, applicant: Applicant) -> Lane:
+    def lane_of(self, applicant: Applicant) -> TenantShapeQueue:
         return self.waiting[applicant.shape].lanes[applicant.band.rank, applicant.tenant]
 
-    def _lane(self, applicant: Applicant) -> Lane:
+    def _lane(self, applicant: Applicant) -> TenantShapeQueue:
         want = self.waiting.get(applicant.shape) or self._add_want(applicant.shape)
         key = applicant.band.rank, applicant.tenant
         lane = want.lanes.get(key)
         if lane is None:
-            lane = want.lanes[key] = Lane(want, self._space(*key))
+            lane = want.lanes[key] = TenantShapeQueue(want, self._space(*key))
             if want.exempt:
                 self.exempt[lane] = None
             if want.shape.reservation:
                 self.apart[lane] = None
         return lane
 
-    def _space(self, rank: int, tenant: Tenant) -> Space:
+    def _space(self, rank: int, tenant: Tenant) -> TenantQueue:
         users = self.spaces.setdefault(rank, {})
         spaces = users.get(tenant.user)
         if spaces is None:
             spaces = users[tenant.user] = {}
             self.shares.waits(rank, tenant.user)
-        return spaces.setdefault(tenant, Space(rank, tenant))
+        return spaces.setdefault(tenant, TenantQueue(rank, tenant))
 
-    def _drop(self, lane: Lane) -> None:
+    def _drop(self, lane: TenantShapeQueue) -> None:
         """Nothing waits in it."""
         space, want = lane.space, lane.want
         del want.lanes[space.rank, space.tenant]
@@ -239,17 +239,17 @@ class Queue:
                 del self.spaces[space.rank][space.tenant.user]
                 self.shares.waits_not(space.rank, space.tenant.user)
 
-    def _add_want(self, shape: Shape) -> Want:
+    def _add_want(self, shape: PlacementShape) -> WaitingShape:
         self._wants += 1
         want = self.waiting[shape] = make_want(shape, self._wants)
         for needs in self._needs_of(want):
             needs.add(want)
         return want
 
-    def _needs_of(self, want: Want) -> list[Needs]:
+    def _needs_of(self, want: WaitingShape) -> list[ShapeIndex]:
         if want.shape.reservation:
             return []
-        return [self.needs.setdefault(("!" if want.exempt else "") + want.kind, Needs())]
+        return [self.needs.setdefault(("!" if want.exempt else "") + want.kind, ShapeIndex())]
 
     def ease(self, whose: str) -> None:
         """This user or namespace (see `over_quota`) has less now: what waited for that may be tried again."""
@@ -269,7 +269,7 @@ class Queue:
 
     # Looking
 
-    def head(self, shape: Shape) -> Applicant:
+    def head(self, shape: PlacementShape) -> Applicant:
         """The first of this shape by acceptance, whoever's it is."""
         return self.applicants[min(lane.head for lane in self.waiting[shape].lanes.values())[-1]]
 
@@ -296,10 +296,10 @@ class Queue:
                     count += len(space.line)
         return count
 
-    def first(self, lane: Lane) -> Applicant:
+    def first(self, lane: TenantShapeQueue) -> Applicant:
         return self.applicants[lane.head[-1]]
 
-    def aged(self, before: float, limit: int) -> list[Lane] | None:
+    def aged(self, before: float, limit: int) -> list[TenantShapeQueue] | None:
         """Lanes in which something has waited since ``before`` or longer; None: that are more than ``limit``."""
         if not self._sorted:
             self._arrivals = deque(sorted(self._living(), key=lambda applicant: applicant.since))
@@ -323,11 +323,11 @@ class Queue:
         return value
 
 
-def _count(spaces: dict[Tenant, Space]) -> int:
+def _count(spaces: dict[Tenant, TenantQueue]) -> int:
     return sum(len(space.line) for space in spaces.values())
 
 
-def make_want(shape: Shape, number: int = 0) -> Want:
+def make_want(shape: PlacementShape, number: int = 0) -> WaitingShape:
     """What a shape comes to."""
     demands = shape.ask.demands
     kinds = {demand.device_kind if demand.device_count else None for demand in demands}
@@ -342,7 +342,7 @@ def make_want(shape: Shape, number: int = 0) -> Want:
                 key = f"{demand.device_kind}:{demand.device_variant.lower()}"
                 mine[key] = max(mine.get(key, 0), demand.device_count * part.members)
         devices = {key: devices.get(key, 0) + mine.get(key, 0) for key in [*devices, *mine]}
-    return Want(
+    return WaitingShape(
         shape=shape,
         number=number,
         exempt=shape.child or shape.ask.weightless,

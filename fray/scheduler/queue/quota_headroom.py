@@ -9,11 +9,11 @@ from attrs import define, field
 from fray.model.policy.policy import Amounts
 from fray.scheduler.queue.fair_share import (
     KINDS,
-    Account,
-    Shares,
+    FairShareAccounts,
     Tenant,
+    TenantAccount,
 )
-from fray.scheduler.queue.indexes import Want
+from fray.scheduler.queue.indexes import WaitingShape
 from fray.scheduler.queue.quotas import ceiling, limits
 
 
@@ -21,17 +21,17 @@ from fray.scheduler.queue.quotas import ceiling, limits
 class Headroom:
     """Of one plan: what it has let in counts as had."""
 
-    shares: Shares
+    shares: FairShareAccounts
     taken: dict[tuple[str, str], int] = field(factory=dict)
     """By whose quota, and by what of it."""
 
-    def waiting(self, want: Want) -> int:
+    def waiting(self, want: WaitingShape) -> int:
         """How many of those that wait so may be placed, whoever's they are; they are let in."""
         if not self.shares.has_quotas:
             return want.waiting()
         return sum(self._let_in(lane.space.tenant, want, len(lane.line)) for lane in want.lanes.values())
 
-    def _let_in(self, tenant: Tenant, want: Want, count: int) -> int:
+    def _let_in(self, tenant: Tenant, want: WaitingShape, count: int) -> int:
         found = [
             (whose, key, needed, left)
             for whose, terms, account in limits(self.shares, tenant)
@@ -45,7 +45,7 @@ class Headroom:
         return count
 
 
-def _left(account: Account | None, want: Want, most: Amounts) -> Iterator[tuple[str, int, int]]:
+def _left(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> Iterator[tuple[str, int, int]]:
     """Each thing that is limited and asked for: how much of it one takes, and how much is left."""
     used, variants = (account.used, account.variants) if account is not None else ([0, 0, 0, 0], {})
     for at, (key, limit) in enumerate((("cpu", most.cpu_milli), ("memory", most.memory_bytes))):

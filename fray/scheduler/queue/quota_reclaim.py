@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable
 from attrs import define, evolve, field
 
 from fray.model.resources import Demand
-from fray.scheduler.queue.fair_share import Account, amount_of
+from fray.scheduler.queue.fair_share import TenantAccount, amount_of
 from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.queue.quotas import (
-    Standing,
+    QuotaStatus,
     excess,
     limits,
-    standing,
+    quota_status,
     takes,
 )
-from fray.scheduler.state.rows import Job
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
 
@@ -32,17 +32,17 @@ def may_reclaim(state: Tables, applicant: Applicant) -> bool:
         return False
     if applicant.shape.reservation:
         return False  # what runs there is charged to its holder: its end gives no quota back
-    return standing(state.shares, applicant.tenant, want)[0] is Standing.WITHIN
+    return quota_status(state.shares, applicant.tenant, want)[0] is QuotaStatus.WITHIN
 
 
 @define
-class Given:
+class UsageAfterPending:
     """What tenants have without what these have given back."""
 
     state: Tables
-    accounts: dict[str, Account] = field(factory=dict)
+    accounts: dict[str, TenantAccount] = field(factory=dict)
 
-    def give(self, job: Job) -> None:
+    def give(self, job: JobRow) -> None:
         """It is over."""
         if job.spec.reservation_id:
             return  # that is charged to whoever holds the reservation
@@ -53,7 +53,7 @@ class Given:
                 if known is not None:
                     self.accounts[key] = _less(known, demand, f"{demand.device_kind}:{variant}")
 
-    def borrows(self, job: Job) -> bool:
+    def borrows(self, job: JobRow) -> bool:
         """Its tenant has more than his quota of something that it takes."""
         tenant = self.state.shares.tenant(job.spec.user, job.spec.namespace)
         for key, terms, account in limits(self.state.shares, tenant):
@@ -65,7 +65,7 @@ class Given:
         return False
 
 
-def _less(account: Account, demand: Demand, key: str) -> Account:
+def _less(account: TenantAccount, demand: Demand, key: str) -> TenantAccount:
     used = [have - gone for have, gone in zip(account.used, amount_of(demand), strict=True)]
     variants = dict(account.variants)
     if demand.device_count:
@@ -73,15 +73,15 @@ def _less(account: Account, demand: Demand, key: str) -> Account:
     return evolve(account, used=used, variants=variants)
 
 
-def as_it_will_be(state: Tables) -> Given:
+def as_it_will_be(state: Tables) -> UsageAfterPending:
     """With what is being ended already given back."""
-    given = Given(state)
+    given = UsageAfterPending(state)
     for job_id in state.ending:
         given.give(state.jobs[job_id])
     return given
 
 
-def overdrawn(state: Tables, jobs: Iterable[Job], mine: Callable[[Job], bool]) -> Job | None:
+def overdrawn(state: Tables, jobs: Iterable[JobRow], mine: Callable[[JobRow], bool]) -> JobRow | None:
     """The first of these whose tenant has borrowed nothing any more, once all before it are over.
 
     Args:

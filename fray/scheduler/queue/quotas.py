@@ -10,23 +10,23 @@ from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from fray.model.policy.policy import Amounts, Terms
+from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.model.resources import Demand, show_bytes
 from fray.scheduler.queue.fair_share import (
     KINDS,
-    Account,
     Amount,
-    Shares,
+    FairShareAccounts,
     Tenant,
+    TenantAccount,
 )
-from fray.scheduler.queue.indexes import Want
+from fray.scheduler.queue.indexes import WaitingShape
 
 if TYPE_CHECKING:
     from fray.scheduler.queue.queue import Applicant
     from fray.scheduler.state.tables import Tables
 
 
-class Standing(IntEnum):
+class QuotaStatus(IntEnum):
     """In the order in which they are tried."""
 
     WITHIN = 0
@@ -56,7 +56,7 @@ def exceeds(used: Amount, variants: Mapping[str, int], more: Amount, devices: Ma
     return ""
 
 
-def ceiling(terms: Terms) -> Amounts | None:
+def ceiling(terms: TenantPolicy) -> Amounts | None:
     """The most that may be had at all; None: there is no limit."""
     if terms.quota is None or terms.borrow is True:
         return None
@@ -74,16 +74,16 @@ def _sum(quota: int | None, more: int | None) -> int | None:
     return None if quota is None or more is None else quota + more
 
 
-def limits(shares: Shares, tenant: Tenant) -> Iterator[tuple[str, Terms, Account | None]]:
+def limits(shares: FairShareAccounts, tenant: Tenant) -> Iterator[tuple[str, TenantPolicy, TenantAccount | None]]:
     """Whose terms bind a tenant, and what they count."""
     policy = shares.policy
     yield f"user:{tenant.user}", policy.user(tenant.user), shares.users.get(tenant.user)
     yield f"space:{tenant.namespace}", policy.namespace(tenant.namespace), shares.spaces.get(tenant.namespace)
 
 
-def standing(shares: Shares, tenant: Tenant, want: Want) -> tuple[Standing, str]:
+def quota_status(shares: FairShareAccounts, tenant: Tenant, want: WaitingShape) -> tuple[QuotaStatus, str]:
     """How a want of a tenant stands to the quotas now; and if it waits, for whose."""
-    found = Standing.GROWS if want.shape.growth else Standing.WITHIN
+    found = QuotaStatus.GROWS if want.shape.growth else QuotaStatus.WITHIN
     if not shares.has_quotas or want.shape.reservation:  # that has been charged as a whole
         return found, ""
     for key, terms, account in limits(shares, tenant):
@@ -91,16 +91,16 @@ def standing(shares: Shares, tenant: Tenant, want: Want) -> tuple[Standing, str]
             continue
         most = ceiling(terms)
         if most is not None and _over(account, want, most):
-            return Standing.WAITS, key
-        found = max(found, Standing.BORROWS)
+            return QuotaStatus.WAITS, key
+        found = max(found, QuotaStatus.BORROWS)
     return found, ""
 
 
 def quota_text(state: Tables, applicant: Applicant) -> str:
     """Why an applicant waits for a quota, in words; empty: it does not."""
     want = state.queue.waiting[applicant.shape]
-    stands, whose = standing(state.shares, applicant.tenant, want)
-    if stands is not Standing.WAITS:
+    stands, whose = quota_status(state.shares, applicant.tenant, want)
+    if stands is not QuotaStatus.WAITS:
         return ""
     for key, terms, account in limits(state.shares, applicant.tenant):
         most = ceiling(terms)
@@ -118,7 +118,7 @@ def _told(most: Amounts, what: str) -> str:
     return amount_text(what, _limit(most, what))
 
 
-def eases(state: Tables, applicant: Applicant) -> str:
+def quota_wait_text(state: Tables, applicant: Applicant) -> str:
     """What would let one start that waits for a quota."""
     want = state.queue.waiting[applicant.shape]
     for _, terms, _ in limits(state.shares, applicant.tenant):
@@ -131,7 +131,7 @@ def eases(state: Tables, applicant: Applicant) -> str:
 WHOSE = {"user": "user", "space": "namespace"}
 
 
-def _amount(account: Account | None, what: str) -> int:
+def _amount(account: TenantAccount | None, what: str) -> int:
     if account is None:
         return 0
     if what in ("cpu", "memory"):
@@ -150,7 +150,7 @@ def amount_text(what: str, amount: int) -> str:
     return f"{show_bytes(amount)} memory" if what == "memory" else f"{amount} {what}"
 
 
-def _over(account: Account | None, want: Want, most: Amounts) -> str:
+def _over(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> str:
     used, variants = (account.used, account.variants) if account is not None else (_NOTHING, {})
     return exceeds(used, variants, want.need, want.devices, most)
 
@@ -158,7 +158,7 @@ def _over(account: Account | None, want: Want, most: Amounts) -> str:
 _NOTHING = [0, 0, 0, 0]
 
 
-def excess(account: Account, most: Amounts) -> dict[str, int]:
+def excess(account: TenantAccount, most: Amounts) -> dict[str, int]:
     """What of it is more than so much, and by how much: ``cpu`` (thousandths), ``memory``, ``gpu``, ``gpu:h100``."""
     if not any(account.used):
         return {}

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from fray.model.ids import JobId, NodeName
-from fray.model.reservations import CHANGES_KEPT, Change, ChangeKind
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.state.reservation_rows import Reservation, Unit
+from fray.model.reservations import CHANGES_KEPT, ReservationEvent, ReservationEventKind
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.state.reservation_rows import ReservationRow, ReservedUnit
 from fray.scheduler.state.tables import Tables
 
 
-def note(
+def record_event(
     state: Tables,
-    out: Outbox,
-    reservation: Reservation,
-    kind: ChangeKind,
+    out: EffectBuffer,
+    reservation: ReservationRow,
+    kind: ReservationEventKind,
     text: str = "",
     *,
-    unit: Unit | None = None,
+    unit: ReservedUnit | None = None,
     nodes: tuple[NodeName, ...] = (),
     jobs: tuple[JobId, ...] = (),
     notice_s: float = 0.0,
 ) -> None:
     """Something has happened to it."""
     reservation.change += 1
-    change = Change(
+    change = ReservationEvent(
         number=reservation.change,
         kind=kind,
         time=state.now,
@@ -38,6 +38,6 @@ def note(
     out.reservation(reservation.id)
 
 
-def _line(change: Change) -> str:
+def _line(change: ReservationEvent) -> str:
     parts = [f"unit {change.unit} on {', '.join(change.nodes)}" if change.unit is not None else "", change.text]
     return ": ".join(part for part in parts if part)

@@ -19,20 +19,20 @@ from fray.model.ids import NodeName
 from fray.model.reservations import ReservationId
 from fray.scheduler.backfill.start_plan import shares_of
 from fray.scheduler.backfill.starvation import blocker
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.pool.machine import held_empty
-from fray.scheduler.pool.pool import Pool
-from fray.scheduler.pool.requests import Ask, Placed
+from fray.scheduler.pool.pool import MachinePool
+from fray.scheduler.pool.requests import Placement, PlacementRequest
 from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.reservations.release_units import (
     REGROW_S,
-    ask_back,
     has_share,
     is_idle,
-    seize,
+    request_release,
+    revoke,
 )
-from fray.scheduler.state.reservation_rows import Reservation, Unit
-from fray.scheduler.state.rows import Claim, ClaimedShare
+from fray.scheduler.state.reservation_rows import ReservationRow, ReservedUnit
+from fray.scheduler.state.rows import CapacityClaim, ClaimedShare
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 
@@ -46,21 +46,21 @@ Usable: TypeAlias = Callable[[NodeName], bool]
 
 
 @frozen(eq=False)
-class Lent:
+class SurplusUnit:
     """A unit that its reservation would have to give back."""
 
-    reservation: Reservation
-    unit: Unit
+    reservation: ReservationRow
+    unit: ReservedUnit
     idle: bool
     leaving: bool = False
 
-    def move(self, pool: Pool, sign: int) -> None:
+    def move(self, pool: MachinePool, sign: int) -> None:
         """Out of the fleet's pool, or into it again."""
         demand = self.reservation.demand_of(self.unit)
         for host in self.unit.hosts:
             (pool.release if sign > 0 else pool.take)(host.node, demand, host.devices)
 
-    def fits(self, pool: Pool) -> bool:
+    def fits(self, pool: MachinePool) -> bool:
         """Its share is free in the fleet's pool."""
         demand = self.reservation.demand_of(self.unit)
         per_node: dict[NodeName, int] = {}
@@ -71,7 +71,7 @@ class Lent:
         return True
 
 
-def make_room(state: State, out: Outbox) -> bool:
+def make_room(state: State, out: EffectBuffer) -> bool:
     """For those that were just refused; True: something is free now, so that they may be tried again."""
     refused = list(state.queue.refused)
     state.queue.refused.clear()
@@ -80,11 +80,11 @@ def make_room(state: State, out: Outbox) -> bool:
     waiting = [s for s in refused if not (s.reservation or s.growth) and s in state.queue.waiting]
     heads = sorted((state.queue.head(shape) for shape in waiting), key=lambda head: head.entry)
     wanting = [head for head in heads if not head.shape.ask.weightless]
-    freed = [_help(state, out, applicant) for applicant in wanting[:HELPED]]
+    freed = [_reclaim_for(state, out, applicant) for applicant in wanting[:HELPED]]
     return any(freed)
 
 
-def _help(state: State, out: Outbox, applicant: Applicant) -> bool:
+def _reclaim_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
     if blocker(state, applicant) is not None:
         return False  # it would not get what is given back
     wanted = choose(state, applicant)
@@ -93,18 +93,18 @@ def _help(state: State, out: Outbox, applicant: Applicant) -> bool:
     notices_s = [lent.reservation.spec.notice_s for lent in wanted if not lent.idle]
     pause_s = max(REGROW_S, 2 * max(notices_s, default=0.0))
     why = f"{applicant.id} needs it"
-    freed = [ask_back(state, out, lent.reservation, lent.unit, why, pause_s) for lent in wanted]
+    freed = [request_release(state, out, lent.reservation, lent.unit, why, pause_s) for lent in wanted]
     return any(freed)
 
 
-def seize_for(state: State, out: Outbox, applicant: Applicant) -> bool:
+def seize_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
     """Take whole reservations of later bands for its sake, as the policy's rule of preemption allows; False: none, or
     all of them would not help."""
     rule = state.policy.preemption
     if not rule.enabled or applicant.band not in rule.bands or not _may_ask(applicant):
         return False
-    found: list[Reservation] = []
-    for reservation in _seizable(state, applicant):
+    found: list[ReservationRow] = []
+    for reservation in _reclaim_order(state, applicant):
         for chosen in ([reservation], [*found, reservation]):
             needed = _without(state, applicant, chosen)
             if needed:
@@ -112,13 +112,13 @@ def seize_for(state: State, out: Outbox, applicant: Applicant) -> bool:
                 _claim(state, applicant, needed, tuple(names))
                 why = f"{applicant.id} of band {applicant.band.value} needs it"
                 for one in names:
-                    seize(state, out, state.reservations[one], why)
+                    revoke(state, out, state.reservations[one], why)
                 return True
         found.append(reservation)
     return False
 
 
-def _claim(state: State, applicant: Applicant, needed: list[Lent], names: tuple[ReservationId, ...]) -> None:
+def _claim(state: State, applicant: Applicant, needed: list[SurplusUnit], names: tuple[ReservationId, ...]) -> None:
     """What they leave is kept for it: else they would hold their minimum there again before the last unit is free."""
     pool, ask, freed = state.pool, applicant.shape.ask, dict(state.pool.freed)
     units = [*_leaving(state, _useful(state, applicant)), *needed]
@@ -133,10 +133,10 @@ def _claim(state: State, applicant: Applicant, needed: list[Lent], names: tuple[
     pool.freed.update(freed)
     shares = shares_of(ask, placed)
     claimed = [ClaimedShare(node=node, demand=d, members=n) for node, demands in shares.items() for d, n in demands]
-    state.put_claim(Claim(applicant=applicant.id, shares=tuple(claimed), victims=names, made_at=state.now))
+    state.put_claim(CapacityClaim(applicant=applicant.id, shares=tuple(claimed), victims=names, made_at=state.now))
 
 
-def _seizable(state: State, applicant: Applicant) -> list[Reservation]:
+def _reclaim_order(state: State, applicant: Applicant) -> list[ReservationRow]:
     """The latest band, the lowest priority and the youngest first; not those it has happened to often enough."""
     rule = state.policy.preemption
     rows = [state.reservations[name] for name in state.reserved]
@@ -152,10 +152,10 @@ def _seizable(state: State, applicant: Applicant) -> list[Reservation]:
     return sorted(found, key=lambda row: (-row.band.rank, row.spec.priority, -row.order))
 
 
-def _without(state: State, applicant: Applicant, chosen: list[Reservation]) -> list[Lent]:
+def _without(state: State, applicant: Applicant, chosen: list[ReservationRow]) -> list[SurplusUnit]:
     """Units of these without which it would fit; empty: it would not."""
     useful = _useful(state, applicant)
-    units = [Lent(row, unit, is_idle(state, row, unit)) for row in chosen for unit in row.staying]
+    units = [SurplusUnit(row, unit, is_idle(state, row, unit)) for row in chosen for unit in row.staying]
     freed = dict(state.pool.freed)
     try:
         return _tried(state, applicant, [list(_leaving(state, useful)), units]) or []
@@ -169,7 +169,7 @@ def is_helped(state: State, applicant: Applicant) -> bool:
     return bool(state.lending or state.unsettled) and _may_ask(applicant) and choose(state, applicant) is not None
 
 
-def spare_units(state: Tables, applicant: Applicant) -> list[Lent]:
+def spare_units(state: Tables, applicant: Applicant) -> list[SurplusUnit]:
     """All that may be asked back for its sake, none beyond what each reservation has to spare."""
     if not state.lending or not _may_ask(applicant):
         return []
@@ -181,7 +181,7 @@ def _may_ask(applicant: Applicant) -> bool:
     return not (shape.reservation or shape.growth or shape.ask.weightless)
 
 
-def choose(state: State, applicant: Applicant) -> list[Lent] | None:
+def choose(state: State, applicant: Applicant) -> list[SurplusUnit] | None:
     """Lent units without which it would fit, none too many; empty: it only has to wait for those that are on their way
     back; None: all that is lent does not help."""
     usable = _useful(state, applicant)
@@ -198,7 +198,7 @@ def choose(state: State, applicant: Applicant) -> list[Lent] | None:
         state.pool.freed.update(freed)
 
 
-def _plans(state: State, applicant: Applicant, usable: Usable) -> Iterator[list[list[Lent]]]:
+def _plans(state: State, applicant: Applicant, usable: Usable) -> Iterator[list[list[SurplusUnit]]]:
     """In which order to free what is lent: idle units that are soon found; then the cheapest of all, wherever they are;
     if that does not help, since no reservation gives more than it has to spare, what there is on each machine."""
     soon = list(islice(_spare(state, usable, applicant), SOON_FOUND))
@@ -208,7 +208,7 @@ def _plans(state: State, applicant: Applicant, usable: Usable) -> Iterator[list[
     yield [[lent for lent in cheapest if lent.idle], [lent for lent in cheapest if not lent.idle]]
     if len(cheapest) == len(units):
         return  # that was all there is
-    at: dict[NodeName, list[Lent]] = {}
+    at: dict[NodeName, list[SurplusUnit]] = {}
     for lent in units:
         for node in lent.unit.nodes:
             at.setdefault(node, []).append(lent)
@@ -219,7 +219,7 @@ def _plans(state: State, applicant: Applicant, usable: Usable) -> Iterator[list[
         yield [_allowed(list(dict.fromkeys(lent for found in machines for lent in found)))]
 
 
-def _allowed(units: list[Lent]) -> list[Lent]:
+def _allowed(units: list[SurplusUnit]) -> list[SurplusUnit]:
     """As many of each reservation as it has to spare, the first ones."""
     left: dict[ReservationId, int] = {}
     found = []
@@ -233,10 +233,10 @@ def _allowed(units: list[Lent]) -> list[Lent]:
     return found
 
 
-def _tried(state: State, applicant: Applicant, stages: list[list[Lent]]) -> list[Lent] | None:
+def _tried(state: State, applicant: Applicant, stages: list[list[SurplusUnit]]) -> list[SurplusUnit] | None:
     """Free one stage after the other until it fits; then see which of them it really takes. None: it does not fit."""
     pool, ask = state.pool, applicant.shape.ask
-    out_there: list[Lent] = []
+    out_there: list[SurplusUnit] = []
     placed = None
     for chunk in _chunks(stages):
         for lent in chunk:
@@ -265,14 +265,14 @@ def _tried(state: State, applicant: Applicant, stages: list[list[Lent]]) -> list
     return [lent for lent in needed if not lent.leaving]
 
 
-def _undo(pool: Pool, ask: Ask, placed: Sequence[Placed]) -> None:
+def _undo(pool: MachinePool, ask: PlacementRequest, placed: Sequence[Placement]) -> None:
     """It was only tried."""
     for part, got in zip(ask.parts, placed, strict=True):
         for grant in got.grants:
             pool.release(grant.node, part.choices[got.choice], grant.devices, grant.ports)
 
 
-def _chunks(stages: list[list[Lent]]) -> Iterator[list[Lent]]:
+def _chunks(stages: list[list[SurplusUnit]]) -> Iterator[list[SurplusUnit]]:
     """All that is on its way back at once; then the cheapest alone, and twice as many each time."""
     leaving, *others = stages
     if leaving:
@@ -284,7 +284,7 @@ def _chunks(stages: list[list[Lent]]) -> Iterator[list[Lent]]:
             at, size = at + size, size * 2
 
 
-def _taken_back(pool: Pool, out_there: list[Lent]) -> list[Lent]:
+def _taken_back(pool: MachinePool, out_there: list[SurplusUnit]) -> list[SurplusUnit]:
     """Into the pool's books again, the dearest first; those for which there is no room now."""
     missing = []
     for lent in reversed(out_there):
@@ -309,24 +309,24 @@ def _useful(state: Tables, applicant: Applicant) -> Usable:
     return is_usable
 
 
-def _helps(unit: Unit, usable: Usable) -> bool:
+def _helps(unit: ReservedUnit, usable: Usable) -> bool:
     return any(usable(host.node) for host in unit.hosts)
 
 
-def _leaving(state: State, usable: Usable) -> Iterator[Lent]:
+def _leaving(state: State, usable: Usable) -> Iterator[SurplusUnit]:
     """Units that are on their way back."""
     for reservation_id in state.unsettled:
         reservation = state.reservations[reservation_id]
         for unit in reservation.units:
             if (unit.leaving or reservation.over) and _helps(unit, usable):
-                yield Lent(reservation, unit, False, True)
+                yield SurplusUnit(reservation, unit, False, True)
 
 
-def _spare(state: Tables, usable: Usable, applicant: Applicant) -> Iterator[Lent]:
+def _spare(state: Tables, usable: Usable, applicant: Applicant) -> Iterator[SurplusUnit]:
     """Units of those that may be asked for some; lender by lender, the cheapest first, and of each the last it got."""
     lenders = [state.reservations[reservation_id] for reservation_id in state.lending]
     later = [one for one in lenders if one.band.rank >= applicant.band.rank]
     for reservation in sorted(later, key=lambda one: (-one.band.rank, one.spec.priority, -one.order)):
         for unit in reversed(reservation.units):
             if not unit.leaving and _helps(unit, usable):
-                yield Lent(reservation, unit, is_idle(state, reservation, unit))
+                yield SurplusUnit(reservation, unit, is_idle(state, reservation, unit))

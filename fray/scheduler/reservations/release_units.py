@@ -8,14 +8,14 @@ units (`seize`) waits for its minimum again.
 from __future__ import annotations
 
 from fray.model.ids import JobId, NodeName
-from fray.model.reservations import ChangeKind, ReservationState
+from fray.model.reservations import ReservationEventKind, ReservationState
 from fray.model.resources import Demand
-from fray.scheduler.effect_buffer import Outbox
+from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.transitions import preempt
 from fray.scheduler.pool.pool import Machine
-from fray.scheduler.reservations.events import note
-from fray.scheduler.state.reservation_rows import Host, Reservation, Unit
-from fray.scheduler.state.rows import Job, JobPhase
+from fray.scheduler.reservations.events import record_event
+from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
+from fray.scheduler.state.rows import JobPhase, JobRow
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 
@@ -27,7 +27,7 @@ SEIZED_KEPT = 15
 # Which jobs ----------------------------------------------------------------------------------------------------------
 
 
-def is_idle(state: Tables, reservation: Reservation, unit: Unit) -> bool:
+def is_idle(state: Tables, reservation: ReservationRow, unit: ReservedUnit) -> bool:
     """Nothing that runs in the reservation needs it."""
     pool = state.reserved[reservation.id]
     demand = reservation.demand_of(unit)
@@ -48,7 +48,7 @@ def _is_free(machine: Machine, device: str) -> bool:
     return machine.withheld.get(device, device in machine.devices[machine.places[device][0]])
 
 
-def victims(state: State, reservation: Reservation, unit: Unit) -> tuple[JobId, ...]:
+def victims(state: State, reservation: ReservationRow, unit: ReservedUnit) -> tuple[JobId, ...]:
     """Jobs whose end makes the unit idle: those on its devices, and on its machines as many more as it takes."""
     chosen: dict[JobId, None] = {}
     for node in unit.nodes:
@@ -57,7 +57,7 @@ def victims(state: State, reservation: Reservation, unit: Unit) -> tuple[JobId, 
 
 
 def _victims_on(
-    state: State, reservation: Reservation, unit: Unit, node: NodeName, chosen: dict[JobId, None]
+    state: State, reservation: ReservationRow, unit: ReservedUnit, node: NodeName, chosen: dict[JobId, None]
 ) -> dict[JobId, None]:
     going = [other for other in reservation.units if (other.leaving or other is unit) and node in other.nodes]
     devices = {device for other in going for host in other.hosts if host.node == node for device in host.devices}
@@ -85,7 +85,7 @@ def _amounts(demand: Demand) -> tuple[int, int, int]:
     return demand.cpu_milli, demand.memory_bytes, demand.disk_bytes
 
 
-def _lacks(machine: Machine, reservation: Reservation, going: list[Unit], node: NodeName) -> list[int]:
+def _lacks(machine: Machine, reservation: ReservationRow, going: list[ReservedUnit], node: NodeName) -> list[int]:
     """What must become free there for all that is going."""
     lacks = [-machine.cpu_milli, -machine.memory_bytes, -machine.disk_bytes]
     for unit in going:
@@ -95,7 +95,7 @@ def _lacks(machine: Machine, reservation: Reservation, going: list[Unit], node: 
     return lacks
 
 
-def _cost(state: State, job: Job, is_chosen: bool) -> tuple[object, ...]:
+def _cost(state: State, job: JobRow, is_chosen: bool) -> tuple[object, ...]:
     """The least is ended first: what ends anyway, then later bands, then what was begun last."""
     ends = is_chosen or job.phase in (JobPhase.CLOSING, JobPhase.ENDED)
     begun = max((attempt.placed_at for attempt in state.members(job)), default=0.0)
@@ -105,17 +105,22 @@ def _cost(state: State, job: Job, is_chosen: bool) -> tuple[object, ...]:
 # Giving back ---------------------------------------------------------------------------------------------------------
 
 
-def give_back(state: State, out: Outbox, reservation: Reservation, unit: Unit) -> None:
+def give_back(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
     """An idle unit is the fleet's again."""
     text, number, nodes = unit.why, unit, unit.nodes
     state.drop_unit(reservation, unit)
     if not reservation.over and not unit.lost:
-        note(state, out, reservation, ChangeKind.SHRUNK, text, unit=number, nodes=nodes)
+        record_event(state, out, reservation, ReservationEventKind.SHRUNK, text, unit=number, nodes=nodes)
     state.reservation_changed(reservation)
 
 
-def ask_back(
-    state: State, out: Outbox, reservation: Reservation, unit: Unit, why: str, pause_s: float = REGROW_S
+def request_release(
+    state: State,
+    out: EffectBuffer,
+    reservation: ReservationRow,
+    unit: ReservedUnit,
+    why: str,
+    pause_s: float = REGROW_S,
 ) -> bool:
     """It is wanted elsewhere; True: it was idle, and is free now.
 
@@ -132,7 +137,9 @@ def ask_back(
     unit.leaving, unit.jobs = True, victims(state, reservation, unit)
     unit.leaves_at = state.now + notice_s
     state.unit_leaves(reservation, unit)
-    note(state, out, reservation, ChangeKind.SHRINKING, why, unit=unit, jobs=unit.jobs, notice_s=notice_s)
+    record_event(
+        state, out, reservation, ReservationEventKind.SHRINKING, why, unit=unit, jobs=unit.jobs, notice_s=notice_s
+    )
     for job_id in unit.jobs:
         text = f"its unit {unit.number} of reservation {reservation.id} is given back in {notice_s:g} s: {why}"
         out.happened(job_id, "unit leaves", text)
@@ -142,7 +149,7 @@ def ask_back(
     return False
 
 
-def end_jobs(state: State, out: Outbox, reservation: Reservation, unit: Unit) -> None:
+def end_jobs(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
     """The notice is over: whoever is still in the way is ended."""
     unit.leaves_at = None
     if is_idle(state, reservation, unit):
@@ -153,20 +160,20 @@ def end_jobs(state: State, out: Outbox, reservation: Reservation, unit: Unit) ->
         preempt(state, out, state.jobs[job_id], why)
 
 
-def seize(state: State, out: Outbox, reservation: Reservation, why: str) -> None:
+def revoke(state: State, out: EffectBuffer, reservation: ReservationRow, why: str) -> None:
     """All of it is taken; it waits for its minimum again, and so does what is in it. For `preemptible` ones.
 
     Whatever is idle is free when this returns; the rest follows after the notice.
     """
-    note(state, out, reservation, ChangeKind.PREEMPTED, why, notice_s=reservation.spec.notice_s)
+    record_event(state, out, reservation, ReservationEventKind.PREEMPTED, why, notice_s=reservation.spec.notice_s)
     reservation.seized = (*reservation.seized[-SEIZED_KEPT:], state.now)
     reservation.phase, reservation.queued_at = ReservationState.WAITING, state.now
     for unit in reservation.staying:
-        ask_back(state, out, reservation, unit, why)
+        request_release(state, out, reservation, unit, why)
     _wait_again(state, reservation)
 
 
-def _wait_again(state: State, reservation: Reservation) -> None:
+def _wait_again(state: State, reservation: ReservationRow) -> None:
     if not reservation.spec.min_units:
         reservation.phase = ReservationState.HELD  # it was owed nothing
     state.reservation_changed(reservation)

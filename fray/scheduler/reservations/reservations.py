@@ -19,27 +19,27 @@ from fray.model.messages.client import Done, Role
 from fray.model.policy.priority import Band
 from fray.model.reservations import (
     EXPIRY_NOTICE_S,
-    ChangeKind,
+    ReservationEventKind,
     ReservationId,
     ReservationSpec,
     ReservationState,
     check_reservation,
 )
 from fray.model.resources import Capacity, Demand, Device
-from fray.model.specs import Cause, JobSpec
+from fray.model.specs import EndReason, JobSpec
 from fray.scheduler.autoscaler.available_capacity import all_machines, declares
-from fray.scheduler.effect_buffer import Outbox
-from fray.scheduler.effects import ReservationAsked, ReservationReleased, ReservationRenewed
+from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.effects import ReservationReleased, ReservationRenewed, ReservationRequested
 from fray.scheduler.explain.resource_text import needs
 from fray.scheduler.jobs.queries import who
 from fray.scheduler.jobs.transitions import stop_job
-from fray.scheduler.pool.pool import ever, members_held
-from fray.scheduler.pool.requests import Grant, Placed, part_of
+from fray.scheduler.pool.pool import fits_when_empty, members_held
+from fray.scheduler.pool.requests import MemberPlacement, Placement, part_of
 from fray.scheduler.queue.queue import Applicant
-from fray.scheduler.reservations.events import note
+from fray.scheduler.reservations.events import record_event
 from fray.scheduler.reservations.release_units import end_jobs, give_back, is_idle
 from fray.scheduler.reservations.view import reservation_of
-from fray.scheduler.state.reservation_rows import Host, Reservation, Unit
+from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
 from fray.scheduler.state.rows import Session
 from fray.scheduler.state.state import State
 
@@ -50,7 +50,7 @@ LIVING_LIMIT = 10_000
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
-def create(state: State, event: ReservationAsked, out: Outbox) -> None:
+def create(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
     """Accept it, or refuse with what is wrong; a repetition is answered with the first."""
     try:
         _create(state, event, out)
@@ -60,7 +60,7 @@ def create(state: State, event: ReservationAsked, out: Outbox) -> None:
         out.reservation_asked(event.session, event.ref, event.spec.reservation_id)
 
 
-def _create(state: State, event: ReservationAsked, out: Outbox) -> None:
+def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
     session = _living(state, event.session)
     spec = event.spec if event.spec.namespace else evolve(event.spec, namespace=session.namespace)
     known = state.reservations.get(spec.reservation_id)
@@ -71,7 +71,7 @@ def _create(state: State, event: ReservationAsked, out: Outbox) -> None:
     _check(state, spec, owner)
     mine = "" if spec.detached else owner
     parent = state.jobs[state.attempts[session.attempt_id].job_id] if session.attempt_id else None
-    reservation = Reservation(
+    reservation = ReservationRow(
         spec=spec,
         order=state.next_order(),
         owner=mine,
@@ -118,7 +118,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
     if declares(state) and spec.min_units:
         members = spec.min_units * spec.hosts
         capacities = list(all_machines(state, members).values())
-        if not any(ever(demand, members, capacities) for demand in (spec.demand, *spec.alternatives)):
+        if not any(fits_when_empty(demand, members, capacities) for demand in (spec.demand, *spec.alternatives)):
             raise NeverSchedulable(
                 f"reservation {spec.name!r} can never be held here: it needs {members} times {needs(spec.demand)}, and "
                 f"all {len(capacities)} machines together hold fewer",
@@ -126,7 +126,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
             )
 
 
-def renew(state: State, event: ReservationRenewed, out: Outbox) -> None:
+def renew(state: State, event: ReservationRenewed, out: EffectBuffer) -> None:
     """Its time to live begins anew."""
     try:
         reservation = _open(state, event.reservation_id)
@@ -138,13 +138,13 @@ def renew(state: State, event: ReservationRenewed, out: Outbox) -> None:
     reservation.spec, reservation.expires_at = spec, state.now + spec.ttl_s
     if reservation.warned:
         reservation.warned = False
-        note(state, out, reservation, ChangeKind.RENEWED, f"for {reservation.spec.ttl_s:g} s")
+        record_event(state, out, reservation, ReservationEventKind.RENEWED, f"for {reservation.spec.ttl_s:g} s")
     out.reservation(reservation.id)
     state.reservation_changed(reservation)
     out.reservation_asked(event.session, event.ref, reservation.id)
 
 
-def _open(state: State, reservation_id: str) -> Reservation:
+def _open(state: State, reservation_id: str) -> ReservationRow:
     reservation = reservation_of(state, reservation_id)
     if reservation.over:
         raise NoSuchReservation(
@@ -153,14 +153,14 @@ def _open(state: State, reservation_id: str) -> Reservation:
     return reservation
 
 
-def released(state: State, event: ReservationReleased, out: Outbox) -> None:
+def released(state: State, event: ReservationReleased, out: EffectBuffer) -> None:
     """Asked for; answered at once. One that has ended is left alone."""
     try:
         reservation = reservation_of(state, event.reservation_id)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
         return
-    close(state, out, reservation, event.reason, Cause.STOPPED, who(state, event.session))
+    close(state, out, reservation, event.reason, EndReason.STOPPED, who(state, event.session))
     out.reply(event.session, event.ref, Done())
 
 
@@ -216,7 +216,7 @@ def _at_most(spec: ReservationSpec) -> list[Capacity]:
 # Having --------------------------------------------------------------------------------------------------------------
 
 
-def granted(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Placed]) -> None:
+def granted(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
     """Its minimum is there, or a unit more; the fleet's pool has given its share already."""
     reservation = state.reservations[applicant.id.partition(":")[2]]
     hosts = reservation.spec.hosts
@@ -229,20 +229,20 @@ def granted(state: State, out: Outbox, applicant: Applicant, placed: Sequence[Pl
         reservation.expires_at, reservation.warned = state.now + reservation.spec.ttl_s, False
         nodes = tuple(dict.fromkeys(node for unit in units for node in unit.nodes))
         text = f"{len(units)} unit{'s' * (len(units) != 1)} on {', '.join(nodes)}"
-        note(state, out, reservation, ChangeKind.HELD, text, nodes=nodes)
+        record_event(state, out, reservation, ReservationEventKind.HELD, text, nodes=nodes)
     else:
         for unit in units:
-            note(state, out, reservation, ChangeKind.GROWN, unit=unit)
+            record_event(state, out, reservation, ReservationEventKind.GROWN, unit=unit)
     if len(reservation.staying) >= reservation.spec.min_units:
         reservation.phase = ReservationState.HELD
     state.reservation_changed(reservation)
     state.queue.look_inside(reservation.id)
 
 
-def _unit(state: State, reservation: Reservation, grants: Sequence[Grant], choice: int) -> Unit:
+def _unit(state: State, reservation: ReservationRow, grants: Sequence[MemberPlacement], choice: int) -> ReservedUnit:
     reservation.last_unit += 1
     hosts = tuple(Host(grant.node, grant.devices) for grant in grants)
-    unit = Unit(number=reservation.last_unit, hosts=hosts, choice=choice)
+    unit = ReservedUnit(number=reservation.last_unit, hosts=hosts, choice=choice)
     state.add_unit(reservation, unit)
     return unit
 
@@ -256,7 +256,9 @@ def inside_on(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, 
     return found
 
 
-def lose_node(state: State, out: Outbox, name: NodeName, why: str, ran: dict[ReservationId, tuple[JobId, ...]]) -> None:
+def lose_node(
+    state: State, out: EffectBuffer, name: NodeName, why: str, ran: dict[ReservationId, tuple[JobId, ...]]
+) -> None:
     """A machine is gone, and nothing lives on it any more: its units are gone with it, and so is what ``ran`` there."""
     for reservation_id in list(state.units_on.get(name, ())):
         reservation = state.reservations[reservation_id]
@@ -268,16 +270,16 @@ def lose_node(state: State, out: Outbox, name: NodeName, why: str, ran: dict[Res
 
 def _lose(
     state: State,
-    out: Outbox,
-    reservation: Reservation,
-    unit: Unit,
+    out: EffectBuffer,
+    reservation: ReservationRow,
+    unit: ReservedUnit,
     name: NodeName,
     why: str,
     ran: tuple[JobId, ...],
 ) -> None:
     """What is left of a slice is of no use: it is given back as soon as nothing runs there."""
     if not reservation.over:
-        note(state, out, reservation, ChangeKind.LOST, why, unit=unit, jobs=ran)
+        record_event(state, out, reservation, ReservationEventKind.LOST, why, unit=unit, jobs=ran)
     unit.leaving, unit.lost, unit.why = True, True, why
     state.drop_unit(reservation, unit, only=name)
     if unit.hosts:
@@ -285,20 +287,20 @@ def _lose(
         end_jobs(state, out, reservation, unit)
 
 
-def evacuate(state: State, out: Outbox, name: NodeName, why: str) -> None:
+def release_cordoned_units(state: State, out: EffectBuffer, name: NodeName, why: str) -> None:
     """A machine is emptied, by somebody's word: its units leave as soon as nothing runs on them any more, and what they
     leave short is owed elsewhere."""
     for reservation_id in list(state.units_on.get(name, ())):
         reservation = state.reservations[reservation_id]
         for unit in [unit for unit in reservation.staying if name in unit.nodes]:
             unit.leaving, unit.why = True, why
-            note(state, out, reservation, ChangeKind.SHRINKING, why, unit=unit)
+            record_event(state, out, reservation, ReservationEventKind.SHRINKING, why, unit=unit)
             state.unit_leaves(reservation, unit)
         _short(state, reservation)
         state.reservation_changed(reservation)
 
 
-def _short(state: State, reservation: Reservation) -> None:
+def _short(state: State, reservation: ReservationRow) -> None:
     """It may have less than its minimum now: the rest is owed to it."""
     is_short = len(reservation.staying) < reservation.spec.min_units
     if reservation.phase is ReservationState.HELD and is_short:
@@ -308,7 +310,9 @@ def _short(state: State, reservation: Reservation) -> None:
 # Ending --------------------------------------------------------------------------------------------------------------
 
 
-def close(state: State, out: Outbox, reservation: Reservation, why: str, cause: Cause, by: str = "") -> None:
+def close(
+    state: State, out: EffectBuffer, reservation: ReservationRow, why: str, cause: EndReason, by: str = ""
+) -> None:
     """It is over: what is in it ends by its ladder, and `settle` gives back what that leaves idle."""
     if reservation.over:
         return
@@ -318,20 +322,22 @@ def close(state: State, out: Outbox, reservation: Reservation, why: str, cause: 
         unit.leaves_at = None
     state.reservation_changed(reservation)
     state.pool.version += 1  # what it held back may fit now
-    note(state, out, reservation, ChangeKind.CLOSING, why, jobs=tuple(state.inside.get(reservation.id, ())))
+    record_event(
+        state, out, reservation, ReservationEventKind.CLOSING, why, jobs=tuple(state.inside.get(reservation.id, ()))
+    )
     for job_id in list(state.inside.get(reservation.id, ())):
         stop_job(state, out, state.jobs[job_id], cause, f"its reservation {reservation.id} ended: {why}", by)
 
 
-def close_owned(state: State, out: Outbox, owner: str, why: str, session: SessionId | None = None) -> None:
+def close_owned(state: State, out: EffectBuffer, owner: str, why: str, session: SessionId | None = None) -> None:
     """Those whose owner has ended; with ``session`` only what that one has created."""
     for reservation_id in list(state.reserved_by.get(owner, ())):
         reservation = state.reservations[reservation_id]
         if session is None or reservation.created_by == session:
-            close(state, out, reservation, why, Cause.OWNER_ENDED)
+            close(state, out, reservation, why, EndReason.OWNER_ENDED)
 
 
-def settle(state: State, out: Outbox) -> None:
+def expire_and_release(state: State, out: EffectBuffer) -> None:
     """After the handler: what owners left, what has become idle, what is over."""
     for attempt_id in out.ended_attempts:
         if attempt_id in state.reserved_by:
@@ -340,7 +346,7 @@ def settle(state: State, out: Outbox) -> None:
         _settle(state, out, state.reservations[reservation_id])
 
 
-def _settle(state: State, out: Outbox, reservation: Reservation) -> None:
+def _settle(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     for unit in list(reservation.units):
         if (unit.leaving or reservation.over) and is_idle(state, reservation, unit):
             give_back(state, out, reservation, unit)
@@ -351,9 +357,9 @@ def _settle(state: State, out: Outbox, reservation: Reservation) -> None:
         _end(state, out, reservation)
 
 
-def _end(state: State, out: Outbox, reservation: Reservation) -> None:
+def _end(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     reservation.phase, reservation.ended_at = ReservationState.ENDED, state.now
-    note(state, out, reservation, ChangeKind.ENDED, reservation.reason)
+    record_event(state, out, reservation, ReservationEventKind.ENDED, reservation.reason)
     state.reservation_changed(reservation)
     while len(state.reserved_over) > min(KEPT, state.rules.finished_limit):
         state.drop_reservation(state.reservations[next(iter(state.reserved_over))])
@@ -362,7 +368,7 @@ def _end(state: State, out: Outbox, reservation: Reservation) -> None:
 # Time ----------------------------------------------------------------------------------------------------------------
 
 
-def due(state: State, out: Outbox, reservation_id: ReservationId) -> None:
+def run_reservation_timers(state: State, out: EffectBuffer, reservation_id: ReservationId) -> None:
     """A notice is over, growth may go on, an end is near or here."""
     reservation = state.reservations.get(reservation_id)
     if reservation is not None:
@@ -370,7 +376,7 @@ def due(state: State, out: Outbox, reservation_id: ReservationId) -> None:
         state.reservation_changed(reservation)
 
 
-def _due(state: State, out: Outbox, reservation: Reservation) -> None:
+def _due(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     for unit in list(reservation.units):
         if unit.leaves_at is not None and unit.leaves_at <= state.now:
             end_jobs(state, out, reservation, unit)
@@ -382,15 +388,15 @@ def _due(state: State, out: Outbox, reservation: Reservation) -> None:
         _warn(state, out, reservation)
     if reservation.expires_at <= state.now:
         waited = "" if reservation.held_at is not None else " while it waited"
-        close(state, out, reservation, f"it expired{waited}: nobody renewed it", Cause.STOPPED)
+        close(state, out, reservation, f"it expired{waited}: nobody renewed it", EndReason.STOPPED)
 
 
-def _warn(state: State, out: Outbox, reservation: Reservation) -> None:
+def _warn(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     reservation.warned = True
     left_s = max(0.0, reservation.expires_at - state.now)
     jobs = tuple(state.inside.get(reservation.id, ()))
     text = f"in {left_s:.0f} s, unless it is renewed"
-    note(state, out, reservation, ChangeKind.EXPIRING, text, jobs=jobs, notice_s=left_s)
+    record_event(state, out, reservation, ReservationEventKind.EXPIRING, text, jobs=jobs, notice_s=left_s)
     for job_id in jobs:
         out.happened(job_id, "reservation expiring", f"{reservation.id} ends {text}")
 

@@ -8,13 +8,13 @@ from fray.errors import NoSuchReservation
 from fray.model.ids import Namespace
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationState, UnitInfo
 from fray.scheduler.explain.resource_text import needs
-from fray.scheduler.state.reservation_rows import Reservation
+from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.tables import Tables
 
 JOBS_SHOWN = 4
 
 
-def reservation_of(state: Tables, reservation_id: ReservationId) -> Reservation:
+def reservation_of(state: Tables, reservation_id: ReservationId) -> ReservationRow:
     """Raises: NoSuchReservation."""
     found = state.reservations.get(reservation_id)
     if found is None:
@@ -64,7 +64,7 @@ def list_reservations(state: Tables, namespace: Namespace | None, ended: bool = 
 # Why ------------------------------------------------------------------------------------------------------------------
 
 
-def why(state: Tables, row: Reservation) -> str:
+def why(state: Tables, row: ReservationRow) -> str:
     """In one line: what it holds and what it waits for, or why it ends."""
     if row.over:
         return row.reason
@@ -76,7 +76,7 @@ def why(state: Tables, row: Reservation) -> str:
     return f"{text}{_next(state, row)}"
 
 
-def _next(state: Tables, row: Reservation) -> str:
+def _next(state: Tables, row: ReservationRow) -> str:
     waits = state.reservation_applicant(row)
     if waits is None:
         return ""
@@ -97,7 +97,7 @@ def explain_reservation(state: Tables, reservation_id: ReservationId) -> str:
     return "\n".join(_page(state, row))
 
 
-def _page(state: Tables, row: Reservation) -> Iterator[str]:
+def _page(state: Tables, row: ReservationRow) -> Iterator[str]:
     yield f"{row.id} is {row.phase.value}: {why(state, row)}"
     if row.phase is ReservationState.ENDED:
         return

@@ -7,19 +7,19 @@ from typing import TypeAlias
 from fray.model.ids import NodeName
 from fray.model.policy.priority import Band
 from fray.scheduler.pool.requests import (
-    Ask,
-    Part,
+    MemberGroup,
+    PlacementRequest,
     ask_of,
     within,
 )
 from fray.scheduler.queue.fair_share import Tenant
-from fray.scheduler.queue.queue import Applicant, Kind, Shape
-from fray.scheduler.state.group_members import Muster
+from fray.scheduler.queue.queue import Applicant, ApplicantKind, PlacementShape
+from fray.scheduler.state.group_members import GroupMembers
 from fray.scheduler.state.reservations import ReservedTables
-from fray.scheduler.state.rows import Claim, Job
-from fray.scheduler.state.start_plans import Plan
+from fray.scheduler.state.rows import CapacityClaim, JobRow
+from fray.scheduler.state.start_plans import StartPlan
 
-Sought: TypeAlias = tuple[Shape, Band, Tenant | None]
+Sought: TypeAlias = tuple[PlacementShape, Band, Tenant | None]
 
 
 class ApplicantTables(ReservedTables):
@@ -27,16 +27,16 @@ class ApplicantTables(ReservedTables):
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.possible: dict[Part, int] = {}
+        self.possible: dict[MemberGroup, int] = {}
         """What machines that are here, declared or to be had could hold, and at which `Pool.machines_version`."""
-        self.musters: dict[str, Muster] = {}
+        self.musters: dict[str, GroupMembers] = {}
         """Members of job groups."""
-        self.plans: dict[str, Plan] = {}
+        self.plans: dict[str, StartPlan] = {}
         """By applicant, while it is the first that waits, or starves. No index: made anew after a restart."""
         self.sought: dict[Sought, tuple[float, float]] = {}
         """Who found nobody whose place it may take: when it looks again, and after what pause. No index."""
 
-    def applicant(self, job: Job) -> Applicant:
+    def applicant(self, job: JobRow) -> Applicant:
         """The job as something that waits for machines."""
         spec = job.spec
         return Applicant(
@@ -49,18 +49,18 @@ class ApplicantTables(ReservedTables):
             time_limit_s=spec.time_limit_s,
         )
 
-    def _shape(self, job: Job) -> Shape:
+    def _shape(self, job: JobRow) -> PlacementShape:
         if job.spec.job_group:
-            return Shape(self.ask(job), is_child(job), job.spec.reservation_id)
+            return PlacementShape(self.ask(job), is_child(job), job.spec.reservation_id)
         return self.queue.shape_of(job.spec, is_child(job))
 
-    def job_of(self, applicant: Applicant) -> Job | None:
+    def job_of(self, applicant: Applicant) -> JobRow | None:
         """The job that waits, or the first of a group; None of what is no job."""
-        if applicant.kind is Kind.GROUP and applicant.id in self.musters:
+        if applicant.kind is ApplicantKind.GROUP and applicant.id in self.musters:
             return self.jobs[next(iter(self.musters[applicant.id].gathered))]
         return self.jobs.get(applicant.id)
 
-    def ask(self, job: Job) -> Ask:
+    def ask(self, job: JobRow) -> PlacementRequest:
         """A member of a job group goes where the others are."""
         group = self.job_groups[job.spec.job_group] if job.spec.job_group else None
         if group is None or group.place is None or not group.config.same:
@@ -69,26 +69,26 @@ class ApplicantTables(ReservedTables):
 
     def places_of(self, applicant: Applicant) -> tuple[tuple[NodeName, ...], ...]:
         """Where its members would like to be, part by part; empty: anywhere."""
-        if applicant.kind is Kind.GROUP:
+        if applicant.kind is ApplicantKind.GROUP:
             return tuple(job.places for job in self.gathered(applicant.id))
         job = self.jobs.get(applicant.id)
         return (job.places,) if job is not None and job.places else ()
 
-    def gathered(self, group_id: str) -> list[Job]:
+    def gathered(self, group_id: str) -> list[JobRow]:
         """Members that are placed together next, in order of acceptance."""
         return sorted(map(self.jobs.__getitem__, self.musters[group_id].gathered), key=lambda job: job.order)
 
-    def enqueue(self, job: Job) -> None:
+    def enqueue(self, job: JobRow) -> None:
         self.queue.add(self.applicant(job))
         self._limit_wait(job, job.queued_at)
 
-    def _limit_wait(self, job: Job, since: float) -> None:
+    def _limit_wait(self, job: JobRow, since: float) -> None:
         limit_s = job.spec.wait_limit_s
         self.timers.set(("wait", job.job_id), None if limit_s is None else since + limit_s)
 
     # Claims
 
-    def put_claim(self, claim: Claim) -> None:
+    def put_claim(self, claim: CapacityClaim) -> None:
         self.claims[claim.applicant] = claim
         self.touch("claim", claim.applicant)
 
@@ -102,6 +102,6 @@ class ApplicantTables(ReservedTables):
         self.touch("claim", applicant_id)
 
 
-def is_child(job: Job) -> bool:
+def is_child(job: JobRow) -> bool:
     """Launched by a running job, and part of it."""
     return bool(job.owner) and job.owner != job.root

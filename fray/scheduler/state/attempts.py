@@ -10,11 +10,11 @@ from fray.model.ids import JobId, attempt_id
 from fray.model.resources import Demand
 from fray.scheduler.queue.fair_share import Tenant
 from fray.scheduler.state.nodes import MachineTables
-from fray.scheduler.state.rows import Attempt, Job, TakenPort
+from fray.scheduler.state.rows import AttemptRow, JobRow, TakenPort
 
 
 @define
-class Tally:
+class GenerationCount:
     """Members of a job's generation."""
 
     living: int = 0
@@ -26,9 +26,9 @@ class AttemptTables(MachineTables):
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.tally: dict[JobId, Tally] = {}
+        self.tally: dict[JobId, GenerationCount] = {}
 
-    def records(self, job: Job) -> Iterator[Attempt]:
+    def records(self, job: JobRow) -> Iterator[AttemptRow]:
         """All attempts on record, oldest first."""
         for generation in range(job.oldest, job.generation + 1):
             for member in range(job.spec.members):
@@ -36,15 +36,15 @@ class AttemptTables(MachineTables):
                 if attempt is not None:
                     yield attempt
 
-    def members(self, job: Job) -> list[Attempt]:
+    def members(self, job: JobRow) -> list[AttemptRow]:
         """Attempts of the generation that is there, empty while the job is queued."""
         ids = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
         return [self.attempts[id_] for id_ in ids if id_ in self.attempts]
 
-    def living_members(self, job: Job) -> list[Attempt]:
+    def living_members(self, job: JobRow) -> list[AttemptRow]:
         return [attempt for attempt in self.members(job) if attempt.living]
 
-    def add_attempt(self, attempt: Attempt) -> None:
+    def add_attempt(self, attempt: AttemptRow) -> None:
         """Its share of the machine is taken already (`Pool.place`)."""
         self.attempts[attempt.attempt_id] = attempt
         self.tally[attempt.job_id].living += 1
@@ -53,16 +53,16 @@ class AttemptTables(MachineTables):
         self._charge(attempt, 1)
         self.touch("attempt", attempt.attempt_id)
 
-    def _charge(self, attempt: Attempt, times: int) -> None:
+    def _charge(self, attempt: AttemptRow, times: int) -> None:
         job = self.jobs[attempt.job_id]
         if not job.spec.reservation_id:  # that is charged as a whole
             self.charge(*self.charged(job, attempt), times)
 
-    def charged(self, job: Job, attempt: Attempt) -> tuple[Tenant, Demand, str]:
+    def charged(self, job: JobRow, attempt: AttemptRow) -> tuple[Tenant, Demand, str]:
         tenant = self.shares.tenant(job.spec.user, job.spec.namespace)
         return tenant, self.demand(job), self.variant_of(attempt.node, attempt.devices)
 
-    def _index_attempt(self, attempt: Attempt) -> None:
+    def _index_attempt(self, attempt: AttemptRow) -> None:
         job = self.jobs[attempt.job_id]
         tally = self.tally[attempt.job_id]
         tally.ran += attempt.ran and attempt.generation == job.generation
@@ -75,7 +75,7 @@ class AttemptTables(MachineTables):
             if not job.spec.reservation_id:
                 self.shares.count(*self.charged(job, attempt), 1, self.now)
 
-    def vacate(self, attempt: Attempt) -> None:
+    def vacate(self, attempt: AttemptRow) -> None:
         """It has ended: its share of the machine is free."""
         job = self.jobs[attempt.job_id]
         self.tally[attempt.job_id].living -= 1
@@ -93,7 +93,7 @@ class AttemptTables(MachineTables):
             self.ports_released(attempt.node)
         self.touch("attempt", attempt.attempt_id)
 
-    def drop_attempt(self, attempt: Attempt) -> None:
+    def drop_attempt(self, attempt: AttemptRow) -> None:
         del self.attempts[attempt.attempt_id]
         self.touch("attempt", attempt.attempt_id)
 
@@ -105,7 +105,7 @@ class AttemptTables(MachineTables):
             if attempt.node in self.pool.machines:
                 self.pool.machines[attempt.node].ports.used_all(attempt.ports.values())
 
-    def avoid_ports(self, attempt: Attempt, until: float) -> None:
+    def avoid_ports(self, attempt: AttemptRow, until: float) -> None:
         """A stranger holds one of its ports: others are given before them until then."""
         node = self.nodes[attempt.node]
         kept = {taken.port: taken.until for taken in node.taken if taken.until > self.now}

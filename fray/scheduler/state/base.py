@@ -6,20 +6,20 @@ from typing import Any
 
 from fray.model.ids import ActorId, AttemptId, JobId, NodeName, SessionId
 from fray.model.reservations import ReservationId
-from fray.scheduler.pool.pool import Pool
-from fray.scheduler.state.machine_groups import Books
-from fray.scheduler.state.reservation_rows import Reservation
+from fray.scheduler.pool.pool import MachinePool
+from fray.scheduler.state.machine_groups import MachineGroupIndex
+from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.rows import (
-    Attempt,
-    Binding,
-    Claim,
-    Grave,
-    Job,
-    JobGroup,
-    Law,
+    ActorRegistration,
+    ActorTombstone,
+    AttemptRow,
+    CapacityClaim,
+    JobGroupRow,
+    JobRow,
+    JobTombstone,
     Node,
-    Past,
-    Rules,
+    SchedulerConfig,
+    SchedulerMeta,
     Session,
     Usage,
 )
@@ -29,31 +29,31 @@ from fray.scheduler.timers import Timers
 class TableBase:
     """Rows, without indexes beyond those that every table needs."""
 
-    def __init__(self, now: float = 0.0, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
-        self.law = Law(now=now)
-        self.jobs: dict[JobId, Job] = {}
-        self.attempts: dict[AttemptId, Attempt] = {}
+    def __init__(self, now: float = 0.0, rules: SchedulerConfig | None = None) -> None:
+        self.rules = rules or SchedulerConfig()
+        self.law = SchedulerMeta(now=now)
+        self.jobs: dict[JobId, JobRow] = {}
+        self.attempts: dict[AttemptId, AttemptRow] = {}
         self.nodes: dict[NodeName, Node] = {}
         self.sessions: dict[SessionId, Session] = {}
-        self.bindings: dict[ActorId, Binding] = {}
-        self.graves: dict[ActorId, Grave] = {}
-        self.past: dict[JobId, Past] = {}
+        self.bindings: dict[ActorId, ActorRegistration] = {}
+        self.graves: dict[ActorId, ActorTombstone] = {}
+        self.past: dict[JobId, JobTombstone] = {}
         """Jobs of which only a line is kept, oldest end first."""
-        self.reservations: dict[ReservationId, Reservation] = {}
-        self.job_groups: dict[str, JobGroup] = {}
-        self.claims: dict[str, Claim] = {}
+        self.reservations: dict[ReservationId, ReservationRow] = {}
+        self.job_groups: dict[str, JobGroupRow] = {}
+        self.claims: dict[str, CapacityClaim] = {}
         """By applicant."""
         self.usage: dict[str, Usage] = {}
         """What tenants had, by key (see `fairness`)."""
         self._dirty: dict[tuple[str, str], None] = {}
-        self.fleet = Books(self.touch)
+        self.fleet = MachineGroupIndex(self.touch)
         """Machines asked of providers."""
         self._make_indexes()
 
     def _make_indexes(self) -> None:
         """Empty ones; each table adds its own to those below it."""
-        self.pool = Pool()
+        self.pool = MachinePool()
         self.timers = Timers()
         """By node, ``drain``: when its drain waits no longer; ``probe``: when it is asked how it is. By job, ``wait``:
         when it has waited for machines as long as it may."""
@@ -127,7 +127,7 @@ class TableBase:
         self.reservations = dict(sorted(self.reservations.items(), key=lambda item: item[1].order))
         self.claims = dict(sorted(self.claims.items(), key=lambda item: (item[1].made_at, item[0])))
 
-    def _attempt_order(self, attempt: Attempt) -> tuple[int, int, int]:
+    def _attempt_order(self, attempt: AttemptRow) -> tuple[int, int, int]:
         job = self.jobs.get(attempt.job_id)
         return (job.order if job else 0), attempt.generation, attempt.member
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fray.model.ids import BlobId, JobId
 from fray.model.specs import Outcome
 from fray.scheduler.state.attempts import AttemptTables
-from fray.scheduler.state.rows import Attempt, Job
+from fray.scheduler.state.rows import AttemptRow, JobRow
 
 
 class ValueTables(AttemptTables):
@@ -33,7 +33,7 @@ class ValueTables(AttemptTables):
             if not self.blobs[blob]:
                 del self.blobs[blob]
 
-    def needs_payload(self, job: Job) -> bool:
+    def needs_payload(self, job: JobRow) -> bool:
         return not job.ended or self.tally[job.job_id].living > 0
 
     def count_blobs(self) -> dict[BlobId, int]:
@@ -41,7 +41,7 @@ class ValueTables(AttemptTables):
         found: dict[BlobId, int] = {}
         payloads = [job.spec.payload for job in self.jobs.values() if self.needs_payload(job)]
         states = [job.checkpoint.blob for job in self.jobs.values() if job.checkpoint is not None]
-        rows: list[Job | Attempt] = [*self.jobs.values(), *self.attempts.values()]
+        rows: list[JobRow | AttemptRow] = [*self.jobs.values(), *self.attempts.values()]
         for blob in [*payloads, *states, *(_value(row.outcome) for row in rows)]:
             if blob is not None:
                 found[blob] = found.get(blob, 0) + 1
@@ -49,12 +49,12 @@ class ValueTables(AttemptTables):
 
     # Values of ended jobs
 
-    def _index_value(self, job: Job) -> None:
+    def _index_value(self, job: JobRow) -> None:
         if job.outcome is not None and job.outcome.value is not None:
             self.valued[job.job_id] = job.outcome.value_bytes
             self.valued_bytes += job.outcome.value_bytes
 
-    def unvalue(self, job: Job) -> None:
+    def unvalue(self, job: JobRow) -> None:
         """Its value is no longer kept."""
         self.valued_bytes -= self.valued.pop(job.job_id, 0)
 

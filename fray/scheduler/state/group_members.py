@@ -20,7 +20,7 @@ def stage_of(spec: JobSpec) -> int:
 
 
 @define
-class Muster:
+class GroupMembers:
     """Members of one job group."""
 
     jobs: dict[JobId, None] = Factory(dict)

@@ -6,11 +6,11 @@ from bisect import bisect_left, insort
 
 from fray.model.ids import JobId, Namespace, SessionId
 from fray.model.policy.priority import Band
-from fray.scheduler.state.attempts import Tally
+from fray.scheduler.state.attempts import GenerationCount
 from fray.scheduler.state.base import discard
 from fray.scheduler.state.blobs import ValueTables
 from fray.scheduler.state.groups import GroupTables
-from fray.scheduler.state.rows import Job, JobPhase, Past
+from fray.scheduler.state.rows import JobPhase, JobRow, JobTombstone
 
 
 class JobTables(ValueTables, GroupTables):
@@ -39,14 +39,14 @@ class JobTables(ValueTables, GroupTables):
         self.finished: dict[JobId, None] = {}
         """Ended jobs, oldest end first."""
 
-    def add_job(self, job: Job) -> None:
+    def add_job(self, job: JobRow) -> None:
         self.jobs[job.job_id] = job
         self._index_job(job)
         self.retain(job.spec.payload)
         self.touch("job", job.job_id)
 
-    def _index_job(self, job: Job) -> None:
-        self.tally[job.job_id] = Tally()
+    def _index_job(self, job: JobRow) -> None:
+        self.tally[job.job_id] = GenerationCount()
         if job.spec.job_group:
             self.musters[job.spec.job_group].jobs[job.job_id] = None
             self.mustered(job, None)
@@ -71,17 +71,17 @@ class JobTables(ValueTables, GroupTables):
         else:
             self._index_run(job)
 
-    def _index_run(self, job: Job) -> None:
+    def _index_run(self, job: JobRow) -> None:
         insort(self.runs[job.band], (job.placed_at or 0.0, job.order, job.job_id))
         if job.over_at is not None:
             insort(self.limits, (job.over_at, job.order, job.job_id))
 
-    def _drop_run(self, job: Job) -> None:
+    def _drop_run(self, job: JobRow) -> None:
         _drop(self.runs[job.band], (job.placed_at or 0.0, job.order, job.job_id))
         if job.over_at is not None:
             _drop(self.limits, (job.over_at, job.order, job.job_id))
 
-    def turned(self, job: Job, before: JobPhase) -> None:
+    def turned(self, job: JobRow, before: JobPhase) -> None:
         """Its phase has changed: index it by whether it has machines."""
         if before is JobPhase.QUEUED:
             self.timers.set(("wait", job.job_id), None)
@@ -95,7 +95,7 @@ class JobTables(ValueTables, GroupTables):
         elif before is JobPhase.CLOSING:
             del self.ending[job.job_id]
 
-    def bury_job(self, job: Job) -> None:
+    def bury_job(self, job: JobRow) -> None:
         """It has ended: it is nobody's living job any more."""
         discard(self.named, (job.spec.namespace, job.spec.name), job.job_id)
         discard(self.children, job.owner, job.job_id)
@@ -106,11 +106,11 @@ class JobTables(ValueTables, GroupTables):
         self._index_ended(job)
         self.touch("job", job.job_id)
 
-    def _index_ended(self, job: Job) -> None:
+    def _index_ended(self, job: JobRow) -> None:
         self.finished[job.job_id] = None
         self._index_value(job)
 
-    def drop_job(self, job: Job) -> None:
+    def drop_job(self, job: JobRow) -> None:
         for attempt in list(self.records(job)):
             self.drop_attempt(attempt)
         self.unvalue(job)
@@ -119,7 +119,7 @@ class JobTables(ValueTables, GroupTables):
         if job.spec.job_group:
             self._forget_member(job)
 
-    def hold(self, job: Job) -> None:
+    def hold(self, job: JobRow) -> None:
         """It is HELD: index it by what it waits for first."""
         if job.gathered:
             self.musters[job.spec.job_group].gathered[job.job_id] = None
@@ -128,14 +128,14 @@ class JobTables(ValueTables, GroupTables):
         else:
             insort(self.alarms, (job.held_until, job.order, job.job_id))
 
-    def unhold(self, job: Job) -> None:
+    def unhold(self, job: JobRow) -> None:
         """It is HELD no more, or waits for something else now."""
         if job.gathered:
             self._ungather(job)
         elif self.held.pop(job.job_id, self) is self and job.held_until is not None:
             self.alarms.remove((job.held_until, job.order, job.job_id))
 
-    def group_of(self, job: Job) -> list[Job]:
+    def group_of(self, job: JobRow) -> list[JobRow]:
         """Its supervised group, living members in order, itself included; itself alone without one."""
         if job.spec.siblings is None:
             return [job]
@@ -147,7 +147,7 @@ class JobTables(ValueTables, GroupTables):
 
     # Jobs of which only a line is kept
 
-    def put_past(self, past: Past) -> None:
+    def put_past(self, past: JobTombstone) -> None:
         self.past[past.job_id] = past
         self.touch("past", past.job_id)
 

@@ -12,15 +12,15 @@ from attrs import evolve
 from fray.model.ids import NodeName
 from fray.model.policy.machine_groups import GroupConfig, MachineState
 from fray.model.policy.policy import Policy
-from fray.scheduler.lifecycle import moved
-from fray.scheduler.queue.queue import Shape
+from fray.scheduler.lifecycle import next_phase
+from fray.scheduler.queue.queue import PlacementShape
 from fray.scheduler.state.rows import Node
 from fray.scheduler.state.unit_rows import (
     UNIT_TABLE,
+    CloudUnit,
     GroupRow,
-    Unit,
+    UnitEvent,
     UnitPhase,
-    UnitTurn,
 )
 
 
@@ -29,19 +29,19 @@ def unit_name(node: Node) -> str:
     return node.capacity.attributes.get("machine") or node.name
 
 
-def in_zone(unit: Unit) -> str:
+def in_zone(unit: CloudUnit) -> str:
     """For messages."""
     return f" in {unit.zone}" if unit.zone else ""
 
 
-class Books:
+class MachineGroupIndex:
     """Part of `Tables`; every change of a row goes through here and is marked to be saved."""
 
     def __init__(self, touch: Callable[[str, str], None]) -> None:
         self._touch = touch
-        self.units: dict[str, Unit] = {}
+        self.units: dict[str, CloudUnit] = {}
         self.groups: dict[str, GroupRow] = {}
-        self.of_group: dict[str, dict[str, Unit]] = {}
+        self.of_group: dict[str, dict[str, CloudUnit]] = {}
         """Units by group, those that are gone among them."""
         self.nodes: dict[str, dict[NodeName, None]] = {}
         """Nodes by the unit they name; also units that are not ours."""
@@ -62,7 +62,7 @@ class Books:
         """Providers that have listed what they have since the controller started: before that nothing is asked for."""
         self.troubles: dict[str, str] = {}
         """Why a provider's last list failed."""
-        self.limits: dict[Shape, str] = {}
+        self.limits: dict[PlacementShape, str] = {}
         """Why machines for what waits are not asked for, as the last plan found it."""
         self.plan_at: float | None = None
         """When the next plan is due."""
@@ -107,30 +107,30 @@ class Books:
 
     # Units
 
-    def put(self, unit: Unit) -> None:
+    def put(self, unit: CloudUnit) -> None:
         self.units[unit.name] = unit
         self.of_group.setdefault(unit.group, {})[unit.name] = unit
         self.changed(unit)
 
-    def changed(self, unit: Unit) -> None:
+    def changed(self, unit: CloudUnit) -> None:
         self._index(unit)
         self._touch("unit", unit.name)
         self.moved = True
 
-    def _index(self, unit: Unit) -> None:
+    def _index(self, unit: CloudUnit) -> None:
         if unit.ordered:
             self.orders[unit.name] = None
             self.reordered = True
         else:
             self.orders.pop(unit.name, None)
 
-    def turn(self, unit: Unit, turn: UnitTurn, now: float) -> None:
+    def turn(self, unit: CloudUnit, turn: UnitEvent, now: float) -> None:
         """The next phase by the table."""
-        unit.phase, unit.since = moved(UNIT_TABLE, unit.phase, turn), now
+        unit.phase, unit.since = next_phase(UNIT_TABLE, unit.phase, turn), now
         unit.answered, unit.tries, unit.order_at = False, 0, now
         self.changed(unit)
 
-    def drop(self, unit: Unit) -> None:
+    def drop(self, unit: CloudUnit) -> None:
         del self.units[unit.name], self.of_group[unit.group][unit.name]
         self.orders.pop(unit.name, None)
         self.busy_at.pop(unit.name, None)
@@ -144,7 +144,7 @@ class Books:
             self.of_group.setdefault(unit.group, {})[unit.name] = unit
             self._index(unit)
 
-    def live(self, group: str) -> list[Unit]:
+    def live(self, group: str) -> list[CloudUnit]:
         """That count towards its max: on their way, or here to stay."""
         return [unit for unit in self.of_group.get(group, {}).values() if unit.live]
 

@@ -6,7 +6,7 @@ from fray.model.ids import NodeName
 from fray.scheduler.nodes.availability import takes_work
 from fray.scheduler.state.base import discard
 from fray.scheduler.state.reservations import ReservedTables
-from fray.scheduler.state.rows import Blame, Node, NodePhase
+from fray.scheduler.state.rows import Node, NodeFault, NodePhase
 from fray.scheduler.state.usage import weight
 
 
@@ -59,7 +59,7 @@ class MachineTables(ReservedTables):
             at = found.probe_at if found.asked_at is None else found.asked_at + self.rules.probe_limit_s
         self.timers.set(("probe", node.name), at)
 
-    def set_blames(self, node: Node, blames: tuple[Blame, ...]) -> None:
+    def set_blames(self, node: Node, blames: tuple[NodeFault, ...]) -> None:
         """What speaks against it."""
         for blame in node.blames:
             discard(self.blamed, blame.kind, node.name)

@@ -6,10 +6,10 @@ from attrs import Factory, define, frozen
 
 from fray.model.ids import JobId, NodeName, SessionId
 from fray.model.policy.priority import Band
-from fray.model.reservations import EXPIRY_NOTICE_S, Change, ReservationId, ReservationSpec, ReservationState
+from fray.model.reservations import EXPIRY_NOTICE_S, ReservationEvent, ReservationId, ReservationSpec, ReservationState
 from fray.model.resources import Demand
-from fray.model.specs import Cause
-from fray.scheduler.pool.requests import Ask, Part
+from fray.model.specs import EndReason
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 
 
 @frozen
@@ -21,7 +21,7 @@ class Host:
 
 
 @define(kw_only=True)
-class Unit:
+class ReservedUnit:
     """One unit that is held; its share is taken out of the fleet's pool."""
 
     number: int
@@ -48,7 +48,7 @@ class Unit:
 
 
 @define(kw_only=True)
-class Reservation:
+class ReservationRow:
     spec: ReservationSpec
     order: int
     """Place in the order of acceptance."""
@@ -66,20 +66,20 @@ class Reservation:
     """Of its end by time."""
     held_at: float | None = None
     ended_at: float | None = None
-    units: list[Unit] = Factory(list)
+    units: list[ReservedUnit] = Factory(list)
     last_unit: int = 0
     """Number of the last unit it was given."""
     seized: tuple[float, ...] = ()
     """When an earlier band has taken all of it, the last times."""
     grows_from: float = 0.0
     """Not before then: it has just given something back that was in use."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ReservationEvent, ...] = ()
     change: int = 0
     """Number of the last one."""
     reason: str = ""
     """Why it ends, or has ended."""
     ended_by: str = ""
-    stop_cause: Cause | None = None
+    stop_cause: EndReason | None = None
     """While CLOSING: how the jobs inside end."""
 
     @property
@@ -91,7 +91,7 @@ class Reservation:
         return self.phase.over
 
     @property
-    def staying(self) -> list[Unit]:
+    def staying(self) -> list[ReservedUnit]:
         """Units that nobody has asked back."""
         return [unit for unit in self.units if not unit.leaving]
 
@@ -100,15 +100,15 @@ class Reservation:
         """How many units it holds beyond its minimum."""
         return 0 if self.over else max(0, len(self.staying) - self.spec.min_units)
 
-    def demand_of(self, unit: Unit) -> Demand:
+    def demand_of(self, unit: ReservedUnit) -> Demand:
         """Of one host."""
         return (self.spec.demand, *self.spec.alternatives)[unit.choice]
 
-    def ask(self, units: int) -> Ask:
+    def ask(self, units: int) -> PlacementRequest:
         """For so many units at once."""
         hosts = self.spec.hosts
         choices = (self.spec.demand, *self.spec.alternatives)
-        return Ask((Part(choices, units * hosts, hosts if hosts > 1 else 0),))
+        return PlacementRequest((MemberGroup(choices, units * hosts, hosts if hosts > 1 else 0),))
 
     @property
     def next_time(self) -> float | None:

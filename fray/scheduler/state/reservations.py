@@ -11,18 +11,18 @@ from fray.model.ids import JobId, NodeName
 from fray.model.reservations import ReservationId, ReservationState
 from fray.model.resources import Capacity, Demand
 from fray.scheduler.nodes.availability import takes_work
-from fray.scheduler.pool.pool import Pool
+from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.queue.fair_share import Tenant
 from fray.scheduler.queue.queue import (
     NEVER,
     Applicant,
-    Kind,
-    Shape,
+    ApplicantKind,
+    PlacementShape,
 )
 from fray.scheduler.state.base import discard
-from fray.scheduler.state.reservation_rows import Host, Reservation, Unit
-from fray.scheduler.state.rows import Attempt
-from fray.scheduler.state.usage import ChargedTables
+from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
+from fray.scheduler.state.rows import AttemptRow
+from fray.scheduler.state.usage import UsageTables
 
 GROWTH_ORDER = 1 << 60
 """Growth comes after everybody else of its band, the higher priority first."""
@@ -30,12 +30,12 @@ RESERVATION = "reservation"
 """Of `timers`: when something of a reservation is due."""
 
 
-class ReservedTables(ChargedTables):
+class ReservedTables(UsageTables):
     """What `Tables` knows of reservations."""
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.reserved: dict[ReservationId, Pool] = {}
+        self.reserved: dict[ReservationId, MachinePool] = {}
         """Machines of those that have not ended."""
         self.inside: dict[ReservationId, dict[JobId, None]] = {}
         """Living jobs."""
@@ -52,30 +52,30 @@ class ReservedTables(ChargedTables):
         self.stirred: dict[ReservationId, None] = {}
         """In whose pool something has become free since the last look."""
 
-    def pool_for(self, reservation_id: ReservationId) -> Pool:
+    def pool_for(self, reservation_id: ReservationId) -> MachinePool:
         """Whose machines are taken: the fleet's where the id is empty."""
         return self.reserved[reservation_id] if reservation_id else self.pool
 
     # Rows
 
-    def add_reservation(self, reservation: Reservation) -> None:
+    def add_reservation(self, reservation: ReservationRow) -> None:
         self.reservations[reservation.id] = reservation
         self._index_reservation(reservation)
         self.touch("reservation", reservation.id)
 
-    def reservation_changed(self, reservation: Reservation) -> None:
+    def reservation_changed(self, reservation: ReservationRow) -> None:
         """Its phase, units or times may have changed."""
         self._reindex(reservation)
         self.touch("reservation", reservation.id)
 
-    def drop_reservation(self, reservation: Reservation) -> None:
+    def drop_reservation(self, reservation: ReservationRow) -> None:
         """Of an ended one nothing is remembered any more."""
         del self.reservations[reservation.id], self.reserved_over[reservation.id]
         self.touch("reservation", reservation.id)
 
-    def _index_reservation(self, reservation: Reservation) -> None:
+    def _index_reservation(self, reservation: ReservationRow) -> None:
         if reservation.phase is not ReservationState.ENDED:
-            self.reserved[reservation.id] = Pool()
+            self.reserved[reservation.id] = MachinePool()
             if reservation.owner:
                 self.reserved_by.setdefault(reservation.owner, {})[reservation.id] = None
         for unit in reservation.units:
@@ -87,10 +87,10 @@ class ReservedTables(ChargedTables):
             self._rebuild(reservation, node)
         self._reindex(reservation)
 
-    def _nodes_of(self, reservation: Reservation) -> dict[NodeName, None]:
+    def _nodes_of(self, reservation: ReservationRow) -> dict[NodeName, None]:
         return {node: None for unit in reservation.units for node in unit.nodes}
 
-    def _reindex(self, reservation: Reservation) -> None:
+    def _reindex(self, reservation: ReservationRow) -> None:
         name = reservation.id
         has = {
             "lending": reservation.spare > 0,
@@ -106,7 +106,7 @@ class ReservedTables(ChargedTables):
         if reservation.phase is ReservationState.ENDED and name not in self.reserved_over:
             self._index_over(reservation)
 
-    def _index_over(self, reservation: Reservation) -> None:
+    def _index_over(self, reservation: ReservationRow) -> None:
         discard(self.reserved_by, reservation.owner, reservation.id)
         self.reserved.pop(reservation.id, None)
         self.stirred.pop(reservation.id, None)
@@ -114,7 +114,7 @@ class ReservedTables(ChargedTables):
 
     # The queue
 
-    def _queue_reservation(self, reservation: Reservation) -> None:
+    def _queue_reservation(self, reservation: ReservationRow) -> None:
         wanted = self.reservation_applicant(reservation)
         for applicant_id in (f"reservation:{reservation.id}", f"growth:{reservation.id}"):
             known = self.queue.applicants.get(applicant_id)
@@ -123,7 +123,7 @@ class ReservedTables(ChargedTables):
         if wanted is not None and wanted.id not in self.queue:
             self.queue.add(wanted)
 
-    def reservation_applicant(self, reservation: Reservation) -> Applicant | None:
+    def reservation_applicant(self, reservation: ReservationRow) -> Applicant | None:
         """What it waits for: its minimum as a whole, what it has lost of that, or one unit more."""
         spec, phase = reservation.spec, reservation.phase
         if phase is ReservationState.WAITING:
@@ -135,23 +135,23 @@ class ReservedTables(ChargedTables):
             return None
         return Applicant(
             f"growth:{reservation.id}",
-            Shape(reservation.ask(1), growth=True),
+            PlacementShape(reservation.ask(1), growth=True),
             GROWTH_ORDER + reservation.order,
             NEVER,  # what may be had is never owed: it cannot starve
-            Kind.GROWTH,
+            ApplicantKind.GROWTH,
             reservation.band,
             self.shares.tenant(spec.user, spec.namespace),
             priority=spec.priority,
         )
 
-    def _owed(self, reservation: Reservation, units: int) -> Applicant:
+    def _owed(self, reservation: ReservationRow, units: int) -> Applicant:
         spec = reservation.spec
         return Applicant(
             f"reservation:{reservation.id}",
-            Shape(reservation.ask(units), bool(reservation.owner) and reservation.owner != reservation.root),
+            PlacementShape(reservation.ask(units), bool(reservation.owner) and reservation.owner != reservation.root),
             reservation.order,
             reservation.queued_at,
-            Kind.RESERVATION,
+            ApplicantKind.RESERVATION,
             reservation.band,
             self.shares.tenant(spec.user, spec.namespace),
             priority=spec.priority,
@@ -159,7 +159,7 @@ class ReservedTables(ChargedTables):
 
     # Units
 
-    def add_unit(self, reservation: Reservation, unit: Unit) -> None:
+    def add_unit(self, reservation: ReservationRow, unit: ReservedUnit) -> None:
         """Its share has been taken of the fleet's pool (`Pool.place`). `reservation_changed` comes after it."""
         reservation.units.append(unit)
         for host in unit.hosts:
@@ -168,17 +168,17 @@ class ReservedTables(ChargedTables):
             self.units_on.setdefault(node, {})[reservation.id] = None
             self._rebuild(reservation, node)
 
-    def _charged_unit(self, reservation: Reservation, unit: Unit, host: Host) -> tuple[Tenant, Demand, str]:
+    def _charged_unit(self, reservation: ReservationRow, unit: ReservedUnit, host: Host) -> tuple[Tenant, Demand, str]:
         """All of it is its user's, whoever runs in it."""
         tenant = self.shares.tenant(reservation.spec.user, reservation.spec.namespace)
         return tenant, reservation.demand_of(unit), self.variant_of(host.node, host.devices)
 
-    def unit_leaves(self, reservation: Reservation, unit: Unit) -> None:
+    def unit_leaves(self, reservation: ReservationRow, unit: ReservedUnit) -> None:
         """Nothing new is placed on its machines."""
         for node in unit.nodes:
             self._open_reserved(reservation, node)
 
-    def drop_unit(self, reservation: Reservation, unit: Unit, only: NodeName | None = None) -> None:
+    def drop_unit(self, reservation: ReservationRow, unit: ReservedUnit, only: NodeName | None = None) -> None:
         """Its share is the fleet's again: all of it, or what it had of one machine."""
         going = [host for host in unit.hosts if only in (None, host.node)]
         unit.hosts = tuple(host for host in unit.hosts if host not in going)
@@ -197,7 +197,7 @@ class ReservedTables(ChargedTables):
         if reservation_id and node not in self.reserved[reservation_id].machines:
             self._rebuild(self.reservations[reservation_id], node, is_used=True)
 
-    def _rebuild(self, reservation: Reservation, node: NodeName, is_used: bool = False) -> None:
+    def _rebuild(self, reservation: ReservationRow, node: NodeName, is_used: bool = False) -> None:
         """Its machine of this node, as units and attempts say."""
         pool = self.reserved[reservation.id]
         inside = self.attempts_inside(reservation.id, node)
@@ -211,12 +211,12 @@ class ReservedTables(ChargedTables):
             pool.take(node, self.demand(self.jobs[attempt.job_id]), attempt.devices)
         self._open_reserved(reservation, node)
 
-    def attempts_inside(self, reservation_id: ReservationId, node: NodeName) -> list[Attempt]:
+    def attempts_inside(self, reservation_id: ReservationId, node: NodeName) -> list[AttemptRow]:
         """Living ones on this node."""
         here = (self.attempts[attempt_id] for attempt_id in self.on_node[node])
         return [attempt for attempt in here if self.jobs[attempt.job_id].spec.reservation_id == reservation_id]
 
-    def _sum(self, reservation: Reservation, units: list[Unit], node: NodeName) -> Capacity:
+    def _sum(self, reservation: ReservationRow, units: list[ReservedUnit], node: NodeName) -> Capacity:
         """What its units have of this node, together."""
         whole = self.nodes[node].capacity
         shares = [(reservation.demand_of(unit), host) for unit in units for host in unit.hosts if host.node == node]
@@ -230,7 +230,7 @@ class ReservedTables(ChargedTables):
             ports=whole.ports,
         )
 
-    def _open_reserved(self, reservation: Reservation, name: NodeName) -> None:
+    def _open_reserved(self, reservation: ReservationRow, name: NodeName) -> None:
         """Whether anything may be placed on its machine of this node, and on which devices."""
         pool, node = self.reserved[reservation.id], self.nodes[name]
         if name in pool.machines:

@@ -14,9 +14,9 @@ from fray.model.job_groups import JobGroupConfig
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
 from fray.model.policy.priority import Band
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import Cause, JobSpec, Outcome
-from fray.scheduler.state.reservation_rows import Reservation
-from fray.scheduler.state.unit_rows import GroupRow, Unit
+from fray.model.specs import EndReason, JobSpec, Outcome
+from fray.scheduler.state.reservation_rows import ReservationRow
+from fray.scheduler.state.unit_rows import CloudUnit, GroupRow
 
 
 class JobPhase(StrEnum):
@@ -68,7 +68,7 @@ class SessionPhase(StrEnum):
 
 
 @frozen(kw_only=True)
-class Kept:
+class StoredCheckpoint:
     """The latest checkpoint of an actor."""
 
     attempt_id: AttemptId
@@ -80,7 +80,7 @@ class Kept:
 
 
 @define(kw_only=True)
-class Job:
+class JobRow:
     spec: JobSpec
     order: int
     """Place in the order of acceptance; a retry keeps it."""
@@ -106,7 +106,7 @@ class Job:
     """When this generation was given its machines; None before the first was."""
     started_at: float | None = None
     ended_at: float | None = None
-    retried: dict[Cause, int] = Factory(dict)
+    retried: dict[EndReason, int] = Factory(dict)
     """How often it was made anew, by the cause that ended the generation before; budgets are counted from these."""
     restarts: tuple[float, ...] = ()
     """When it was made anew on its own account, as far back as its `ActorConfig` counts."""
@@ -118,7 +118,7 @@ class Job:
     """Failures in a row, each within seconds of its start (see `fray.model.restart_policy`)."""
     held_until: float | None = None
     """While HELD: when its back-off is over."""
-    stop_cause: Cause | None = None
+    stop_cause: EndReason | None = None
     stop_reason: str = ""
     ended_by: str = ""
     """Who asked for its end."""
@@ -130,7 +130,7 @@ class Job:
     places: tuple[NodeName, ...] = ()
     """Where the members of the generation before were, by member, empty where the machine was at fault: they go there
     again if there is room."""
-    checkpoint: Kept | None = None
+    checkpoint: StoredCheckpoint | None = None
     preempted: tuple[float, ...] = ()
     """When it was ended for the sake of others, as far back as the policy counts."""
     preempted_for: str = ""
@@ -168,7 +168,7 @@ class Job:
 
 
 @define(kw_only=True)
-class JobGroup:
+class JobGroupRow:
     """Jobs that are placed together; its members are the jobs that name it."""
 
     group_id: str
@@ -202,7 +202,7 @@ class JobGroup:
 
 
 @define(kw_only=True)
-class Attempt:
+class AttemptRow:
     attempt_id: AttemptId
     job_id: JobId
     generation: int
@@ -220,7 +220,7 @@ class Attempt:
     """Has been seen running (or has succeeded)."""
     ready: bool = False
     """Its actor has registered: it has served, so whatever ends it is no crash at its start."""
-    stop_cause: Cause | None = None
+    stop_cause: EndReason | None = None
     """Set once the node is asked to end it."""
     pid: int | None = None
     outcome: Outcome | None = None
@@ -258,7 +258,7 @@ class Cordon:
 
 
 @frozen(kw_only=True)
-class Blame:
+class NodeFault:
     """An end of an attempt that speaks against its machine (see `quarantine`)."""
 
     job_id: JobId
@@ -313,7 +313,7 @@ class Node:
     log_archive: str = ""
     """Where it copies its logs to, for those who look for them when it is gone."""
     cordon: Cordon | None = None
-    blames: tuple[Blame, ...] = ()
+    blames: tuple[NodeFault, ...] = ()
     """Since a job has done well there, oldest first."""
     quarantine: Quarantine | None = None
     relapses: int = 0
@@ -351,7 +351,7 @@ class Session:
 
 
 @define(kw_only=True)
-class Binding:
+class ActorRegistration:
     """A living actor in the registry."""
 
     endpoint: ActorEndpoint
@@ -371,7 +371,7 @@ class ClaimedShare:
 
 
 @define(kw_only=True)
-class Claim:
+class CapacityClaim:
     """What is kept for an applicant for whose sake others are being ended (see `preemption`)."""
 
     applicant: str
@@ -383,7 +383,7 @@ class Claim:
 
 
 @define(kw_only=True)
-class Grave:
+class ActorTombstone:
     """Why an actor that was no job of its own is gone."""
 
     actor_id: ActorId
@@ -395,13 +395,13 @@ class Grave:
 
 
 @define(kw_only=True)
-class Past:
+class JobTombstone:
     """What is kept of a job that ended long ago: enough to know its id again."""
 
     job_id: JobId
     name: str
     namespace: Namespace
-    cause: Cause
+    cause: EndReason
     ended_at: float
     order: int
     message: str = ""
@@ -421,7 +421,7 @@ class Usage:
 
 
 @define(kw_only=True)
-class Law:
+class SchedulerMeta:
     """The one row of table ``law``."""
 
     now: float = 0.0
@@ -432,7 +432,7 @@ class Law:
 
 
 @frozen(kw_only=True)
-class Rules:
+class SchedulerConfig:
     """Limits the law goes by; not stored."""
 
     suspect_s: float = 30.0
@@ -468,19 +468,19 @@ class Rules:
 
 
 TABLES: dict[str, type] = {
-    "law": Law,
+    "law": SchedulerMeta,
     "node": Node,
     "session": Session,
-    "job": Job,
-    "job_group": JobGroup,
-    "attempt": Attempt,
-    "name": Binding,
-    "grave": Grave,
-    "past": Past,
+    "job": JobRow,
+    "job_group": JobGroupRow,
+    "attempt": AttemptRow,
+    "name": ActorRegistration,
+    "grave": ActorTombstone,
+    "past": JobTombstone,
     "usage": Usage,
-    "unit": Unit,
+    "unit": CloudUnit,
     "fleet_group": GroupRow,
-    "reservation": Reservation,
-    "claim": Claim,
+    "reservation": ReservationRow,
+    "claim": CapacityClaim,
 }
 """In the order in which `State.restore` can be given the rows (any order will do)."""

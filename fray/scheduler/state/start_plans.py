@@ -15,7 +15,7 @@ Shares: TypeAlias = Mapping[NodeName, tuple[tuple[Demand, int], ...]]
 
 
 @frozen(eq=False)
-class Plan:
+class StartPlan:
     """Where and when an applicant starts at the latest.
 
     Attributes:
@@ -33,7 +33,7 @@ class Plan:
 
 
 @frozen(eq=False)
-class Kept:
+class HeldMachines:
     """Machines that are kept for one applicant, altogether or in part."""
 
     reservation: str

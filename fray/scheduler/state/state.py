@@ -15,23 +15,33 @@ from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, No
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
 from fray.model.reservations import ReservationId, ReservationInfo
-from fray.model.specs import RESULT_GONE, AttemptInfo, Cause, JobInfo, JobState, Outcome, Peer, Roster, Wish
+from fray.model.specs import (
+    RESULT_GONE,
+    AttemptInfo,
+    DesiredAttempt,
+    EndReason,
+    GangMember,
+    GangRoster,
+    JobInfo,
+    JobState,
+    Outcome,
+)
 from fray.scheduler.explain.explain import reason
 from fray.scheduler.lifecycle import FINAL, job_state
-from fray.scheduler.nodes.availability import standing, why_out
+from fray.scheduler.nodes.availability import service_state, why_out
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.rows import (
-    Attempt,
+    ActorRegistration,
     AttemptPhase,
-    Binding,
+    AttemptRow,
     Node,
     NodePhase,
-    Rules,
+    SchedulerConfig,
     SessionPhase,
 )
 from fray.scheduler.state.tables import Tables
 
-_NOTHING_YET = Outcome(cause=Cause.SUCCEEDED)
+_NOTHING_YET = Outcome(cause=EndReason.SUCCEEDED)
 """Whose codes and values a job shows before it has an outcome: none."""
 ROSTERS_LIMIT = 64
 """Gangs that are put together once; of more at a time, again and again."""
@@ -48,15 +58,17 @@ class State(Tables):
         rules: limits; default `Rules()`.
     """
 
-    def __init__(self, now: float = 0.0, rules: Rules | None = None) -> None:
+    def __init__(self, now: float = 0.0, rules: SchedulerConfig | None = None) -> None:
         super().__init__(now, rules)
         self.declares_all_nodes = False
         self.declared: tuple[NodeHello, ...] = ()
-        self._rosters: dict[tuple[JobId, int], Roster] = {}
+        self._rosters: dict[tuple[JobId, int], GangRoster] = {}
         """Of gangs whose wishes were asked for lately, by job and generation."""
 
     @classmethod
-    def restore(cls, rows: Iterable[tuple[str, str, object]], now: float, rules: Rules | None = None) -> State:
+    def restore(
+        cls, rows: Iterable[tuple[str, str, object]], now: float, rules: SchedulerConfig | None = None
+    ) -> State:
         """The state again from stored rows ``(table, key, row)``; step `Restarted` next."""
         state = cls(now, rules)
         state.load(rows)
@@ -185,13 +197,13 @@ class State(Tables):
         attempt = self.attempts.get(attempt_id)
         return attempt is not None and attempt.living
 
-    def wish(self, attempt_id: AttemptId) -> Wish | None:
+    def wish(self, attempt_id: AttemptId) -> DesiredAttempt | None:
         """What is wanted of an attempt; None: nothing, its node ends and forgets it."""
         attempt = self.attempts.get(attempt_id)
         if attempt is None or not attempt.living or attempt.phase is AttemptPhase.KEPT:
             return None
         job = self.jobs[attempt.job_id]
-        return Wish(
+        return DesiredAttempt(
             attempt_id=attempt_id,
             spec=evolve(job.spec, demand=self.demand(job)) if job.choice else job.spec,
             devices=attempt.devices,
@@ -199,11 +211,11 @@ class State(Tables):
             roster=self._roster(attempt),
             mates=self._mates(job.spec.job_group) if job.spec.job_group else {},
             stop=attempt.stop_cause is not None,
-            stop_cause=attempt.stop_cause or Cause.STOPPED,
-            notice_s=job.notice_s if attempt.stop_cause is Cause.PREEMPTED else None,
+            stop_cause=attempt.stop_cause or EndReason.STOPPED,
+            notice_s=job.notice_s if attempt.stop_cause is EndReason.PREEMPTED else None,
         )
 
-    def _roster(self, attempt: Attempt) -> Roster | None:
+    def _roster(self, attempt: AttemptRow) -> GangRoster | None:
         """All of its gang, the ended ones too: what a member is told never changes, so it is put together once."""
         job = self.jobs[attempt.job_id]
         if not is_gang(job.spec):
@@ -213,26 +225,26 @@ class State(Tables):
             if len(self._rosters) >= ROSTERS_LIMIT:
                 self._rosters.clear()
             ids = (attempt_id(*key, member) for member in range(job.spec.members))
-            self._rosters[key] = Roster.of(
-                [Peer(host=self.attempts[i].host, ports=self.attempts[i].ports) for i in ids]
+            self._rosters[key] = GangRoster.of(
+                [GangMember(host=self.attempts[i].host, ports=self.attempts[i].ports) for i in ids]
             )
         return self._rosters[key]
 
-    def _mates(self, group_id: str) -> dict[str, Roster]:
+    def _mates(self, group_id: str) -> dict[str, GangRoster]:
         """By role, in order of acceptance and rank; of a role whose jobs differ the ports they all have."""
-        found: dict[str, list[Attempt]] = {}
+        found: dict[str, list[AttemptRow]] = {}
         for job in map(self.jobs.__getitem__, self.musters[group_id].jobs):
             if port_names(job.spec):
                 found.setdefault(role_of(job.spec).name, []).extend(self.members(job))
         few = sum(map(len, found.values())) <= MATES_LIMIT
         return {role: _roster_of(attempts) for role, attempts in found.items() if attempts} if few else {}
 
-    def wanted(self, node: NodeName) -> tuple[Wish, ...]:
+    def wanted(self, node: NodeName) -> tuple[DesiredAttempt, ...]:
         """The complete wanted set of a node."""
         wishes = (self.wish(attempt_id) for attempt_id in self.on_node.get(node, ()))
         return tuple(wish for wish in wishes if wish is not None)
 
-    def suspect(self, attempt: Attempt) -> bool:
+    def suspect(self, attempt: AttemptRow) -> bool:
         """Its machine has been silent for ``suspect_s``."""
         return attempt.living and self.nodes[attempt.node].phase in _SILENT
 
@@ -256,7 +268,7 @@ class State(Tables):
             ports=str(node.capacity.ports),
             ports_free=machine.ports.free,
             busy=dict(node.busy),
-            standing=standing(node),
+            standing=service_state(node),
             why_out=why_out(node, self.now),
             granted={device: id_ for id_ in self.on_node.get(node.name, ()) for device in self.attempts[id_].devices},
         )
@@ -271,7 +283,7 @@ class State(Tables):
         found = sorted((self.bindings[actor] for actor in self.by_key.get(key, ())), key=lambda b: b.order)
         return Names(key=key, endpoints=tuple(b.endpoint for b in found if not self.hidden(b)))
 
-    def hidden(self, binding: Binding) -> bool:
+    def hidden(self, binding: ActorRegistration) -> bool:
         """Its machine is silent: callers are told so, but the name is kept."""
         attempt = self.attempts.get(binding.endpoint.incarnation)
         return attempt is not None and self.suspect(attempt)
@@ -287,7 +299,7 @@ class State(Tables):
             return Names(key=key, endpoints=(), ended=silence, may_return=True)
         return Names(key=key, endpoints=(binding.endpoint,))
 
-    def _silent_member(self, actor_id: ActorId) -> Attempt | None:
+    def _silent_member(self, actor_id: ActorId) -> AttemptRow | None:
         """The attempt of a living actor that is on a silent machine."""
         job = self.jobs.get(actor_id)
         return next(filter(self.suspect, self.members(job)), None) if job is not None and not job.ended else None
@@ -301,12 +313,12 @@ class State(Tables):
             return self.graves[actor_id].outcome
         if actor_id.startswith(HOUSE_NAMES):
             return None  # a shelf (`fray.runtime.shelf`) that is about to be registered; who waits for it has a bound
-        return Outcome(cause=Cause.FAILURE, message="no such actor")
+        return Outcome(cause=EndReason.FAILURE, message="no such actor")
 
-    def _silence(self, attempt: Attempt) -> Outcome:
+    def _silence(self, attempt: AttemptRow) -> Outcome:
         silent_s = self.now - self.nodes[attempt.node].silent_since
         return Outcome(
-            cause=Cause.MACHINE_LOST,
+            cause=EndReason.MACHINE_LOST,
             message=f"its machine {attempt.node} has been silent for {silent_s:.0f} s",
         )
 
@@ -323,7 +335,7 @@ class State(Tables):
         return min([*nodes, *sessions, *held, *over, *single], default=None)
 
 
-def node_deadline(node: Node, rules: Rules) -> float:
+def node_deadline(node: Node, rules: SchedulerConfig) -> float:
     """When a silent node's next turn is due."""
     keep_s = rules.forget_node_s if node.cordon is None else rules.forget_cordoned_s
     waits = {
@@ -334,19 +346,19 @@ def node_deadline(node: Node, rules: Rules) -> float:
     return node.silent_since + waits[node.phase]
 
 
-def _roster_of(attempts: list[Attempt]) -> Roster:
+def _roster_of(attempts: list[AttemptRow]) -> GangRoster:
     shared = [name for name in attempts[0].ports if all(name in attempt.ports for attempt in attempts)]
-    return Roster.of([Peer(host=a.host, ports={name: a.ports[name] for name in shared}) for a in attempts])
+    return GangRoster.of([GangMember(host=a.host, ports={name: a.ports[name] for name in shared}) for a in attempts])
 
 
 def error_message(outcome: Outcome | None) -> str | None:
     """A finished job's trouble in words; None while it lives and on success."""
-    if outcome is None or outcome.cause is Cause.SUCCEEDED:
+    if outcome is None or outcome.cause is EndReason.SUCCEEDED:
         return None
     return outcome.message or outcome.cause.value.replace("_", " ")
 
 
-def _attempt_info(attempt: Attempt) -> AttemptInfo:
+def _attempt_info(attempt: AttemptRow) -> AttemptInfo:
     outcome = attempt.outcome
     if outcome is None:
         return AttemptInfo(

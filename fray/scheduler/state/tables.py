@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from fray.scheduler.state.jobs import JobTables
 from fray.scheduler.state.names import NameTables
-from fray.scheduler.state.rows import Law
+from fray.scheduler.state.rows import SchedulerMeta
 from fray.scheduler.state.sessions import SessionTables
 from fray.scheduler.state.usage import weight
 
@@ -22,7 +22,7 @@ class Tables(JobTables, SessionTables, NameTables):
         """Fill empty tables from the store, in any order, and build the indexes."""
         found = {(table, key): row for table, key, row in rows}
         law = found.pop(("law", "law"), None)
-        if isinstance(law, Law):
+        if isinstance(law, SchedulerMeta):
             self.law = law
         for (table, key), row in found.items():
             self.rows(table)[key] = row

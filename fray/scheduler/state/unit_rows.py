@@ -49,7 +49,7 @@ class UnitPhase(StrEnum):
     """Remembered for a while: a list may be older than it seems."""
 
 
-class UnitTurn(StrEnum):
+class UnitEvent(StrEnum):
     """What can happen to a unit."""
 
     TAKEN = "taken"
@@ -67,9 +67,9 @@ class UnitTurn(StrEnum):
     """It is listed although it was gone."""
 
 
-_P, _T = UnitPhase, UnitTurn
+_P, _T = UnitPhase, UnitEvent
 ON_ITS_WAY = (_P.WANTED, _P.ASKED, _P.SEEN)
-UNIT_TABLE: Mapping[tuple[UnitPhase, UnitTurn], UnitPhase] = {
+UNIT_TABLE: Mapping[tuple[UnitPhase, UnitEvent], UnitPhase] = {
     (_P.WANTED, _T.TAKEN): _P.ASKED,
     (_P.WANTED, _T.LISTED): _P.SEEN,
     (_P.ASKED, _T.LISTED): _P.SEEN,
@@ -85,7 +85,7 @@ LEAVING = (_P.DRAINING, _P.DELETING)
 
 
 @define(kw_only=True)
-class Unit:
+class CloudUnit:
     """One machine, or one slice with all its hosts."""
 
     name: str

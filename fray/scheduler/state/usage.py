@@ -9,24 +9,24 @@ from fray.model.policy.policy import Policy
 from fray.model.resources import Demand
 from fray.scheduler.queue.fair_share import (
     KEPT_MEAN,
-    Account,
     Amount,
-    Shares,
+    FairShareAccounts,
     Tenant,
+    TenantAccount,
     capacity_of,
 )
 from fray.scheduler.queue.queue import Queue
 from fray.scheduler.queue.quotas import ceiling, excess, limits
 from fray.scheduler.state.base import TableBase
-from fray.scheduler.state.rows import Job, Node, NodePhase
+from fray.scheduler.state.rows import JobRow, Node, NodePhase
 
 
-class ChargedTables(TableBase):
+class UsageTables(TableBase):
     """What `Tables` knows of shares."""
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.shares = Shares()
+        self.shares = FairShareAccounts()
         self.queue = Queue(self.shares)
         self.excused: dict[tuple[str, str], int] = {}
         """What users and namespaces had beyond what they may have, when the policy was set that says so."""
@@ -54,7 +54,7 @@ class ChargedTables(TableBase):
             self.queue.ease(f"user:{tenant.user}")
             self.queue.ease(f"space:{tenant.namespace}")
 
-    def demand(self, job: Job) -> Demand:
+    def demand(self, job: JobRow) -> Demand:
         """What each of its members takes of a machine, or will: of any-of devices those it was given last."""
         return (job.spec.demand, *job.spec.alternatives)[job.choice]
 
@@ -107,7 +107,7 @@ class ChargedTables(TableBase):
                 if self.usage.pop(account.key, None) is not None:
                     self.touch("usage", account.key)
 
-    def _idle(self) -> list[Account]:
+    def _idle(self) -> list[TenantAccount]:
         half_life_s = self.policy.half_life_s
         unused = [account for account in self.shares.accounts.values() if not self._is_busy(account)]
         unused.sort(key=lambda account: account.mean(self.now, half_life_s))
@@ -115,7 +115,7 @@ class ChargedTables(TableBase):
         small = sum(account.mean(self.now, half_life_s) < KEPT_MEAN for account in unused)
         return unused[: max(small, surplus)]
 
-    def _is_busy(self, account: Account) -> bool:
+    def _is_busy(self, account: TenantAccount) -> bool:
         row = account.row
         users = [users[row.user] for users in self.queue.spaces.values() if row.user in users]
         if row.namespace is None:

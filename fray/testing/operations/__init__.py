@@ -30,14 +30,14 @@ from fray.testing.operations import (
 )
 from fray.testing.operations.context import (
     Act,
-    Bench,
-    Desk,
+    DriverState,
     KnownActor,
     KnownJob,
+    OperationContext,
     leaves,
 )
 
-__all__ = ["ACTS", "Act", "Bench", "Desk", "KnownActor", "KnownJob", "leaves"]
+__all__ = ["ACTS", "Act", "DriverState", "KnownActor", "KnownJob", "OperationContext", "leaves"]
 
 ACTS: Mapping[str, Act] = {
     **jobs.ACTS,

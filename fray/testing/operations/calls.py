@@ -12,8 +12,8 @@ from fray import (
 from fray.testing.operations.context import (
     DEADLINE_SLACK_S,
     Act,
-    Bench,
     KnownActor,
+    OperationContext,
     add,
     make_actor,
     pick,
@@ -21,7 +21,7 @@ from fray.testing.operations.context import (
 from fray.testing.workloads import Boom, Counter
 
 
-async def calls(b: Bench) -> str:
+async def calls(b: OperationContext) -> str:
     """Calls one after another count up."""
     known = pick(b)
     if known is None:
@@ -30,7 +30,7 @@ async def calls(b: Bench) -> str:
     return texts[-1]
 
 
-async def pipelined_calls(b: Bench) -> str:
+async def pipelined_calls(b: OperationContext) -> str:
     """Calls at once are executed in the order they were made."""
     known = pick(b)
     if known is None:
@@ -44,7 +44,7 @@ async def pipelined_calls(b: Bench) -> str:
     return f"counted {results}"
 
 
-async def cancelled_call(b: Bench) -> str:
+async def cancelled_call(b: OperationContext) -> str:
     """A cancelled await cancels the method."""
     known = pick(b, has_async=True)
     if known is None:
@@ -56,7 +56,7 @@ async def cancelled_call(b: Bench) -> str:
     return "cancelled"
 
 
-async def call_with_deadline(b: Bench) -> str:
+async def call_with_deadline(b: OperationContext) -> str:
     """A deadline ends the call, whatever the callee does."""
     known = pick(b, has_async=True)
     if known is None:
@@ -74,7 +74,7 @@ async def call_with_deadline(b: Bench) -> str:
     return "came back"
 
 
-async def relayed_call(b: Bench) -> str:
+async def relayed_call(b: OperationContext) -> str:
     """Actors that call actors."""
     chain = [known.handle for known in b.desk.actors[-6:] if known.has_async]
     b.rng.shuffle(chain)
@@ -91,7 +91,7 @@ async def relayed_call(b: Bench) -> str:
     return "cancelled"
 
 
-async def failing_call(b: Bench) -> str:
+async def failing_call(b: OperationContext) -> str:
     """A method's error keeps its type, and the actor goes on."""
     known = pick(b)
     if known is None:
@@ -106,7 +106,7 @@ async def failing_call(b: Bench) -> str:
     return "no error"
 
 
-async def repeatable_call(b: Bench) -> str:
+async def repeatable_call(b: OperationContext) -> str:
     """A call that may be repeated is answered as long as there is an incarnation."""
     known = pick(b)
     if known is None:
@@ -114,7 +114,7 @@ async def repeatable_call(b: Bench) -> str:
     return await add(b, known, b.token, idempotent=True)
 
 
-async def scoped_actor(b: Bench) -> str:
+async def scoped_actor(b: OperationContext) -> str:
     """An actor ends with its scope, after the jobs."""
     name = f"{b.token}.actor"
     async with b.cluster.open_scope(b.token) as scope:

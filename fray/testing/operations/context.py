@@ -44,7 +44,7 @@ class KnownJob:
 
 
 @define
-class Desk:
+class DriverState:
     """What a driver's life has gathered so far."""
 
     actors: list[KnownActor] = Factory(list)
@@ -53,11 +53,11 @@ class Desk:
     """Of `fray.testing.operations.supervision`."""
 
 
-class Bench(Protocol):
+class OperationContext(Protocol):
     """One act at work."""
 
     cluster: Cluster
-    desk: Desk
+    desk: DriverState
     rng: random.Random
     token: str
     """Unique; names and tokens of the act begin with it."""
@@ -93,7 +93,7 @@ class Bench(Protocol):
         """How many lines its attempts that are over have printed, by the book."""
 
 
-Act = Callable[[Bench], Awaitable[str]]
+Act = Callable[[OperationContext], Awaitable[str]]
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -113,14 +113,14 @@ def booms(error: BaseException) -> set[str]:
 # Steps that many acts share ------------------------------------------------------------------------------------------
 
 
-async def launch(b: Bench, where: Scope | Cluster, wanted: JobRequest, **options: Any) -> Job:
+async def launch(b: OperationContext, where: Scope | Cluster, wanted: JobRequest, **options: Any) -> Job:
     b.op("launch")
     job: Job = await where.launch(wanted, **options)
     b.accepted(job)
     return job
 
 
-async def value_of(b: Bench, job: Job, value: int | None, token: str) -> str:
+async def value_of(b: OperationContext, job: Job, value: int | None, token: str) -> str:
     b.op("wait")
     got = await job.wait()
     b.saw(job.info)
@@ -129,7 +129,7 @@ async def value_of(b: Bench, job: Job, value: int | None, token: str) -> str:
     return f"value {got}"
 
 
-async def make_actor(b: Bench) -> str:
+async def make_actor(b: OperationContext) -> str:
     """An actor of the connection, for others to call."""
     cls = b.rng.choice((Counter, Counter, Counter, Tally))
     restarts = b.rng.choice((0, 0, 3))
@@ -140,13 +140,13 @@ async def make_actor(b: Bench) -> str:
     return await add(b, known, f"{b.token}.first")
 
 
-def pick(b: Bench, has_async: bool = False) -> KnownActor | None:
+def pick(b: OperationContext, has_async: bool = False) -> KnownActor | None:
     """One of the newest actors."""
     fitting = [known for known in b.desk.actors[-6:] if known.has_async or not has_async]
     return b.rng.choice(fitting) if fitting else None
 
 
-async def add(b: Bench, known: KnownActor, token: str, **options: Any) -> str:
+async def add(b: OperationContext, known: KnownActor, token: str, **options: Any) -> str:
     b.op("call")
     method = known.handle.add.options(**options) if options else known.handle.add
     got = await method(token)

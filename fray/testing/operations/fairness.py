@@ -9,7 +9,7 @@ from attrs import evolve
 from fray.testing import workloads
 from fray.testing.operations.context import (
     Act,
-    Bench,
+    OperationContext,
     launch,
     value_of,
 )
@@ -18,7 +18,7 @@ from fray.testing.workloads import request
 BANDS = ("production", "interactive", "batch", None)
 
 
-async def bands(b: Bench) -> str:
+async def bands(b: OperationContext) -> str:
     """Jobs of several bands come to their values, whoever goes first."""
     async with b.cluster.open_scope(b.token) as scope:
         jobs = []
@@ -31,7 +31,7 @@ async def bands(b: Bench) -> str:
     return f"{len(jobs)} jobs"
 
 
-async def who_goes_first(b: Bench) -> str:
+async def who_goes_first(b: OperationContext) -> str:
     """The line is in the order of its places, and shares are parts of a whole."""
     b.op("queue")
     line = await b.cluster.queue(limit=20)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import trio
 from attrs import evolve
 
-from fray import Cause, Cluster, JobGroup, JobGroupConfig, JobRequest, JobRole, NeverSchedulable, Scope
+from fray import Cluster, EndReason, JobGroup, JobGroupConfig, JobRequest, JobRole, NeverSchedulable, Scope
 from fray.testing import workloads
-from fray.testing.operations.context import Act, Bench, booms
+from fray.testing.operations.context import Act, OperationContext, booms
 from fray.testing.workloads import SMALL, Boom, request
 
 
-def _members(b: Bench, fails: bool) -> list[JobRequest]:
+def _members(b: OperationContext, fails: bool) -> list[JobRequest]:
     """A head, a trainer that decides, and rollouts that serve it until they are ended."""
     token, sleep_s = b.token, b.rng.uniform(1, 8)
     trainer = (
@@ -30,7 +30,9 @@ def _members(b: Bench, fails: bool) -> list[JobRequest]:
     return [serving[0], evolve(trainer, role=JobRole("trainer", stage=1)), *serving[1:]]
 
 
-async def _launched(b: Bench, where: Scope | Cluster, wanted: list[JobRequest], config: JobGroupConfig) -> JobGroup:
+async def _launched(
+    b: OperationContext, where: Scope | Cluster, wanted: list[JobRequest], config: JobGroupConfig
+) -> JobGroup:
     b.op("launch_group")
     group = await where.launch_group(wanted, config)
     for job in group:
@@ -38,7 +40,7 @@ async def _launched(b: Bench, where: Scope | Cluster, wanted: list[JobRequest], 
     return group
 
 
-async def job_group(b: Bench) -> str:
+async def job_group(b: OperationContext) -> str:
     """Its value is the trainer's; the others end with it, and a failure comes up once."""
     fails = b.rng.random() < 0.25
     wanted = _members(b, fails)
@@ -66,13 +68,13 @@ async def job_group(b: Bench) -> str:
     return text
 
 
-async def _ended(b: Bench, group: JobGroup) -> str:
+async def _ended(b: OperationContext, group: JobGroup) -> str:
     b.op("wait")
     got = await group.wait()
     infos = [job.info for job in group]
     for info in infos:
         b.saw(info)
-    peaceful = (Cause.SUCCEEDED, Cause.GROUP)
+    peaceful = (EndReason.SUCCEEDED, EndReason.GROUP)
     odd = [info.cause for info in infos if info.cause not in peaceful and not info.absorbed]
     b.check("P2", got[1] == 7 and not odd, f"{b.token} returned {got}, and ended by {odd}")
     served = [number for number, value in enumerate(got) if number != 1 and value is not None]
@@ -80,7 +82,7 @@ async def _ended(b: Bench, group: JobGroup) -> str:
     return "value"
 
 
-async def ended_group(b: Bench) -> str:
+async def ended_group(b: OperationContext) -> str:
     """Ended by its name, whatever it is about."""
     group = await _launched(b, b.cluster, _members(b, fails=False), JobGroupConfig(b.token))
     await trio.sleep(b.rng.choice((0.0, 0.02, 2.0)))

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from fray import Cause, HealthCheck, JobInfo, JobRequest, OnStall
+from fray import EndReason, HealthCheck, JobInfo, JobRequest, OnStall
 from fray.testing import workloads
-from fray.testing.operations.context import Act, Bench, launch
+from fray.testing.operations.context import Act, OperationContext, launch
 from fray.testing.workloads import request
 
 STALL_S = 6.0
-_BEYOND_US = (Cause.MACHINE_LOST, Cause.KILLED, Cause.PREEMPTED, Cause.OWNER_ENDED, Cause.STOPPED)
+_BEYOND_US = (EndReason.MACHINE_LOST, EndReason.KILLED, EndReason.PREEMPTED, EndReason.OWNER_ENDED, EndReason.STOPPED)
 """What a fault, or the end of the driver, makes of any job."""
 
 
-async def recovering_job(b: Bench) -> str:
+async def recovering_job(b: OperationContext) -> str:
     """It says nothing for longer than it may, and then goes on: captured, and nobody's failure."""
     pauses_s = tuple(b.rng.choice((1.0, 2.0, STALL_S + 3.0)) for _ in range(4))
     info = await _ended(b, evolve(request(b.token, workloads.dawdle, b.token, pauses_s, False), stall_s=STALL_S))
-    ran_well = info.cause is Cause.SUCCEEDED
+    ran_well = info.cause is EndReason.SUCCEEDED
     b.check("P2", ran_well or info.cause in _BEYOND_US, f"{b.token} was only slow, and ended as {info.cause}")
     stalled = max(pauses_s) > STALL_S
     last = info.attempts[-1] if info.attempts else None
@@ -29,7 +29,7 @@ async def recovering_job(b: Bench) -> str:
     return f"{info.cause}, stalled: {stalled}"
 
 
-async def stalled_job(b: Bench) -> str:
+async def stalled_job(b: OperationContext) -> str:
     """It says nothing any more: each of its attempts ends as a failure, with its stacks."""
     pauses_s = tuple(b.rng.uniform(0.5, 3.0) for _ in range(b.rng.choice((0, 2))))
     retries = b.rng.choice((0, 1))
@@ -38,7 +38,7 @@ async def stalled_job(b: Bench) -> str:
     return _failed_for(b, info, "stalled: ")
 
 
-async def sick_job(b: Bench) -> str:
+async def sick_job(b: OperationContext) -> str:
     """A server that falls ill: so does each of its attempts."""
     check = HealthCheck(path="/healthz", period_s=2.0, failures=2, start_s=10.0)
     wanted = request(b.token, workloads.fall_ill, b.token, b.rng.uniform(0, 8))
@@ -46,7 +46,7 @@ async def sick_job(b: Bench) -> str:
     return _failed_for(b, info, "not healthy: GET /healthz")
 
 
-async def _ended(b: Bench, wanted: JobRequest) -> JobInfo:
+async def _ended(b: OperationContext, wanted: JobRequest) -> JobInfo:
     job = await launch(b, b.cluster, wanted)
     b.op("wait")
     info = await job.wait_ended()
@@ -54,11 +54,11 @@ async def _ended(b: Bench, wanted: JobRequest) -> JobInfo:
     return info
 
 
-def _failed_for(b: Bench, info: JobInfo, why: str) -> str:
-    allowed = (Cause.FAILURE, *_BEYOND_US)
+def _failed_for(b: OperationContext, info: JobInfo, why: str) -> str:
+    allowed = (EndReason.FAILURE, *_BEYOND_US)
     b.check("P2", info.cause in allowed, f"{b.token} should have failed, and ended as {info.cause}")
     for attempt in info.attempts:
-        if attempt.cause is Cause.FAILURE:
+        if attempt.cause is EndReason.FAILURE:
             told = attempt.message.startswith(why) and attempt.captured
             b.check("P10", bool(told), f"{attempt.attempt_id} ended as {attempt.message!r}, with {attempt.captured!r}")
     return f"{info.cause} after {len(info.attempts)} attempts"

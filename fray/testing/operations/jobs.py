@@ -9,7 +9,7 @@ import trio
 from attrs import evolve
 
 from fray import (
-    Cause,
+    EndReason,
     Entrypoint,
     EnvironmentConfig,
     JobRequest,
@@ -22,8 +22,8 @@ from fray import (
 from fray.testing import workloads
 from fray.testing.operations.context import (
     Act,
-    Bench,
     KnownJob,
+    OperationContext,
     booms,
     launch,
     value_of,
@@ -33,7 +33,7 @@ from fray.testing.sim_workspaces import ROOT
 from fray.testing.workloads import SMALL, Boom, request
 
 
-async def value_job(b: Bench) -> str:
+async def value_job(b: OperationContext) -> str:
     """One job in a scope; its value comes back."""
     value = b.rng.randrange(1000)
     async with b.cluster.open_scope(b.token) as scope:
@@ -42,7 +42,7 @@ async def value_job(b: Bench) -> str:
         return await value_of(b, job, value, b.token)
 
 
-async def workspace_job(b: Bench) -> str:
+async def workspace_job(b: OperationContext) -> str:
     """Two jobs of one project, edited in between: each has the version that was there when it was launched."""
     number = b.rng.randrange(100)
     async with b.cluster.open_scope(b.token) as scope:
@@ -55,7 +55,7 @@ async def workspace_job(b: Bench) -> str:
     return text
 
 
-async def packaged_job(b: Bench) -> str:
+async def packaged_job(b: OperationContext) -> str:
     """A job with packages: they are made first, and where they cannot be, it is never tried again."""
     broken, packages = b.rng.random() < 0.4, [b.rng.choice(("alpha", "beta"))]
     environment = EnvironmentConfig(pip_packages=[*packages, *([BROKEN] if broken else [])])
@@ -66,22 +66,22 @@ async def packaged_job(b: Bench) -> str:
     b.op("wait")
     info = await job.wait_ended()
     b.saw(info)
-    failed = [attempt for attempt in info.attempts if attempt.cause is Cause.ENVIRONMENT]
+    failed = [attempt for attempt in info.attempts if attempt.cause is EndReason.ENVIRONMENT]
     b.check("P2", len(failed) <= 1, f"{b.token} was tried again although it cannot be made")
     b.check("P2", not b.runs(b.token), f"{b.token} was executed without its packages")
-    own = not failed or (info.cause is Cause.ENVIRONMENT and BROKEN in (info.error_message or ""))
+    own = not failed or (info.cause is EndReason.ENVIRONMENT and BROKEN in (info.error_message or ""))
     b.check("P2", own, f"{b.token} ended by {info.cause}: {info.error_message}")
     return str(info.cause)
 
 
-async def sync_job(b: Bench) -> str:
+async def sync_job(b: OperationContext) -> str:
     """The same with sync code."""
     async with b.cluster.open_scope(b.token) as scope:
         job = await launch(b, scope, request(b.token, workloads.give_at_once, b.token, 5))
         return await value_of(b, job, 5, b.token)
 
 
-async def program(b: Bench) -> str:
+async def program(b: OperationContext) -> str:
     """A program with an exit code."""
     code = b.rng.choice((0, 0, 3))
     argv = Entrypoint.from_binary("sleeper", [f"{b.rng.uniform(0, 2):.3f}", str(code)])
@@ -90,12 +90,12 @@ async def program(b: Bench) -> str:
     b.op("wait")
     info = await job.wait_ended()
     b.saw(info)
-    own = info.cause in (Cause.SUCCEEDED, Cause.FAILURE)
+    own = info.cause in (EndReason.SUCCEEDED, EndReason.FAILURE)
     b.check("P2", not own or info.exit_code == code, f"{b.token} ended with {info.exit_code}, not {code}")
     return f"{info.state} {info.exit_code}"
 
 
-async def memory_hog(b: Bench) -> str:
+async def memory_hog(b: OperationContext) -> str:
     """A program that takes more than it asked for, and has one more try."""
     argv = Entrypoint.from_binary("hog", [f"{b.rng.uniform(0, 2):.3f}"])
     wanted = JobRequest(name=b.token, resources=SMALL, entrypoint=argv, max_retries_out_of_memory=1)
@@ -103,15 +103,17 @@ async def memory_hog(b: Bench) -> str:
     b.op("wait")
     info = await job.wait_ended()
     b.saw(info)
-    tries = [attempt for attempt in info.attempts if attempt.cause is Cause.OUT_OF_MEMORY]
-    b.check("P2", info.cause is not Cause.OUT_OF_MEMORY or len(tries) == 2, f"{b.token} had {len(tries)} tries, not 2")
-    b.check("P2", info.cause is not Cause.SUCCEEDED, f"{b.token} succeeded with too much memory")
+    tries = [attempt for attempt in info.attempts if attempt.cause is EndReason.OUT_OF_MEMORY]
+    b.check(
+        "P2", info.cause is not EndReason.OUT_OF_MEMORY or len(tries) == 2, f"{b.token} had {len(tries)} tries, not 2"
+    )
+    b.check("P2", info.cause is not EndReason.SUCCEEDED, f"{b.token} succeeded with too much memory")
     peaks = {attempt.peak_memory_bytes for attempt in tries}
     b.check("P10", 0 not in peaks, f"the record of {b.token} does not say what it took")
     return str(info.cause)
 
 
-async def background_job(b: Bench) -> str:
+async def background_job(b: OperationContext) -> str:
     """A job of the connection, for others to wait for or terminate."""
     value, sleep_s = b.rng.randrange(1000), b.rng.uniform(0, 40)
     retries = b.rng.choice((0, 0, 2))
@@ -127,7 +129,7 @@ async def background_job(b: Bench) -> str:
     return "accepted"
 
 
-async def wait_for_job(b: Bench) -> str:
+async def wait_for_job(b: OperationContext) -> str:
     """Wait for one of them."""
     if not b.desk.jobs:
         return await background_job(b)
@@ -148,7 +150,7 @@ async def wait_for_job(b: Bench) -> str:
     return f"value {got}"
 
 
-async def wait_for_many(b: Bench) -> str:
+async def wait_for_many(b: OperationContext) -> str:
     """`Cluster.wait` for several at a time."""
     known = b.rng.sample(b.desk.jobs, min(len(b.desk.jobs), 4))
     b.op("wait")
@@ -159,7 +161,7 @@ async def wait_for_many(b: Bench) -> str:
     return ", ".join(info.state for info in infos) or "nothing to wait for"
 
 
-async def gang(b: Bench, resources: ResourceConfig = SMALL, replicas: int = 0) -> str:
+async def gang(b: OperationContext, resources: ResourceConfig = SMALL, replicas: int = 0) -> str:
     """Several members, all or none; the value is the first one's."""
     replicas, fails = replicas or b.rng.randint(2, 4), b.rng.random() < 0.2
     members = replicas * resources.hosts_per_replica()
@@ -178,7 +180,7 @@ async def gang(b: Bench, resources: ResourceConfig = SMALL, replicas: int = 0) -
     return text
 
 
-async def device_gang(b: Bench) -> str:
+async def device_gang(b: OperationContext) -> str:
     """The same with accelerators; where there are too few it waits, or is refused."""
     resources = ResourceConfig.with_gpu("h100", count=b.rng.randint(1, 2), cpu=0.5, memory="100MB")
     text = "did not fit in time"
@@ -190,7 +192,7 @@ async def device_gang(b: Bench) -> str:
     return text
 
 
-async def slice_gang(b: Bench) -> str:
+async def slice_gang(b: OperationContext) -> str:
     """Whole TPU slices, of a type that nobody has or else of one that is there."""
     device = TpuConfig("v5p-16")
     resources = ResourceConfig(device, cpu=0.2, memory="50MB", device_alternatives=["v4-16"])
@@ -203,14 +205,14 @@ async def slice_gang(b: Bench) -> str:
     return text
 
 
-async def detached_job(b: Bench) -> str:
+async def detached_job(b: OperationContext) -> str:
     """A job that outlives its driver, and ends by itself."""
     wanted = request(b.token, workloads.give, b.token, 1, b.rng.uniform(1, 20), detached=True)
     await launch(b, b.cluster, wanted)
     return "accepted"
 
 
-async def remote_run(b: Bench) -> str:
+async def remote_run(b: OperationContext) -> str:
     """`Scope.run`: one remote call."""
     async with b.cluster.open_scope(b.token) as scope:
         b.op("run")
@@ -219,7 +221,7 @@ async def remote_run(b: Bench) -> str:
     return f"value {got}"
 
 
-async def terminate(b: Bench) -> str:
+async def terminate(b: OperationContext) -> str:
     """`Cluster.terminate` of a job or an actor of the connection."""
     if not b.desk.jobs:
         return await stopped_at_once(b)
@@ -233,7 +235,7 @@ async def terminate(b: Bench) -> str:
     return str(info.cause)
 
 
-async def stopped_at_once(b: Bench) -> str:
+async def stopped_at_once(b: OperationContext) -> str:
     """Terminated right after the launch."""
     job = await launch(b, b.cluster, request(b.token, workloads.linger, b.token, 0.0))
     await trio.sleep(b.rng.choice((0, 0.001, 0.02, 0.1)))
@@ -243,12 +245,12 @@ async def stopped_at_once(b: Bench) -> str:
     b.op("wait")
     info = await job.wait_ended()
     b.saw(info)
-    allowed = (Cause.STOPPED, Cause.OWNER_ENDED, Cause.MACHINE_LOST, Cause.KILLED, Cause.PREEMPTED)
+    allowed = (EndReason.STOPPED, EndReason.OWNER_ENDED, EndReason.MACHINE_LOST, EndReason.KILLED, EndReason.PREEMPTED)
     b.check("P2", info.cause in allowed, f"{b.token} was stopped and ended as {info.cause}")
     return str(info.cause)
 
 
-async def worker_pool(b: Bench) -> str:
+async def worker_pool(b: OperationContext) -> str:
     """Tasks on whichever worker is free; each comes to its value."""
     async with WorkerPool(b.cluster, 2, resources=SMALL, name_prefix=b.token) as pool:
         b.op("pool")

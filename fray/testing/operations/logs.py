@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fray import Entrypoint, Job, JobRequest, LineKind, LogLine
+from fray import Entrypoint, Job, JobRequest, LogLine, LogLineKind
 from fray.model.ids import AttemptId
-from fray.testing.operations.context import Act, Bench, launch
+from fray.testing.operations.context import Act, OperationContext, launch
 from fray.testing.workloads import SMALL
 
 
-def chatter(b: Bench, seconds: float) -> JobRequest:
+def chatter(b: OperationContext, seconds: float) -> JobRequest:
     """A program that prints (`fray.testing.fakes`)."""
     code = b.rng.choice((0, 0, 0, 3))
     argv = Entrypoint.from_binary("chatter", [f"{seconds:.3f}", str(code)])
     return JobRequest(name=b.token, resources=SMALL, entrypoint=argv, max_retries_failure=b.rng.choice((0, 1)))
 
 
-async def followed_job(b: Bench) -> str:
+async def followed_job(b: OperationContext) -> str:
     """Somebody follows a job from its launch to its end, and reads all of it once more then."""
     job = await launch(b, b.cluster, chatter(b, b.rng.uniform(1, 40)))
     b.op("follow logs")
@@ -27,7 +27,7 @@ async def followed_job(b: Bench) -> str:
     return f"{len(heard)} lines live, {await _read_all(b, job)} after"
 
 
-async def late_reader(b: Bench) -> str:
+async def late_reader(b: OperationContext) -> str:
     """The last lines of a job that runs, and all of it when it is over."""
     job = await launch(b, b.cluster, chatter(b, b.rng.uniform(1, 20)))
     await job.wait_running()
@@ -39,7 +39,7 @@ async def late_reader(b: Bench) -> str:
     return f"{len(heard)} lines of its tail, {await _read_all(b, job)} after"
 
 
-async def _read_all(b: Bench, job: Job) -> int:
+async def _read_all(b: OperationContext, job: Job) -> int:
     printed = b.printed(job.id)  # by attempts that are surely over
     b.op("read logs")
     heard = [line async for line in job.logs()]
@@ -47,13 +47,13 @@ async def _read_all(b: Bench, job: Job) -> int:
     return len(heard)
 
 
-def account(b: Bench, heard: Sequence[LogLine], printed: Mapping[AttemptId, int]) -> None:
+def account(b: OperationContext, heard: Sequence[LogLine], printed: Mapping[AttemptId, int]) -> None:
     """No line twice, none out of order, none changed; of each attempt, what is neither read nor said to be missing."""
     places: dict[AttemptId, int] = {}
     is_open: set[AttemptId] = set()
     for line in heard:
         at = places.get(line.attempt_id)
-        if line.kind is LineKind.GAP:
+        if line.kind is LogLineKind.GAP:
             if line.lost is None:
                 is_open.add(line.attempt_id)
             places[line.attempt_id] = line.number + (line.lost or 0)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import trio
 
 from fray.errors import Unauthorized
-from fray.testing.operations.context import Act, Bench
+from fray.testing.operations.context import Act, OperationContext
 
 JOINED_WITHIN_S = 400.0
 """Controllers are away for a while, and hosts dial on."""
 
 
-async def machine_let_in(b: Bench) -> str:
+async def machine_let_in(b: OperationContext) -> str:
     """Two machines show one join token: one of them is let in, and stays the one, whatever dies meanwhile."""
     b.op("join token")
     token = await b.cluster.join_token(f"{b.token}.unit", life_s=10 * JOINED_WITHIN_S)

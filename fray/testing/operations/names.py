@@ -18,14 +18,14 @@ from fray import (
 from fray.testing.fakes import KILLED_AT_START
 from fray.testing.operations.context import (
     Act,
-    Bench,
     KnownActor,
+    OperationContext,
     add,
 )
 from fray.testing.workloads import Counter, Tally
 
 
-async def names(b: Bench) -> str:
+async def names(b: OperationContext) -> str:
     """Register, look up, call, broadcast, unregister."""
     async with ActorServer(b.cluster) as server:
         b.op("register")
@@ -44,7 +44,7 @@ async def names(b: Bench) -> str:
     return f"counted {got}"
 
 
-async def deleted_actor(b: Bench) -> str:
+async def deleted_actor(b: OperationContext) -> str:
     """When `delete_actor` returns the actor has ended, and another one may have its name at once."""
     b.op("create_actor")
     first = await b.cluster.create_actor(Counter, name=b.token, max_restarts=3)
@@ -65,7 +65,7 @@ async def deleted_actor(b: Bench) -> str:
     return "deleted and made again"
 
 
-async def replaced_actor(b: Bench) -> str:
+async def replaced_actor(b: OperationContext) -> str:
     """A name whose holder is being ended is waited for."""
     b.op("create_actor")
     first = await b.cluster.create_actor(Counter, name=b.token)
@@ -88,7 +88,7 @@ async def replaced_actor(b: Bench) -> str:
     return "replaced"
 
 
-async def shared_actor(b: Bench) -> str:
+async def shared_actor(b: OperationContext) -> str:
     """Drivers that do not know one another share actors by name, until they are idle or somebody deletes them."""
     name, config = f"shared{b.rng.randrange(3)}", ActorConfig(max_restarts=-1, idle_s=15.0)
     b.op("create_actor")
@@ -109,7 +109,7 @@ async def shared_actor(b: Bench) -> str:
     return text
 
 
-async def actors_seen(b: Bench) -> str:
+async def actors_seen(b: OperationContext) -> str:
     """Lists and statuses agree with one another."""
     mine = [known.handle for known in b.desk.actors[-3:]]
     b.op("list_actors")

@@ -11,8 +11,8 @@ from fray import ResourceConfig
 from fray.testing import workloads
 from fray.testing.operations.context import (
     Act,
-    Bench,
     KnownJob,
+    OperationContext,
     launch,
 )
 from fray.testing.operations.preemption import production_gang
@@ -24,7 +24,7 @@ SHIELDED_S = 3.0
 """In stories nobody is shielded for longer (`fray.testing.scenario.PREEMPTION`)."""
 
 
-async def crowd(b: Bench) -> str:
+async def crowd(b: OperationContext) -> str:
     """More than there is room for; they come to their values one by one, whoever goes before them."""
     band = b.rng.choice(("batch", "batch", "interactive"))
     for number in range(b.rng.randint(4, 9)):
@@ -36,7 +36,7 @@ async def crowd(b: Bench) -> str:
     return "accepted"
 
 
-async def crowded_gang(b: Bench) -> str:
+async def crowded_gang(b: OperationContext) -> str:
     """It comes all the same, in the places of others."""
     await crowd(b)
     await trio.sleep(SHIELDED_S)

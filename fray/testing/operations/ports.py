@@ -7,18 +7,18 @@ from collections.abc import Mapping
 import trio
 from trio.testing import memory_stream_pair
 
-from fray import Cause, ConnectionFailed
+from fray import ConnectionFailed, EndReason
 from fray.model.messages.tunnels import OpenTunnel
-from fray.net.tunnels.byte_stream import Stream
+from fray.net.tunnels.byte_stream import HalfCloseableStream
 from fray.runtime.calls.port_forward import carry_forward
 from fray.testing import workloads
-from fray.testing.operations.context import Act, Bench, launch
+from fray.testing.operations.context import Act, OperationContext, launch
 from fray.testing.workloads import request
 
 LEFT_S = 30.0
 
 
-async def forwarded_port(b: Bench) -> str:
+async def forwarded_port(b: OperationContext) -> str:
     """A connection to a port of a job: it is this job that answers, and what it says comes whole and in order."""
     job = await launch(b, b.cluster, request(b.token, workloads.linger, b.token, 0.0, ports=("http",)))
     await job.wait_running()
@@ -37,7 +37,7 @@ async def forwarded_port(b: Bench) -> str:
     return f"{len(echo)} bytes there and back"
 
 
-async def _talk(b: Bench, job_id: str, said: bytes) -> bytes:
+async def _talk(b: OperationContext, job_id: str, said: bytes) -> bytes:
     """As `fray forward` does it, without a socket."""
     near, far = memory_stream_pair()
     heard = bytearray()
@@ -56,7 +56,7 @@ async def _talk(b: Bench, job_id: str, said: bytes) -> bytes:
     return bytes(heard)
 
 
-async def _say(stream: Stream, said: bytes) -> None:
+async def _say(stream: HalfCloseableStream, said: bytes) -> None:
     try:
         await stream.send_all(said)
         await stream.send_eof()
@@ -64,7 +64,7 @@ async def _say(stream: Stream, said: bytes) -> None:
         pass  # it was refused at once
 
 
-async def whole_tree(b: Bench) -> str:
+async def whole_tree(b: OperationContext) -> str:
     """A job that leaves a detached one behind is ended: with ``tree`` that one is ended too, without it goes on."""
     job, left, tree = (
         await launch(b, b.cluster, request(b.token, workloads.leave, b.token, LEFT_S)),
@@ -86,8 +86,8 @@ async def whole_tree(b: Bench) -> str:
         return "left nobody"
     info = await (await b.cluster.get_job(left)).wait_ended()
     b.saw(info)
-    b.check("P2", tree or info.cause is not Cause.STOPPED, f"{left} was detached, and ended with who launched it")
-    if tree and info.cause is Cause.SUCCEEDED:
+    b.check("P2", tree or info.cause is not EndReason.STOPPED, f"{left} was detached, and ended with who launched it")
+    if tree and info.cause is EndReason.SUCCEEDED:
         raise ConnectionFailed(f"the end of the tree of {job.id} came too late for {left}")
     return f"tree: {tree}, {info.cause}"
 

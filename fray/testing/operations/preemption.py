@@ -7,35 +7,35 @@ from collections.abc import Mapping
 import trio
 from attrs import evolve
 
-from fray import Cause, JobState, ResourceConfig
+from fray import EndReason, JobState, ResourceConfig
 from fray.testing import workloads
 from fray.testing.operations.context import (
     Act,
-    Bench,
     KnownJob,
+    OperationContext,
     launch,
     value_of,
 )
 from fray.testing.workloads import request
 
-BEYOND_US = (Cause.MACHINE_LOST, Cause.KILLED, Cause.PREEMPTED, Cause.OWNER_ENDED, Cause.STOPPED)
+BEYOND_US = (EndReason.MACHINE_LOST, EndReason.KILLED, EndReason.PREEMPTED, EndReason.OWNER_ENDED, EndReason.STOPPED)
 SHIELD_S = 60.0
 
 
-async def limited_job(b: Bench) -> str:
+async def limited_job(b: OperationContext) -> str:
     """It never ends by itself: its time limit ends it, and is the cause."""
     wanted = evolve(request(b.token, workloads.linger, b.token, 0.1), time_limit_s=b.rng.uniform(1.0, 10.0))
     async with b.cluster.open_scope(b.token) as scope:
         job = await launch(b, scope, wanted, on_failure="absorb")
         info = await job.wait_ended()
     b.saw(info)
-    b.check("P2", info.cause in (Cause.TIME_LIMIT, *BEYOND_US), f"{b.token} had a limit and ended as {info.cause}")
-    b.check("P2", info.cause is not Cause.TIME_LIMIT or info.state is JobState.FAILED, f"{b.token} is {info.state}")
-    b.check("P4", Cause.TIME_LIMIT.value not in info.retries, f"{b.token} was retried after its limit")
+    b.check("P2", info.cause in (EndReason.TIME_LIMIT, *BEYOND_US), f"{b.token} had a limit and ended as {info.cause}")
+    b.check("P2", info.cause is not EndReason.TIME_LIMIT or info.state is JobState.FAILED, f"{b.token} is {info.state}")
+    b.check("P4", EndReason.TIME_LIMIT.value not in info.retries, f"{b.token} was retried after its limit")
     return str(info.cause)
 
 
-async def gap_filler(b: Bench) -> str:
+async def gap_filler(b: OperationContext) -> str:
     """A short job with a limit beside whatever waits; it is done in time."""
     wanted = evolve(request(b.token, workloads.give, b.token, 3, b.rng.uniform(0.0, 2.0)), time_limit_s=30.0)
     async with b.cluster.open_scope(b.token) as scope:
@@ -43,7 +43,7 @@ async def gap_filler(b: Bench) -> str:
         return await value_of(b, job, 3, b.token)
 
 
-async def long_batch(b: Bench) -> str:
+async def long_batch(b: OperationContext) -> str:
     """Work of the background that others may take the place of; it comes to its value all the same."""
     job = await launch(
         b,
@@ -59,7 +59,7 @@ async def long_batch(b: Bench) -> str:
     return "accepted"
 
 
-async def production_gang(b: Bench) -> str:
+async def production_gang(b: OperationContext) -> str:
     """It takes the places of batch jobs if it must, and comes to its value; or it does not fit in time."""
     wanted = evolve(
         request(b.token, workloads.give, b.token, 5, b.rng.uniform(0, 3)),

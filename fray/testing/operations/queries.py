@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from fray import NameTaken, NotPicklable, ResourceConfig
-from fray.model.specs import Cause
+from fray import NameInUse, NotPicklable, ResourceConfig
+from fray.model.specs import EndReason
 from fray.testing import workloads
-from fray.testing.operations.context import Act, Bench
+from fray.testing.operations.context import Act, OperationContext
 from fray.testing.workloads import Counter, request
 
 
-async def look_around(b: Bench) -> str:
+async def look_around(b: OperationContext) -> str:
     """Whatever can be asked."""
     b.op("list")
     listed = await b.cluster.list_jobs()
@@ -38,7 +38,7 @@ async def look_around(b: Bench) -> str:
     return f"{len(listed)} jobs, {len(nodes)} nodes, {forecast.verdict.value}"
 
 
-async def impatient_job(b: Bench) -> str:
+async def impatient_job(b: OperationContext) -> str:
     """It wants a whole machine, and waits for one for a few seconds only."""
     nodes = await b.cluster.nodes()
     if not nodes:
@@ -55,13 +55,13 @@ async def impatient_job(b: Bench) -> str:
     b.op("wait")
     info = await b.cluster.wait(job)
     b.saw(info)
-    if info.cause is Cause.UNSCHEDULABLE:
+    if info.cause is EndReason.UNSCHEDULABLE:
         b.check("P10", "for machines, its limit" in (info.error_message or ""), f"{info.error_message}")
         b.check("P4", b.runs(b.token) == 0 or bool(info.retries), f"{b.token} ran and counts as never placed")
     return info.state.value
 
 
-async def bad_requests(b: Bench) -> str:
+async def bad_requests(b: OperationContext) -> str:
     """What cannot be is refused, and nothing comes of it."""
     b.op("launch")
     try:
@@ -76,7 +76,7 @@ async def bad_requests(b: Bench) -> str:
         try:
             await scope.create_actor(Counter, name=b.token)
             b.check("P2", False, f"the name {b.token} was given twice")
-        except NameTaken:
+        except NameInUse:
             pass
     return "refused"
 

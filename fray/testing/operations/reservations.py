@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import trio
 from attrs import evolve
 
-from fray import Cause, NeverSchedulable, NoSuchReservation, ReservationConfig, ReservationState
+from fray import EndReason, NeverSchedulable, NoSuchReservation, ReservationConfig, ReservationState
 from fray.errors import DeadlineExceeded
-from fray.model.reservations import ChangeKind
+from fray.model.reservations import ReservationEventKind
 from fray.testing import workloads
 from fray.testing.operations.context import (
     Act,
-    Bench,
+    OperationContext,
     launch,
     value_of,
 )
@@ -22,7 +22,7 @@ from fray.testing.workloads import SMALL, request
 WAIT_S = 60.0
 
 
-def _config(b: Bench) -> ReservationConfig:
+def _config(b: OperationContext) -> ReservationConfig:
     least = b.rng.choice((0, 1, 1, 2))
     most = evolve(SMALL, replicas=least + b.rng.choice((0, 1, 2)) or 1)
     return ReservationConfig(
@@ -37,7 +37,7 @@ def _config(b: Bench) -> ReservationConfig:
     )
 
 
-async def open_reservation(b: Bench) -> str:
+async def open_reservation(b: OperationContext) -> str:
     """Jobs in an open one come to their values; what still runs at the end of its block ends with it."""
     b.op("reserve")
     job = None
@@ -64,7 +64,7 @@ async def open_reservation(b: Bench) -> str:
     return f"{text}, {ended.state}"
 
 
-async def kept_units(b: Bench) -> str:
+async def kept_units(b: OperationContext) -> str:
     """One job a unit, which come and go with it, until it is released."""
     b.op("reserve")
     try:
@@ -82,7 +82,14 @@ async def kept_units(b: Bench) -> str:
         await b.cluster.release_reservation(name)
     except NoSuchReservation:
         return "over by itself"
-    allowed = (Cause.STOPPED, Cause.OWNER_ENDED, Cause.MACHINE_LOST, Cause.KILLED, Cause.PREEMPTED, Cause.FAILURE)
+    allowed = (
+        EndReason.STOPPED,
+        EndReason.OWNER_ENDED,
+        EndReason.MACHINE_LOST,
+        EndReason.KILLED,
+        EndReason.PREEMPTED,
+        EndReason.FAILURE,
+    )
     for job in jobs:
         b.op("wait")
         info = await job.wait_ended()
@@ -91,7 +98,7 @@ async def kept_units(b: Bench) -> str:
     return str(len(jobs))
 
 
-async def expiring_reservation(b: Bench) -> str:
+async def expiring_reservation(b: OperationContext) -> str:
     """Nobody renews it in time: it says so, ends what is in it, and each change is told once and in order."""
     ttl_s = b.rng.uniform(4, 20)
     b.op("reserve")
@@ -113,11 +120,15 @@ async def expiring_reservation(b: Bench) -> str:
     b.doomed(b.token)
     info = await job.wait_ended()
     b.saw(info)
-    b.check("P1", info.cause is not Cause.SUCCEEDED, f"{b.token} succeeded in a reservation that has ended")
+    b.check("P1", info.cause is not EndReason.SUCCEEDED, f"{b.token} succeeded in a reservation that has ended")
     changes = reservation.info.changes
     numbers = [change.number for change in changes]
     b.check("P3", numbers == list(range(numbers[0], numbers[0] + len(numbers))), f"{b.token} has changes {numbers}")
-    b.check("P3", changes[-1].kind is ChangeKind.ENDED, f"{b.token} has ended, its last change is {changes[-1].kind}")
+    b.check(
+        "P3",
+        changes[-1].kind is ReservationEventKind.ENDED,
+        f"{b.token} has ended, its last change is {changes[-1].kind}",
+    )
     return ", ".join(change.kind for change in changes)
 
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 import trio
 from attrs import evolve
 
-from fray import Cause, Entrypoint, ExitRule, JobFailed, JobInfo, JobRequest
+from fray import EndReason, Entrypoint, ExitRule, JobFailed, JobInfo, JobRequest
 from fray.model.restart_policy import CRASH_S, CRASHES, JITTER
 from fray.testing import workloads
 from fray.testing.operations.context import (
     Act,
-    Bench,
+    OperationContext,
     booms,
     launch,
 )
@@ -25,7 +25,7 @@ SHARED = 4
 """Names and ids that the drivers of a story have in common."""
 
 
-async def stumbling_job(b: Bench) -> str:
+async def stumbling_job(b: OperationContext) -> str:
     """A job that fails a few times before it works: what it was retried for is what its budgets allow."""
     fails, allowed = b.rng.randint(0, 4), b.rng.randint(0, 4)
     backoff_s, lost = b.rng.choice((0.0, 0.0, 1.0, 4.0)), b.rng.choice((None, 0, 1))
@@ -37,9 +37,9 @@ async def stumbling_job(b: Bench) -> str:
     own = {"failure", "killed"}
     spent = sum(count for cause, count in info.retries.items() if cause in own)
     b.check("P2", spent <= allowed, f"{b.token} was retried {spent} times, allowed were {allowed}")
-    if set(info.retries) <= {"failure"} and info.cause in (Cause.SUCCEEDED, Cause.FAILURE):
+    if set(info.retries) <= {"failure"} and info.cause in (EndReason.SUCCEEDED, EndReason.FAILURE):
         b.check("P2", spent == min(fails, allowed), f"{b.token} failed {fails} times, and was retried {spent} times")
-        b.check("P2", (info.cause is Cause.SUCCEEDED) is (fails <= allowed), f"{b.token} ended by {info.cause}")
+        b.check("P2", (info.cause is EndReason.SUCCEEDED) is (fails <= allowed), f"{b.token} ended by {info.cause}")
     machines = info.retries.get("machine_lost", 0)
     b.check("P2", lost is None or machines <= lost, f"{b.token} was retried after {machines} lost machines, not {lost}")
     _waits_are_kept(b, info, backoff_s)
@@ -47,19 +47,19 @@ async def stumbling_job(b: Bench) -> str:
     return f"{info.cause} after {info.retries}"
 
 
-def _waits_are_kept(b: Bench, info: JobInfo, backoff_s: float) -> None:
+def _waits_are_kept(b: OperationContext, info: JobInfo, backoff_s: float) -> None:
     """After a failure the next attempt starts no sooner than the job's back-off allows."""
     for old, new in pairwise(info.attempts):
-        if old.cause is Cause.FAILURE and old.end_time is not None and new.start_time is not None:
+        if old.cause is EndReason.FAILURE and old.end_time is not None and new.start_time is not None:
             waited_s = new.start_time - old.end_time
             text = f"{new.attempt_id} begins {waited_s:.3f} s after a failure, its back-off is {backoff_s} s"
             b.check("P2", waited_s >= backoff_s * (1 - JITTER) - EPSILON_S, text)
 
 
-async def _loops_are_told(b: Bench, info: JobInfo) -> None:
+async def _loops_are_told(b: OperationContext, info: JobInfo) -> None:
     """Failures in a row, each right after its start and followed by another start, are called what they are."""
     short = [
-        attempt.cause is Cause.FAILURE
+        attempt.cause is EndReason.FAILURE
         and attempt.start_time is not None
         and attempt.end_time is not None
         and attempt.end_time - attempt.start_time < CRASH_S
@@ -71,7 +71,7 @@ async def _loops_are_told(b: Bench, info: JobInfo) -> None:
         b.check("P2", "crash_loop" in told, f"{b.token} failed {CRASHES} times at once, and its story is {told}")
 
 
-async def ruled_program(b: Bench) -> str:
+async def ruled_program(b: OperationContext) -> str:
     """A program whose exit code means what its author says."""
     rule = b.rng.choice(list(ExitRule))
     wanted = JobRequest(
@@ -86,13 +86,13 @@ async def ruled_program(b: Bench) -> str:
     info = await job.wait_ended()
     b.saw(info)
     if set(info.retries) <= {"failure"} and info.exit_code == 7:
-        wanted_end = Cause.SUCCEEDED if rule is ExitRule.IGNORE else Cause.FAILURE
+        wanted_end = EndReason.SUCCEEDED if rule is ExitRule.IGNORE else EndReason.FAILURE
         again = {"failure": 1} if rule is ExitRule.RETRY else {}
         b.check("P2", (info.cause, info.retries) == (wanted_end, again), f"{b.token}, {rule}: {info.cause}")
     return f"{rule}: {info.cause} after {info.retries}"
 
 
-async def template(b: Bench) -> str:
+async def template(b: OperationContext) -> str:
     """Several jobs of one request, in order, waited for or ended by their prefix."""
     count, stays = b.rng.randint(2, 4), b.rng.random() < 0.5
     fn = (workloads.linger, b.token, 0.0) if stays else (workloads.give, b.token, 3, b.rng.uniform(0, 1))
@@ -116,7 +116,7 @@ async def template(b: Bench) -> str:
     return ", ".join(str(info.cause) for info in infos)
 
 
-async def adopted_job(b: Bench) -> str:
+async def adopted_job(b: OperationContext) -> str:
     """Whoever comes first launches it, and all of any driver wait for that one; it is the cluster's."""
     name = f"both/{b.rng.randrange(SHARED)}"
     wanted = request(name, workloads.give, name, 7, 3.0, detached=True)
@@ -127,7 +127,7 @@ async def adopted_job(b: Bench) -> str:
     return await _same_for_all(b, job.id, 7)
 
 
-async def job_of_an_id(b: Bench) -> str:
+async def job_of_an_id(b: OperationContext) -> str:
     """The same request under the same id from any driver, at any time: one job, one outcome, one run that counts."""
     name = f"once/{b.rng.randrange(SHARED)}"
     wanted = request(name, workloads.give, name, 8, 1.0, detached=True)
@@ -136,7 +136,7 @@ async def job_of_an_id(b: Bench) -> str:
     return await _same_for_all(b, job.id, 8)
 
 
-async def _same_for_all(b: Bench, job_id: str, value: int) -> str:
+async def _same_for_all(b: OperationContext, job_id: str, value: int) -> str:
     b.op("wait")
     job = await b.cluster.get_job(job_id)
     try:
@@ -149,7 +149,7 @@ async def _same_for_all(b: Bench, job_id: str, value: int) -> str:
     return f"value {got}"
 
 
-async def first_of_a_gang(b: Bench) -> str:
+async def first_of_a_gang(b: OperationContext) -> str:
     """A gang of which one member stumbles: it begins anew as one, and its record says who broke it."""
     members = b.rng.randint(2, 3)
     wanted = request(b.token, workloads.give_unless_first, b.token, 5, replicas=members, max_retries_failure=1)

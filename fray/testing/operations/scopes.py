@@ -10,7 +10,7 @@ import trio
 from fray.testing import workloads
 from fray.testing.operations.context import (
     Act,
-    Bench,
+    OperationContext,
     booms,
     launch,
     value_of,
@@ -23,7 +23,7 @@ from fray.testing.workloads import (
 )
 
 
-async def failing_scope(b: Bench) -> str:
+async def failing_scope(b: OperationContext) -> str:
     """One child fails: its error comes up with its type, its siblings are ended."""
     siblings = [f"{b.token}.{number}" for number in range(b.rng.randint(1, 3))]
     bad, text = f"{b.token}.bad", "no error"
@@ -43,7 +43,7 @@ async def failing_scope(b: Bench) -> str:
     return text
 
 
-async def cancelled_scope(b: Bench) -> str:
+async def cancelled_scope(b: OperationContext) -> str:
     """A scope that is cancelled ends its children."""
     names = [f"{b.token}.{number}" for number in range(b.rng.randint(1, 3))]
     cleanup_s = b.rng.choice((0.0, 0.1, 1.0, 8.0))
@@ -61,7 +61,7 @@ async def cancelled_scope(b: Bench) -> str:
     return f"{len(names)} children ended"
 
 
-async def error_in_body(b: Bench) -> str:
+async def error_in_body(b: OperationContext) -> str:
     """An error of the body ends the children and comes out beside nothing else."""
     name = f"{b.token}.child"
     try:
@@ -81,7 +81,7 @@ def _draw_child(rng: random.Random, token: str, depth: int) -> Child:
     return Child(token, rng.randrange(100), rng.uniform(0, 4), rng.random() < 0.1, children)
 
 
-async def family(b: Bench) -> str:
+async def family(b: OperationContext) -> str:
     """A job whose children have children."""
     top = _draw_child(b.rng, b.token, 2)
     text = ""
@@ -99,7 +99,7 @@ async def family(b: Bench) -> str:
     return text
 
 
-async def abandoned_launch(b: Bench) -> str:
+async def abandoned_launch(b: OperationContext) -> str:
     """A launch that is cancelled half-way leaves nothing."""
     with trio.move_on_after(b.rng.choice((0.0005, 0.002, 0.01, 0.05))):
         async with b.cluster.open_scope(b.token) as scope:

@@ -11,7 +11,7 @@ from attrs import Factory, define
 import fray
 from fray import ActorConfig, ActorDied, ActorHandle, RemoteError
 from fray.api.actors.handle import actor_id_of
-from fray.testing.operations.context import Act, Bench
+from fray.testing.operations.context import Act, OperationContext
 from fray.testing.workloads import Fragile, Keeper
 
 
@@ -24,7 +24,7 @@ class KnownKeeper:
     kept: set[str] = Factory(set)
 
 
-async def _quit(b: Bench, actor: ActorHandle) -> None:
+async def _quit(b: OperationContext, actor: ActorHandle) -> None:
     """Have it fail."""
     b.op("call")
     try:
@@ -36,7 +36,7 @@ async def _quit(b: Bench, actor: ActorHandle) -> None:
     b.check("P2", False, f"{b.token}: an actor went on after it had left")
 
 
-async def supervised_group(b: Bench) -> str:
+async def supervised_group(b: OperationContext) -> str:
     """One of three fails, and begins anew with those that its strategy names; `fray.testing.ground_truth` knows
     which."""
     strategy: Any = b.rng.choice(("one_for_one", "one_for_all", "rest_for_one"))
@@ -64,7 +64,7 @@ async def supervised_group(b: Bench) -> str:
     return f"{strategy}, then counted {counts}"
 
 
-async def crash_loop(b: Bench) -> str:
+async def crash_loop(b: OperationContext) -> str:
     """An actor that fails again and again waits longer each time, and then no more."""
     restarts, backoff_s = b.rng.randint(1, 3), b.rng.choice((0.0, 0.2, 1.0))
     config = ActorConfig(max_restarts=restarts, restart_period_s=600.0, backoff_s=backoff_s)
@@ -90,7 +90,7 @@ async def crash_loop(b: Bench) -> str:
     return info.why[:60]
 
 
-async def keeper(b: Bench) -> str:
+async def keeper(b: OperationContext) -> str:
     """What an actor has confirmed to have kept is there in every later incarnation of it."""
     known = b.rng.choice(b.desk.keepers[-2:]) if b.desk.keepers and b.rng.random() < 0.6 else await _make_keeper(b)
     for number in range(b.rng.randint(1, 3)):
@@ -111,7 +111,7 @@ async def keeper(b: Bench) -> str:
     return f"{len(tokens)} tokens, {len(known.kept)} kept"
 
 
-async def _make_keeper(b: Bench) -> KnownKeeper:
+async def _make_keeper(b: OperationContext) -> KnownKeeper:
     config = ActorConfig(
         max_restarts=-1,
         may_overlap=b.rng.random() < 0.3,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fray.api.actors import handle as native
 from fray.blocking import ActorHandle, ActorMethod, Cluster
-from fray.blocking.bridge.call_sender import Line, line_of
+from fray.blocking.bridge.call_sender import CallSender, line_of
 from fray.blocking.futures import ActorFuture
 from fray.errors import ChannelClosed, NoSuchActor
 from fray.v2.fray.current_cluster import cluster_here
@@ -74,7 +74,7 @@ class FrayActorHandle(ActorHandle):
         self.__dict__[name] = found  # the next time it is found at once
         return found
 
-    def _connect(self) -> Line:
+    def _connect(self) -> CallSender:
         """The line to the actor that has the name now; to the last one, where none has."""
         cluster = self._cluster = self._cluster or cluster_here(f"actor handle {self._name!r}")
         known = self._native

@@ -93,7 +93,7 @@ class FrayClient:
             TypeError: the function or an argument cannot be pickled; the message says what of it.
             RuntimeError: this client was shut down.
         """
-        from fray.errors import NameTaken
+        from fray.errors import NameInUse
         from fray.v2.fray import convert
         from fray.v2.fray.jobs import FrayJobHandle, submitted
 
@@ -102,7 +102,7 @@ class FrayClient:
         argv = native.entrypoint.argv if native.entrypoint is not None else ()
         try:
             job = self.cluster.launch(native, adopt_existing=adopt_existing)
-        except NameTaken as taken:
+        except NameInUse as taken:
             handle = FrayJobHandle(taken.details["holder"], argv=argv).bind(self.cluster)
             if not adopt_existing:
                 raise JobAlreadyExists(request.name, handle) from taken
@@ -176,7 +176,7 @@ class FrayClient:
         resources: ResourceConfig,
         config: ActorConfig,
     ) -> FrayActorGroup:
-        from fray.errors import NameTaken
+        from fray.errors import NameInUse
         from fray.v2.fray import convert
         from fray.v2.fray.current_actor import taken_by_actor
         from fray.v2.fray.groups import made
@@ -185,7 +185,7 @@ class FrayClient:
         request, how = convert.actor_request(name, resources, config), convert.actor_config(config)
         try:
             members = self.cluster.launch_actors(request, count, cls, tuple(args), kwargs, how)
-        except NameTaken as taken:
+        except NameInUse as taken:
             raise taken_by_actor(taken.details["name"]) from taken
         group = made(self.cluster, members, cls, config)
         if not self._owns:

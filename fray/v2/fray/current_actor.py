@@ -7,7 +7,7 @@ from typing import Any
 
 from fray.api.actors import current_actor
 from fray.blocking import ActorServer, Cluster
-from fray.errors import FrayError, NameTaken
+from fray.errors import FrayError, NameInUse
 from fray.v2.actor import ActorContext, HostedActor, _reset_current_actor, _set_current_actor
 from fray.v2.fray import convert
 from fray.v2.fray.actors import FrayActorHandle, handle_of
@@ -71,7 +71,7 @@ def host(
         _reset_current_actor(token)
     try:
         actor_id = server.register(name, instance, max_concurrency=convert.concurrency(config))
-    except NameTaken as taken:
+    except NameInUse as taken:
         raise taken_by_actor(name) from taken
     known = handle_of(cluster, name, actor_id, cls, config)
     handle._native, handle._retries = known._native, known._retries

@@ -164,7 +164,7 @@ def _why_lost(job: Job) -> BaseException | None:
     return job._native.exception()
 
 
-class Submitted:
+class JobFunction:
     """A function as a job's process runs it: the client there is current, and what it returns goes nowhere.
 
     It has the function's place, so that two submits of one function are the same request.
@@ -185,7 +185,7 @@ class Submitted:
             _current_client_var.reset(token)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Submitted, (self.fn,)
+        return JobFunction, (self.fn,)
 
 
 def submitted(request: JobRequest) -> JobRequest:
@@ -193,7 +193,7 @@ def submitted(request: JobRequest) -> JobRequest:
     entry = request.entrypoint
     if entry is None or entry.callable is None or _is_async(entry.callable):
         return request
-    return evolve(request, entrypoint=Entrypoint.from_callable(Submitted(entry.callable), entry.args, entry.kwargs))
+    return evolve(request, entrypoint=Entrypoint.from_callable(JobFunction(entry.callable), entry.args, entry.kwargs))
 
 
 def _is_async(fn: Any) -> bool:

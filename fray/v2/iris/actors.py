@@ -34,7 +34,7 @@ def _address(port: int) -> str:
     return f"{host}:{port}"
 
 
-class _Served:
+class _ActorService:
     """What is registered in place of an actor: it answers with what came of a call, an error too, so that whatever the
     wire raises is the wire's own."""
 
@@ -65,7 +65,7 @@ def serve(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, 
     about = ActorContext(IrisActorHandle(name, methods_of(cls)), index, group)
     instance = copy_context().run(_as_actor, about, cls, args, kwargs)
     server = ActorServer(host="0.0.0.0", port=port)
-    server.register(name, _Served(instance, about))
+    server.register(name, _ActorService(instance, about))
     server.serve_background()
     context.registry.register(name, _address(server.port))
     return server, about

@@ -57,7 +57,7 @@ def _hand_to_a_thread(call: Callable[[], None]) -> None:
 def begin(context: Context, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
     """Call it in a thread that has nothing else to do, at once, in ``context``; the future gets what it returns or
     raises, SystemExit too."""
-    call = _Call(context, name, fn, args, kwargs)
+    call = _WorkItem(context, name, fn, args, kwargs)
     call.future.set_running_or_notify_cancel()
     _hand_to_a_thread(call.run)
     return call.future
@@ -68,7 +68,7 @@ def no_end(timeout: float | None) -> float | None:
     return None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
 
 
-class Answer(Future[Any]):
+class ThreadFuture(Future[Any]):
     """Of a thread of this process: in a child made by ``fork``, which has none of them, it never comes."""
 
     def __init__(self) -> None:
@@ -96,13 +96,13 @@ class Answer(Future[Any]):
             )
 
 
-class _Call:
+class _WorkItem:
     """A function, what to call it with, and the future of what comes of it."""
 
     __slots__ = ("args", "context", "fn", "future", "kwargs", "name")
 
     def __init__(self, context: Context, name: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.future = Answer()
+        self.future = ThreadFuture()
         self.context, self.name, self.fn, self.args, self.kwargs = context, name, fn, args, kwargs
 
     def run(self) -> None:
@@ -132,7 +132,7 @@ class JobThreads:
 
     def _begin_empty(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[_WorkItem] = deque()
         self._threads: set[int] = set()
         self._busy = 0
         self._unfinished: set[Future[Any]] = set()
@@ -143,7 +143,7 @@ class JobThreads:
         Raises:
             RuntimeError: it was closed, or no thread can be started.
         """
-        call = _Call(context, name, fn, (), {})
+        call = _WorkItem(context, name, fn, (), {})
         with self._lock:
             if self._closed:
                 raise RuntimeError("this LocalClient was shut down: make another")
@@ -156,7 +156,7 @@ class JobThreads:
             self._start(call)
         return call.future
 
-    def _start(self, call: _Call) -> None:
+    def _start(self, call: _WorkItem) -> None:
         try:
             _hand_to_a_thread(self._work)
         except RuntimeError:  # no thread can be started: nobody would run it, and `close` would wait for it

@@ -16,9 +16,9 @@ from fray.v2.actor import ActorContext, _set_current_actor, _set_process_actor
 from fray.v2.client import _current_client_var
 from fray.v2.job import JobStatus, refuse_async
 from fray.v2.ray_backend import process_context
-from fray.v2.ray_backend.errors import Carried, packed
+from fray.v2.ray_backend.errors import PickledError, packed
 from fray.v2.ray_backend.output_capture import Output
-from fray.v2.ray_backend.specs import ActorSpec, Outcome
+from fray.v2.ray_backend.specs import ActorOutcome, ActorSpec
 
 LINGER_S = 0.5
 """For the last answer to leave: Ray sends it after the call has returned, and a kill would take it along."""
@@ -40,7 +40,7 @@ def gone(name: str) -> RuntimeError:
     return RuntimeError(f"actor {name!r} is dead: it has ended, or was never made")
 
 
-class Host:
+class RayActorHost:
     """Makes a user's actor and calls it. Methods of the group ``fray`` are the board's."""
 
     def __init__(self, spec: ActorSpec, board: Any, work: list[Any]) -> None:
@@ -48,10 +48,10 @@ class Host:
         self._change = threading.Condition()
         self._running = 0
         self._last_answer = -LINGER_S
-        self._end: Outcome | None = None
+        self._end: ActorOutcome | None = None
         self._instance: Any = None
         self.about: ActorContext | None = None
-        self.failure: Carried | None = None
+        self.failure: PickledError | None = None
         process_context.enter(spec.job_id, board)
         Output(lambda text: board.printed.remote(spec.job_id, text)).__enter__()
         try:
@@ -87,15 +87,15 @@ class Host:
         return callable(getattr(self._instance, method, None))
 
     @_of_the_board(max_task_retries=-1)
-    def ready(self) -> Carried | None:
+    def ready(self) -> PickledError | None:
         """Answers when it is made: why it is not."""
         return self.failure
 
     @_of_the_board(max_task_retries=-1)
-    def life(self) -> Outcome:
+    def life(self) -> ActorOutcome:
         """Answers when it has ended itself; asked again by Ray when it was made anew."""
         if self.failure is not None:
-            return Outcome(JobStatus.FAILED, self.failure)
+            return ActorOutcome(JobStatus.FAILED, self.failure)
         self._finished()
         assert self._end is not None
         return self._end
@@ -103,10 +103,10 @@ class Host:
     @_of_the_board()
     def end(self) -> None:
         """Take no more calls; answers when none runs."""
-        self._ending(Outcome(JobStatus.STOPPED))
+        self._ending(ActorOutcome(JobStatus.STOPPED))
         self._finished()
 
-    def _ending(self, outcome: Outcome) -> None:
+    def _ending(self, outcome: ActorOutcome) -> None:
         if self.about is not None:
             self.about.shutdown_event.set()
         with self._change:
@@ -120,16 +120,16 @@ class Host:
         sleep(max(0.0, lingering))
 
 
-def context_of(spec: ActorSpec, client: Any, end: Callable[[Outcome], None]) -> tuple[Context, ActorContext]:
+def context_of(spec: ActorSpec, client: Any, end: Callable[[ActorOutcome], None]) -> tuple[Context, ActorContext]:
     """In which an actor's code runs: with itself as current actor, and its maker's client."""
     from fray.v2.ray_backend.backend import client_here
     from fray.v2.ray_backend.handles import RayActorHandle
 
     def terminate() -> None:
-        end(Outcome(JobStatus.SUCCEEDED))
+        end(ActorOutcome(JobStatus.SUCCEEDED))
 
     def fail(message: str) -> None:
-        end(Outcome(JobStatus.FAILED, packed(RuntimeError(message))))
+        end(ActorOutcome(JobStatus.FAILED, packed(RuntimeError(message))))
 
     about = ActorContext(RayActorHandle(spec.name), spec.index, spec.group, terminate=terminate, fail=fail)
     context = copy_context()
@@ -148,7 +148,7 @@ class Mailbox:
         self._waiting: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
         self._come = asyncio.Event()
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._over: Outcome | None = None
+        self._over: ActorOutcome | None = None
         self._ended = asyncio.Event()
 
     async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +172,7 @@ class Mailbox:
         taken, self._waiting = self._waiting, []
         return taken
 
-    async def give(self, number: int, failure: Carried | None, value: Any) -> None:
+    async def give(self, number: int, failure: PickledError | None, value: Any) -> None:
         """The answer to one of them."""
         answer = self._answers.pop(number, None)
         if answer is not None:
@@ -186,13 +186,13 @@ class Mailbox:
     async def ready(self) -> None:
         return None
 
-    async def life(self) -> Outcome:
+    async def life(self) -> ActorOutcome:
         await self._ended.wait()
         await asyncio.sleep(LINGER_S)
         assert self._over is not None
         return self._over
 
-    async def end(self, outcome: Outcome = Outcome(JobStatus.STOPPED)) -> None:  # noqa: B008 (frozen)
+    async def end(self, outcome: ActorOutcome = ActorOutcome(JobStatus.STOPPED)) -> None:  # noqa: B008 (frozen)
         """Take no more calls; answers when all are answered."""
         self._over = self._over or outcome
         self._come.set()

@@ -21,7 +21,7 @@ try:
 
     from fray.v2.ray_backend import auth, process_context
     from fray.v2.ray_backend.environments import runtime_env
-    from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle, asked
+    from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle, registry_call
     from fray.v2.ray_backend.hosted_actor import serve
     from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, failures, job_options, slice_wish, tries
     from fray.v2.ray_backend.specs import ActorSpec, JobSpec
@@ -97,7 +97,7 @@ class RayClient:
         if entrypoint.callable_entrypoint is not None:
             refuse_async(entrypoint.callable_entrypoint.callable, f"job {request.name!r}")
         spec = self._job_spec(request)
-        job_id = asked(board.submit.remote(spec, _work((entrypoint,), f"job {request.name!r}")))
+        job_id = registry_call(board.submit.remote(spec, _work((entrypoint,), f"job {request.name!r}")))
         handle = RayJobHandle(job_id)
         if job_id != spec.job_id and not adopt_existing:
             raise JobAlreadyExists(request.name, handle)
@@ -172,7 +172,7 @@ class RayClient:
         answering = serve(name, actor_class, args, kwargs, actor_config.max_concurrency)
         options = {"num_cpus": 0, "max_concurrency": process_context.CALLS_AT_ONCE}
         [job_id] = self._create(name, [name], answering.instance, options, [], hosted=True)
-        asked_host = asked(board.find.remote(name, 0.0)).host
+        asked_host = registry_call(board.find.remote(name, 0.0)).host
         answering.begin(asked_host)
         return HostedActor(RayActorHandle(name), RayJobHandle(job_id).terminate)
 
@@ -184,7 +184,7 @@ class RayClient:
             ActorSpec(_id(name), name, self._owner, group, index, methods, options, hosted)
             for index, name in enumerate(names)
         ]
-        taken = asked(self._board().create.remote(specs, work))
+        taken = registry_call(self._board().create.remote(specs, work))
         if taken is not None:
             raise ValueError(f"a living actor has the name {taken!r}: take another name, or end that one first")
         return [spec.job_id for spec in specs]
@@ -199,7 +199,7 @@ class RayClient:
         if closed or self._pid != os.getpid() or not ray.is_initialized():
             return
         try:
-            asked(process_context.board().end_all_of.remote(self._owner, wait))
+            registry_call(process_context.board().end_all_of.remote(self._owner, wait))
             for handle in list(self._handles) if self._began_ray else ():
                 handle.settle()
         except (RuntimeError, RayActorError):

@@ -18,7 +18,7 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-class Carried(Exception):
+class PickledError(Exception):
     """An error, packed: as itself if it can be pickled, and as text in any case."""
 
     def __init__(self, packed: bytes | None, text: str, trace: str = "") -> None:
@@ -43,11 +43,11 @@ class Carried(Exception):
         return error
 
 
-class Again(Carried):
+class RetryableError(PickledError):
     """A failure after which the job begins again: the only one that Ray is told to retry."""
 
 
-def packed(error: BaseException, kind: type[Carried] = Carried) -> Carried:
+def packed(error: BaseException, kind: type[PickledError] = PickledError) -> PickledError:
     """Pack it, for `Carried.unpacked`; its traceback becomes text."""
     trace = "".join(traceback.format_exception(error))
     return kind(_as_itself(error) or _in_parts(error), f"{type(error).__name__}: {error}", trace)
@@ -82,16 +82,16 @@ def _rebuilt(cls: type[BaseException], args: tuple[Any, ...], attributes: dict[s
     return error
 
 
-def carried(error: BaseException) -> Carried:
+def carried(error: BaseException) -> PickledError:
     """What Ray raised for a task or a call, as something that travels on."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, Carried):
+    if isinstance(cause, PickledError):
         return cause
-    if isinstance(error, Carried):
+    if isinstance(error, PickledError):
         return error
     if isinstance(error, exceptions.RayTaskError) and isinstance(cause, BaseException):
         return packed(cause)
-    return Carried(None, _first_line(error))
+    return PickledError(None, _first_line(error))
 
 
 def own_error(error: BaseException, who: str) -> BaseException:

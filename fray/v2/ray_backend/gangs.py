@@ -16,8 +16,8 @@ from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fray.v2.ray_backend import tpu
-from fray.v2.ray_backend.errors import Again, carried, of_user_code
-from fray.v2.ray_backend.job_runner import run_job, verdict
+from fray.v2.ray_backend.errors import RetryableError, carried, of_user_code
+from fray.v2.ray_backend.job_runner import classify_failure, run_job
 from fray.v2.ray_backend.process_context import untyped
 from fray.v2.ray_backend.resources import bundle
 from fray.v2.ray_backend.specs import JobSpec, Member
@@ -46,8 +46,8 @@ def lead_job(spec: JobSpec, board: Any, work: list[Any]) -> None:
         ray.get(_members(spec, board, work, _places(spec, hold)))
     except RayError as error:
         if of_user_code(error):
-            raise verdict(spec, board, carried(error)) from None
-        raise Again(None, carried(error).text) from None  # a process or a machine was lost
+            raise classify_failure(spec, board, carried(error)) from None
+        raise RetryableError(None, carried(error).text) from None  # a process or a machine was lost
     finally:
         for group in held:
             remove_placement_group(group)

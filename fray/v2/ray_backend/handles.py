@@ -14,7 +14,7 @@ from fray.v2.actor import ActorHandle
 from fray.v2.job import JobHandle, JobStatus
 from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import own_error
-from fray.v2.ray_backend.specs import Found, Outcome
+from fray.v2.ray_backend.specs import ActorOutcome, FoundActor
 
 NAMED_WITHIN_S = 60.0
 """How long the first use of a handle waits for somebody to have its name."""
@@ -22,7 +22,7 @@ ASK_AGAIN_S = 20.0
 """A wait is asked anew so often: Ray is not asked to keep one forever."""
 
 
-def asked(ref: Any) -> Any:
+def registry_call(ref: Any) -> Any:
     """What the board says.
 
     Raises:
@@ -42,7 +42,7 @@ class RayJobHandle:
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
-        self._last: Outcome | None = None
+        self._last: ActorOutcome | None = None
         """How it ended, once that is known."""
 
     @property
@@ -71,22 +71,22 @@ class RayJobHandle:
 
     def terminate(self) -> None:
         """End its process; it is STOPPED at once."""
-        self._last = Outcome(JobStatus.STOPPED)
-        asked(process_context.board().stop.remote(self._job_id))
+        self._last = ActorOutcome(JobStatus.STOPPED)
+        registry_call(process_context.board().stop.remote(self._job_id))
 
     def logs(self) -> str:
         """What it has printed by Python or, as a program, at all: the last million characters."""
-        return str(asked(process_context.board().logs.remote(self._job_id)))
+        return str(registry_call(process_context.board().logs.remote(self._job_id)))
 
     def settle(self) -> None:
         """Know for good how it stands, now: Ray will not be there any more."""
         if not JobStatus.finished(self.status()):
-            self._last = Outcome(JobStatus.STOPPED)
+            self._last = ActorOutcome(JobStatus.STOPPED)
 
-    def _heard(self, ask: Callable[[Any], Any]) -> Outcome:
+    def _heard(self, ask: Callable[[Any], Any]) -> ActorOutcome:
         if self._last is not None:
             return self._last
-        said: Outcome | None = asked(ask(process_context.board()))
+        said: ActorOutcome | None = registry_call(ask(process_context.board()))
         if self._last is not None:  # stopped meanwhile, by another thread
             return self._last
         if said is None:
@@ -167,7 +167,7 @@ class RayActorHandle:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._found: Found | None = None
+        self._found: FoundActor | None = None
 
     def __getattr__(self, method_name: str) -> RayActorMethod:
         if method_name.startswith("_"):
@@ -177,15 +177,15 @@ class RayActorHandle:
             raise AttributeError(f"actor {self._name!r} has no method {method_name!r}, and only methods can be called")
         return RayActorMethod(self, found.host, method_name)
 
-    def _resolved(self) -> Found:
+    def _resolved(self) -> FoundActor:
         if self._found is None:
-            found: Found | None = asked(process_context.board().find.remote(self._name, NAMED_WITHIN_S))
+            found: FoundActor | None = registry_call(process_context.board().find.remote(self._name, NAMED_WITHIN_S))
             if found is None or found.host is None:
                 raise RuntimeError(f"actor {self._name!r} is dead: it has ended, or was never made")
             self._found = found
         return self._found
 
-    def _has(self, found: Found, method_name: str) -> bool:
+    def _has(self, found: FoundActor, method_name: str) -> bool:
         """An attribute of this one instance, then."""
         return bool(RayFuture(found.host.has.remote(method_name), self).result())
 
@@ -234,7 +234,7 @@ class RayActorGroup:
 
     def _ready(self, count: int, within_s: float) -> list[int]:
         ids = [job.job_id for job in self._jobs]
-        ready, failure = asked(process_context.board().ready.remote(ids, count, within_s))
+        ready, failure = registry_call(process_context.board().ready.remote(ids, count, within_s))
         if failure is not None:
             raise RuntimeError(f"group {self._name!r} cannot have {count} members: {failure}") from failure.unpacked()
         return list(ready)

@@ -15,10 +15,10 @@ from fray.v2.client import _current_client_var
 from fray.v2.local.threads import JobThreads
 from fray.v2.ray_backend.actor_host import context_of
 from fray.v2.ray_backend.errors import packed
-from fray.v2.ray_backend.specs import ActorSpec, Outcome
+from fray.v2.ray_backend.specs import ActorOutcome, ActorSpec
 
 
-class Answering:
+class HostedCallServer:
     """An instance, and the threads that call it."""
 
     def __init__(self, name: str, instance: Any, context: Context, at_once: int) -> None:
@@ -32,7 +32,7 @@ class Answering:
         self.mailbox = mailbox
         threading.Thread(target=self._take, name=f"{self._name} calls", daemon=True).start()
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: ActorOutcome) -> None:
         """The actor itself wants to end."""
         if self.mailbox is not None:
             self.mailbox.end.remote(outcome)
@@ -66,11 +66,11 @@ class Answering:
             pass  # nobody is left to hear it
 
 
-def serve(name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], at_once: int) -> Answering:
+def serve(name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], at_once: int) -> HostedCallServer:
     """Make the instance, here and now; what its constructor raises comes out."""
     spec = ActorSpec("", name, "", name, 0, frozenset(), {})
-    ending: list[Answering] = []
+    ending: list[HostedCallServer] = []
     context, _ = context_of(spec, _current_client_var.get(), lambda outcome: ending[0].end(outcome))
-    answering = Answering(name, context.copy().run(cls, *args, **kwargs), context, at_once)
+    answering = HostedCallServer(name, context.copy().run(cls, *args, **kwargs), context, at_once)
     ending.append(answering)
     return answering

@@ -14,7 +14,7 @@ import ray
 
 from fray.v2.client import _current_client_var
 from fray.v2.ray_backend import process_context
-from fray.v2.ray_backend.errors import Again, Carried, packed
+from fray.v2.ray_backend.errors import PickledError, RetryableError, packed
 from fray.v2.ray_backend.output_capture import Output
 from fray.v2.ray_backend.specs import JobSpec, Member
 from fray.v2.types import BinaryEntrypoint, CallableEntrypoint, Entrypoint
@@ -30,7 +30,7 @@ def run_job(spec: JobSpec, board: Any, work: list[Any], member: Member | None = 
     if not ray.get(board.began.remote(spec.job_id)):
         return
     process_context.enter(spec.job_id, board)
-    failure: Carried | None = None
+    failure: PickledError | None = None
     with _told_to(board, spec, member), _variables(member.variables if member else {}), _inside(spec.directory):
         try:
             client, entry = ray.get(work[0])
@@ -41,13 +41,13 @@ def run_job(spec: JobSpec, board: Any, work: list[Any], member: Member | None = 
             process_context.leave()
     ray.get(board.printed.remote(spec.job_id, ""))  # so all of its output is there before its end
     if failure is not None:
-        raise verdict(spec, board, failure) if member is None else failure
+        raise classify_failure(spec, board, failure) if member is None else failure
 
 
-def verdict(spec: JobSpec, board: Any, failure: Carried) -> Carried:
+def classify_failure(spec: JobSpec, board: Any, failure: PickledError) -> PickledError:
     """After a failure of its own code: whether it begins again is the board's to count."""
     if ray.get(board.failed_and_may_begin_again.remote(spec.job_id)):
-        return Again(failure.packed, failure.text, failure.trace)
+        return RetryableError(failure.packed, failure.text, failure.trace)
     return failure
 
 

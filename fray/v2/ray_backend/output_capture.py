@@ -13,7 +13,7 @@ KEPT_CHARACTERS = 1 << 20
 """Between two times; of more, the last."""
 
 
-class _Both:
+class _TeeStream:
     """A stream that is also told."""
 
     def __init__(self, stream: TextIO, tell: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ class Output:
             self.flush()
 
     def __enter__(self) -> Output:
-        sys.stdout, sys.stderr = (cast(TextIO, _Both(stream, self.add)) for stream in self._streams)
+        sys.stdout, sys.stderr = (cast(TextIO, _TeeStream(stream, self.add)) for stream in self._streams)
         threading.Thread(target=self._follow, name="fray-output", daemon=True).start()
         return self
 

@@ -32,10 +32,10 @@ def board() -> Any:
     connection = f"{context.get_worker_id()}"
     found = _boards.get(connection)
     if found is None:
-        from fray.v2.ray_backend.registry import Board
+        from fray.v2.ray_backend.registry import RayRegistry
 
         _boards.clear()
-        made = ray.remote(Board).options(
+        made = ray.remote(RayRegistry).options(
             name=BOARD.format(context.get_job_id()),
             get_if_exists=True,
             num_cpus=0,

@@ -16,16 +16,16 @@ from ray.exceptions import TaskCancelledError
 from ray.util import remove_placement_group
 
 from fray.v2.job import JobStatus
-from fray.v2.ray_backend.actor_host import CONTROL, Host, Mailbox
-from fray.v2.ray_backend.errors import Again, Carried, carried
+from fray.v2.ray_backend.actor_host import CONTROL, Mailbox, RayActorHost
+from fray.v2.ray_backend.errors import PickledError, RetryableError, carried
 from fray.v2.ray_backend.gangs import lead_job
 from fray.v2.ray_backend.job_runner import run_job
 from fray.v2.ray_backend.process_context import untyped
 from fray.v2.ray_backend.specs import (
+    ActorOutcome,
     ActorSpec,
-    Found,
+    FoundActor,
     JobSpec,
-    Outcome,
 )
 
 KEPT_ENTRIES = 1_000
@@ -45,7 +45,7 @@ class _Entry:
         self.spec = spec
         self.work: list[Any] | None = work
         """Held as long as it may begin again: Ray frees values that nobody holds."""
-        self.outcome = Outcome(JobStatus.PENDING)
+        self.outcome = ActorOutcome(JobStatus.PENDING)
         self.over = asyncio.Event()
         """Its code has ended, or was told to."""
         self.ref: Any = None
@@ -66,7 +66,7 @@ class _Entry:
             self.characters -= len(self.printed.popleft())
 
 
-class Board:
+class RayRegistry:
     """See above. Clients call it by `fray.v2.ray_backend.process_context.board`."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Board:
             remote, options = ray.remote(lead_job), {"num_cpus": 0}
         else:
             remote, options = ray.remote(max_calls=1 if spec.own_process else 0)(run_job), spec.options
-        retrying = {"max_retries": spec.tries, "retry_exceptions": [Again], "name": spec.name}
+        retrying = {"max_retries": spec.tries, "retry_exceptions": [RetryableError], "name": spec.name}
         entry.ref = remote.options(**(options | retrying)).remote(spec, self._me, work)
         self._begin(self._watch_job(entry))
         return spec.job_id
@@ -99,17 +99,17 @@ class Board:
         try:
             await entry.ref
         except TaskCancelledError:
-            self._end(entry, Outcome(JobStatus.STOPPED))
+            self._end(entry, ActorOutcome(JobStatus.STOPPED))
         except Exception as error:  # noqa: BLE001 (whatever Ray raises is how it ended)
-            self._end(entry, Outcome(JobStatus.FAILED, carried(error)))
+            self._end(entry, ActorOutcome(JobStatus.FAILED, carried(error)))
         else:
-            self._end(entry, Outcome(JobStatus.SUCCEEDED))
+            self._end(entry, ActorOutcome(JobStatus.SUCCEEDED))
 
     async def began(self, job_id: str) -> bool:
         """An attempt of its code begins; False: it shall not."""
         entry = self._entries[job_id]
         if not entry.over.is_set():
-            entry.outcome = Outcome(JobStatus.RUNNING)
+            entry.outcome = ActorOutcome(JobStatus.RUNNING)
         return not entry.over.is_set()
 
     async def leads(self, job_id: str) -> bool:
@@ -132,12 +132,12 @@ class Board:
 
     # All -------------------------------------------------------------------------------------------------------------
 
-    async def status(self, job_id: str) -> Outcome | None:
+    async def status(self, job_id: str) -> ActorOutcome | None:
         """None: it is no longer known."""
         entry = self._entries.get(job_id)
         return entry.outcome if entry else None
 
-    async def ended(self, job_id: str, within_s: float | None) -> Outcome | None:
+    async def ended(self, job_id: str, within_s: float | None) -> ActorOutcome | None:
         """Wait for its end, and say how it stands in any case."""
         entry = self._entries.get(job_id)
         if entry is None:
@@ -153,7 +153,7 @@ class Board:
         entry = self._entries.get(job_id)
         if entry is None:
             return
-        before, entry.outcome = entry.over.is_set(), Outcome(JobStatus.STOPPED)
+        before, entry.outcome = entry.over.is_set(), ActorOutcome(JobStatus.STOPPED)
         if before:
             return
         self._end(entry, entry.outcome)
@@ -188,7 +188,7 @@ class Board:
         living = [entry for entry in self._entries.values() if not entry.over.is_set()]
         return [entry for entry in living if entry.spec.owner == owner or entry.spec.owner.startswith(f"{owner}/")]
 
-    def _end(self, entry: _Entry, outcome: Outcome) -> None:
+    def _end(self, entry: _Entry, outcome: ActorOutcome) -> None:
         """Its first end is the one that counts; and what it made ends with it."""
         if entry.over.is_set():
             return
@@ -244,7 +244,7 @@ class Board:
     async def _host(self, entry: _Entry, work: list[Any]) -> bool:
         spec = entry.spec
         assert isinstance(spec, ActorSpec)
-        host = ray.remote(Mailbox) if spec.hosted else untyped.remote(concurrency_groups={CONTROL: 4})(Host)
+        host = ray.remote(Mailbox) if spec.hosted else untyped.remote(concurrency_groups={CONTROL: 4})(RayActorHost)
         until = asyncio.get_running_loop().time() + NAME_FREE_S
         while True:
             try:
@@ -260,11 +260,11 @@ class Board:
         try:
             failure = await entry.host.ready.remote()
             if failure is None and not entry.over.is_set():
-                entry.outcome = Outcome(JobStatus.RUNNING)
+                entry.outcome = ActorOutcome(JobStatus.RUNNING)
                 self._tell()
-            outcome = Outcome(JobStatus.FAILED, failure) if failure else await entry.host.life.remote()
+            outcome = ActorOutcome(JobStatus.FAILED, failure) if failure else await entry.host.life.remote()
         except Exception as error:  # noqa: BLE001 (it is dead, and that is why)
-            outcome = Outcome(JobStatus.FAILED, carried(error))
+            outcome = ActorOutcome(JobStatus.FAILED, carried(error))
         if not entry.over.is_set():
             self._end(entry, outcome)
             ray.kill(entry.host)
@@ -277,16 +277,16 @@ class Board:
             pass
         ray.kill(entry.host)
 
-    async def find(self, name: str, within_s: float) -> Found | None:
+    async def find(self, name: str, within_s: float) -> FoundActor | None:
         """Who has this name, or had it; None: nobody, not within this time."""
         until = asyncio.get_running_loop().time() + within_s
         while (entry := self._actors.get(name)) is None or (entry.host is None and not entry.over.is_set()):
             if not await self._a_change(until):
                 return None
         assert isinstance(entry.spec, ActorSpec)
-        return Found(None if entry.over.is_set() else entry.host, entry.spec.methods)
+        return FoundActor(None if entry.over.is_set() else entry.host, entry.spec.methods)
 
-    async def ready(self, job_ids: Sequence[str], count: int, within_s: float) -> tuple[list[int], Carried | None]:
+    async def ready(self, job_ids: Sequence[str], count: int, within_s: float) -> tuple[list[int], PickledError | None]:
         """The indices of those that can be called: as soon as they are so many, or it is late; and the error of one
         that has ended, if so many can never be."""
         until = asyncio.get_running_loop().time() + within_s
@@ -298,7 +298,7 @@ class Board:
             ended = [entry for entry in entries if entry is None or entry.over.is_set()]
             if len(job_ids) - len(ended) < count:
                 why = [entry.outcome.failure for entry in ended if entry and entry.outcome.failure]
-                return ready, why[0] if why else Carried(None, "its members have ended")
+                return ready, why[0] if why else PickledError(None, "its members have ended")
             if not await self._a_change(until):
                 return ready, None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fray.v2.job import JobStatus
-from fray.v2.ray_backend.errors import Carried
+from fray.v2.ray_backend.errors import PickledError
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ActorOutcome:
     """How a job or an actor stands; with FAILED, why."""
 
     status: JobStatus
-    failure: Carried | None = None
+    failure: PickledError | None = None
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundActor:
     """An actor that was found: its Ray handle (None: it has ended) and the methods of its class."""
 
     host: Any
