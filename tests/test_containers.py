@@ -13,14 +13,14 @@ from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, JobSpec, Outcome
-from fray.node.attempts.containers import (
-    ContainerPlugin,
+from fray.node.containers.engine import (
     container_name,
     find_engine,
     limit_flags,
     run_command,
 )
 from fray.node.prepare import PreparedEnvironment
+from fray.node.shim.container_plugin import ContainerPlugin
 from fray.scheduler.pool.pool import admits
 
 

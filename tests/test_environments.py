@@ -13,7 +13,6 @@ from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec, check_spec
-from fray.node.attempts.bootstrap import own_code
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, CachedEnvironment, too_many
 from fray.node.environments.preparer import _project
@@ -33,6 +32,7 @@ from fray.node.environments.recipe import (
     variables_in,
     without_credentials,
 )
+from fray.node.job_process.bootstrap import own_code
 
 BASE = BaseEnvironment(fray="1", python="3.11", interpreter="/usr/bin/python3.11", platform="linux")
 PROJECT = Project(pyproject='[project]\nname = "p"\nversion = "0"\n')

@@ -16,7 +16,7 @@ from fray import Entrypoint, JobRequest, ResourceConfig
 from fray.model.gangs import port_names
 from fray.model.resources import Demand
 from fray.model.specs import AttemptSpec, EntryKind, GangMember, GangRoster, JobSpec
-from fray.node.gang_variables import PEERS_LIMIT_CHARS, framework_variables, own_variables
+from fray.node.job_process.gang_variables import PEERS_LIMIT_CHARS, framework_variables, own_variables
 from fray.runtime.process import jax_distributed
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="1MB")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fray.model.specs import AttemptSpec, EntryKind, JobSpec
-from fray.node.attempts.bootstrap import ProcessSpec, job_variables, working_directory
+from fray.node.job_process.bootstrap import ProcessSpec, job_variables, working_directory
 from fray.node.prepare import PreparedEnvironment
 
 

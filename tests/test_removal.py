@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fray.model.workspace import Manifest
-from fray.node.attempts.cleanup import remove
+from fray.node.linux.remove_tree import remove
 from fray.node.workspaces.reusable_copies import ReusableCopies
 
 

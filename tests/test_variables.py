@@ -13,7 +13,7 @@ from fray.controller.options import parse
 from fray.model.specs import AttemptSpec, EntryKind, JobSpec
 from fray.net.codec import to_json
 from fray.node import secrets
-from fray.node.attempts.bootstrap import job_variables
+from fray.node.job_process.bootstrap import job_variables
 from fray.node.logs.redact import Redactor
 from fray.node.logs.writer import (
     LINE_LIMIT_BYTES,

@@ -37,8 +37,8 @@ from fray.model.resources import Capacity, PortRange, parse_bytes
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
 from fray.net.codec import blob_id
 from fray.net.transport import Network
-from fray.node.attempts.bootstrap import job_variables
 from fray.node.config import NodeConfig
+from fray.node.job_process.bootstrap import job_variables
 from fray.node.launcher import OnLog, OnObserved
 from fray.node.logs.store import MemoryLogs
 from fray.node.logs.writer import LineSplitter, system_lines

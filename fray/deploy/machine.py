@@ -26,9 +26,9 @@ from fray.model.log_records import LogLine
 from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity, parse_bytes
 from fray.net.codec import to_json
-from fray.node.attempts.bootstrap import node_environ
 from fray.node.config import NodeConfig, PidNamespaceMode
 from fray.node.inventory import read_capacity
+from fray.node.job_process.bootstrap import node_environ
 from fray.node.linux.process_wait import wait_process_end
 from fray.node.ports import OFFERED_EMBEDDED, find_ports
 from fray.runtime.background import open_background_nursery

@@ -2,7 +2,7 @@
 
 It imports once, forks the zygote, and becomes the node: one interpreter starts where two would. Law: the fork comes
 before there is a loop, and before the config is read, which holds the token that no job may know. The driver runs it
-in the environment that its jobs shall have (`fray.node.attempts.bootstrap.node_environ`).
+in the environment that its jobs shall have (`fray.node.job_process.bootstrap.node_environ`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import NoReturn
 
-from fray.node.attempts.bootstrap import PRELOAD, SWITCH_INTERVAL_S
+from fray.node.job_process.bootstrap import PRELOAD, SWITCH_INTERVAL_S
 from fray.node.zygotes.zygote import ForkedZygote, fork_zygote, load
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity, Device
-from fray.node.attempts.containers import find_engine
+from fray.node.containers.engine import find_engine
 from fray.node.linux.process_tree import start_ticks
 
 ROOT = Path("/")

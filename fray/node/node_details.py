@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import trio
-
-from fray.node.config import EnvironmentLimits, LogRules, PidNamespaceMode
+from fray.node.config import LogRules, PidNamespaceMode
 
 if TYPE_CHECKING:
     from fray.node.resources.allocator import ResourceAllocator
@@ -42,25 +40,6 @@ def logs(rules: LogRules) -> str:
     return (
         f"kept for {days(rules.age_s)} after an attempt's end, at most {amount(rules.attempt_bytes)} of each and "
         f"{amount(rules.total_bytes)} of all{where}"
-    )
-
-
-async def environments(directory: Path, limits: EnvironmentLimits, in_use: int) -> str:
-    """What the machine keeps of them; empty if there are none."""
-    if not directory.is_dir():  # noqa: ASYNC240 - one look
-        return ""
-    from fray.node.environments.cache import Cache
-
-    try:
-        kept = await trio.to_thread.run_sync(Cache(directory).kept)
-    except OSError as error:
-        return f"they cannot be looked at: {error}"
-    if not kept:
-        return ""
-    size_bytes = sum(one.size_bytes for one in kept)
-    return (
-        f"{len(kept)} on the disk ({amount(size_bytes)} of at most {amount(limits.size_bytes)}, "
-        f"{days(limits.keep_s)} after the last use), {in_use} in use"
     )
 
 

@@ -1,4 +1,4 @@
-"""The process of one attempt, from the moment `fray.node.attempts.bootstrap` has furnished it.
+"""The process of one attempt, from the moment `fray.node.job_process.bootstrap` has furnished it.
 
 The law: user code that is sync runs on the main thread, with the loop in a thread beside it, started when first
 needed; user code that is async runs under `trio.run` on the main thread. A request to end reaches async code as

@@ -24,13 +24,6 @@ from fray.errors import ChannelClosed, LaunchFailed
 from fray.model.log_records import LogChunk
 from fray.model.specs import AttemptSpec, ObservedAttempt, Outcome, Phase
 from fray.net.buffers import shared_memory
-from fray.node.attempts.bootstrap import (
-    ENTRY,
-    PRELOAD,
-    STATE_MARK,
-    node_environ,
-)
-from fray.node.attempts.cleanup import remove
 from fray.node.attempts.runner import (
     AttemptRunner,
     RunningAttempt,
@@ -38,6 +31,12 @@ from fray.node.attempts.runner import (
     unstarted,
 )
 from fray.node.config import LogRules, PidNamespaceMode
+from fray.node.job_process.bootstrap import (
+    ENTRY,
+    PRELOAD,
+    STATE_MARK,
+    node_environ,
+)
 from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
 from fray.node.linux.process_tree import (
     become_subreaper,
@@ -48,6 +47,7 @@ from fray.node.linux.process_tree import (
     has_terminal,
     works_in,
 )
+from fray.node.linux.remove_tree import remove
 from fray.node.logs.retention import DiskLogs
 from fray.node.logs.store import LogStore
 from fray.node.prepare import (
@@ -82,7 +82,7 @@ class ProcessLauncher:
         state_dir: this node's own directory; made with mode 0700, held exclusively while `run` runs. Keep its path
             short: Unix sockets live below it.
         entry: ``module:function`` that runs user code, called in the job's process (see
-        `fray.node.attempts.bootstrap.Body`).
+        `fray.node.job_process.bootstrap.Body`).
         warm: modules the zygote imports once for all jobs.
         subreaper: adopt the zygote's orphans if it dies, and end every unknown child of this process. Only for a
             process that starts nothing of its own: never in a driver.

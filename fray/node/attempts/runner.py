@@ -21,8 +21,8 @@ from attrs import asdict, define, field
 
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.codec import to_json
-from fray.node.attempts.outcome_file import load
 from fray.node.attempts.shim_connection import ShimConnection
+from fray.node.job_process.outcome_file import load
 from fray.node.launcher import STOPPED_MEANWHILE, OnObserved, OnSaid
 from fray.node.logs.redact import Redactor
 from fray.node.logs.store import AttemptLogWriter

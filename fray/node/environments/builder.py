@@ -24,7 +24,6 @@ from typing import NoReturn
 
 from attrs import frozen
 
-from fray.node.attempts.bootstrap import PRELOAD
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, EnvironmentLock, free_bytes
 from fray.node.environments.recipe import (
@@ -40,6 +39,7 @@ from fray.node.environments.recipe import (
     uv_environ,
     without_credentials,
 )
+from fray.node.job_process.bootstrap import PRELOAD
 from fray.node.linux.process_tree import (
     become_subreaper,
     die_with,

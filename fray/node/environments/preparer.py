@@ -22,7 +22,7 @@ from fray.node.config import EnvironmentLimits
 from fray.node.prepare import NotPrepared, PreparedEnvironment, Say
 
 if TYPE_CHECKING:
-    from fray.node.attempts.images import Images
+    from fray.node.containers.images import Images
     from fray.node.environments.build_manager import BuildManager
     from fray.node.environments.cache import Environment, EnvironmentLock
     from fray.node.environments.recipe import Project, Recipe
@@ -110,7 +110,7 @@ class Environments:
         return evolve(self._of(found, ticket.spec.entry), sys_path=paths)
 
     async def _contain(self, image: str, say: Say) -> PreparedEnvironment:
-        from fray.node.attempts.containers import find_engine
+        from fray.node.containers.engine import find_engine
         from fray.node.environments import overlay
 
         engine = find_engine(self.environ)
@@ -120,7 +120,7 @@ class Environments:
         return PreparedEnvironment(image=image, engine=engine.program, label=self.label, library=overlay.links())
 
     def _own_images(self) -> Images:
-        from fray.node.attempts.images import Images
+        from fray.node.containers.images import Images
 
         if self._images is None:
             self._images = Images(self.environ, self.limits.build_s)
@@ -128,9 +128,9 @@ class Environments:
 
     async def _sweep_containers(self) -> None:
         """Of an earlier life of this node; none of this life's are there yet."""
-        from fray.node.attempts import containers
+        from fray.node.containers.engine import find_engine
 
-        engine = containers.find_engine(self.environ)
+        engine = find_engine(self.environ)
         if engine is not None:
             await self._own_images().sweep(engine.program, self.label)
 
@@ -172,9 +172,22 @@ class Environments:
 
     async def told(self) -> str:
         """See `Household.told`."""
-        from fray.node import node_details
+        if not self.directory.is_dir():
+            return ""
+        from fray.node.environments.cache import Cache
+        from fray.node.node_details import amount, days
 
-        return await node_details.environments(self.directory, self.limits, len(self._held))
+        try:
+            kept = await trio.to_thread.run_sync(Cache(self.directory).kept)
+        except OSError as error:
+            return f"cannot be listed: {error}"
+        if not kept:
+            return ""
+        size_bytes = sum(one.size_bytes for one in kept)
+        return (
+            f"{len(kept)} on disk ({amount(size_bytes)} of at most {amount(self.limits.size_bytes)}, removed "
+            f"{days(self.limits.keep_s)} after the last use), {len(self._held)} in use"
+        )
 
     def release(self, attempt_id: str) -> None:
         """See `Household.release`."""

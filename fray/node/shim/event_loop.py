@@ -16,10 +16,10 @@ from attrs import evolve
 
 from fray.model.specs import LADDER_LIMIT_S, AttemptSpec, EntryKind, Outcome
 from fray.net.codec import to_json
-from fray.node.attempts.outcome_file import OutcomeReader, save
+from fray.node.job_process.outcome_file import OutcomeReader, save
 from fray.node.linux.process_tree import end_descendants
 from fray.node.logs.redact import Redactor
-from fray.node.logs.writer import LogWriter, OutputReader
+from fray.node.logs.writer import LogWriter
 from fray.node.shim.exit_status import (
     ExitStatus,
     TerminationSchedule,
@@ -27,6 +27,7 @@ from fray.node.shim.exit_status import (
     classify_exit,
 )
 from fray.node.shim.node_connection import READ_BYTES, NodeSocket
+from fray.node.shim.output_reader import OutputReader
 from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.spawn import SpawnedProcess
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from fray.model.specs import AttemptSpec, EndReason, Outcome
 from fray.net.codec import from_json
-from fray.node.attempts.bootstrap import ProcessSpec
-from fray.node.attempts.outcome_file import save
+from fray.node.job_process.bootstrap import ProcessSpec
+from fray.node.job_process.outcome_file import save
 from fray.node.linux.cgroups import Cgroup
 from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
 from fray.node.logs.writer import LogWriter
@@ -71,7 +71,7 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     ear, scribes = _add_monitoring(watch, pipe)
     _guard(watch, Allocation(**first["given"]), UsageReporter(ear.measured), scribes)
     if first["prepared"]["image"]:
-        from fray.node.attempts.containers import ContainerPlugin
+        from fray.node.shim.container_plugin import ContainerPlugin
 
         watch.add(ContainerPlugin(first["prepared"]["engine"], ticket))
     os._exit(_watch(watch))

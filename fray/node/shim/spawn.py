@@ -13,7 +13,7 @@ from attrs import Factory, evolve, frozen
 
 from fray.model.specs import AttemptSpec, EntryKind
 from fray.net.codec import to_json
-from fray.node.attempts.bootstrap import (
+from fray.node.job_process.bootstrap import (
     ProcessSpec,
     cold_command,
     job_variables,
@@ -73,7 +73,7 @@ def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
 
 def _lines_into_container(ticket: AttemptSpec) -> tuple[tuple[int, int], tuple[int, int]]:
     """As pipes, but with names, since no descriptor gets through to a container."""
-    from fray.node.attempts.containers import CONTROL, OUTCOME
+    from fray.node.containers.engine import CONTROL, OUTCOME
 
     return _named_pipe(f"{ticket.directory}/{OUTCOME}"), _named_pipe(f"{ticket.directory}/{CONTROL}")
 
@@ -163,7 +163,7 @@ def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
 
 def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn:
     """The client holds both pipes open as long as it runs, so that neither ends before the container does."""
-    from fray.node.attempts.containers import TICKET, run_command
+    from fray.node.containers.engine import TICKET, run_command
 
     ticket = body.ticket
     with open(os.open(f"{ticket.directory}/{TICKET}", os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:

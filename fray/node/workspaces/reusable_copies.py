@@ -19,7 +19,7 @@ from attrs import define
 
 from fray.model.ids import BlobId
 from fray.model.workspace import LINK, PROGRAM, FileEntry, Manifest
-from fray.node.attempts.cleanup import remove, unmount
+from fray.node.linux.remove_tree import remove, unmount
 
 SPARES_LIMIT_BYTES = 2 * 1000**3
 """Of all copies that wait for an attempt."""

@@ -32,7 +32,7 @@ from attrs import frozen
 from fray.model.specs import ActorConfig, AttemptSpec, EndReason, EntryKind, JobSpec, Outcome
 from fray.net.codec import from_json, to_json
 from fray.net.file_limits import lower_limit
-from fray.node.attempts.bootstrap import run_entrypoint
+from fray.node.job_process.bootstrap import run_entrypoint
 from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
 from fray.node.shim.main import run_shim
 from fray.node.shim.pid_namespace import fork_init, refusal

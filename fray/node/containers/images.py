@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import trio
 from attrs import define, field
 
-from fray.node.attempts.containers import (
+from fray.node.containers.engine import (
     Engine,
     container_name,
     list_command,

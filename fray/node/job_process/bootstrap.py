@@ -27,7 +27,7 @@ from attrs import evolve, frozen
 from fray.model.monitoring.progress_protocol import PIPE, VARIABLE
 from fray.model.specs import AttemptSpec, EndReason, Outcome
 from fray.net.codec import from_json, to_json
-from fray.node.gang_variables import framework_variables, own_variables
+from fray.node.job_process.gang_variables import framework_variables, own_variables
 from fray.node.linux.process_tree import set_title
 from fray.node.prepare import PreparedEnvironment
 from fray.node.resources.cpu_pinning import thread_variables
@@ -234,11 +234,11 @@ def cold_command(body: ProcessSpec, ticket_fd: int) -> list[str]:
     descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
     place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
     place += [] if body.at_home else ["--abroad"]
-    return [sys.executable, "-m", "fray.node.attempts.bootstrap", body.entry, *map(str, descriptors), *place]
+    return [sys.executable, "-m", "fray.node.job_process.bootstrap", body.entry, *map(str, descriptors), *place]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="fray.node.attempts.bootstrap", description="process of one attempt")
+    parser = argparse.ArgumentParser(prog="fray.node.job_process.bootstrap", description="process of one attempt")
     parser.add_argument("entry")
     parser.add_argument("fds", nargs=3, type=int)
     parser.add_argument("--cwd")
@@ -287,6 +287,6 @@ def enter_from(directory: str, entry: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from fray.node.attempts import bootstrap as _entry
+    from fray.node.job_process import bootstrap
 
-    _entry.main()
+    bootstrap.main()

@@ -10,28 +10,21 @@ named pipes. Variables are named on the command line, their values are the clien
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from fray.model.specs import AttemptSpec, EndReason, EntryKind, Outcome
+from fray.model.specs import AttemptSpec, EntryKind
 from fray.node.prepare import PreparedEnvironment
-from fray.node.shim.plugin import ShimPlugin
 
 PING_S = 1.0
-REMOVE_S = 20.0
-"""How long the engine may take to remove a container."""
 LIBRARY = "/opt/fray"
 """Where Fray and what it needs are in a container, behind the image's own packages."""
 LABEL = "fray.node"
-FAILED = 125
-"""Exit code of the client when the engine itself has failed."""
-NOT_EXECUTED = (126, 127)
 TICKET, OUTCOME, CONTROL = "ticket.json", "outcome", "control"
 
 
@@ -139,7 +132,7 @@ try:
         raise SystemExit(f"the job was made by Python {{python}} and the image has {{here}}: what is pickled by one "
                          "cannot be opened by the other")
     sys.path.append({LIBRARY!r})
-    from fray.node.attempts.bootstrap import enter_from
+    from fray.node.job_process.bootstrap import enter_from
 except BaseException as error:
     import json
     why = str(error) if isinstance(error, SystemExit) else traceback.format_exc(limit=-8)
@@ -160,28 +153,3 @@ def remove_command(engine: str, names: Sequence[str]) -> list[str]:
 def list_command(engine: str, label: str) -> list[str]:
     """Prints an id a line: what an earlier life of this node has left."""
     return [engine, "ps", "--all", "--quiet", "--filter", f"label={label}"]
-
-
-class ContainerPlugin(ShimPlugin):
-    """The keeper's care for its container."""
-
-    def __init__(self, engine: str, ticket: AttemptSpec) -> None:
-        self.engine, self.ticket = engine, ticket
-
-    def closing(self) -> None:
-        """The client has ended; if it was killed, the container goes on without it."""
-        import subprocess
-
-        quiet = subprocess.DEVNULL
-        command = remove_command(self.engine, [container_name(self.ticket.attempt_id)])
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=REMOVE_S, check=False)
-
-    def finish(self, outcome: Outcome) -> Outcome:
-        """Whose doing it was: the engine's client has exit codes of its own."""
-        python = self.ticket.spec.entry is not EntryKind.BINARY
-        own = outcome.exit_code == FAILED or (python and outcome.exit_code in NOT_EXECUTED)
-        if outcome.cause is not EndReason.FAILURE or not own:
-            return outcome
-        message = f"its container could not be started: {outcome.message}"
-        return evolve(outcome, cause=EndReason.ENVIRONMENT, message=message)
