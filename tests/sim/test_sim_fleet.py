@@ -54,5 +54,5 @@ def test_a_machine_that_is_never_deleted_is_seen(monkeypatch: pytest.MonkeyPatch
 
 def test_a_death_that_the_provider_told_and_nobody_heard_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [(8.0, "machine taken away", 5.0), (12.0, "machine taken away", 5.0), (16.0, "machine taken away", 5.0)]
-    monkeypatch.setattr(provider_events, "bury_nodes", lambda state, out, unit, why: None)
+    monkeypatch.setattr(provider_events, "mark_nodes_dead", lambda state, out, unit, why: None)
     assert broken(taken)

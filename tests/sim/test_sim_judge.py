@@ -97,7 +97,7 @@ def test_a_lost_notice_breaks_p3(monkeypatch: Patch) -> None:
 def test_a_call_that_is_repeated_on_its_own_breaks_p4(monkeypatch: Patch) -> None:
     import fray.runtime.calls.route as route
 
-    monkeypatch.setattr(route, "fate", lambda **facts: LossAction.REPEAT)
+    monkeypatch.setattr(route, "on_host_lost", lambda **facts: LossAction.REPEAT)
     seen = _until("P4", lambda seed: direct_plan(
         ["make an actor"] * 4 + ["pipelined calls", "relayed call"] * 20,
         [(4.0 + number, "kill process", 0.1) for number in range(15)],

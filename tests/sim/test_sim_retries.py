@@ -59,5 +59,5 @@ def test_a_prefix_that_ends_nobody_is_seen(monkeypatch: Patch) -> None:
 
 
 def test_a_job_that_is_launched_beside_the_one_to_adopt_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(submit, "_staying", lambda state, spec: None)
+    monkeypatch.setattr(submit, "_living_holder", lambda state, spec: None)
     assert any("live together" in text for text in breaches(run_story(1, plan=calm(*["adopted job"] * 8)), "P4"))

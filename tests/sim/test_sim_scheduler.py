@@ -56,7 +56,7 @@ def test_what_is_claimed_by_two_is_kept_for_both() -> None:
 
 
 def test_somebody_whose_place_is_taken_again_and_again_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(preemption, "spared", lambda *arguments: "")
+    monkeypatch.setattr(preemption, "protection_reason", lambda *arguments: "")
     plan = direct_plan(["crowd", "production gang"] + ["production gang"] * 24, [], machines=1, every_s=1.5)
     assert "the limit is 2" in broken(plan)
 

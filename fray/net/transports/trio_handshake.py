@@ -179,8 +179,8 @@ def _bytes(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-async def greet(sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random) -> bytes:
-    """See `fray.net.transports.local_handshake.greet`."""
+async def client_handshake(sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random) -> bytes:
+    """See `fray.net.transports.local_handshake.client_handshake`."""
     stream = HeadStream(sock, client=True)
     with _rejection():
         async with trio.open_nursery() as nursery:
@@ -201,8 +201,8 @@ def _rejection() -> Iterator[None]:
         raise UpgradeRejected(cast(ConnectionRejected, first).status_code) from None
 
 
-async def admit(sock: socket.socket, door: auth.Authenticator) -> tuple[str, bytes] | None:
-    """See `fray.net.transports.local_handshake.admit`."""
+async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tuple[str, bytes] | None:
+    """See `fray.net.transports.local_handshake.server_handshake`."""
     stream = HeadStream(sock, client=False)
     async with trio.open_nursery() as nursery:
         shaken = await shake_as_server(nursery, stream, door)

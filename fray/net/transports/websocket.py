@@ -58,7 +58,7 @@ class WebSocketNetwork:
         raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
 
     async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> Transport:
-        surplus = await _hands(sock).greet(sock, target, credential, self.rng)
+        surplus = await _hands(sock).client_handshake(sock, target, credential, self.rng)
         claim = PeerIdentity(credential.key_id if credential else "", target.text)
         return WebSocketTransport(sock, claim, client=True, surplus=surplus)
 
@@ -77,7 +77,7 @@ class WebSocketNetwork:
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
         shaken = None
         with listener.shaking(), trio.move_on_after(HANDSHAKE_S):
-            shaken = await _hands(sock).admit(sock, listener.door)
+            shaken = await _hands(sock).server_handshake(sock, listener.door)
         if shaken is not None:
             key_id, surplus = shaken
             claim = PeerIdentity(key_id, remote, process_behind(sock))
