@@ -48,7 +48,8 @@ def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
 RACE = """
 import os, sys, threading, time
 import fray
-from fray.blocking import Entrypoint, JobRequest, current_cluster, loop
+from fray.blocking import Entrypoint, JobRequest, current_cluster
+from fray.blocking.bridge import background_loop
 
 found, together = [], threading.Barrier(16)
 
@@ -72,7 +73,7 @@ print(found[0].poll(job).state)
 held = threading.Event()
 
 def hold():
-    with loop.opening:
+    with background_loop.opening:
         held.set()
         time.sleep(1000)
 

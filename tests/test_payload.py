@@ -50,12 +50,12 @@ def test_the_word_main_in_data_does_no_harm() -> None:
 def test_what_lives_in_a_script_travels_by_value() -> None:
     script = """
 import sys
-from fray.runtime import payload
+from fray.runtime.serialization import pickling
 class Greeter:
     def __init__(self, name): self.name = name
     def greet(self): return "hello " + self.name
 def double(x): return 2 * x
-sys.stdout.buffer.write(payload.dumps((Greeter("you"), double, Greeter)))
+sys.stdout.buffer.write(pickling.dumps((Greeter("you"), double, Greeter)))
 """
     data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
     greeter, double, cls = pickling.loads(data)
@@ -67,12 +67,12 @@ sys.stdout.buffer.write(payload.dumps((Greeter("you"), double, Greeter)))
 def test_an_instance_of_a_scripts_class_comes_home_as_the_same_class() -> None:
     script = """
 import subprocess, sys
-from fray.runtime import payload
+from fray.runtime.serialization import pickling
 class Greeter: pass
 echo = "import sys; from fray.runtime.serialization.pickling import *"
 echo += "; sys.stdout.buffer.write(dumps(loads(sys.stdin.buffer.read())))"
-echoed = subprocess.run([sys.executable, "-c", echo], input=payload.dumps(Greeter()), capture_output=True, check=True)
-assert type(payload.loads(echoed.stdout)) is Greeter
+echoed = subprocess.run([sys.executable, "-c", echo], input=pickling.dumps(Greeter()), capture_output=True, check=True)
+assert type(pickling.loads(echoed.stdout)) is Greeter
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -248,11 +248,11 @@ def test_an_error_with_an_argument_that_cannot_travel_becomes_text() -> None:
 def test_an_error_of_a_class_that_is_not_here_becomes_text() -> None:
     script = """
 import sys, types
-from fray.runtime import remote_errors
+from fray.runtime.serialization import errors
 module = types.ModuleType("elsewhere"); sys.modules["elsewhere"] = module
 exec("class Far(Exception): pass", module.__dict__)
 try: raise module.Far("unknown here")
-except Exception as error: sys.stdout.buffer.write(remote_errors.dump_error(error))
+except Exception as error: sys.stdout.buffer.write(errors.dump_error(error))
 """
     data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
     back = errors.load_error(data)

@@ -157,8 +157,8 @@ async def test_stacks_come_of_a_job_that_is_stuck_in_c_with_the_interpreters_loc
 
 STUCK = """
 import ctypes, sys
-from fray.runtime import stacks
-stacks.arm(sys.argv[1])
+from fray.runtime.process import stack_dump
+stack_dump.arm(sys.argv[1])
 print("armed", flush=True)
 def stuck_in_c():
     while True:

@@ -291,7 +291,7 @@ async def test_what_a_killed_caller_leaves_is_removed_and_what_the_actor_keeps_o
 
 def test_a_living_owners_directory_is_not_swept_and_a_dead_ones_is() -> None:
     script = (
-        "import sys; from fray.net import segments; pool = segments.pool(); "
+        "import sys; from fray.net.buffers import shared_memory; pool = shared_memory.pool(); "
         "kept = pool.keep(memoryview(bytes(1 << 20))); print(pool.directory, flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
@@ -307,9 +307,7 @@ def test_a_living_owners_directory_is_not_swept_and_a_dead_ones_is() -> None:
 
 
 def test_an_orderly_end_leaves_nothing_either() -> None:
-    script = (
-        "from fray.net import segments; p = segments.pool(); k = p.keep(memoryview(bytes(1 << 20))); print(p.directory)"
-    )
+    script = "from fray.net.buffers import shared_memory; p = shared_memory.pool(); k = p.keep(memoryview(bytes(1 << 20))); print(p.directory)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not os.path.exists(found.stdout.strip())
 

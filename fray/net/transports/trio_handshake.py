@@ -179,7 +179,9 @@ def _bytes(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-async def client_handshake(sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random) -> bytes:
+async def client_handshake(
+    sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random
+) -> bytes:
     """See `fray.net.transports.local_handshake.client_handshake`."""
     stream = HeadStream(sock, client=True)
     with _rejection():
