@@ -92,7 +92,17 @@ def test_a_message_comes_back_with_its_attachments(message: object) -> None:
 
 
 def test_every_class_of_the_conversations_is_known() -> None:
-    for name in ("Launch", "Report", "Wanted", "CallMeta", "NodeHello", "ClientHello", "Hello", "Welcome", "Goodbye"):
+    for name in (
+        "Launch",
+        "ObservedState",
+        "DesiredState",
+        "CallMeta",
+        "NodeHello",
+        "ClientHello",
+        "Hello",
+        "Welcome",
+        "Goodbye",
+    ):
         assert attrs.has(codec.MESSAGES[name])
 
 

@@ -98,10 +98,10 @@ async def test_values_are_gone_with_their_job_and_never_were_in_the_store(autoju
         assert any("TOKEN" in text for text in rows)
         assert not any(VALUE in text for text in rows)
         book = place.controller.gateway._house.secrets
-        assert repr(book) == "<SecretBook of 1 jobs>"
+        assert repr(book) == "<SecretStore of 1 jobs>"
         node.succeed("work-1:0:0")
         await client.job_ended("work-1")
-        assert repr(book) == "<SecretBook of 0 jobs>"
+        assert repr(book) == "<SecretStore of 0 jobs>"
 
 
 async def test_a_launch_without_the_value_is_refused_while_no_node_knows_it(autojump_clock: Any) -> None:
@@ -110,4 +110,4 @@ async def test_a_launch_without_the_value_is_refused_while_no_node_knows_it(auto
         await place.node()
         with pytest.raises(InvalidRequest, match="nobody knows the secret 'T'"):
             await client.ask(Launch(jobs=(spec(**WANTS),)), [b"payload"])
-        assert repr(place.controller.gateway._house.secrets) == "<SecretBook of 0 jobs>"
+        assert repr(place.controller.gateway._house.secrets) == "<SecretStore of 0 jobs>"

@@ -111,7 +111,7 @@ def test_what_only_the_driver_knows_is_kept_for_living_jobs_alone() -> None:
     assert book.of(wants) == {"T": VALUE}
     assert (book.missing(wants, ()), book.missing(wants, ("U",))) == (["U"], [])
     book.forget_all_but(["j-1", "k-1"], lambda job: job == "k-1")
-    assert (book.of(wants), repr(book)) == ({}, "<SecretBook of 1 jobs>")
+    assert (book.of(wants), repr(book)) == ({}, "<SecretStore of 1 jobs>")
     with pytest.raises(InvalidRequest, match="put large ones where the job can read them"):
         book.bring(["j-1"], {"T": "x" * (SECRET_LIMIT_CHARS + 1)})
 

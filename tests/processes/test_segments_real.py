@@ -307,7 +307,10 @@ def test_a_living_owners_directory_is_not_swept_and_a_dead_ones_is() -> None:
 
 
 def test_an_orderly_end_leaves_nothing_either() -> None:
-    script = "from fray.net.buffers import shared_memory; p = shared_memory.pool(); k = p.keep(memoryview(bytes(1 << 20))); print(p.directory)"
+    script = (
+        "from fray.net.buffers.shared_memory import pool; "
+        "p = pool(); k = p.keep(memoryview(bytes(1 << 20))); print(p.directory)"
+    )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not os.path.exists(found.stdout.strip())
 

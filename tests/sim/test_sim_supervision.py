@@ -103,7 +103,7 @@ def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> 
 
 def test_a_second_creator_that_is_refused_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(submit, "living_actor", lambda *arguments: None)
-    assert any("NameTaken" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "house"))
+    assert any("NameInUse" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "house"))
 
 
 def test_every_act_is_drawn_and_every_drawn_act_is_there() -> None:

@@ -117,4 +117,4 @@ class RemotePool(TaskPool):
         self._runtime.nursery.start_soon(task, *args)
 
     def __repr__(self) -> str:
-        return f"<DistantPool {self._name!r} of {self.num_workers} workers>"
+        return f"<RemotePool {self._name!r} of {self.num_workers} workers>"

@@ -94,7 +94,7 @@ class ClientConnection:
         self._lost = False
 
     def __repr__(self) -> str:
-        return f"<ClientLink {self.hello.role} {self.session} in {self.namespace!r}: {self.news!r}>"
+        return f"<ClientConnection {self.hello.role} {self.session} in {self.namespace!r}: {self.news!r}>"
 
     # The channel's handler
 

@@ -125,7 +125,7 @@ class NodeConnection:
 
     def __repr__(self) -> str:
         state = "connected" if self.channel.connected else "silent"
-        return f"<NodeLink {self.node} ({self.incarnation}) {state}: {len(self._moved)} wishes waiting>"
+        return f"<NodeConnection {self.node} ({self.incarnation}) {state}: {len(self._moved)} wishes waiting>"
 
     # The channel's handler
 

@@ -25,7 +25,7 @@ class SecretStore:
         self._values: dict[JobId, Mapping[str, str]] = {}
 
     def __repr__(self) -> str:
-        return f"<SecretBook of {len(self._values)} jobs>"
+        return f"<SecretStore of {len(self._values)} jobs>"
 
     def bring(self, jobs: Iterable[JobId], values: Mapping[str, str]) -> None:
         """Keep them until `forget`.

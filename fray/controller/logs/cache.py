@@ -87,7 +87,7 @@ class LogCache:
         self._size_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<LogBook {self.statistics()}>"
+        return f"<LogCache {self.statistics()}>"
 
     def statistics(self) -> dict[str, int]:
         return {"attempts": len(self._rings), "size_bytes": self._size_bytes}

@@ -47,7 +47,7 @@ class AttemptMetricsStore:
         self._wake = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<VitalsBook: {len(self._vitals)} attempts, {self._captured_bytes} bytes of stacks>"
+        return f"<AttemptMetricsStore: {len(self._vitals)} attempts, {self._captured_bytes} bytes of stacks>"
 
     def hear(self, vitals: Iterable[AttemptMetrics], now: float) -> None:
         """A node has measured; ``now`` in seconds since the epoch."""

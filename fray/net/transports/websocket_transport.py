@@ -64,7 +64,7 @@ class WebSocketTransport:
         self._done = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<LeanTransport {self.claim.remote}: {self._gone or 'open'}>"
+        return f"<WebSocketTransport {self.claim.remote}: {self._gone or 'open'}>"
 
     def place_into(self, first_bytes: int, place: Place) -> None:
         """Ask ``place``, with the first bytes of a large message and its size, where the rest is to be received.

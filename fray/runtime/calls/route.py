@@ -46,7 +46,7 @@ PROOF_WAIT_S = 2.0
 
 
 class NameDirectory(Protocol):
-    """Who is where; `fray.runtime.controller_client.names.NameWatches` is one."""
+    """Who is where; `fray.runtime.controller_client.names.NameSubscriptions` is one."""
 
     def watch(self, key: str, on_names: Callable[[Names, Sequence[Bytes]], None]) -> Callable[[], None]:
         """Call back at once with what is known, then at each change; returns what ends the watch."""
