@@ -43,7 +43,6 @@ from fray.scheduler.effects import (
     UncordonRequested,
 )
 from fray.scheduler.explain.group_text import group_info
-from fray.scheduler.invariants.check import CommittedOutcomes, check
 from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.queue.order import in_order
 from fray.scheduler.queue.queue import Applicant
@@ -51,6 +50,7 @@ from fray.scheduler.queue.quotas import quota_text
 from fray.scheduler.state.rows import TABLES, SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.scheduler.step import step
+from fray.testing.invariants.check import CommittedOutcomes, check
 
 GB = 1024**3
 

@@ -12,7 +12,7 @@ from bench.schedule.__main__ import burst, quality, restart, steady
 from bench.schedule.fleet import Fleet
 from bench.schedule.loads import backlog, day, odd
 from bench.schedule.rivals import first_fit, fluid
-from fray.scheduler.invariants.check import check
+from fray.testing.invariants.check import check
 
 
 @pytest.mark.parametrize("seed", range(3))

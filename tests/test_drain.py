@@ -10,8 +10,8 @@ from fray.errors import InvalidRequest
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import Effect, Refusal, Reply
-from fray.scheduler.invariants.check import check
 from fray.scheduler.state.rows import Cordon, NodePhase, SchedulerConfig
+from fray.testing.invariants.check import check
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from fray.model.policy.priority import Band
 from fray.model.specs import EndReason
 from fray.scheduler.effects import PolicyChanged
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.invariants.check import check
 from fray.scheduler.queue.fair_share import RANK_S
 from fray.scheduler.queue.order import in_order
 from fray.scheduler.state.rows import SchedulerConfig
+from fray.testing.invariants.check import check
 
 HOUR = 3600.0
 

@@ -13,7 +13,7 @@ from fray.model.constraints import parse_constraints
 from fray.model.messages.node import NodeHello
 from fray.model.resources import Capacity, Demand, ResourceConfig
 from fray.model.specs import JobSpec
-from fray.scheduler.invariants.check import check
+from fray.testing.invariants.check import check
 
 
 def declared(**machines: Capacity) -> dict[str, Any]:

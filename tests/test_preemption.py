@@ -16,7 +16,7 @@ from fray.model.policy.policy import (
 from fray.model.policy.priority import Band
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, SupervisedGroup, SupervisionStrategy
 from fray.scheduler.effects import MachinesListed, PolicyChanged
-from fray.scheduler.invariants.check import check
+from fray.testing.invariants.check import check
 
 BATCH, PRODUCTION = {"band": Band.BATCH, "max_retries_preemption": 9}, {"band": Band.PRODUCTION}
 

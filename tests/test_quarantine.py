@@ -10,7 +10,6 @@ from law import Cluster, demand, ended, job
 
 from fray.model.specs import EndReason, Outcome, Phase
 from fray.scheduler.effects import ProbeWanted
-from fray.scheduler.invariants.check import check
 from fray.scheduler.nodes.quarantine import (
     KEPT_S,
     RELAPSE_S,
@@ -19,6 +18,7 @@ from fray.scheduler.nodes.quarantine import (
     wait_s,
 )
 from fray.scheduler.state.rows import Quarantine, SchedulerConfig
+from fray.testing.invariants.check import check
 
 KILLED = ended(EndReason.KILLED, "killed by signal 7")
 

@@ -29,8 +29,8 @@ from fray.scheduler.autoscaler.provider_events import (
 )
 from fray.scheduler.autoscaler.view import list_fleet
 from fray.scheduler.effects import FleetChanged, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
-from fray.scheduler.invariants.check import check
 from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase, next_backoff
+from fray.testing.invariants.check import check
 
 
 def group(name: str = "g", **more: Any) -> GroupConfig:

@@ -16,7 +16,6 @@ from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import LaunchRequested, Reply, TerminateRequested
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.invariants.check import check
 from fray.scheduler.jobs.groups import verdict
 from fray.scheduler.state.rows import (
     AttemptPhase,
@@ -24,6 +23,7 @@ from fray.scheduler.state.rows import (
     JobPhase,
     SchedulerConfig,
 )
+from fray.testing.invariants.check import check
 
 
 def a_law(**node: object) -> Cluster:

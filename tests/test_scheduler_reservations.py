@@ -13,8 +13,8 @@ from fray.model.policy.priority import Band
 from fray.model.reservations import ReservationEventKind, ReservationState
 from fray.model.specs import EndReason, JobSpec, JobState, Phase
 from fray.scheduler.effects import CordonRequested, EventRecorded, SessionOpened
-from fray.scheduler.invariants.check import check
 from fray.scheduler.state.reservation_rows import Host
+from fray.testing.invariants.check import check
 
 NODES = 3
 

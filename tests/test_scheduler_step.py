@@ -20,10 +20,10 @@ from fray.scheduler.effects import (
     NamesChanged,
     Reply,
 )
-from fray.scheduler.invariants.check import check
 from fray.scheduler.state.rows import TABLES, JobPhase, NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.step import HANDLERS
+from fray.testing.invariants.check import check
 
 
 @pytest.fixture

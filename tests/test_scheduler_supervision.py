@@ -21,7 +21,7 @@ from fray.model.specs import (
     SupervisedGroup,
     SupervisionStrategy,
 )
-from fray.scheduler.invariants.check import check
+from fray.testing.invariants.check import check
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from fray.model.ids import JobId
 from fray.model.monitoring.health import OnStall
 from fray.model.reservations import ReservationState
 from fray.model.specs import EndReason
-from fray.scheduler.invariants import check
 from fray.scheduler.state.state import State
 from fray.testing.ground_truth import GroundTruth, ProcessRun
+from fray.testing.invariants import check
 from fray.testing.sim_cluster import CONTROLLER
 
 if TYPE_CHECKING:

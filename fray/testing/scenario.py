@@ -30,7 +30,6 @@ from fray.model.ids import AttemptId, JobId
 from fray.model.policy.policy import Preemption
 from fray.node.joining import find_credential
 from fray.scheduler.effects import Effect, Event, EventRecorded, LaunchRequested
-from fray.scheduler.invariants.check import CommittedOutcomes
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.testing import (
@@ -45,6 +44,7 @@ from fray.testing import (
 from fray.testing.fakes import SimNetwork
 from fray.testing.faults import FaultHistory
 from fray.testing.ground_truth import GroundTruth, Violation
+from fray.testing.invariants.check import CommittedOutcomes
 from fray.testing.operations import DriverState, leaves
 from fray.testing.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan
 from fray.testing.seed import Seed, Trace

@@ -11,7 +11,7 @@ operator says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from attrs import evolve
 
@@ -263,21 +263,3 @@ def carry_over(old: Node, new: Node) -> None:
     new.blames, new.relapses, new.well_since = old.blames, old.relapses, old.well_since
     if old.quarantine is not None:
         new.quarantine = evolve(old.quarantine, asked_at=None, probe_at=None)
-
-
-# Looking --------------------------------------------------------------------------------------------------------------
-
-
-def broken(state: State) -> Iterator[str]:
-    """See `fray.scheduler.invariants.check`."""
-    if len(there(state)) > most(state):
-        yield f"{sorted(state.quarantined)} are in quarantine, {most(state)} may be"
-    for node in state.nodes.values():
-        found = node.quarantine
-        if found is None:
-            continue
-        if len(set(found.jobs)) < 2:
-            yield f"{node.name} is in quarantine because of {list(found.jobs)} alone"
-        for attempt_id in state.on_node[node.name]:
-            if state.attempts[attempt_id].placed_at > found.since:
-                yield f"{attempt_id} was placed on {node.name}, which is in quarantine since {found.since}"

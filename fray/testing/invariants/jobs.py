@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fray.model.ids import attempt_id, split_attempt
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.backfill.backfill import room_in_the_end
-from fray.scheduler.invariants.machines import Rule
 from fray.scheduler.jobs.hold_reasons import waits_for
 from fray.scheduler.jobs.retries import (
     begins_with,
@@ -21,6 +20,7 @@ from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.state.rows import JobPhase, JobRow
 from fray.scheduler.state.state import State
+from fray.testing.invariants.machines import Rule
 
 
 def jobs(state: State) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What is always true of TPU slices of several hosts (see `fray.scheduler.invariants.check`)."""
+"""What is always true of TPU slices of several hosts (see `fray.testing.invariants.check`)."""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from attrs import Factory, define, evolve
 
 from fray.model.specs import Outcome
-from fray.scheduler.invariants.groups import job_groups_are_sound
-from fray.scheduler.invariants.indexes import indexes, quotas
-from fray.scheduler.invariants.jobs import JOB_RULES, jobs, living_jobs
-from fray.scheduler.invariants.machines import (
+from fray.scheduler.state.rows import SessionPhase
+from fray.scheduler.state.state import State
+from fray.testing.invariants.groups import job_groups_are_sound
+from fray.testing.invariants.indexes import indexes, quotas
+from fray.testing.invariants.jobs import JOB_RULES, jobs, living_jobs
+from fray.testing.invariants.machines import (
     MACHINE_RULES,
     Rule,
     attempts,
@@ -18,10 +20,8 @@ from fray.scheduler.invariants.machines import (
     looked_at,
     wishes,
 )
-from fray.scheduler.invariants.reservations import RESERVATION_RULES
-from fray.scheduler.invariants.slices import slices_are_whole
-from fray.scheduler.state.rows import SessionPhase
-from fray.scheduler.state.state import State
+from fray.testing.invariants.reservations import RESERVATION_RULES
+from fray.testing.invariants.slices import slices_are_whole
 
 
 def check(state: State, *, thorough: bool = True) -> list[str]:

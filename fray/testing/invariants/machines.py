@@ -9,12 +9,13 @@ from typing import TypeAlias
 
 from fray.model.gangs import port_names
 from fray.model.policy.machine_groups import MachineState
-from fray.scheduler.invariants.reservations import devices_add_up, units_by_node
-from fray.scheduler.nodes import quarantine
 from fray.scheduler.nodes.availability import takes_work
+from fray.scheduler.nodes.quarantine import most as quarantine_limit
+from fray.scheduler.nodes.quarantine import there as quarantined_nodes
 from fray.scheduler.state.rows import AttemptPhase, AttemptRow, NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
+from fray.testing.invariants.reservations import devices_add_up, units_by_node
 
 Rule: TypeAlias = Callable[[State], Iterator[str]]
 
@@ -131,8 +132,18 @@ def _fleet(state: State) -> Iterator[str]:
 
 
 def _quarantine(state: State) -> Iterator[str]:
-    """No job alone puts a machine there, nothing new comes, and not more than a share of all machines is there."""
-    yield from quarantine.broken(state)
+    """No job alone quarantines a machine, nothing is placed there, and no more than a share of all machines is there."""
+    if len(quarantined_nodes(state)) > quarantine_limit(state):
+        yield f"{sorted(state.quarantined)} are in quarantine, {quarantine_limit(state)} may be"
+    for node in state.nodes.values():
+        found = node.quarantine
+        if found is None:
+            continue
+        if len(set(found.jobs)) < 2:
+            yield f"{node.name} is in quarantine because of {list(found.jobs)} alone"
+        for attempt_id in state.on_node[node.name]:
+            if state.attempts[attempt_id].placed_at > found.since:
+                yield f"{attempt_id} was placed on {node.name}, which is in quarantine since {found.since}"
 
 
 # Attempts -------------------------------------------------------------------------------------------------------------

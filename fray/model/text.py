@@ -1,0 +1,43 @@
+"""Quantities and lists as short English text, for messages and explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def byte_size_text(amount: float, separator: str = " ") -> str:
+    """Return bytes in the largest unit (powers of 1024) that leaves a number of 1 or more: ``1.5 GB``.
+
+    Args:
+        separator: text between number and unit; with ``""`` the result is what `ResourceConfig` accepts.
+    """
+    value, unit = float(amount), _BYTE_UNITS[0]
+    for unit in _BYTE_UNITS:
+        if abs(value) < 1024 or unit == _BYTE_UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.4g}{separator}{unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in one unit: ``12 s``, ``58 min``, ``3.5 h``, ``2.1 days``. Negative durations count as 0."""
+    seconds = max(seconds, 0.0)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
+def list_text(names: Iterable[object], limit: int = 4, separator: str = ", ") -> str:
+    """Return the first ``limit`` names, and how many are left out: ``a, b, c, d and 3 more``."""
+    listed = [str(name) for name in names]
+    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return separator.join(listed[:limit]) + more
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Return ``1 job``, ``2 jobs``; with ``many`` that plural instead of the one with an ``s``."""
+    return f"{count} {noun if count == 1 else many or noun + 's'}"
