@@ -18,7 +18,7 @@ from fray.scheduler.reservations.reclaim_surplus import (
     _leaving,
     _spare,
     _useful,
-    choose,
+    choose_units,
 )
 
 ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run")
@@ -28,14 +28,14 @@ def fits_without(law: Cluster, applicant: Applicant, given_back: tuple[SurplusUn
     """The twin's only question, asked of the pool itself; it is left as it was."""
     pool, ask = law.state.pool, applicant.shape.ask
     for lent in given_back:
-        lent.move(pool, +1)
+        lent.move_share(pool, +1)
     placed = pool.place(ask)
     if placed is not None:
         for part, got in zip(ask.parts, placed, strict=True):
             for grant in got.grants:
                 pool.release(grant.node, part.choices[got.choice], grant.devices, grant.ports)
     for lent in given_back:
-        lent.move(pool, -1)
+        lent.move_share(pool, -1)
     return placed is not None
 
 
@@ -80,7 +80,7 @@ def test_the_chooser_finds_what_trying_every_set_finds(data: st.DataObject) -> N
     if fits_without(law, applicant, ()):
         return
     before = free(law)
-    found = choose(law.state, applicant)
+    found = choose_units(law.state, applicant)
     chosen = tuple(found or ())
     assert free(law) == before
     useful = _useful(law.state, applicant)

@@ -21,7 +21,7 @@ from fray.model.resources import Demand, PortRange
 from fray.model.specs import EndReason, JobSpec, JobState, Outcome
 from fray.node.ports import claim_ports, find_ports, parse_ports, ports_in_use
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.jobs.retries import PORT_TRIES
+from fray.scheduler.jobs.retries import PORT_RETRY_LIMIT
 from fray.scheduler.pool.ports import AVOID_S
 
 SMALL = fray.ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
@@ -105,9 +105,9 @@ def test_a_stranger_on_a_port_costs_no_budget_and_the_port_is_avoided_for_a_whil
 
 def test_a_machine_full_of_strangers_ends_the_job_in_the_end(law: Cluster) -> None:
     law.launch(serving("web"))
-    for generation in range(PORT_TRIES + 1):
+    for generation in range(PORT_RETRY_LIMIT + 1):
         law.see(f"web:{generation}:0", TAKEN)
-        if generation < PORT_TRIES:
+        if generation < PORT_RETRY_LIMIT:
             law.tick()
     assert law.info("web").cause is EndReason.PORT_TAKEN
 

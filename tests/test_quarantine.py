@@ -11,11 +11,11 @@ from law import Cluster, demand, ended, job
 from fray.model.specs import EndReason, Outcome, Phase
 from fray.scheduler.effects import ProbeWanted
 from fray.scheduler.nodes.quarantine import (
-    KEPT_S,
+    FAULT_AGE_LIMIT_S,
     RELAPSE_S,
-    most,
-    score,
-    wait_s,
+    fault_score,
+    probe_wait_s,
+    quarantine_limit,
 )
 from fray.scheduler.state.rows import Quarantine, SchedulerConfig
 from fray.testing.invariants.check import check
@@ -68,7 +68,7 @@ def suspect(law: Cluster) -> None:
 )
 def test_what_speaks_against_a_machine(law: Cluster, outcome: Outcome, ran_s: float | None, counts: int) -> None:
     end(law, "a", outcome, ran_s=ran_s)
-    assert score(law.state, law.state.nodes["n1"]) == counts
+    assert fault_score(law.state, law.state.nodes["n1"]) == counts
 
 
 def test_a_machine_s_own_word_counts_twice(law: Cluster) -> None:
@@ -91,7 +91,7 @@ def test_whoever_does_well_there_clears_it(law: Cluster) -> None:
         end(law, "a")
         end(law, "b")
         end(law, f"well-{well.cause.value}", well, ran_s=61.0)
-        assert score(law.state, law.state.nodes["n1"]) == 0
+        assert fault_score(law.state, law.state.nodes["n1"]) == 0
 
 
 def test_what_was_asked_to_end_speaks_against_nobody(law: Cluster) -> None:
@@ -104,9 +104,9 @@ def test_what_was_asked_to_end_speaks_against_nobody(law: Cluster) -> None:
 def test_what_is_an_hour_old_is_forgotten(law: Cluster) -> None:
     end(law, "a")
     end(law, "b")
-    law.now += KEPT_S
+    law.now += FAULT_AGE_LIMIT_S
     end(law, "c")
-    assert score(law.state, law.state.nodes["n1"]) == 1
+    assert fault_score(law.state, law.state.nodes["n1"]) == 1
 
 
 def test_all_strangers_at_its_ports_count_once_when_a_job_gives_up(law: Cluster) -> None:
@@ -118,7 +118,7 @@ def test_all_strangers_at_its_ports_count_once_when_a_job_gives_up(law: Cluster)
         if law.state.next_deadline() is not None:
             law.tick()
     assert law.info("a").cause is EndReason.PORT_TAKEN
-    assert score(law.state, law.state.nodes["n1"]) == 1
+    assert fault_score(law.state, law.state.nodes["n1"]) == 1
 
 
 def test_a_third_of_the_machines_at_most_and_never_the_only_one() -> None:
@@ -127,7 +127,7 @@ def test_a_third_of_the_machines_at_most_and_never_the_only_one() -> None:
     found = []
     for number in range(1, 10):
         law.node(f"n{number}")
-        found.append(most(law.state))
+        found.append(quarantine_limit(law.state))
     assert found == [0, 1, 1, 1, 1, 2, 2, 2, 3]
 
 
@@ -176,7 +176,7 @@ def test_who_relapses_waits_longer(law: Cluster) -> None:
     for name in ("g", "h", "i"):
         end(law, name)
     assert law.state.next_deadline() == law.now + 60
-    assert wait_s(law.state.nodes["n1"], 0) == 60
+    assert probe_wait_s(law.state.nodes["n1"], 0) == 60
 
 
 def test_no_answer_is_an_answer(law: Cluster) -> None:
@@ -219,7 +219,7 @@ def test_what_fray_made_up_for_a_run_makes_no_new_witness(law: Cluster) -> None:
     for number, name in enumerate(("Link-eb8gx2", "Link-nadjt7", "Link-vc6kzc", "Link-7j5b2g")):
         end(law, name, namespace=f"anon-{number:012x}")
     end(law, "worker-yitw3k-0", namespace="anon-dc5f98679bf8")
-    assert (standing(law), score(law.state, law.state.nodes["n1"])) == ("", 2)
+    assert (standing(law), fault_score(law.state, law.state.nodes["n1"])) == ("", 2)
     end(law, "Link-server", namespace="anon-6beb502c6509")
     assert standing(law) == "quarantined"
 

@@ -22,7 +22,7 @@ from fray.model.resources import Demand
 from fray.model.specs import JobState
 from fray.model.topology import tpu_topology
 from fray.scheduler.autoscaler.provider_events import (
-    GHOST_S,
+    REAPPEARED_S,
     REMEMBERED_S,
     UNSEEN_S,
     VANISHED_S,
@@ -500,7 +500,7 @@ def test_what_was_deleted_may_still_be_listed_and_is_neither_adopted_nor_forgott
     law.tick(law.now + 10)
     law.list(ghost)
     assert law.state.fleet.units[unit].phase is UnitPhase.GONE
-    law.now += GHOST_S
+    law.now += REAPPEARED_S
     law.list(ghost)
     assert law.state.fleet.units[unit].phase is UnitPhase.DELETING
     law.take_orders()

@@ -16,7 +16,7 @@ from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import LaunchRequested, Reply, TerminateRequested
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.jobs.groups import verdict
+from fray.scheduler.jobs.groups import group_result
 from fray.scheduler.state.rows import (
     AttemptPhase,
     JobGroupRow,
@@ -75,7 +75,7 @@ def a_group(primaries: int, auxiliaries: int, **more: object) -> JobGroupRow:
     ],
 )
 def test_a_group_ends_by_its_rules(group: JobGroupRow, said: bool | None) -> None:
-    assert verdict(group) is said
+    assert group_result(group) is said
 
 
 # Waiting

@@ -16,7 +16,7 @@ from fray.scheduler.effects import (
     NamesChanged,
 )
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.jobs.retention import bounded
+from fray.scheduler.jobs.retention import truncate_outcome
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     BUDGETS,
@@ -182,7 +182,12 @@ def test_records_of_old_generations_are_bounded() -> None:
 
 def test_what_a_large_gang_says_of_its_end_is_bounded_together() -> None:
     said = Outcome(cause=EndReason.FAILURE, message="x" * 10_000_000)
-    assert [len(bounded(said, members).message) // 100 for members in (1, 400, 4_000, 100_000)] == [80, 80, 10, 3]
+    assert [len(truncate_outcome(said, members).message) // 100 for members in (1, 400, 4_000, 100_000)] == [
+        80,
+        80,
+        10,
+        3,
+    ]
 
 
 # Gangs

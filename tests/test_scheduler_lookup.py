@@ -9,7 +9,7 @@ from fray.errors import InvalidRequest, NameInUse
 from fray.model.messages.client import Ended, Role
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import Effect, Reply, SessionOpened, TerminateRequested
-from fray.scheduler.jobs.queries import find
+from fray.scheduler.jobs.queries import find_job
 
 
 @pytest.fixture
@@ -148,14 +148,14 @@ def test_a_name_finds_the_living_job_else_the_last_that_ended_and_roots_of_other
     law.see("a1:0:0", ended())
     law.launch(job("a", job_id="a2"))
     law.see("a2:0:0", ended())
-    assert find(law.state, "ns", "a") == "a2"
+    assert find_job(law.state, "ns", "a") == "a2"
     law.launch(job("a", job_id="a3"))
-    assert find(law.state, "ns", "a") == "a3"
+    assert find_job(law.state, "ns", "a") == "a3"
     law.launch(job("lab/serve/1", job_id="root", namespace="lab/serve", detached=True), session="x")
-    assert find(law.state, "ns", "lab/serve/1") == "root"
-    assert find(law.state, "ns", "lab/serve/1", "ns") is None
-    assert find(law.state, "elsewhere", "a") is None
-    assert find(law.state, "elsewhere", "a", "*") == "a3"
+    assert find_job(law.state, "ns", "lab/serve/1") == "root"
+    assert find_job(law.state, "ns", "lab/serve/1", "ns") is None
+    assert find_job(law.state, "elsewhere", "a") is None
+    assert find_job(law.state, "elsewhere", "a", "*") == "a3"
 
 
 def test_the_history_of_a_job_is_in_its_info(law: Cluster) -> None:

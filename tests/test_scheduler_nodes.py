@@ -7,7 +7,7 @@ from law import Cluster, demand, ended, job
 
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import AttemptAnnotated, DesiredAttemptsChanged, EventRecorded, JobInfoChanged
-from fray.scheduler.nodes.nodes import REMARK_LIMIT_CHARS
+from fray.scheduler.nodes.nodes import ANNOTATION_LIMIT_CHARS
 from fray.scheduler.state.rows import NodePhase, SchedulerConfig
 
 
@@ -301,7 +301,7 @@ def test_what_a_node_remarks_of_a_living_attempt_goes_into_the_story_and_nothing
 
     (line,) = remark()
     assert line.startswith("a:0:0 on n1: xxx")
-    assert len(line) == REMARK_LIMIT_CHARS
+    assert len(line) == ANNOTATION_LIMIT_CHARS
     assert remark(incarnation="i0") == remark(node="n2") == remark(attempt_id="b:0:0") == []
     law.see("a:0:0", ended(EndReason.FAILURE, "stalled: …", captured="its stacks", peak_memory_bytes=7, cpu_s=1.5))
     assert remark() == []

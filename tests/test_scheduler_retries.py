@@ -22,7 +22,7 @@ from fray.model.restart_policy import (
 )
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, Outcome, Phase
 from fray.scheduler.jobs.exit_codes import chosen_code
-from fray.scheduler.jobs.retries import FREE
+from fray.scheduler.jobs.retries import FREE_BUDGETS
 from fray.scheduler.lifecycle import BUDGETS, FINAL, PAID_BY, Budget
 
 PAGE = Path(__file__).parent.parent / "docs" / "retries.md"
@@ -51,7 +51,7 @@ def budget_word(cause: EndReason) -> str:
     budget = BUDGETS[cause]
     if budget is None:
         return "never retried"
-    if budget in FREE:
+    if budget in FREE_BUDGETS:
         return "nobody's"
     words = {budget: f"`max_retries_{budget.value.replace(' ', '_')}`" for budget in Budget}
     other = PAID_BY.get(budget)

@@ -58,7 +58,7 @@ from fray.scheduler.jobs.retention import forget_finished
 from fray.scheduler.nodes import drain, nodes, quarantine
 from fray.scheduler.placement.placement import place_waiting
 from fray.scheduler.reservations import reservations
-from fray.scheduler.reservations.reclaim_surplus import make_room
+from fray.scheduler.reservations.reclaim_surplus import reclaim_for_refused
 from fray.scheduler.state.state import State
 
 
@@ -68,51 +68,51 @@ def _restarted(state: State, event: ControllerStarted, out: EffectBuffer) -> Non
     state.declared = event.declared
     state.set_policy(event.policy, anew=True)
     state.touch("law", "law")
-    plan.restarted(state, event.cluster, event.policy, out)
-    nodes.restarted(state, out)
-    sessions.restarted(state)
-    reservations.restarted(state)
-    submit.end_the_impossible(state, out)
+    plan.on_controller_start(state, event.cluster, event.policy, out)
+    nodes.on_controller_start(state, out)
+    sessions.on_controller_start(state)
+    reservations.on_controller_start(state)
+    submit.fail_infeasible_jobs(state, out)
 
 
 def _policy_changed(state: State, event: PolicyChanged, out: EffectBuffer) -> None:
     state.set_policy(event.policy)
     state.possible.clear()
-    plan.told_policy(state, event.policy)
+    plan.on_policy_changed(state, event.policy)
 
 
 def _tick(state: State, event: Tick, out: EffectBuffer) -> None:
-    nodes.ticked(state, out)
-    sessions.ticked(state, out)
+    nodes.on_tick(state, out)
+    sessions.on_tick(state, out)
     timer_dispatch.ticked(state, out)
 
 
 HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
     ControllerStarted: _restarted,
     PolicyChanged: _policy_changed,
-    SessionOpened: sessions.opened,
-    SessionLost: sessions.lost,
-    SessionClosed: sessions.closed,
-    LaunchRequested: submit.launch,
-    TerminateRequested: submit.terminate,
-    NodeJoined: nodes.joined,
-    NodeReported: nodes.reported,
-    NodeSilent: nodes.mark_disconnected,
-    NodeDied: nodes.mark_node_dead,
-    NodeLeaving: drain.leaving,
-    NodeProbed: quarantine.probed,
-    CordonRequested: drain.cordon,
-    UncordonRequested: drain.uncordon,
-    AttemptAnnotated: nodes.record_annotation,
-    NameRegistered: registry.register,
-    NameUnregistered: registry.unregister,
-    CheckpointTaken: checkpoints.take,
-    MachineAnswered: provider_events.handle_provider_answer,
-    MachinesListed: provider_events.handle_provider_list,
-    GroupScaled: provider_events.scaled,
-    ReservationRequested: reservations.create,
-    ReservationRenewed: reservations.renew,
-    ReservationReleased: reservations.released,
+    SessionOpened: sessions.on_session_opened,
+    SessionLost: sessions.on_session_lost,
+    SessionClosed: sessions.on_session_closed,
+    LaunchRequested: submit.on_launch_requested,
+    TerminateRequested: submit.on_terminate_requested,
+    NodeJoined: nodes.on_node_joined,
+    NodeReported: nodes.on_node_reported,
+    NodeSilent: nodes.on_node_silent,
+    NodeDied: nodes.on_node_died,
+    NodeLeaving: drain.on_node_leaving,
+    NodeProbed: quarantine.on_node_probed,
+    CordonRequested: drain.on_cordon_requested,
+    UncordonRequested: drain.on_uncordon_requested,
+    AttemptAnnotated: nodes.on_attempt_annotated,
+    NameRegistered: registry.on_name_registered,
+    NameUnregistered: registry.on_name_unregistered,
+    CheckpointTaken: checkpoints.on_checkpoint_taken,
+    MachineAnswered: provider_events.on_machine_answered,
+    MachinesListed: provider_events.on_machines_listed,
+    GroupScaled: provider_events.on_group_scaled,
+    ReservationRequested: reservations.on_reservation_requested,
+    ReservationRenewed: reservations.on_reservation_renewed,
+    ReservationReleased: reservations.on_reservation_released,
     Tick: _tick,
 }
 
@@ -121,11 +121,11 @@ def _settle_and_place(state: State, out: EffectBuffer) -> None:
     """Again as long as room is made by that, or members of job groups have ended by it."""
     groups.apply_member_changes(state, out)
     drain.finish_drains(state, out)
-    holds.release(state, out)
+    holds.release_held_jobs(state, out)
     plan.replan_if_needed(state, out)
     reservations.expire_and_release(state, out)
     place_waiting(state, out)
-    if make_room(state, out) or out.members:
+    if reclaim_for_refused(state, out) or out.members:
         _settle_and_place(state, out)
 
 
@@ -147,5 +147,5 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     _settle_and_place(state, out)
     sessions.end_finished_sessions(state, out)
     forget_finished(state, out)
-    registry.forget_graves(state)
+    registry.forget_tombstones(state)
     return out.effects()

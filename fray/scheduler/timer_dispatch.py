@@ -13,11 +13,11 @@ from fray.scheduler.state.reservations import RESERVATION
 from fray.scheduler.state.state import State
 
 DUE: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
-    "drain": drain.expire_drain,
-    "probe": quarantine.run_probe_timers,
-    RESERVATION: reservations.run_reservation_timers,
+    "drain": drain.on_timer_drain,
+    "probe": quarantine.on_timer_probe,
+    RESERVATION: reservations.on_timer_reservation,
     "seek": preemption.retry_preemption,
-    "wait": wait_limits.expire_wait,
+    "wait": wait_limits.on_timer_wait,
 }
 """By what is due: told of which row."""
 

@@ -16,7 +16,7 @@ from fray.model.ids import AttemptId, JobId, SessionId, split_attempt
 from fray.model.resources import Capacity, Demand
 from fray.model.restart_policy import JITTER
 from fray.model.specs import AttemptSpec, GangMember, JobSpec
-from fray.scheduler.jobs.retries import concerns
+from fray.scheduler.jobs.retries import restarts_with
 
 
 def secret_value(name: str) -> str:
@@ -211,7 +211,7 @@ class GroundTruth:
             return
         for other in self.living.values():
             theirs = other.spec.siblings
-            concerned = theirs is not None and theirs.group_id == mine.group_id and concerns(mine, theirs)
+            concerned = theirs is not None and theirs.group_id == mine.group_id and restarts_with(mine, theirs)
             if concerned and other.began < old.ended:
                 self.breach("P2", f"{new.attempt_id} begins anew, and its sibling {other.attempt_id} has not ended")
 

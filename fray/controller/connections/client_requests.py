@@ -99,7 +99,7 @@ def terminate(link: ClientConnection, ref: int, message: words.Terminate, blobs:
 
 def find_job(link: ClientConnection, ref: int, message: words.FindJob, blobs: Sequence[Bytes]) -> Answer:
     state = link.house.state
-    found = queries.find(state, link.namespace, message.name, message.namespace)
+    found = queries.find_job(state, link.namespace, message.name, message.namespace)
     return follow_jobs(link, [state.job_info(found)] if found is not None else [])
 
 
@@ -301,7 +301,7 @@ def fetch_checkpoint(
     link: ClientConnection, ref: int, message: words.FetchCheckpoint, blobs: Sequence[Bytes]
 ) -> Answer:
     state = link.house.state
-    kept = state.jobs[checkpoints.living_actor(state, link.session).job_id].checkpoint
+    kept = state.jobs[checkpoints.calling_attempt(state, link.session).job_id].checkpoint
     if kept is None:
         return words.Checkpoint(), ()
     data = link.house.store.blob(kept.blob) if kept.blob is not None else None

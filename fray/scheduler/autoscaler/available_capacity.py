@@ -13,14 +13,16 @@ from fray.scheduler.state.machine_groups import MachineGroupIndex
 from fray.scheduler.state.state import State
 
 
-def available_capacity(books: MachineGroupIndex, config: GroupConfig, now: float) -> Iterator[UnitOffer]:
+def unit_offers(books: MachineGroupIndex, config: GroupConfig, now: float) -> Iterator[UnitOffer]:
     """One a zone, in order; where none can be had now it says why."""
     for zone in config.zones_in_order():
-        capacity = host(books, config, zone, "a unit", 0)
-        yield UnitOffer(config.name, zone, capacity, config.hosts, config.price(zone), closed(books, config, zone, now))
+        capacity = host_capacity(books, config, zone, "a unit", 0)
+        yield UnitOffer(
+            config.name, zone, capacity, config.hosts, config.price(zone), zone_closed_text(books, config, zone, now)
+        )
 
 
-def closed(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> str:
+def zone_closed_text(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> str:
     """Why nothing is asked of a zone now; empty: it may be."""
     row = books.groups.get(config.name)
     if row is not None and row.stopped:
@@ -35,7 +37,7 @@ def closed(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float)
     return ""
 
 
-def declared(config: GroupConfig) -> str:
+def declared_shape(config: GroupConfig) -> str:
     """What the policy says of the shape of a machine."""
     shape = (
         config.cpu,
@@ -49,7 +51,7 @@ def declared(config: GroupConfig) -> str:
     return repr(shape)
 
 
-def host(books: MachineGroupIndex, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
+def host_capacity(books: MachineGroupIndex, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
     """One host of a unit: as its last one was, where one has come; until then as it is declared.
 
     A machine that offers less than its group declares would otherwise be made again and again for a job that does not
@@ -57,12 +59,12 @@ def host(books: MachineGroupIndex, config: GroupConfig, zone: str, machine: str,
     """
     capacity = config.capacity(zone, machine, worker)
     row = books.groups.get(config.name)
-    if row is None or row.learnt is None or row.learnt_of != declared(config):
+    if row is None or row.learnt is None or row.learnt_of != declared_shape(config):
         return capacity
     return evolve(row.learnt, attributes=row.learnt.attributes | capacity.attributes)
 
 
-def possible(books: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capacity]]:
+def possible_machines(books: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capacity]]:
     """Machines that could be had, by a name, as many as so many members could need: of each group in each zone."""
     for config in books.policy.groups:
         row = books.groups.get(config.name)
@@ -72,10 +74,10 @@ def possible(books: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capa
                 name = f"unit {unit + 1} of group {config.name}" + (f" in {zone}" if zone else "")
                 for worker in range(config.hosts):
                     which = f"host {worker} of {name}" if config.hosts > 1 else name
-                    yield which, host(books, config, zone, name, worker)
+                    yield which, host_capacity(books, config, zone, name, worker)
 
 
-def declares(state: State) -> bool:
+def knows_all_machines(state: State) -> bool:
     """It is known what the cluster has, or can have: what fits none of that never will."""
     return state.declares_all_nodes or bool(state.policy.groups)
 
@@ -88,4 +90,4 @@ def known_machines(state: State) -> dict[str, Capacity]:
 
 def all_machines(state: State, members: int) -> dict[str, Capacity]:
     """And those that could be had, as many as so many members could need."""
-    return known_machines(state) | dict(possible(state.fleet, members))
+    return known_machines(state) | dict(possible_machines(state.fleet, members))

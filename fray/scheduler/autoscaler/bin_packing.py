@@ -21,7 +21,7 @@ from fray.scheduler.pool.pool import AUTO, Variant, admits
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 
 _MANY = 1 << 30
-Spot: TypeAlias = tuple[str, str]
+GroupZone: TypeAlias = tuple[str, str]
 """(group, zone)."""
 
 
@@ -36,7 +36,7 @@ class HostRoom:
     devices: tuple[tuple[Variant, int], ...] = ()
 
     @classmethod
-    def of(cls, capacity: Capacity) -> HostRoom:
+    def empty(cls, capacity: Capacity) -> HostRoom:
         counts: dict[Variant, int] = {}
         for device in capacity.devices:
             variant = device.kind, device.variant.lower()
@@ -55,14 +55,14 @@ class UnitOffer:
     """Of one host."""
     hosts: int = 1
     price_per_hour: float = 0.0
-    closed: str = ""
+    closed_text: str = ""
     """Why none can be had there now; empty: they can."""
 
     @property
-    def at(self) -> Spot:
+    def group_zone(self) -> GroupZone:
         return self.group, self.zone
 
-    def place(self, same: str) -> str:
+    def locality(self, same: str) -> str:
         """Where that is, for an ask whose parts must share it."""
         return self.capacity.attributes.get(same, "") if same else ""
 
@@ -71,11 +71,11 @@ class UnitOffer:
 class PackedUnit:
     """One that is on its way, or would be asked for: what is left of each host."""
 
-    at: Spot
+    group_zone: GroupZone
     rooms: tuple[HostRoom, ...]
 
 
-def held(demand: Demand, room: HostRoom) -> int:
+def members_that_fit(demand: Demand, room: HostRoom) -> int:
     """How many members the host still holds."""
     pairs = (
         (room.cpu_milli, demand.cpu_milli),
@@ -94,7 +94,7 @@ def _serving(demand: Demand, room: HostRoom) -> list[tuple[Variant, int]]:
     return [(v, have) for v, have in room.devices if v[0] == demand.device_kind and wanted in (AUTO, v[1])]
 
 
-def taken(demand: Demand, room: HostRoom, members: int) -> HostRoom:
+def with_members(demand: Demand, room: HostRoom, members: int) -> HostRoom:
     """The same host with so many members on it; they fit."""
     devices = dict(room.devices)
     left = members if demand.device_count else 0
@@ -126,20 +126,20 @@ class PackingEstimate:
     """
 
     offers: tuple[UnitOffer, ...]
-    rooms: dict[str, int]
-    money: float | None = None
-    most: int = _MANY
+    unit_limits: dict[str, int]
+    budget_per_hour: float | None = None
+    request_limit: int = _MANY
     stock: dict[PackedUnit, int] = field(factory=dict)
-    asked: dict[Spot, int] = field(factory=dict)
-    limits: dict[str, None] = field(factory=dict)
-    _by_spot: dict[Spot, UnitOffer] = field(init=False)
-    _empty: dict[Spot, HostRoom] = field(init=False)
+    requested: dict[GroupZone, int] = field(factory=dict)
+    limit_texts: dict[str, None] = field(factory=dict)
+    _by_spot: dict[GroupZone, UnitOffer] = field(init=False)
+    _empty: dict[GroupZone, HostRoom] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._by_spot = {offer.at: offer for offer in self.offers}
-        self._empty = {offer.at: HostRoom.of(offer.capacity) for offer in self.offers}
+        self._by_spot = {offer.group_zone: offer for offer in self.offers}
+        self._empty = {offer.group_zone: HostRoom.empty(offer.capacity) for offer in self.offers}
 
-    def add_stock(self, at: Spot, hosts: int, count: int = 1) -> None:
+    def add_stock(self, at: GroupZone, hosts: int, count: int = 1) -> None:
         """So many empty units of a group are on their way, or there and idle; one that nobody offers counts not."""
         if at in self._by_spot:
             unit = PackedUnit(at, (self._empty[at],) * hosts)
@@ -147,44 +147,49 @@ class PackingEstimate:
 
     # Asks
 
-    def some(self, part: MemberGroup, count: int) -> int:
+    def pack_some(self, part: MemberGroup, count: int) -> int:
         """Make room for as many of ``count`` asks for one run of a part as can be; returns how many."""
-        self.limits = {}
+        self.limit_texts = {}
         run = max(1, part.slice_hosts)
         left = count * run
         for demand in part.choices:
             left = self._fill(demand, left, part.slice_hosts, "", "")
         return count - left // run
 
-    def whole(self, ask: PlacementRequest) -> bool:
+    def pack_whole(self, ask: PlacementRequest) -> bool:
         """Make room for all parts, or for none."""
-        self.limits = {}
+        self.limit_texts = {}
         best: tuple[float, PackingEstimate] | None = None
         for place in self._places(ask.same):
             trial = self._copy()
             if all(trial._part(part, ask.same, place) for part in ask.parts):
-                cost = sum(self._by_spot[at].price_per_hour * n for at, n in trial.asked.items())
+                cost = sum(self._by_spot[at].price_per_hour * n for at, n in trial.requested.items())
                 if best is None or cost < best[0]:
                     best = cost, trial
-            self.limits |= trial.limits
+            self.limit_texts |= trial.limit_texts
         if best is None:
             return False
         self._become(best[1])
-        self.limits = {}
+        self.limit_texts = {}
         return True
 
     def _copy(self) -> PackingEstimate:
         twin = copy(self)
-        twin.rooms, twin.stock, twin.asked, twin.limits = dict(self.rooms), dict(self.stock), dict(self.asked), {}
+        twin.unit_limits, twin.stock, twin.requested, twin.limit_texts = (
+            dict(self.unit_limits),
+            dict(self.stock),
+            dict(self.requested),
+            {},
+        )
         return twin
 
     def _become(self, other: PackingEstimate) -> None:
-        self.stock, self.asked, self.rooms = other.stock, other.asked, other.rooms
-        self.money, self.most = other.money, other.most
+        self.stock, self.requested, self.unit_limits = other.stock, other.requested, other.unit_limits
+        self.budget_per_hour, self.request_limit = other.budget_per_hour, other.request_limit
 
     def _places(self, same: str) -> Iterable[str]:
         """Each region or zone an ask may be held in; one that is none if it may be held anywhere."""
-        return dict.fromkeys(offer.place(same) for offer in self.offers)
+        return dict.fromkeys(offer.locality(same) for offer in self.offers)
 
     def _part(self, part: MemberGroup, same: str, place: str) -> bool:
         for demand in part.choices:
@@ -192,10 +197,10 @@ class PackingEstimate:
             if not trial._fill(demand, part.members, part.slice_hosts, same, place):
                 self._become(trial)
                 return True
-            self.limits |= trial.limits
+            self.limit_texts |= trial.limit_texts
         return False
 
-    def take(self, offer: UnitOffer) -> bool:
+    def request_one(self, offer: UnitOffer) -> bool:
         """Ask for one unit, whoever it is for; False: none can be had there now."""
         if self._closed(offer):
             return False
@@ -220,7 +225,7 @@ class PackingEstimate:
     def _fill_stock(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> int:
         for unit in list(self.stock):
             while left and self.stock.get(unit, 0):
-                if not self._serves(self._by_spot[unit.at], demand, slice_hosts, same, place):
+                if not self._serves(self._by_spot[unit.group_zone], demand, slice_hosts, same, place):
                     break
                 full, members = _filled(demand, unit, left, slice_hosts)
                 if not members:
@@ -238,10 +243,10 @@ class PackingEstimate:
 
     def _serves(self, offer: UnitOffer, demand: Demand, slice_hosts: int, same: str, place: str) -> bool:
         return (
-            offer.place(same) == place
+            offer.locality(same) == place
             and (not slice_hosts or offer.hosts == slice_hosts)
             and admits(demand, offer.capacity)
-            and held(demand, self._empty[offer.at]) > 0
+            and members_that_fit(demand, self._empty[offer.group_zone]) > 0
         )
 
     # Asking for more
@@ -253,21 +258,21 @@ class PackingEstimate:
         for offer in self.offers:
             if self._serves(offer, demand, slice_hosts, same, place):
                 if why := self._closed(offer):
-                    self.limits[why] = None
+                    self.limit_texts[why] = None
                 else:
                     firsts.setdefault(offer.group, offer)
         return min(firsts.values(), key=lambda offer: self._cost(offer, demand, left, slice_hosts), default=None)
 
     def _closed(self, offer: UnitOffer) -> str:
         """Why no unit more may be asked for there."""
-        if offer.closed:
-            return offer.closed
-        if self.rooms.get(offer.group, 0) < 1:
+        if offer.closed_text:
+            return offer.closed_text
+        if self.unit_limits.get(offer.group, 0) < 1:
             return f"group {offer.group} is at its max"
-        if self.most < 1:
+        if self.request_limit < 1:
             return "as many units as can be asked for at once have been: more in a moment"
-        if self.money is not None and offer.price_per_hour > max(0.0, self.money):
-            return f"the spend limit binds: {_priced(offer)}, and {max(0.0, self.money):g} is left"
+        if self.budget_per_hour is not None and offer.price_per_hour > max(0.0, self.budget_per_hour):
+            return f"the spend limit binds: {_priced(offer)}, and {max(0.0, self.budget_per_hour):g} is left"
         return ""
 
     def _cost(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
@@ -277,22 +282,24 @@ class PackingEstimate:
         return wasted, offer.price_per_hour * units, devices, offer.hosts
 
     def _per_unit(self, offer: UnitOffer, demand: Demand, slice_hosts: int) -> int:
-        return slice_hosts or offer.hosts * held(demand, self._empty[offer.at])
+        return slice_hosts or offer.hosts * members_that_fit(demand, self._empty[offer.group_zone])
 
     def _units(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> int:
         """How many of it: what is needed, as far as there is room and money for it; at least one."""
-        units = min(-(-left // self._per_unit(offer, demand, slice_hosts)), self.rooms[offer.group], self.most)
-        if self.money is not None and offer.price_per_hour:
-            units = min(units, int(self.money / offer.price_per_hour))
+        units = min(
+            -(-left // self._per_unit(offer, demand, slice_hosts)), self.unit_limits[offer.group], self.request_limit
+        )
+        if self.budget_per_hour is not None and offer.price_per_hour:
+            units = min(units, int(self.budget_per_hour / offer.price_per_hour))
         return max(1, units)
 
     def _ask(self, offer: UnitOffer, units: int) -> None:
-        self.rooms[offer.group] -= units
-        self.most -= units
-        if self.money is not None:
-            self.money -= units * offer.price_per_hour
-        self.asked[offer.at] = self.asked.get(offer.at, 0) + units
-        self.add_stock(offer.at, offer.hosts, units)
+        self.unit_limits[offer.group] -= units
+        self.request_limit -= units
+        if self.budget_per_hour is not None:
+            self.budget_per_hour -= units * offer.price_per_hour
+        self.requested[offer.group_zone] = self.requested.get(offer.group_zone, 0) + units
+        self.add_stock(offer.group_zone, offer.hosts, units)
 
 
 def _priced(offer: UnitOffer) -> str:
@@ -302,13 +309,17 @@ def _priced(offer: UnitOffer) -> str:
 def _filled(demand: Demand, unit: PackedUnit, left: int, slice_hosts: int) -> tuple[PackedUnit, int]:
     """The unit with as many of these members as it takes, and how many that are."""
     if slice_hosts:
-        if left < slice_hosts or len(unit.rooms) != slice_hosts or not all(held(demand, room) for room in unit.rooms):
+        if (
+            left < slice_hosts
+            or len(unit.rooms) != slice_hosts
+            or not all(members_that_fit(demand, room) for room in unit.rooms)
+        ):
             return unit, 0
-        return PackedUnit(unit.at, tuple(taken(demand, room, 1) for room in unit.rooms)), slice_hosts
+        return PackedUnit(unit.group_zone, tuple(with_members(demand, room, 1) for room in unit.rooms)), slice_hosts
     rooms: list[HostRoom] = []
     members = 0
     for room in unit.rooms:
-        here = min(left - members, held(demand, room))
-        rooms.append(taken(demand, room, here) if here else room)
+        here = min(left - members, members_that_fit(demand, room))
+        rooms.append(with_members(demand, room, here) if here else room)
         members += here
-    return PackedUnit(unit.at, tuple(rooms)), members
+    return PackedUnit(unit.group_zone, tuple(rooms)), members

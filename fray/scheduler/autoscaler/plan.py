@@ -15,12 +15,12 @@ from __future__ import annotations
 from fray.model.ids import NodeName
 from fray.model.policy.machine_groups import GroupConfig
 from fray.model.policy.policy import Policy
-from fray.scheduler.autoscaler.available_capacity import available_capacity, declared
-from fray.scheduler.autoscaler.bin_packing import PackingEstimate, Spot
+from fray.scheduler.autoscaler.available_capacity import declared_shape, unit_offers
+from fray.scheduler.autoscaler.bin_packing import GroupZone, PackingEstimate
 from fray.scheduler.autoscaler.provider_events import (
     back_off_zone,
     close_unit,
-    holding,
+    is_unit_in_use,
     order_delete,
 )
 from fray.scheduler.effect_buffer import EffectBuffer
@@ -49,7 +49,7 @@ UNITS_LIMIT = 100
 """Units that one plan asks for."""
 
 
-def told_policy(state: State, policy: Policy) -> None:
+def on_policy_changed(state: State, policy: Policy) -> None:
     """The policy was read: groups that were stopped may be tried again."""
     books = state.fleet
     books.policy = policy
@@ -60,10 +60,10 @@ def told_policy(state: State, policy: Policy) -> None:
     books.moved = True
 
 
-def restarted(state: State, cluster: str, policy: Policy, out: EffectBuffer) -> None:
+def on_controller_start(state: State, cluster: str, policy: Policy, out: EffectBuffer) -> None:
     """With the controller: what was being asked for is asked for again under the same name."""
     state.fleet.cluster = mark_of(cluster)
-    told_policy(state, policy)
+    on_policy_changed(state, policy)
 
 
 def replan_if_needed(state: State, out: EffectBuffer) -> None:
@@ -80,13 +80,13 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
     if books.plan_at is None and (books.moved or state.queue):
         books.plan_at = state.now
     if books.plan_at is not None and books.plan_at <= state.now:
-        plan(state, out)
+        replan(state, out)
     if books.reordered:
         books.reordered = False
         out.fleet()
 
 
-def plan(state: State, out: EffectBuffer) -> None:
+def replan(state: State, out: EffectBuffer) -> None:
     """Bring every unit to where it should be, ask for more, give back what idles."""
     books = state.fleet
     books.moved = False
@@ -122,11 +122,11 @@ def _next(state: State, due: list[float]) -> float | None:
 
 def _look_at(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     """Has it come, has it been too long on its way, is it empty at last."""
-    if unit.phase is UnitPhase.DRAINING and not holding(state, unit):
+    if unit.phase is UnitPhase.DRAINING and not is_unit_in_use(state, unit):
         order_delete(state, out, unit, unit.why)
     if not unit.live:
         return
-    if holding(state, unit):
+    if is_unit_in_use(state, unit):
         state.fleet.held[unit.name] = None
         state.fleet.busy_at[unit.name] = state.now
     if _whole(state, unit):
@@ -156,7 +156,7 @@ def _came(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     row.backoffs.pop(unit.zone, None)
     first = next(iter(state.fleet.nodes[unit.name]))
     config = state.fleet.group(unit.group)
-    row.learnt, row.learnt_of = state.nodes[first].capacity, declared(config) if config else ""
+    row.learnt, row.learnt_of = state.nodes[first].capacity, declared_shape(config) if config else ""
     state.fleet.group_changed(row)
 
 
@@ -185,15 +185,15 @@ def _ask_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
     trials: list[tuple[PlacementRequest, tuple[Placement, ...]]] = []
     headroom = Headroom(state.shares)
     for shape in _shapes(state):
-        before = dict(packing.asked)
+        before = dict(packing.requested)
         nodes = _ask_for(state, packing, shape, trials, headroom)
         kept |= nodes
         first = state.queue.head(shape).id
-        for at, units in packing.asked.items():
+        for at, units in packing.requested.items():
             for _ in range(units - before.get(at, 0)):
-                want(state, out, at, f"for {first}")
-        if packing.limits:
-            books.limits[shape] = "; ".join(packing.limits)
+                request_unit(state, out, at, f"for {first}")
+        if packing.limit_texts:
+            books.limits[shape] = "; ".join(packing.limit_texts)
     for ask, placed in trials:
         state.pool.give_back(ask, placed)
     return kept
@@ -213,7 +213,7 @@ def _ask_for(
     headroom: Headroom,
 ) -> dict[NodeName, None]:
     """Pack all of one shape; what fits into the pool, or is over a quota, waits for something else than machines."""
-    packing.limits = {}
+    packing.limit_texts = {}
     count = headroom.waiting(state.queue.waiting[shape])
     if not count:
         return {}
@@ -223,12 +223,12 @@ def _ask_for(
         return _nodes(placed)
     only = shape.ask.parts[0]
     if len(shape.ask.parts) == 1 and only.members == max(1, only.slice_hosts):
-        packing.some(only, count)
+        packing.pack_some(only, count)
         return {}
     if len(shape.ask.parts) == 1 and not shape.ask.same:
         return _ask_for_gangs(state, packing, only, count, trials)
     for _ in range(min(count, GANGS_LIMIT)):
-        if not packing.whole(shape.ask):
+        if not packing.pack_whole(shape.ask):
             break
     return {}
 
@@ -243,14 +243,14 @@ def _ask_for_gangs(
     """The first counts on what is free, and is asked for the rest; the others as if nothing were."""
     here, placed = _as_many(state, part)
     rest_of_it = MemberGroup(part.choices, part.members - here, part.slice_hosts)
-    if not packing.whole(PlacementRequest((rest_of_it,))):
+    if not packing.pack_whole(PlacementRequest((rest_of_it,))):
         if placed is not None:
             state.pool.give_back(*placed)
         return {}
     if placed is not None:
         trials.append(placed)
     for _ in range(min(count, GANGS_LIMIT) - 1):
-        if not packing.whole(PlacementRequest((part,))):
+        if not packing.pack_whole(PlacementRequest((part,))):
             break
     return {} if placed is None else _nodes(placed[1])
 
@@ -286,10 +286,10 @@ def _packing(state: State) -> PackingEstimate:
     configs = [config for config in books.configs() if config.provider != "fixed"]
     live = {config.name: books.live(config.name) for config in configs}
     packing = PackingEstimate(
-        offers=tuple(offer for config in configs for offer in available_capacity(books, config, state.now)),
-        rooms={config.name: config.max - len(live[config.name]) for config in configs},
-        money=None if limit is None else limit - books.spent_per_hour(),
-        most=UNITS_LIMIT,
+        offers=tuple(offer for config in configs for offer in unit_offers(books, config, state.now)),
+        unit_limits={config.name: config.max - len(live[config.name]) for config in configs},
+        budget_per_hour=None if limit is None else limit - books.spent_per_hour(),
+        request_limit=UNITS_LIMIT,
     )
     for units in live.values():
         for unit in units:
@@ -298,7 +298,7 @@ def _packing(state: State) -> PackingEstimate:
     return packing
 
 
-def want(state: State, out: EffectBuffer, at: Spot, why: str) -> None:
+def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> None:
     """Decide for one unit more: its name is made here, and saved before its provider hears of it."""
     books = state.fleet
     config = books.group(at[0])
@@ -325,7 +325,7 @@ def want(state: State, out: EffectBuffer, at: Spot, why: str) -> None:
 # Floor and ceiling ----------------------------------------------------------------------------------------------------
 
 
-def floor(state: State, config: GroupConfig, units: list[CloudUnit]) -> int:
+def units_to_keep(state: State, config: GroupConfig, units: list[CloudUnit]) -> int:
     """How many units stay, whatever waits: those in use or ``min``, and ``buffer``; never more than ``max``."""
     used = sum(unit.name in state.fleet.held for unit in units)
     return min(config.max, max(config.min, used) + config.buffer)
@@ -334,13 +334,13 @@ def floor(state: State, config: GroupConfig, units: list[CloudUnit]) -> int:
 def _keep_floor(state: State, out: EffectBuffer, config: GroupConfig) -> None:
     """Ask for what lacks to it, where it can be had."""
     units = state.fleet.live(config.name)
-    lacking = floor(state, config, units) - len(units)
+    lacking = units_to_keep(state, config, units) - len(units)
     if lacking <= 0:
         return
     packing = _packing(state)
     for offer in packing.offers:
-        while lacking > 0 and offer.group == config.name and packing.take(offer):
-            want(state, out, offer.at, "to keep min and buffer")
+        while lacking > 0 and offer.group == config.name and packing.request_one(offer):
+            request_unit(state, out, offer.group_zone, "to keep min and buffer")
             lacking -= 1
 
 
@@ -360,7 +360,7 @@ def _give_back(state: State, out: EffectBuffer, group: str, kept: dict[NodeName,
     idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in books.held]
     idle.sort(key=lambda unit: (-unit.price_per_hour, idle_since(state, unit), -unit.order))
     here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # one that is on its way may never come
-    surplus = idle[: max(0, here - floor(state, config, units))]
+    surplus = idle[: max(0, here - units_to_keep(state, config, units))]
     for unit in surplus:
         idle_s = state.now - idle_since(state, unit)
         if idle_s >= config.idle_s:

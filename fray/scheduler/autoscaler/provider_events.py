@@ -15,10 +15,10 @@ from fray.model.policy.machine_groups import (
     MachineState,
     SeenMachine,
 )
-from fray.scheduler.autoscaler.view import unknown
+from fray.scheduler.autoscaler.view import unknown_group_text
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import GroupScaled, MachineAnswered, MachinesListed, NodeDied
-from fray.scheduler.nodes.nodes import mark_node_dead
+from fray.scheduler.nodes.nodes import on_node_died
 from fray.scheduler.state.machine_groups import in_zone
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import (
@@ -32,21 +32,21 @@ UNSEEN_S = 120.0
 """A unit that was asked for and is not listed so long after that was never made."""
 VANISHED_S = 30.0
 """A unit that was listed, and is not for so long, is not there any more."""
-GHOST_S = 60.0
+REAPPEARED_S = 60.0
 """A unit that was deleted and is listed so long after that has to be deleted again."""
 REMEMBERED_S = 3600.0
 """So long is a name known that is gone."""
-DELETE_FIRST_S, DELETE_MOST_S = 5.0, 300.0
+DELETE_RETRY_S, DELETE_RETRY_MAX_S = 5.0, 300.0
 """Between two tries to delete: the first wait, doubled after each, and the longest."""
 
-DEAD = (MachineState.PREEMPTED, MachineState.FAILED)
-STOPPING = (ErrorKind.INVALID, ErrorKind.PERMISSION)
+DEAD_STATES = (MachineState.PREEMPTED, MachineState.FAILED)
+STOPPING_ERRORS = (ErrorKind.INVALID, ErrorKind.PERMISSION)
 
 
 # Orders ---------------------------------------------------------------------------------------------------------------
 
 
-def handle_provider_answer(state: State, event: MachineAnswered, out: EffectBuffer) -> None:
+def on_machine_answered(state: State, event: MachineAnswered, out: EffectBuffer) -> None:
     """An order was taken or refused; one that nobody waits for any more says nothing."""
     unit = state.fleet.units.get(event.name)
     if unit is None:
@@ -72,7 +72,7 @@ def _made(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuff
 def _record_create_failure(state: State, out: EffectBuffer, unit: CloudUnit, kind: ErrorKind, message: str) -> None:
     """Who does not get machines for a while, or ever: the unit's zone, or its whole group."""
     unit.why = f"{kind.value}: {message}"
-    if kind not in STOPPING:
+    if kind not in STOPPING_ERRORS:
         back_off_zone(state, out, unit, kind, message)
         return
     row = state.fleet.row(unit.group)
@@ -101,7 +101,7 @@ def _deleted(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectB
         state.fleet.changed(unit)
         return
     unit.told = f"{event.error.value}: {event.message}"
-    unit.order_at = state.now + min(DELETE_MOST_S, DELETE_FIRST_S * 2.0 ** min(unit.tries, 20))
+    unit.order_at = state.now + min(DELETE_RETRY_MAX_S, DELETE_RETRY_S * 2.0 ** min(unit.tries, 20))
     unit.tries += 1
     state.fleet.changed(unit)
     out.happened("", "machine not deleted", f"{unit.name}{in_zone(unit)}: {unit.told}")
@@ -110,7 +110,7 @@ def _deleted(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectB
 # Lists ----------------------------------------------------------------------------------------------------------------
 
 
-def handle_provider_list(state: State, event: MachinesListed, out: EffectBuffer) -> None:
+def on_machines_listed(state: State, event: MachinesListed, out: EffectBuffer) -> None:
     """What a provider has, against what is on record."""
     books = state.fleet
     if event.error:
@@ -139,7 +139,7 @@ def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine
         state.fleet.changed(unit)
     if unit.phase in (UnitPhase.GONE, UnitPhase.DELETING):
         _reappeared_after_delete(state, out, unit, begun)
-    elif machine.state in DEAD:
+    elif machine.state in DEAD_STATES:
         _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
     elif machine.state is MachineState.DELETING:
         order_delete(state, out, unit, "somebody else deletes it")
@@ -152,7 +152,7 @@ def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine
 def _reappeared_after_delete(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
     """It is listed although it was deleted: the list is old, or it came into being after all."""
     done = unit.phase is UnitPhase.GONE or unit.answered
-    if not done or begun - unit.since < GHOST_S or unit.state is MachineState.DELETING:
+    if not done or begun - unit.since < REAPPEARED_S or unit.state is MachineState.DELETING:
         return
     if unit.phase is UnitPhase.GONE:
         state.fleet.turn(unit, UnitEvent.BACK, state.now)
@@ -233,7 +233,7 @@ def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, mac
     state.fleet.put(unit)
     if room and usable:
         out.happened("", "machine adopted", f"{unit.name} of group {unit.group}{in_zone(unit)}")
-    elif machine.state in DEAD:
+    elif machine.state in DEAD_STATES:
         _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
     else:
         close_unit(state, out, unit, "nobody has asked for it" if usable else "it is being deleted")
@@ -242,7 +242,7 @@ def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, mac
 # The ends of a unit ---------------------------------------------------------------------------------------------------
 
 
-def holding(state: State, unit: CloudUnit) -> bool:
+def is_unit_in_use(state: State, unit: CloudUnit) -> bool:
     """Something has a place on it: an attempt, or a reservation."""
     machines = state.pool.machines
     for name in state.fleet.nodes.get(unit.name, ()):  # noqa: SIM110 - asked of every unit: a generator costs twice
@@ -253,7 +253,7 @@ def holding(state: State, unit: CloudUnit) -> bool:
 
 def close_unit(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     """Close it for new work; it is given back when it is empty, which may be now."""
-    if not holding(state, unit):
+    if not is_unit_in_use(state, unit):
         order_delete(state, out, unit, why)
         return
     unit.why = why
@@ -279,13 +279,13 @@ def _close_nodes(state: State, unit: CloudUnit) -> None:
 def mark_nodes_dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     """Its provider's word is proof: its nodes are dead, and what they held may begin elsewhere."""
     for name in list(state.fleet.nodes.get(unit.name, ())):
-        mark_node_dead(state, NodeDied(node=name, incarnation=state.nodes[name].incarnation, reason=why), out)
+        on_node_died(state, NodeDied(node=name, incarnation=state.nodes[name].incarnation, reason=why), out)
 
 
 # Operators ------------------------------------------------------------------------------------------------------------
 
 
-def scaled(state: State, event: GroupScaled, out: EffectBuffer) -> None:
+def on_group_scaled(state: State, event: GroupScaled, out: EffectBuffer) -> None:
     """Set, or take back, what a group has at least and at most."""
     written = next((group for group in state.fleet.policy.groups if group.name == event.group), None)
     problem = _wrong(state, event, written)
@@ -305,7 +305,7 @@ def _or(number: int | None) -> str:
 
 def _wrong(state: State, event: GroupScaled, written: GroupConfig | None) -> str:
     if written is None:
-        return unknown(state, event.group)
+        return unknown_group_text(state, event.group)
     if written.provider == "fixed":
         return f"group {event.group!r} is of provider fixed: nothing is made or deleted there"
     least = written.min if event.min is None else event.min

@@ -20,7 +20,7 @@ _SEEN = (UnitPhase.SEEN, UnitPhase.JOINED)
 _ASKED = (UnitPhase.ASKED, *_SEEN)
 
 
-def reason(state: Tables, shape: PlacementShape) -> str:
+def machines_text(state: Tables, shape: PlacementShape) -> str:
     """What is being done about machines for something that waits; empty where there are no groups."""
     books = state.fleet
     if not books.policy.groups or shape.reservation:
@@ -42,7 +42,7 @@ def list_fleet(state: Tables, group: str = "") -> Machines:
     """
     groups = [info for info in list_groups(state) if group in ("", info.name)]
     if group and not groups:
-        raise InvalidRequest(unknown(state, group))
+        raise InvalidRequest(unknown_group_text(state, group))
     return Machines(
         groups=tuple(groups),
         machines=list_machines(state, group),
@@ -51,7 +51,7 @@ def list_fleet(state: Tables, group: str = "") -> Machines:
     )
 
 
-def unknown(state: Tables, group: str) -> str:
+def unknown_group_text(state: Tables, group: str) -> str:
     """What is wrong with a name."""
     names = ", ".join(group.name for group in state.fleet.policy.groups) or "none"
     return f"there is no group {group!r}; the policy names {names}"

@@ -12,7 +12,7 @@ from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.resources import Demand
 from fray.model.specs import EndReason
-from fray.scheduler.autoscaler.view import reason as fleet_reason
+from fray.scheduler.autoscaler.view import machines_text as fleet_reason
 from fray.scheduler.backfill.starvation import blocker, starving
 from fray.scheduler.explain import forecast
 from fray.scheduler.explain.group_text import (
@@ -29,18 +29,18 @@ from fray.scheduler.explain.reservation_text import waits_inside
 from fray.scheduler.explain.resource_text import needs
 from fray.scheduler.explain.slice_text import slices_text
 from fray.scheduler.explain.unmet_constraints import FEW_CPUS, unmet_constraints
-from fray.scheduler.jobs.hold_reasons import ending_mates, ending_siblings, jobs_holding_name
+from fray.scheduler.jobs.hold_reasons import ending_group_members, ending_siblings, jobs_holding_name
 from fray.scheduler.jobs.retries import (
-    FREE,
-    crash_loop,
-    limit,
+    FREE_BUDGETS,
+    crash_loop_text,
     outcome_text,
-    policy,
-    recent,
-    spent,
+    recent_restarts,
+    restart_config,
+    retries_spent,
+    retry_limit,
 )
 from fray.scheduler.lifecycle import Budget, job_state
-from fray.scheduler.nodes.availability import standing_now, takes_work, why_closed
+from fray.scheduler.nodes.availability import availability_text, closed_text, takes_work
 from fray.scheduler.pool.pool import (
     Machine,
     admits,
@@ -69,7 +69,7 @@ ROOM = "room for a member"
 
 def _machine_line(state: Tables, job: JobRow, node: Node) -> str:
     if not takes_work(node):
-        return f"{node.name} {why_closed(node, state.now)}"
+        return f"{node.name} {closed_text(node, state.now)}"
     machine = state.pool.machines[node.name]
     demand = _nearest(choices(state, job), machine)
     wrong = [text for _, text in unmet_constraints(demand, machine)]
@@ -132,14 +132,14 @@ def _is_held(state: Tables, job: JobRow) -> str:
         return waits_with_group(state, job)
     if job.held_until is not None:
         wait_s = max(0.0, job.held_until - state.now)
-        loop = f" (crash loop: it {crash_loop(job)})" if crash_loop(job) else ""
+        loop = f" (crash loop: it {crash_loop_text(job)})" if crash_loop_text(job) else ""
         return f"restarts in {wait_s:.1f} s{loop}, after {_last_end(state, job)}"
     holding = list(jobs_holding_name(state, job))
     if holding:
         are = _are_being(holding)
         return f"waits for the end of {_name_list(holding)}, which {_has_or_have(holding)} its name and {are} ended"
     ending = list(ending_siblings(state, job))
-    if not ending and (ending := list(ending_mates(state, job))):
+    if not ending and (ending := list(ending_group_members(state, job))):
         return f"begins anew with its group, once {_name_list(ending)} {_has_or_have(ending)} ended"
     return (
         f"begins anew with its siblings, once {_name_list(ending)} {_has_or_have(ending)} ended"
@@ -218,7 +218,7 @@ def _obstacle(state: Tables, demand: Demand, machine: Machine) -> str:
     if takes(machine, demand):
         return ROOM
     if not machine.open:
-        return standing_now(state.nodes[machine.name])
+        return availability_text(state.nodes[machine.name])
     if machine.cpu_milli < demand.cpu_milli <= machine.capacity.cpu_milli and admits(demand, machine.capacity):
         return FEW_CPUS
     return next(unmet_constraints(demand, machine))[0]
@@ -358,19 +358,19 @@ def _too_large(state: Tables, job: JobRow) -> Iterator[str]:
 
 
 def _retries(state: Tables, job: JobRow) -> str:
-    config = policy(job)
+    config = restart_config(job)
     if config is None:
-        set_ones = [b for b in Budget if b not in FREE and limit(job.spec, b) is not None]
+        set_ones = [b for b in Budget if b not in FREE_BUDGETS and retry_limit(job.spec, b) is not None]
         return ", ".join(_budget(job, budget) for budget in set_ones)
     most = config.max_restarts or 0
     within = f" in {config.restart_period_s:g} s" if config.restart_period_s else ""
     whose = " for its group" if job.spec.siblings else ""
-    return f"{len(recent(state, job))} of {most if most >= 0 else 'any number'}{within}{whose}"
+    return f"{len(recent_restarts(state, job))} of {most if most >= 0 else 'any number'}{within}{whose}"
 
 
 def _budget(job: JobRow, budget: Budget) -> str:
-    most = limit(job.spec, budget) or 0
-    return f"{spent(job, budget)} of {most if most >= 0 else 'any number'} after {budget.value}"
+    most = retry_limit(job.spec, budget) or 0
+    return f"{retries_spent(job, budget)} of {most if most >= 0 else 'any number'} after {budget.value}"
 
 
 def _attempt_line(attempt: AttemptRow) -> str:

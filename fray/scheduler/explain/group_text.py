@@ -9,7 +9,7 @@ from fray.model.ids import Namespace
 from fray.model.job_groups import JobGroupInfo, MemberInfo
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, JobState
-from fray.scheduler.jobs.hold_reasons import is_kept
+from fray.scheduler.jobs.hold_reasons import is_waiting_for_stage
 from fray.scheduler.lifecycle import FINAL, job_state
 from fray.scheduler.pool.pool import takes
 from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
@@ -119,7 +119,7 @@ def waits_with_group(state: Tables, job: JobRow) -> str:
 
 def waits_for_stage(state: Tables, job: JobRow) -> str:
     """Of a member that has its machines, and may not begin; empty of any other."""
-    if not job.spec.job_group or not is_kept(state, job):
+    if not job.spec.job_group or not is_waiting_for_stage(state, job):
         return ""
     muster = state.musters[job.spec.job_group]
     earlier = [

@@ -14,7 +14,7 @@ from fray.model.messages.usage import (
     UsageSample,
 )
 from fray.model.policy.policy import Amounts, TenantPolicy
-from fray.scheduler.autoscaler.view import reason as fleet_reason
+from fray.scheduler.autoscaler.view import machines_text as fleet_reason
 from fray.scheduler.backfill.starvation import blocker
 from fray.scheduler.explain.explain import waits_for
 from fray.scheduler.explain.resource_text import needs

@@ -6,7 +6,7 @@ from fray.errors import FrayError
 from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.policy.priority import Band
 from fray.model.specs import JobSpec
-from fray.scheduler.autoscaler.available_capacity import available_capacity
+from fray.scheduler.autoscaler.available_capacity import unit_offers
 from fray.scheduler.backfill.backfill import keeps_now
 from fray.scheduler.explain import forecast
 from fray.scheduler.explain.resource_text import needs
@@ -68,10 +68,10 @@ def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
         config.name
         for config in books.policy.groups
         if any(
-            not offer.closed
+            not offer.closed_text
             and members_held(demand, offer.capacity) * config.hosts * (config.max - len(books.live(config.name)))
             >= spec.members
-            for offer in available_capacity(books, config, state.now)
+            for offer in unit_offers(books, config, state.now)
             for demand in (spec.demand, *spec.alternatives)
         )
     )

@@ -24,8 +24,8 @@ from fray.scheduler.state.state import State, error_message
 
 def list_actors(state: State, namespace: Namespace | None = None, prefix: str = "") -> tuple[ActorInfo, ...]:
     """Every living actor (of one namespace) whose name starts with ``prefix``, oldest first."""
-    found = [(job.order, of_job(state, job)) for job in _living(state)]
-    found += [(binding.order, of_binding(state, binding)) for binding in _served(state)]
+    found = [(job.order, hosted_actor_info(state, job)) for job in _living(state)]
+    found += [(binding.order, served_actor_info(state, binding)) for binding in _served(state)]
     infos = (info for _, info in sorted(found, key=lambda pair: pair[0]))
     return tuple(
         info
@@ -40,10 +40,10 @@ def find_by_id(state: State, actor_id: ActorId) -> tuple[ActorInfo, ...]:
     """The actor, living or ended; empty when nobody knows it (any more)."""
     job = state.jobs.get(actor_id)
     if job is not None:
-        return (of_job(state, job),) if _hosts_one(job) else ()
+        return (hosted_actor_info(state, job),) if _hosts_one(job) else ()
     binding, grave = state.bindings.get(actor_id), state.graves.get(actor_id)
     if binding is not None:
-        return (of_binding(state, binding),)
+        return (served_actor_info(state, binding),)
     return (_of_grave(grave),) if grave is not None else ()
 
 
@@ -51,8 +51,8 @@ def find_by_name(state: State, namespace: Namespace, name: str) -> tuple[ActorIn
     """Living ones of this name, those the cluster made first; else the last that ended."""
     jobs = (state.jobs[job_id] for job_id in state.named.get((namespace, name), ()))
     bindings = (state.bindings[actor_id] for actor_id in state.by_key.get(name_key(namespace, name), ()))
-    living = [of_job(state, job) for job in jobs if _hosts_one(job)]
-    living += [of_binding(state, binding) for binding in bindings if binding.endpoint.actor_id not in state.jobs]
+    living = [hosted_actor_info(state, job) for job in jobs if _hosts_one(job)]
+    living += [served_actor_info(state, binding) for binding in bindings if binding.endpoint.actor_id not in state.jobs]
     return tuple(living) or tuple(_last_ended(state, namespace, name))
 
 
@@ -77,7 +77,7 @@ def _last_ended(state: State, namespace: Namespace, name: str) -> Iterator[Actor
     for job_id in reversed(state.finished):
         job = state.jobs[job_id]
         if _hosts_one(job) and (job.spec.namespace, job.spec.name) == (namespace, name):
-            yield of_job(state, job)
+            yield hosted_actor_info(state, job)
             return
 
 
@@ -88,14 +88,14 @@ def _hosts_one(job: JobRow) -> bool:
 # One actor ------------------------------------------------------------------------------------------------------------
 
 
-def of_job(state: State, job: JobRow) -> ActorInfo:
+def hosted_actor_info(state: State, job: JobRow) -> ActorInfo:
     members = state.members(job)
     there = members[0] if members else None
     return ActorInfo(
         actor_id=job.job_id,
         name=job.spec.name,
         namespace=job.spec.namespace,
-        status=status_of(state, job),
+        status=actor_status(state, job),
         node=there.node if there else "",
         pid=there.pid if there else None,
         restarts=job.generation,
@@ -106,7 +106,7 @@ def of_job(state: State, job: JobRow) -> ActorInfo:
     )
 
 
-def status_of(state: State, job: JobRow) -> ActorStatus:
+def actor_status(state: State, job: JobRow) -> ActorStatus:
     if job.outcome is not None:
         return ActorStatus.FAILED if job_state(job) is JobState.FAILED else ActorStatus.ENDED
     if job.stop_cause is not None:
@@ -128,7 +128,7 @@ def _why(state: State, job: JobRow) -> str:
     return text
 
 
-def of_binding(state: State, binding: ActorRegistration) -> ActorInfo:
+def served_actor_info(state: State, binding: ActorRegistration) -> ActorInfo:
     endpoint, attempt = binding.endpoint, state.attempts.get(binding.endpoint.incarnation)
     silent = state.hidden(binding)
     return ActorInfo(

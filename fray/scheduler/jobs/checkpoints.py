@@ -15,10 +15,10 @@ from fray.scheduler.state.rows import AttemptRow, StoredCheckpoint
 from fray.scheduler.state.state import State
 
 
-def take(state: State, event: CheckpointTaken, out: EffectBuffer) -> None:
+def on_checkpoint_taken(state: State, event: CheckpointTaken, out: EffectBuffer) -> None:
     """Keep it in place of the one before."""
     try:
-        attempt = living_actor(state, event.session)
+        attempt = calling_attempt(state, event.session)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
     else:
@@ -46,7 +46,7 @@ def _keep(state: State, out: EffectBuffer, attempt: AttemptRow, event: Checkpoin
     state.touch("job", job.job_id)
 
 
-def living_actor(state: State, session: SessionId) -> AttemptRow:
+def calling_attempt(state: State, session: SessionId) -> AttemptRow:
     """The attempt that speaks.
 
     Raises:

@@ -12,28 +12,28 @@ from attrs import evolve
 from fray.model.exit_rules import ExitRule
 from fray.model.specs import EndReason, JobSpec, Outcome
 
-SIGNALS = 128
+SIGNAL_BASE = 128
 """Shells tell a death by signal n as exit code 128 + n."""
 
 
 def chosen_code(outcome: Outcome) -> int | None:
     """The exit code that rules are about; None: they say nothing of such an end."""
     if outcome.cause is EndReason.KILLED and outcome.signal is not None:
-        return SIGNALS + outcome.signal
+        return SIGNAL_BASE + outcome.signal
     if outcome.cause is not EndReason.FAILURE or outcome.raised:
         return None
     return outcome.exit_code
 
 
-def rule_of(spec: JobSpec, outcome: Outcome) -> ExitRule | None:
+def exit_rule(spec: JobSpec, outcome: Outcome) -> ExitRule | None:
     """What the author says of such an end; None: nothing."""
     code = chosen_code(outcome)
     return spec.exit_codes.get(code) if code is not None else None
 
 
-def as_ruled(spec: JobSpec, outcome: Outcome) -> Outcome:
+def apply_exit_rule(spec: JobSpec, outcome: Outcome) -> Outcome:
     """The outcome of an attempt as the author wants it taken: what is to be ignored is a success without a value."""
-    if rule_of(spec, outcome) is not ExitRule.IGNORE:
+    if exit_rule(spec, outcome) is not ExitRule.IGNORE:
         return outcome
     how = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
     return evolve(outcome, cause=EndReason.SUCCEEDED, value=None, message=f"{how} counts as success")

@@ -28,15 +28,15 @@ from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import TerminateRequested
 from fray.scheduler.explain.group_text import is_there
-from fray.scheduler.jobs.hold_reasons import is_kept
-from fray.scheduler.jobs.retries import begins_with, outcome_text
+from fray.scheduler.jobs.hold_reasons import is_waiting_for_stage
+from fray.scheduler.jobs.retries import outcome_text, sibling_restart_text
 from fray.scheduler.jobs.transitions import (
-    begin,
+    begin_stage,
     end_generation,
-    hold,
+    hold_job,
+    is_stage_open,
     retry_or_commit,
-    stage_has_come,
-    start,
+    start_job,
     stop_job,
 )
 from fray.scheduler.lifecycle import job_state
@@ -50,7 +50,7 @@ from fray.scheduler.pool.requests import (
 from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
 from fray.scheduler.state.state import State
 
-PLACES_TOLD = 4
+PLACES_SHOWN = 4
 
 # Coming ---------------------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec
         return f"all machines together have no room for its {len(specs)} jobs, even when empty: {lacking}"
     texts = [
         f"in {place or f'no named {same}'} {_lacking(pool, within(ask, same, place), specs)}"
-        for place in pool.localities(same)[:PLACES_TOLD]
+        for place in pool.localities(same)[:PLACES_SHOWN]
     ]
     return (
         f"no {same} has room for all of its {len(specs)} jobs, even when empty: {'; '.join(texts) or 'there is none'}. "
@@ -189,7 +189,7 @@ def accept_group(
     out.happened(group.group_id, "group launched", ", ".join(spec.name for spec in specs))
 
 
-def start_all(state: State, out: EffectBuffer, group: JobGroupRow, placed: Sequence[Placement]) -> None:
+def start_group(state: State, out: EffectBuffer, group: JobGroupRow, placed: Sequence[Placement]) -> None:
     """All living members have their machines."""
     jobs = state.gathered(group.group_id)
     first = state.nodes[placed[0].grants[0].node].capacity.attributes
@@ -200,10 +200,10 @@ def start_all(state: State, out: EffectBuffer, group: JobGroupRow, placed: Seque
     out.happened(group.group_id, "group placed", where)
     state.musters[group.group_id].begun = None
     for job, one in zip(jobs, placed, strict=True):
-        start(state, out, job, one)
+        start_job(state, out, job, one)
 
 
-def named_groups(state: State, event: TerminateRequested) -> Iterator[JobGroupRow]:
+def matching_groups(state: State, event: TerminateRequested) -> Iterator[JobGroupRow]:
     """The living groups that a request to end jobs means."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
@@ -237,7 +237,7 @@ def _begin_anew(state: State, out: EffectBuffer, group: JobGroupRow, failed: Job
         other = state.jobs[job_id]
         out.happened(job_id, "beginning anew", f"with its group, after {failed.job_id}")
         end_generation(
-            state, out, other, Outcome(cause=EndReason.SIBLING, message=begins_with(failed)), EndReason.SIBLING
+            state, out, other, Outcome(cause=EndReason.SIBLING, message=sibling_restart_text(failed)), EndReason.SIBLING
         )
         retry_or_commit(state, out, other)
 
@@ -247,7 +247,7 @@ def _regroup(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     muster = state.musters[group.group_id]
     if not muster.placed:
         for job_id in list(muster.phases.get(JobPhase.QUEUED, ())):
-            hold(state, out, state.jobs[job_id])
+            hold_job(state, out, state.jobs[job_id])
         state.assemble(group.group_id)
 
 
@@ -259,14 +259,14 @@ def _begin_due(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     muster.begun = muster.front
     for job_id in list(muster.phases.get(JobPhase.STARTING, ())):
         job = state.jobs[job_id]
-        if is_kept(state, job) and stage_has_come(state, job):
-            begin(state, out, job)
+        if is_waiting_for_stage(state, job) and is_stage_open(state, job):
+            begin_stage(state, out, job)
 
 
 # The end --------------------------------------------------------------------------------------------------------------
 
 
-def verdict(group: JobGroupRow) -> bool | None:
+def group_result(group: JobGroupRow) -> bool | None:
     """Whether it has succeeded, or can no more; None: neither is decided yet."""
     won, lost, success = group.primaries_succeeded, group.primaries_lost, group.config.success
     if success is Success.ANY and won:
@@ -285,7 +285,7 @@ def _count(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow) -> 
     _score(group, job)
     state.touch("job_group", group.group_id)
     decided = group.outcome is not None
-    won = None if decided else verdict(group)
+    won = None if decided else group_result(group)
     if won is not None:
         _decide(state, out, group, job, won)
     elif job_state(job) is JobState.FAILED:

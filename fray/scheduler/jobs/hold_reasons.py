@@ -11,11 +11,11 @@ from fray.scheduler.state.rows import AttemptPhase, JobPhase, JobRow
 from fray.scheduler.state.tables import Tables
 
 
-def waits_for(state: Tables, job: JobRow) -> Iterator[JobId]:
+def blocking_jobs(state: Tables, job: JobRow) -> Iterator[JobId]:
     """All of them."""
     yield from jobs_holding_name(state, job)
     yield from ending_siblings(state, job)
-    yield from ending_mates(state, job)
+    yield from ending_group_members(state, job)
 
 
 def jobs_holding_name(state: Tables, job: JobRow) -> Iterator[JobId]:
@@ -35,7 +35,7 @@ def ending_siblings(state: Tables, job: JobRow) -> Iterator[JobId]:
             yield mate.job_id
 
 
-def ending_mates(state: Tables, job: JobRow) -> Iterator[JobId]:
+def ending_group_members(state: Tables, job: JobRow) -> Iterator[JobId]:
     """Members of its job group that are being ended to begin anew together with it."""
     if not job.spec.job_group or state.job_groups[job.spec.job_group].config.restart is Restart.MEMBER:
         return
@@ -44,7 +44,7 @@ def ending_mates(state: Tables, job: JobRow) -> Iterator[JobId]:
             yield job_id
 
 
-def waits_for_group(state: Tables, job: JobRow) -> bool:
+def is_placed_with_group(state: Tables, job: JobRow) -> bool:
     """It is placed with its job group, and not by itself: none of it has machines, or all begin anew together."""
     if not job.spec.job_group:
         return False
@@ -52,7 +52,7 @@ def waits_for_group(state: Tables, job: JobRow) -> bool:
     return group.config.restart is Restart.GROUP or not muster.placed
 
 
-def is_kept(state: Tables, job: JobRow) -> bool:
+def is_waiting_for_stage(state: Tables, job: JobRow) -> bool:
     """A member of a job group that has machines, and has not begun for its stage."""
     first = state.attempts.get(attempt_id(job.job_id, job.generation, 0))
     return first is not None and first.phase is AttemptPhase.KEPT

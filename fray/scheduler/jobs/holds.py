@@ -8,14 +8,14 @@ long as none of a job group is placed its members then wait for each other; the 
 from __future__ import annotations
 
 from fray.scheduler.effect_buffer import EffectBuffer
-from fray.scheduler.jobs.hold_reasons import waits_for, waits_for_group
+from fray.scheduler.jobs.hold_reasons import blocking_jobs, is_placed_with_group
 from fray.scheduler.jobs.transitions import change_phase
 from fray.scheduler.lifecycle import JobEvent
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.state import State
 
 
-def release(state: State, out: EffectBuffer) -> None:
+def release_held_jobs(state: State, out: EffectBuffer) -> None:
     """After every step: into the queue with those that wait for nothing any more, in the order of acceptance."""
     while state.alarms and state.alarms[0][0] <= state.now:
         job = state.jobs[state.alarms[0][2]]
@@ -26,9 +26,9 @@ def release(state: State, out: EffectBuffer) -> None:
         return
     gathering: dict[str, None] = {}
     for job in sorted((state.jobs[job_id] for job_id in state.held), key=lambda job: job.order):
-        if next(waits_for(state, job), None) is None:
+        if next(blocking_jobs(state, job), None) is None:
             state.unhold(job)
-            if waits_for_group(state, job):
+            if is_placed_with_group(state, job):
                 state.gather(job)
                 gathering[job.spec.job_group] = None
             else:

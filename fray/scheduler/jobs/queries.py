@@ -18,7 +18,7 @@ from fray.scheduler.effects import TerminateRequested
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.state import State
 
-EVERYWHERE = "*"
+ALL_NAMESPACES = "*"
 
 
 def is_root(spec: JobSpec) -> bool:
@@ -30,12 +30,12 @@ def is_root(spec: JobSpec) -> bool:
 def _there(spec: JobSpec, own: Namespace, asked: Namespace | None) -> bool:
     if asked is None:
         return spec.namespace == own or is_root(spec)
-    return asked in (EVERYWHERE, spec.namespace)
+    return asked in (ALL_NAMESPACES, spec.namespace)
 
 
-def find(state: State, own: Namespace, name: str, asked: Namespace | None = None) -> JobId | None:
+def find_job(state: State, own: Namespace, name: str, asked: Namespace | None = None) -> JobId | None:
     """The living job of this name (of the own namespace first), else the one that ended last, else that of this id."""
-    found = [job for job in living(state, own, asked, name) if job.spec.name == name]
+    found = [job for job in living_jobs(state, own, asked, name) if job.spec.name == name]
     if found:
         return min(found, key=lambda job: (job.spec.namespace != own, job.stop_cause is not None, job.order)).job_id
     for job_id in reversed(state.finished):
@@ -45,7 +45,7 @@ def find(state: State, own: Namespace, name: str, asked: Namespace | None = None
     return name if name in state.jobs else None
 
 
-def living(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[JobRow]:
+def living_jobs(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[JobRow]:
     """Living jobs whose names begin so, oldest name first."""
     for (_, name), holders in state.named.items():
         if name.startswith(prefix):
@@ -53,17 +53,17 @@ def living(state: State, own: Namespace, asked: Namespace | None, prefix: str) -
             yield from (job for job in jobs if _there(job.spec, own, asked))
 
 
-def named(state: State, event: TerminateRequested) -> Iterator[JobId]:
+def matching_jobs(state: State, event: TerminateRequested) -> Iterator[JobId]:
     """What a request to end jobs means by its name and its prefix."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
     if event.name:
-        yield from (j.job_id for j in living(state, own, event.namespace, event.name) if j.spec.name == event.name)
+        yield from (j.job_id for j in living_jobs(state, own, event.namespace, event.name) if j.spec.name == event.name)
     if event.prefix:
-        yield from (job.job_id for job in living(state, own, event.namespace, event.prefix))
+        yield from (job.job_id for job in living_jobs(state, own, event.namespace, event.prefix))
 
 
-def tree(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
+def descendants(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
     """All that these jobs have launched, at any depth, whoever owns it; also below those that have ended."""
     below: dict[JobId, list[JobId]] = {}
     for job in state.jobs.values():
@@ -76,7 +76,7 @@ def tree(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
             waiting.append(job_id)
 
 
-def who(state: State, session: SessionId) -> str:
+def session_text(state: State, session: SessionId) -> str:
     """A session in words: which driver or job, and whose; of a tool, whose hand it is."""
     known = state.sessions.get(session)
     if known is None:
@@ -117,7 +117,7 @@ def _without_code(environment: EnvironmentSpec) -> EnvironmentSpec:
     return evolve(environment, bundle=None, python="")
 
 
-def differences(first: JobSpec, second: JobSpec) -> list[str]:
+def differing_fields(first: JobSpec, second: JobSpec) -> list[str]:
     """In what two requests differ, in their authors' words; empty: they are the same."""
     words = [word for field, word in _COMPARED.items() if getattr(first, field) != getattr(second, field)]
     if _without_code(first.environment) != _without_code(second.environment):

@@ -22,7 +22,7 @@ from fray.scheduler.state.rows import ActorRegistration, ActorTombstone, Session
 from fray.scheduler.state.state import State
 
 
-def register(state: State, event: NameRegistered, out: EffectBuffer) -> None:
+def on_name_registered(state: State, event: NameRegistered, out: EffectBuffer) -> None:
     """Bind, or (same actor, same incarnation) replace."""
     try:
         session = _speaker(state, event)
@@ -92,9 +92,9 @@ def _check_id(state: State, endpoint: ActorEndpoint) -> None:
 
 
 def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
-    for holder in bound(state, endpoint.namespace, endpoint.name):
+    for holder in registrations_of(state, endpoint.namespace, endpoint.name):
         if holder.endpoint.actor_id != endpoint.actor_id and (exclusive or holder.exclusive):
-            raise taken(state, holder)
+            raise name_in_use(state, holder)
     coming = living_actor(state, endpoint.namespace, endpoint.name) if exclusive else None
     if coming not in (None, endpoint.actor_id):
         raise NameInUse(
@@ -106,12 +106,12 @@ def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
         )
 
 
-def bound(state: State, namespace: Namespace, name: str) -> Iterator[ActorRegistration]:
+def registrations_of(state: State, namespace: Namespace, name: str) -> Iterator[ActorRegistration]:
     """All that are bound to a name now, oldest first."""
     return (state.bindings[actor_id] for actor_id in state.by_key.get(name_key(namespace, name), ()))
 
 
-def taken(state: State, holder: ActorRegistration) -> NameInUse:
+def name_in_use(state: State, holder: ActorRegistration) -> NameInUse:
     """The refusal of whoever wants the name that ``holder`` does not share."""
     by = holder.endpoint
     silent = " on a machine that is silent now" if state.hidden(holder) else ""
@@ -125,30 +125,30 @@ def taken(state: State, holder: ActorRegistration) -> NameInUse:
     )
 
 
-def unregister(state: State, event: NameUnregistered, out: EffectBuffer) -> None:
+def on_name_unregistered(state: State, event: NameUnregistered, out: EffectBuffer) -> None:
     """Only the incarnation that made a binding takes it back; repeating it is harmless."""
     session = state.sessions.get(event.session)
     binding = state.bindings.get(event.actor_id)
     if session is not None and binding is not None and binding.endpoint.incarnation == session.owner:
-        drop(state, out, binding, "its process took its name back")
+        drop_registration(state, out, binding, "its process took its name back")
     out.reply(event.session, event.ref, Done(), late=True)
 
 
 def drop_incarnation(state: State, out: EffectBuffer, incarnation: str, reason: str) -> None:
     """The process is gone, and so are its actors."""
     for actor_id in list(state.hosted.get(incarnation, ())):
-        drop(state, out, state.bindings[actor_id], reason)
+        drop_registration(state, out, state.bindings[actor_id], reason)
 
 
-def drop_session(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
+def drop_session_names(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     """The conversation that registered them is over for good."""
     for actor_id in list(state.hosted.get(session.owner, ())):
         binding = state.bindings[actor_id]
         if binding.session == session.session:
-            drop(state, out, binding, reason)
+            drop_registration(state, out, binding, reason)
 
 
-def drop(state: State, out: EffectBuffer, binding: ActorRegistration, reason: str) -> None:
+def drop_registration(state: State, out: EffectBuffer, binding: ActorRegistration, reason: str) -> None:
     endpoint = binding.endpoint
     out.binding(binding)
     state.drop_binding(binding)
@@ -166,7 +166,7 @@ def drop(state: State, out: EffectBuffer, binding: ActorRegistration, reason: st
         state.put_grave(grave)
 
 
-def moved_with_node(state: State, out: EffectBuffer, node: str) -> None:
+def refresh_actors_on_node(state: State, out: EffectBuffer, node: str) -> None:
     """The actors of a machine have become hidden or visible."""
     for attempt_id in state.on_node.get(node, ()):
         job = state.jobs[state.attempts[attempt_id].job_id]
@@ -176,6 +176,6 @@ def moved_with_node(state: State, out: EffectBuffer, node: str) -> None:
             out.binding(state.bindings[actor_id])
 
 
-def forget_graves(state: State) -> None:
+def forget_tombstones(state: State) -> None:
     while len(state.graves) > state.rules.finished_limit:
         state.drop_grave(next(iter(state.graves)))

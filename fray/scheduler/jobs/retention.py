@@ -23,7 +23,7 @@ MESSAGES_LIMIT = 4_000_000
 """Of those of all members of a generation: a gang of 500 and more has less for each."""
 CAPTURED_LIMIT = 64_000
 """Characters of the stacks captured of all members of a generation."""
-CAPTURED_LEAST = 2_000
+CAPTURED_MIN = 2_000
 """But so many of each, however many members there are."""
 CAPTURED_GENERATIONS = 8
 """Stacks are kept of so many."""
@@ -31,9 +31,9 @@ LINE_LIMIT = 300
 """Characters of the message of a job of which only a line is kept."""
 
 
-def bounded(outcome: Outcome, members: int) -> Outcome:
+def truncate_outcome(outcome: Outcome, members: int) -> Outcome:
     """The outcome with texts of a length that can be kept and told to everybody."""
-    captured = max(CAPTURED_LEAST, CAPTURED_LIMIT // members)
+    captured = max(CAPTURED_MIN, CAPTURED_LIMIT // members)
     message = max(LINE_LIMIT, min(MESSAGE_LIMIT, MESSAGES_LIMIT // members))
     if len(outcome.message) <= message and len(outcome.captured) <= captured:
         return outcome
@@ -48,7 +48,7 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def drop_payload(state: State, job: JobRow) -> None:
+def strip_ended_job(state: State, job: JobRow) -> None:
     """It has ended, and so has every attempt of it: leave out what only the living need."""
     if job.spec.sys_path or job.spec.cwd is not None:
         job.spec = evolve(job.spec, sys_path=(), cwd=None)

@@ -23,20 +23,20 @@ from fray.model.restart_policy import (
     next_streak,
 )
 from fray.model.specs import ActorConfig, EndReason, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
-from fray.scheduler.jobs.exit_codes import rule_of
+from fray.scheduler.jobs.exit_codes import exit_rule
 from fray.scheduler.lifecycle import BUDGETS, MACHINES_DOING, OWN_DOING, PAID_BY, Budget
 from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
 
-FREE = (Budget.SIBLING, Budget.PORTS)
+FREE_BUDGETS = (Budget.SIBLING, Budget.PORTS)
 """What no user's budget pays for."""
-PORT_TRIES = 100
+PORT_RETRY_LIMIT = 100
 """Strangers who hold ports of so many placements hold too many of them."""
-PORT_WAIT_S, PORT_WAIT_MOST_S = 0.1, 30.0
+PORT_WAIT_S, PORT_WAIT_MAX_S = 0.1, 30.0
 """Before the next placement; doubled with each."""
 
 
-def limit(spec: JobSpec, budget: Budget) -> int | None:
+def retry_limit(spec: JobSpec, budget: Budget) -> int | None:
     """Retries the budget has; negative: no limit. None: the author has set none, and another pays (`PAID_BY`)."""
     return {
         Budget.FAILURE: spec.max_retries_failure,
@@ -44,45 +44,49 @@ def limit(spec: JobSpec, budget: Budget) -> int | None:
         Budget.MACHINE_LOSS: spec.max_retries_machine_loss,
         Budget.OUT_OF_MEMORY: spec.max_retries_out_of_memory,
         Budget.SIBLING: -1,
-        Budget.PORTS: PORT_TRIES,
+        Budget.PORTS: PORT_RETRY_LIMIT,
     }[budget]
 
 
-def payer(spec: JobSpec, cause: EndReason) -> Budget | None:
+def charged_budget(spec: JobSpec, cause: EndReason) -> Budget | None:
     """The budget that is charged for a retry after ``cause``, whether it has anything left or not."""
     budget = BUDGETS[cause]
-    if budget is not None and limit(spec, budget) is None:
+    if budget is not None and retry_limit(spec, budget) is None:
         return PAID_BY[budget]
     return budget
 
 
-def spent(job: JobRow, budget: Budget) -> int:
+def retries_spent(job: JobRow, budget: Budget) -> int:
     """Retries it has paid for."""
-    return sum(count for cause, count in job.retried.items() if payer(job.spec, cause) is budget)
+    return sum(count for cause, count in job.retried.items() if charged_budget(job.spec, cause) is budget)
 
 
-def policy(job: JobRow) -> ActorConfig | None:
+def restart_config(job: JobRow) -> ActorConfig | None:
     """What counts an actor's restarts; None: the job's budgets do."""
     config = job.spec.actor
     return config if config is not None and config.max_restarts is not None else None
 
 
-def own_restarts(job: JobRow) -> int:
+def counted_restarts(job: JobRow) -> int:
     """How often it was made anew on an account of its own."""
-    return sum(count for cause, count in job.retried.items() if BUDGETS[cause] not in FREE and not unpaid(job, cause))
+    return sum(
+        count
+        for cause, count in job.retried.items()
+        if BUDGETS[cause] not in FREE_BUDGETS and not is_free_restart(job, cause)
+    )
 
 
-def unpaid(job: JobRow, cause: EndReason) -> bool:
+def is_free_restart(job: JobRow, cause: EndReason) -> bool:
     """To be ended for the sake of others is no failure of an actor whose restarts are counted."""
-    return cause is EndReason.PREEMPTED and policy(job) is not None
+    return cause is EndReason.PREEMPTED and restart_config(job) is not None
 
 
-def recent(state: Tables, job: JobRow) -> list[float]:
+def recent_restarts(state: Tables, job: JobRow) -> list[float]:
     """When it and its siblings were made anew, as far as that counts now; oldest first.
 
     Siblings that fell at the same instant (with their machine) had one setback; one of this instant is its own too.
     """
-    config = policy(job) or ActorConfig()
+    config = restart_config(job) or ActorConfig()
     if job.spec.siblings is None:
         return counting(config, job.restarts, state.now)
     others = {at for mate in state.group_of(job) if mate is not job for at in mate.restarts}
@@ -90,26 +94,26 @@ def recent(state: Tables, job: JobRow) -> list[float]:
     return sorted(counting(config, (*job.restarts, *others), state.now))
 
 
-def affordable(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
+def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
     """The budget that would pay for a retry after ``first``."""
-    budget = payer(job.spec, first.cause)
-    config = policy(job)
-    if budget is None or rule_of(job.spec, first) is ExitRule.FAIL:
+    budget = charged_budget(job.spec, first.cause)
+    config = restart_config(job)
+    if budget is None or exit_rule(job.spec, first) is ExitRule.FAIL:
         return None
-    if unpaid(job, first.cause):
+    if is_free_restart(job, first.cause):
         return budget
     if config is not None and config.must_start and first.constructing and not job.retried:
         return None
-    if config is None or budget in FREE:
-        most, used = limit(job.spec, budget) or 0, spent(job, budget)
+    if config is None or budget in FREE_BUDGETS:
+        most, used = retry_limit(job.spec, budget) or 0, retries_spent(job, budget)
     else:
-        most, used = config.max_restarts or 0, len(recent(state, job))
+        most, used = config.max_restarts or 0, len(recent_restarts(state, job))
     return budget if allows(most, used) else None
 
 
-def paying(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
+def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
     """The budget that pays for a retry after ``first``; None: no retry."""
-    return None if job.stop_cause is not None else affordable(state, job, first)
+    return None if job.stop_cause is not None else affordable_budget(state, job, first)
 
 
 # Paying --------------------------------------------------------------------------------------------------------------
@@ -118,13 +122,13 @@ def paying(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
 def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, members: list[AttemptRow]) -> None:
     """Write a retry down, and until when it has to wait."""
     job.retried[first.cause] = job.retried.get(first.cause, 0) + 1
-    if budget is Budget.SIBLING or unpaid(job, first.cause):
+    if budget is Budget.SIBLING or is_free_restart(job, first.cause):
         return
     if budget is Budget.PORTS:
-        job.held_until = state.now + min(PORT_WAIT_MOST_S, PORT_WAIT_S * 2 ** (spent(job, budget) - 1))
+        job.held_until = state.now + min(PORT_WAIT_MAX_S, PORT_WAIT_S * 2 ** (retries_spent(job, budget) - 1))
         return
-    config = policy(job)
-    if not (own_restarts(job) > 1 if config is None else recent(state, job)):
+    config = restart_config(job)
+    if not (counted_restarts(job) > 1 if config is None else recent_restarts(state, job)):
         job.spree = outcome_text(first)
     if config is not None:
         most = max(0, config.max_restarts or 0)
@@ -139,7 +143,7 @@ def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, mem
 
 
 def _curve(job: JobRow) -> BackoffPolicy:
-    return policy(job) or job.spec
+    return restart_config(job) or job.spec
 
 
 def _wait_s(job: JobRow, first: Outcome) -> float:
@@ -153,7 +157,7 @@ def _crashed(members: list[AttemptRow]) -> bool:
     return _lived_s(members) < CRASH_S and not any(attempt.ready for attempt in members)
 
 
-def crash_loop(job: JobRow) -> str:
+def crash_loop_text(job: JobRow) -> str:
     """In words; empty: it is in none."""
     return f"failed {job.crashes} times in a row within {CRASH_S:g} s of its start" if job.crashes >= CRASHES else ""
 
@@ -169,12 +173,12 @@ def _span_s(attempt: AttemptRow) -> float:
     return max(told_s, attempt.ended_at - attempt.started_at)
 
 
-def places_again(job: JobRow, members: list[AttemptRow]) -> tuple[str, ...]:
+def preferred_nodes(job: JobRow, members: list[AttemptRow]) -> tuple[str, ...]:
     """Where the next generation would like to be: where this one was, but for machines that were at fault.
 
     Actors go where there is most room, and after a crash loop the places are suspect too.
     """
-    if job.spec.actor is not None or crash_loop(job):
+    if job.spec.actor is not None or crash_loop_text(job):
         return ()
     return tuple(
         "" if attempt.outcome is not None and attempt.outcome.cause in MACHINES_DOING else attempt.node
@@ -187,7 +191,7 @@ def outcome_text(outcome: Outcome) -> str:
     return f"{outcome.cause.value}: {outcome.message}" if outcome.message else outcome.cause.value
 
 
-def measured(outcome: Outcome) -> str:
+def outcome_figures_text(outcome: Outcome) -> str:
     """What is known of its end in figures, behind a blank; empty: nothing."""
     parts = [
         f"exit code {outcome.exit_code}" if outcome.exit_code else "",
@@ -200,14 +204,14 @@ def measured(outcome: Outcome) -> str:
     return f" [{told}]" if told else ""
 
 
-def concerns(failed: SupervisedGroup, other: SupervisedGroup) -> bool:
+def restarts_with(failed: SupervisedGroup, other: SupervisedGroup) -> bool:
     """Whether a restart of ``failed`` takes ``other`` with it."""
     if failed.strategy is SupervisionStrategy.ONE_FOR_ALL:
         return failed.index != other.index
     return failed.strategy is SupervisionStrategy.REST_FOR_ONE and other.index > failed.index
 
 
-def begins_with(failed: JobRow) -> str:
+def sibling_restart_text(failed: JobRow) -> str:
     """Why a sibling is ended that shall begin anew with ``failed``."""
     return f"begins anew with {failed.job_id}"
 
@@ -223,7 +227,7 @@ def final_outcome(state: Tables, job: JobRow, first: Outcome, members: list[Atte
         own = members[0].outcome
         assert own is not None
         return own  # it was done before the request arrived
-    if affordable(state, job, first) is None:
+    if affordable_budget(state, job, first) is None:
         return first
     again = f"it would have been retried after: {first.message or first.cause.value}"
     text = job.stop_reason if first.cause is EndReason.SIBLING else f"{job.stop_reason}; {again}"
@@ -232,13 +236,13 @@ def final_outcome(state: Tables, job: JobRow, first: Outcome, members: list[Atte
 
 def _with_history(state: Tables, job: JobRow, last: Outcome) -> Outcome:
     """The last error, who of a gang had it, and that it was not the first."""
-    notes = [note for note in (broke_first(state, job), _crash_loop_text(state, job, last)) if note]
+    notes = [note for note in (first_member_text(state, job), _crash_loop_text(state, job, last)) if note]
     if not notes:
         return last
     return evolve(last, message=f"{last.message or last.cause.value} ({'; '.join(notes)})")
 
 
-def broke_first(state: Tables, job: JobRow) -> str:
+def first_member_text(state: Tables, job: JobRow) -> str:
     """Which member of a gang ended its generation; empty of a job with one member, or when none did."""
     if job.first_member is None or job.spec.members == 1:
         return ""
@@ -247,9 +251,9 @@ def broke_first(state: Tables, job: JobRow) -> str:
 
 
 def _crash_loop_text(state: Tables, job: JobRow, last: Outcome) -> str:
-    if policy(job) is None:
+    if restart_config(job) is None:
         return _retries(job, last)
-    times = recent(state, job) if BUDGETS[last.cause] is not None else []
+    times = recent_restarts(state, job) if BUDGETS[last.cause] is not None else []
     if not times:
         return ""
     count = "once" if len(times) == 1 else f"{len(times)} times"
@@ -259,7 +263,7 @@ def _crash_loop_text(state: Tables, job: JobRow, last: Outcome) -> str:
 
 def _retries(job: JobRow, last: Outcome) -> str:
     """How often a job without a policy was retried, by cause."""
-    count = own_restarts(job)
+    count = counted_restarts(job)
     if count < 2:
         return f"it was retried once, after {job.spree}" if count else ""
     after = [f"after {cause.value.replace('_', ' ')}" for cause in job.retried]

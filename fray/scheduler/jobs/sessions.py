@@ -12,14 +12,14 @@ from fray.model.messages.client import Done, Role
 from fray.model.specs import EndReason
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened
-from fray.scheduler.jobs.registry import drop_session
+from fray.scheduler.jobs.registry import drop_session_names
 from fray.scheduler.jobs.transitions import stop_job, stop_owned
-from fray.scheduler.reservations.reservations import close_owned
+from fray.scheduler.reservations.reservations import close_owned_reservations
 from fray.scheduler.state.rows import Session, SessionPhase
 from fray.scheduler.state.state import State
 
 
-def opened(state: State, event: SessionOpened, out: EffectBuffer) -> None:
+def on_session_opened(state: State, event: SessionOpened, out: EffectBuffer) -> None:
     """A conversation begins or goes on; one that has ended stays ended."""
     session = state.sessions.get(event.session)
     if session is None:
@@ -46,7 +46,7 @@ def _new(state: State, event: SessionOpened) -> Session:
     )
 
 
-def lost(state: State, event: SessionLost, out: EffectBuffer) -> None:
+def on_session_lost(state: State, event: SessionLost, out: EffectBuffer) -> None:
     """No goodbye: a driver's grace begins; for a job its attempt decides; a tool is gone."""
     session = state.sessions.get(event.session)
     if session is not None and session.phase is SessionPhase.OPEN:
@@ -63,7 +63,7 @@ def _lose(state: State, session: Session) -> None:
     state.session_changed(session)
 
 
-def closed(state: State, event: SessionClosed, out: EffectBuffer) -> None:
+def on_session_closed(state: State, event: SessionClosed, out: EffectBuffer) -> None:
     """Goodbye, or proof of death. Repeating it waits for the same end."""
     session = state.sessions.get(event.session)
     if session is None or session.phase is SessionPhase.ENDED:
@@ -72,20 +72,20 @@ def closed(state: State, event: SessionClosed, out: EffectBuffer) -> None:
         return
     if event.ref is not None:
         session.refs = (*session.refs, event.ref)
-    close(state, out, session, event.reason)
+    close_session(state, out, session, event.reason)
 
 
-def close(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
+def close_session(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     """End all that it owns; `settle` ends the session once nothing of that lives."""
     if session.phase is not SessionPhase.CLOSING:
         session.phase, session.reason, session.ended_at = SessionPhase.CLOSING, reason, state.now
-        drop_session(state, out, session, reason)
+        drop_session_names(state, out, session, reason)
         _stop_all(state, out, session, f"its owner {session.session} ended: {reason}")
     state.session_changed(session)
 
 
 def _stop_all(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
-    close_owned(state, out, session.owner, reason, None if session.attempt_id is None else session.session)
+    close_owned_reservations(state, out, session.owner, reason, None if session.attempt_id is None else session.session)
     if session.attempt_id is None:
         stop_owned(state, out, session.session, reason)
         return
@@ -94,18 +94,18 @@ def _stop_all(state: State, out: EffectBuffer, session: Session, reason: str) ->
             stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
 
 
-def ticked(state: State, out: EffectBuffer) -> None:
+def on_tick(state: State, out: EffectBuffer) -> None:
     """Drivers whose grace is over: if one comes back now, it is told so, and not what becomes of its jobs."""
     for name in list(state.lost):
         session = state.sessions[name]
         if session.lost_at + session.grace_s <= state.now:
             reason = f"the driver was gone for {session.grace_s:g} s"
-            close(state, out, session, reason)
+            close_session(state, out, session, reason)
             if _owns_any(state, session):
                 out.over(name, reason)  # else `settle` does
 
 
-def restarted(state: State) -> None:
+def on_controller_start(state: State) -> None:
     """Every connection is gone with the old controller; grace is counted from now."""
     for session in list(state.sessions.values()):
         if session.refs:
@@ -155,7 +155,7 @@ def _forget(state: State) -> None:
         state.drop_session(state.sessions[next(iter(state.over))])
 
 
-def living(state: State, name: SessionId) -> Session:
+def require_session(state: State, name: SessionId) -> Session:
     """The session, if it may still ask for things.
 
     Raises:

@@ -9,7 +9,7 @@ from fray.model.ids import JobId
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Ended, Role
 from fray.model.specs import EndReason, EntryKind, JobSpec
-from fray.scheduler.autoscaler.available_capacity import all_machines, declares, known_machines
+from fray.scheduler.autoscaler.available_capacity import all_machines, known_machines, knows_all_machines
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import LaunchRequested, TerminateRequested
 from fray.scheduler.explain.infeasible import contradiction, is_infeasible, never_text
@@ -17,23 +17,23 @@ from fray.scheduler.jobs.actor_queries import living_actor
 from fray.scheduler.jobs.groups import (
     accept_group,
     check_job_group,
-    named_groups,
+    matching_groups,
     no_room,
 )
 from fray.scheduler.jobs.queries import (
-    differences,
-    named,
-    tree,
-    who,
+    descendants,
+    differing_fields,
+    matching_jobs,
+    session_text,
 )
-from fray.scheduler.jobs.registry import bound, taken
-from fray.scheduler.jobs.sessions import living
-from fray.scheduler.jobs.supervision import check_group
-from fray.scheduler.jobs.transitions import accept, fail_infeasible, stop_job
+from fray.scheduler.jobs.registry import name_in_use, registrations_of
+from fray.scheduler.jobs.sessions import require_session
+from fray.scheduler.jobs.supervision import check_supervised_group
+from fray.scheduler.jobs.transitions import accept_job, fail_unschedulable, stop_job
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.pool.requests import part_of
 from fray.scheduler.queue.queue import ApplicantKind
-from fray.scheduler.reservations.reservations import check_inside
+from fray.scheduler.reservations.reservations import check_fits_reservation
 from fray.scheduler.state.rows import JobGroupRow, Session
 from fray.scheduler.state.state import State
 
@@ -41,7 +41,7 @@ POSSIBLE_LIMIT = 1000
 """Parts that are known to be possible; looking at all machines costs too much for each launch."""
 
 
-def launch(state: State, event: LaunchRequested, out: EffectBuffer) -> None:
+def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer) -> None:
     """Accept every job of the request, or refuse with what is wrong with the first bad one."""
     ids = tuple(spec.job_id for spec in event.launch.jobs)
     try:
@@ -80,13 +80,13 @@ def _repeated(state: State, specs: list[JobSpec]) -> bool:
 def _differs(state: State, spec: JobSpec) -> list[str]:
     """In what it differs from the request of its id; of one that ended long ago only the name is known."""
     if spec.job_id in state.jobs:
-        return differences(state.jobs[spec.job_id].spec, spec)
+        return differing_fields(state.jobs[spec.job_id].spec, spec)
     return ["name"] if state.past[spec.job_id].name != spec.name else []
 
 
 def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out: EffectBuffer) -> tuple[JobId, ...]:
     """The ids to answer with: those of the new jobs, or of the one that is there already."""
-    session = living(state, event.session)
+    session = require_session(state, event.session)
     there = _existing(state, specs)
     if there is not None:
         return (there,)
@@ -102,9 +102,9 @@ def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out:
     parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
     for spec in fresh:
         mine = "" if spec.detached else owner
-        accept(state, out, spec, mine, _root(state, session) if mine else "", session.session, parent)
+        accept_job(state, out, spec, mine, _root(state, session) if mine else "", session.session, parent)
     for job_id in adopted.values():
-        out.happened(job_id, "adopted", f"by {who(state, session.session)}")
+        out.happened(job_id, "adopted", f"by {session_text(state, session.session)}")
     return tuple(adopted.get(spec.job_id, spec.job_id) for spec in specs)
 
 
@@ -123,7 +123,7 @@ def _adopted(state: State, spec: JobSpec) -> JobId | None:
     staying = _living_holder(state, spec)
     if staying is None:
         return None
-    if differing := differences(state.jobs[staying].spec, spec):
+    if differing := differing_fields(state.jobs[staying].spec, spec):
         raise NameInUse(
             f"job name {spec.name!r} is taken in namespace {spec.namespace!r} by a different request: job {staying} "
             f"differs in {', '.join(differing)}; ask for the same, end that one, or choose another name",
@@ -169,7 +169,7 @@ def _check(state: State, specs: list[JobSpec], owner: str) -> None:
     if state.living_jobs() + len(specs) > state.rules.living_limit:
         raise InvalidRequest(f"the cluster holds its limit of {state.rules.living_limit} living jobs; end some first")
     _check_depth(state, specs, owner)
-    check_group(state, specs)
+    check_supervised_group(state, specs)
     others: dict[tuple[str, str], str] = {}
     for spec in specs:
         _check_spec(spec, owner)
@@ -211,9 +211,9 @@ def _check_band(state: State, spec: JobSpec) -> None:
 
 def _check_unshared(state: State, spec: JobSpec) -> None:
     """An actor's process binds its name, which nobody may hold for himself then."""
-    for holder in bound(state, spec.namespace, spec.name) if spec.entry is EntryKind.ACTOR else ():
+    for holder in registrations_of(state, spec.namespace, spec.name) if spec.entry is EntryKind.ACTOR else ():
         if holder.exclusive:
-            raise taken(state, holder)
+            raise name_in_use(state, holder)
 
 
 def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str]) -> None:
@@ -235,7 +235,7 @@ def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str])
 
 def _check_size(state: State, spec: JobSpec) -> None:
     if spec.reservation_id:
-        check_inside(state, spec)
+        check_fits_reservation(state, spec)
         return
     demand = spec.demand
     if demand.regions and demand.zones:
@@ -256,7 +256,7 @@ def check_feasible(state: State, spec: JobSpec) -> None:
 
 def _never(state: State, spec: JobSpec) -> str:
     """Why no machine of this cluster could ever hold the job; empty when one might."""
-    if not declares(state) or spec.reservation_id:
+    if not knows_all_machines(state) or spec.reservation_id:
         return ""
     part = part_of(spec)
     if state.pool.could_hold(part) or state.possible.get(part) == state.pool.machines_version:
@@ -272,7 +272,7 @@ def _never(state: State, spec: JobSpec) -> str:
 
 def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) -> None:
     """Each job would fit by itself, but do they fit together?"""
-    if group is None or not declares(state) or specs[0].reservation_id:
+    if group is None or not knows_all_machines(state) or specs[0].reservation_id:
         return
     if reason := _no_room(state, group.config.same, specs):
         name = group.config.name
@@ -287,14 +287,14 @@ def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
     return reason
 
 
-def end_the_impossible(state: State, out: EffectBuffer) -> None:
+def fail_infeasible_jobs(state: State, out: EffectBuffer) -> None:
     """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
     waiting = [applicant.id for applicant in state.queue if applicant.kind is ApplicantKind.JOB]
     for job_id in [*waiting, *state.held, *(job_id for _, _, job_id in state.alarms)]:
         job = state.jobs[job_id]
         reason = _never(state, job.spec)
         if reason:
-            fail_infeasible(state, out, job, reason)
+            fail_unschedulable(state, out, job, reason)
     for applicant in [each for each in state.queue if each.kind is ApplicantKind.GROUP]:
         _end_if_impossible(state, out, state.job_groups[applicant.id])
 
@@ -302,20 +302,20 @@ def end_the_impossible(state: State, out: EffectBuffer) -> None:
 def _end_if_impossible(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     jobs = state.gathered(group.group_id)
     specs = [job.spec for job in jobs]
-    if not declares(state) or specs[0].reservation_id:
+    if not knows_all_machines(state) or specs[0].reservation_id:
         return
     if reason := _no_room(state, group.config.same, specs):
-        fail_infeasible(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
+        fail_unschedulable(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
 
 
-def terminate(state: State, event: TerminateRequested, out: EffectBuffer) -> None:
+def on_terminate_requested(state: State, event: TerminateRequested, out: EffectBuffer) -> None:
     """Ask for the end of jobs; answered at once with those that were not being ended already."""
-    by = who(state, event.session)
-    found = dict.fromkeys((*event.jobs, *named(state, event)))
-    for group in named_groups(state, event):
+    by = session_text(state, event.session)
+    found = dict.fromkeys((*event.jobs, *matching_jobs(state, event)))
+    for group in matching_groups(state, event):
         found |= state.musters[group.group_id].jobs
     if event.tree:
-        found |= dict.fromkeys(tree(state, found))
+        found |= dict.fromkeys(descendants(state, found))
     jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]
     wanted = [job for job in jobs if not event.own or job.launched_by == event.session]
     ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, EndReason.STOPPED, event.reason, by))

@@ -10,10 +10,10 @@ from __future__ import annotations
 from fray.errors import InvalidRequest
 from fray.model.specs import EndReason, EntryKind, JobSpec, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
-from fray.scheduler.jobs.retries import begins_with, concerns
+from fray.scheduler.jobs.retries import restarts_with, sibling_restart_text
 from fray.scheduler.jobs.transitions import (
     end_generation,
-    hold,
+    hold_job,
     retry_or_commit,
     stop_job,
 )
@@ -36,10 +36,10 @@ def _begin_anew(state: State, out: EffectBuffer, failed: JobRow) -> None:
     assert mine is not None
     for other in state.group_of(failed):
         theirs = other.spec.siblings
-        if theirs is not None and other.stop_cause is None and concerns(mine, theirs):
+        if theirs is not None and other.stop_cause is None and restarts_with(mine, theirs):
             _restart_with_sibling(state, out, other, failed)
     if ending := [mate for mate in state.group_of(failed) if mate.phase is JobPhase.CLOSING]:
-        hold(state, out, failed)
+        hold_job(state, out, failed)
         out.happened(failed.job_id, "waiting", f"for the end of {', '.join(mate.job_id for mate in ending)}")
 
 
@@ -49,11 +49,11 @@ def _restart_with_sibling(state: State, out: EffectBuffer, job: JobRow, failed: 
         out.happened(job.job_id, "beginning anew", f"with its sibling {failed.job_id}")
         job.held_until = failed.held_until
         end_generation(
-            state, out, job, Outcome(cause=EndReason.SIBLING, message=begins_with(failed)), EndReason.SIBLING
+            state, out, job, Outcome(cause=EndReason.SIBLING, message=sibling_restart_text(failed)), EndReason.SIBLING
         )
         retry_or_commit(state, out, job)
     elif job.phase in (JobPhase.QUEUED, JobPhase.HELD):
-        hold(state, out, job, until=failed.held_until)
+        hold_job(state, out, job, until=failed.held_until)
 
 
 def _end_group(state: State, out: EffectBuffer, failed: JobRow) -> None:
@@ -64,7 +64,7 @@ def _end_group(state: State, out: EffectBuffer, failed: JobRow) -> None:
             stop_job(state, out, other, EndReason.SIBLING, f"its group ended: {failed.job_id} failed: {why}")
 
 
-def check_group(state: State, specs: list[JobSpec]) -> None:
+def check_supervised_group(state: State, specs: list[JobSpec]) -> None:
     """Raises: InvalidRequest: not all of one new group of actors, each at its own place."""
     groups = {spec.siblings.group_id if spec.siblings else None for spec in specs}
     if groups == {None}:

@@ -11,29 +11,29 @@ from fray.model.gangs import port_names
 from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, ObservedAttempt, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
-from fray.scheduler.jobs.exit_codes import as_ruled
+from fray.scheduler.jobs.exit_codes import apply_exit_rule
 from fray.scheduler.jobs.registry import drop_incarnation
 from fray.scheduler.jobs.retention import (
-    bounded,
-    drop_payload,
     forget_generations,
+    strip_ended_job,
     strip_value,
+    truncate_outcome,
 )
 from fray.scheduler.jobs.retries import (
-    FREE,
-    broke_first,
+    FREE_BUDGETS,
     charge_retry,
-    crash_loop,
+    crash_loop_text,
     final_outcome,
-    limit,
-    measured,
+    first_member_text,
+    is_free_restart,
+    outcome_figures_text,
     outcome_text,
-    paying,
-    places_again,
-    policy,
-    recent,
-    spent,
-    unpaid,
+    preferred_nodes,
+    recent_restarts,
+    restart_config,
+    retries_spent,
+    retry_budget,
+    retry_limit,
 )
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
@@ -61,7 +61,7 @@ from fray.scheduler.state.state import State
 # Coming ---------------------------------------------------------------------------------------------------------------
 
 
-def accept(
+def accept_job(
     state: State, out: EffectBuffer, spec: JobSpec, owner: str, root: SessionId, session: SessionId, parent: JobId = ""
 ) -> None:
     """A new job, at the end of the queue."""
@@ -81,17 +81,17 @@ def accept(
     out.job(job.job_id)
     out.happened(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
     if not spec.job_group and spec.exclusive_name and len(state.named[spec.namespace, spec.name]) > 1:
-        hold(state, out, job)  # those who have the name are being ended, or it would have been refused
+        hold_job(state, out, job)  # those who have the name are being ended, or it would have been refused
 
 
-def start(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -> None:
+def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -> None:
     """Every member has its machine; the pool has given its share already."""
     grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
     if job.phase is JobPhase.HELD:
         state.unhold(job)
     change_phase(state, out, job, JobEvent.PLACED)
     state.tally[job.job_id].ran = 0
-    phase = AttemptPhase.WISHED if stage_has_come(state, job) else AttemptPhase.KEPT
+    phase = AttemptPhase.WISHED if is_stage_open(state, job) else AttemptPhase.KEPT
     names = port_names(job.spec) if grants[0].ports else ()
     job_id, generation, now = job.job_id, job.generation, state.now
     for member, grant in enumerate(grants):
@@ -115,7 +115,7 @@ def start(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -> No
     out.happened(job_id, "placed", ", ".join(map(_place, grants)))
 
 
-def stage_has_come(state: State, job: JobRow) -> bool:
+def is_stage_open(state: State, job: JobRow) -> bool:
     """All living jobs of earlier stages of its group run."""
     if not job.spec.job_group:
         return True
@@ -123,7 +123,7 @@ def stage_has_come(state: State, job: JobRow) -> bool:
     return front is None or stage_of(job.spec) <= front
 
 
-def begin(state: State, out: EffectBuffer, job: JobRow) -> None:
+def begin_stage(state: State, out: EffectBuffer, job: JobRow) -> None:
     """Its stage has come: its nodes are asked for what they have been kept for."""
     for attempt in state.living_members(job):
         attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.DUE)
@@ -147,7 +147,7 @@ def change_phase(state: State, out: EffectBuffer, job: JobRow, what: JobEvent) -
     out.job(job.job_id)
 
 
-def hold(state: State, out: EffectBuffer, job: JobRow, until: float | None = None) -> None:
+def hold_job(state: State, out: EffectBuffer, job: JobRow, until: float | None = None) -> None:
     """Keep a waiting job from being placed, until a time or until `holding.release` finds nothing in its way."""
     _dequeue(state, job)
     change_phase(state, out, job, JobEvent.HELD_BACK)
@@ -158,7 +158,7 @@ def hold(state: State, out: EffectBuffer, job: JobRow, until: float | None = Non
 # Being observed -------------------------------------------------------------------------------------------------------
 
 
-def observe(state: State, out: EffectBuffer, attempt: AttemptRow, observed: ObservedAttempt) -> None:
+def observe_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, observed: ObservedAttempt) -> None:
     """A node speaks of a living attempt."""
     if attempt.phase is AttemptPhase.KEPT:
         return  # nobody has asked it
@@ -227,7 +227,7 @@ def end_attempt(
 ) -> None:
     """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
     spec = state.jobs[attempt.job_id].spec
-    outcome = bounded(as_ruled(spec, outcome), spec.members)
+    outcome = truncate_outcome(apply_exit_rule(spec, outcome), spec.members)
     if outcome.cause is EndReason.SUCCEEDED:
         _mark_succeeded_or_running(state, out, attempt, state.now - outcome.duration_s)
     elif attempt.started_at is None and outcome.duration_s:
@@ -242,7 +242,7 @@ def end_attempt(
     out.wish(attempt)
     job = state.jobs[attempt.job_id]
     out.member(job)
-    text = f"{attempt.attempt_id} on {attempt.node}: {outcome_text(outcome)}{measured(outcome)}"
+    text = f"{attempt.attempt_id} on {attempt.node}: {outcome_text(outcome)}{outcome_figures_text(outcome)}"
     out.happened(job.job_id, "attempt ended", text)
     _release_attempt(state, out, attempt, outcome)
     score_attempt_end(state, out, attempt, outcome)
@@ -275,7 +275,7 @@ def _orphaned_attempt(state: State, out: EffectBuffer, job: JobRow, attempt: Att
     strip_value(state, out, attempt)
     if not state.tally[job.job_id].living:
         out.release(job.spec.payload)
-        drop_payload(state, job)
+        strip_ended_job(state, job)
 
 
 def end_generation(
@@ -313,7 +313,7 @@ def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, rea
     return True
 
 
-def preempt(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
+def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
     """End a placed job as a whole, for the sake of others, to begin again as its budgets allow; False: it is none, or
     its end was decided before."""
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
@@ -325,7 +325,7 @@ def preempt(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
     return True
 
 
-def fail_infeasible(state: State, out: EffectBuffer, job: JobRow, reason: str) -> None:
+def fail_unschedulable(state: State, out: EffectBuffer, job: JobRow, reason: str) -> None:
     """A waiting job that no machine will ever hold."""
     _dequeue(state, job)
     change_phase(state, out, job, JobEvent.COMMITTED)
@@ -366,7 +366,7 @@ def retry_or_commit(state: State, out: EffectBuffer, job: JobRow) -> None:
         _commit(state, out, job, expected[0].outcome or Outcome(cause=EndReason.SUCCEEDED))
         return
     first, job.first_member = first_cause(job, expected, state.rules.suspect_s)
-    budget = paying(state, job, first)
+    budget = retry_budget(state, job, first)
     if budget is not None and not living:
         _retry(state, out, job, members, budget, first)
     elif budget is None:
@@ -398,15 +398,15 @@ def _as_lost(state: State, attempt: AttemptRow) -> AttemptRow:
 def _retry(
     state: State, out: EffectBuffer, job: JobRow, members: list[AttemptRow], budget: Budget, first: Outcome
 ) -> None:
-    crashed = crash_loop(job)
+    crashed = crash_loop_text(job)
     charge_retry(state, job, budget, first, members)
-    job.places = places_again(job, members)
+    job.places = preferred_nodes(job, members)
     for attempt in members:
         strip_value(state, out, attempt)
     change_phase(state, out, job, JobEvent.RETRIED)
     _tell_retry(state, out, job, budget, first)
-    if crash_loop(job) and not crashed:
-        out.happened(job.job_id, "crash_loop", crash_loop(job))
+    if crash_loop_text(job) and not crashed:
+        out.happened(job.job_id, "crash_loop", crash_loop_text(job))
     job.generation += 1
     job.queued_at = state.now
     job.first = job.first_member = None
@@ -416,14 +416,14 @@ def _retry(
         state.hold(job)
     else:
         state.enqueue(job)
-    if job.spec.siblings is not None and budget not in FREE:
+    if job.spec.siblings is not None and budget not in FREE_BUDGETS:
         out.setbacks.append(job.job_id)
     _tell_group(out, job)
 
 
 def _tell_retry(state: State, out: EffectBuffer, job: JobRow, budget: Budget, first: Outcome) -> None:
     wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
-    broken = broke_first(state, job)
+    broken = first_member_text(state, job)
     text = f"{_account(state, job, budget, first.cause)} after {outcome_text(first)}" + (
         f" ({broken})" if broken else ""
     )
@@ -432,13 +432,13 @@ def _tell_retry(state: State, out: EffectBuffer, job: JobRow, budget: Budget, fi
 
 def _account(state: State, job: JobRow, budget: Budget, cause: EndReason) -> str:
     """What of it is spent, in words."""
-    config = policy(job)
-    if unpaid(job, cause):
+    config = restart_config(job)
+    if is_free_restart(job, cause):
         return f"{budget.value} {job.retried[cause]}, which costs no restart,"
-    if config is None or budget in FREE:
-        most, used = limit(job.spec, budget) or 0, spent(job, budget)
+    if config is None or budget in FREE_BUDGETS:
+        most, used = retry_limit(job.spec, budget) or 0, retries_spent(job, budget)
     else:
-        most, used = config.max_restarts or 0, len(recent(state, job))
+        most, used = config.max_restarts or 0, len(recent_restarts(state, job))
     within = f" within {config.restart_period_s:g} s" if config and config.restart_period_s else ""
     return f"{budget.value} {used}" + (f" of {most}{within}" if most >= 0 else "")
 
@@ -465,7 +465,7 @@ def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> N
             _release_attempt(state, out, attempt, outcome)
     if not state.tally[job.job_id].living:
         out.release(job.spec.payload)
-        drop_payload(state, job)
+        strip_ended_job(state, job)
     if job.spec.entry is EntryKind.ACTOR:
         out.actor(job.job_id)
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.explain.explain import reason
-from fray.scheduler.jobs.transitions import fail_infeasible
+from fray.scheduler.jobs.transitions import fail_unschedulable
 from fray.scheduler.state.rows import JobPhase
 from fray.scheduler.state.state import State
 
 
-def expire_wait(state: State, out: EffectBuffer, job_id: str) -> None:
+def on_timer_wait(state: State, out: EffectBuffer, job_id: str) -> None:
     """It has waited as long as it may."""
     job = state.jobs.get(job_id)
     if job is None or not (job.phase is JobPhase.QUEUED or job.gathered):
         return
-    fail_infeasible(
+    fail_unschedulable(
         state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {reason(state, job)}"
     )

@@ -31,14 +31,14 @@ def service_state(node: Node) -> str:
     return "draining" if node.cordon.drained_at is None else "drained"
 
 
-def standing_now(node: Node) -> str:
+def availability_text(node: Node) -> str:
     """The same, also of one that nobody has taken out of service: ``silent``, ``not ready yet``."""
     if node.phase is not NodePhase.ALIVE:
         return "silent"
     return service_state(node) or "not ready yet"
 
 
-def why_out(node: Node, now: float) -> str:
+def out_of_service_text(node: Node, now: float) -> str:
     """Who or what has taken it out of service, and why; empty: it is not."""
     if node.cordon is not None:
         return _cordoned(node, node.cordon, now)
@@ -65,11 +65,11 @@ def _cordoned(node: Node, cordon: Cordon, now: float) -> str:
     return f"is {doing} by {cordon.by}{said}{until}"
 
 
-def why_closed(node: Node, now: float) -> str:
+def closed_text(node: Node, now: float) -> str:
     """Why nothing is placed on it, whatever it has free: the beginning of that sentence is its name."""
     if node.phase is not NodePhase.ALIVE:
         return f"has been silent for {now - node.silent_since:.0f} s"
-    if out := why_out(node, now):
+    if out := out_of_service_text(node, now):
         return out
     if node.leaving:
         return "is being given back to its provider"

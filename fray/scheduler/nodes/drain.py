@@ -20,29 +20,29 @@ from fray.model.messages.maintenance import NodesMarked
 from fray.model.specs import EntryKind
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import CordonRequested, NodeLeaving, UncordonRequested
-from fray.scheduler.jobs.queries import who
-from fray.scheduler.jobs.transitions import preempt
+from fray.scheduler.jobs.queries import session_text
+from fray.scheduler.jobs.transitions import preempt_job
 from fray.scheduler.nodes.availability import service_state
-from fray.scheduler.nodes.quarantine import lift
+from fray.scheduler.nodes.quarantine import lift_quarantine
 from fray.scheduler.reservations import reservations
 from fray.scheduler.state.rows import Cordon, JobRow, Node
 from fray.scheduler.state.state import State
 
-NAMED = 10
+NAMES_SHOWN = 10
 """Machines that a sentence lists."""
 
 
 # Asking ---------------------------------------------------------------------------------------------------------------
 
 
-def cordon(state: State, event: CordonRequested, out: EffectBuffer) -> None:
+def on_cordon_requested(state: State, event: CordonRequested, out: EffectBuffer) -> None:
     """Close machines, and empty them if that is asked for; all of the request or nothing."""
     try:
         nodes, told = _units(state, event.nodes)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
         return
-    by, until = who(state, event.session), state.now + event.finish_s if event.finish_s else None
+    by, until = session_text(state, event.session), state.now + event.finish_s if event.finish_s else None
     for node in nodes:
         if node.cordon is not None and node.cordon.drain and not event.drain:
             told.append(f"{node.name} is {service_state(node)} already")
@@ -50,13 +50,13 @@ def cordon(state: State, event: CordonRequested, out: EffectBuffer) -> None:
             reason = event.reason or (node.cordon.reason if node.cordon is not None else "")
             _mark(state, out, node, Cordon(since=state.now, by=by, reason=reason, drain=event.drain, until=until))
     if event.drain:
-        _evict(state, out, nodes, ends_never if until is not None else _any)
+        _evict(state, out, nodes, is_endless if until is not None else _any)
         for node in nodes:
             _drained(state, out, node)
     _answer(state, out, event, nodes, told)
 
 
-def uncordon(state: State, event: UncordonRequested, out: EffectBuffer) -> None:
+def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuffer) -> None:
     """Open machines again. What a drain has asked to end ends all the same."""
     try:
         nodes, told = _units(state, event.nodes)
@@ -65,8 +65,8 @@ def uncordon(state: State, event: UncordonRequested, out: EffectBuffer) -> None:
         return
     for node in nodes:
         if node.quarantine is not None:
-            lift(state, node)
-            out.happened("", "quarantine lifted", f"{node.name} by {who(state, event.session)}")
+            lift_quarantine(state, node)
+            out.happened("", "quarantine lifted", f"{node.name} by {session_text(state, event.session)}")
         elif node.cordon is None:
             told.append(f"{node.name} is in service already")
         if node.cordon is None:
@@ -76,11 +76,11 @@ def uncordon(state: State, event: UncordonRequested, out: EffectBuffer) -> None:
         else:
             node.cordon = None
             state.node_changed(node)
-            out.happened("", "node uncordoned", f"{node.name} by {who(state, event.session)}")
+            out.happened("", "node uncordoned", f"{node.name} by {session_text(state, event.session)}")
     _answer(state, out, event, nodes, told)
 
 
-def leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None:
+def on_node_leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None:
     """It has been asked to end, and says what time it gives to what it runs."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
@@ -92,7 +92,7 @@ def leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None:
     else:  # what others have said stands, and outlives this process
         node.cordon = evolve(node.cordon, drain=True, until=until)
         state.node_changed(node)
-    _evict(state, out, [node], ends_never if event.finish_s else _any)
+    _evict(state, out, [node], is_endless if event.finish_s else _any)
     _drained(state, out, node)
 
 
@@ -118,7 +118,7 @@ def _units(state: State, names: Iterable[NodeName]) -> tuple[list[Node], list[st
     for name in names:
         if name not in state.nodes:
             raise InvalidRequest(_unknown(state, name))
-        unit = unit_of(state, state.nodes[name])
+        unit = hosts_of_slice(state, state.nodes[name])
         others = [node.name for node in unit if node.name != name]
         if others and name not in found:
             slice_name = state.nodes[name].capacity.attributes["slice"]
@@ -129,7 +129,7 @@ def _units(state: State, names: Iterable[NodeName]) -> tuple[list[Node], list[st
     return list(found.values()), told
 
 
-def unit_of(state: State, node: Node) -> list[Node]:
+def hosts_of_slice(state: State, node: Node) -> list[Node]:
     """It, and the other hosts of its TPU slice, in the order of their names."""
     of = node.capacity.attributes.get("slice")
     if not of:
@@ -148,8 +148,8 @@ def _unknown(state: State, name: str) -> str:
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 # Doing ----------------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _mark(state: State, out: EffectBuffer, node: Node, mark: Cordon) -> None:
     out.happened("", f"node {service_state(node)}", f"{node.name} by {mark.by}{said}")
 
 
-def ends_never(job: JobRow) -> bool:
+def is_endless(job: JobRow) -> bool:
     """Whether it goes on until somebody ends it: an actor."""
     return job.spec.entry is EntryKind.ACTOR
 
@@ -177,7 +177,7 @@ def _evict(state: State, out: EffectBuffer, nodes: Iterable[Node], meant: Callab
         reservations.release_cordoned_units(state, out, node.name, _why(node))
         for job in list(_jobs_on(state, node)):
             if meant(job):
-                preempt(state, out, job, _why(node))
+                preempt_job(state, out, job, _why(node))
 
 
 def _why(node: Node) -> str:
@@ -193,7 +193,7 @@ def _jobs_on(state: State, node: Node) -> Iterator[JobRow]:
     return (state.jobs[job_id] for job_id in ids)
 
 
-def expire_drain(state: State, out: EffectBuffer, name: NodeName) -> None:
+def on_timer_drain(state: State, out: EffectBuffer, name: NodeName) -> None:
     """The time is over that those had which may end by themselves."""
     node = state.nodes.get(name)
     if node is None or node.cordon is None or node.cordon.until is None:

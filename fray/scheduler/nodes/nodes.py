@@ -11,10 +11,10 @@ from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.specs import ObservedAttempt, Phase
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import AttemptAnnotated, NodeDied, NodeJoined, NodeReported, NodeSilent
-from fray.scheduler.jobs.registry import moved_with_node
+from fray.scheduler.jobs.registry import refresh_actors_on_node
 from fray.scheduler.jobs.transitions import (
     mark_attempt_lost,
-    observe,
+    observe_attempt,
     reconcile_missing_attempt,
     retry_or_commit,
 )
@@ -24,11 +24,11 @@ from fray.scheduler.reservations import reservations
 from fray.scheduler.state.rows import AttemptRow, Node, NodePhase
 from fray.scheduler.state.state import State, node_deadline
 
-REMARK_LIMIT_CHARS = 1000
+ANNOTATION_LIMIT_CHARS = 1000
 """Of one line that a node asks for."""
 
 
-def joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
+def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     """First, again, or as a new incarnation."""
     hello = event.hello
     node = state.nodes.get(hello.node)
@@ -37,11 +37,11 @@ def joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
         return
     fresh = _new(hello)
     if node is not None:
-        _give_up(state, out, node, f"the node {node.name} was started anew", node_since(state, node))
+        _give_up(state, out, node, f"the node {node.name} was started anew", last_seen_at(state, node))
         fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.leaving else None
         quarantine.carry_over(node, fresh)
     state.put_node(fresh)
-    quarantine.came_back(state, fresh)
+    quarantine.probe_on_join(state, fresh)
     out.happened("", "node joined", f"{hello.node} ({hello.incarnation})")
 
 
@@ -65,20 +65,20 @@ def _rejoined(state: State, out: EffectBuffer, node: Node) -> None:
     node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.JOINED)
     node.settled = False
     state.node_changed(node)
-    quarantine.came_back(state, node)
+    quarantine.probe_on_join(state, node)
     if was_hidden:
         _tell_all(state, out, node)
     out.happened("", "node rejoined", node.name)
 
 
-def node_since(state: State, node: Node) -> float:
+def last_seen_at(state: State, node: Node) -> float:
     """When it was last there."""
     return state.now if node.phase is NodePhase.ALIVE else node.silent_since
 
 
 def _tell_all(state: State, out: EffectBuffer, node: Node) -> None:
     """Its jobs and actors show whether it is suspect."""
-    moved_with_node(state, out, node.name)
+    refresh_actors_on_node(state, out, node.name)
     for attempt_id in state.on_node[node.name]:
         out.job(state.attempts[attempt_id].job_id)
 
@@ -86,7 +86,7 @@ def _tell_all(state: State, out: EffectBuffer, node: Node) -> None:
 # Reports --------------------------------------------------------------------------------------------------------------
 
 
-def reported(state: State, event: NodeReported, out: EffectBuffer) -> None:
+def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> None:
     """What the node holds, or what changed of it. Reports of another incarnation say nothing."""
     node = state.nodes.get(event.node)
     report = event.report
@@ -119,16 +119,16 @@ def _withhold(state: State, out: EffectBuffer, node: Node, busy: dict[str, str])
 def _observed(state: State, out: EffectBuffer, node: Node, observed: ObservedAttempt) -> None:
     attempt = state.attempts.get(observed.attempt_id)
     if attempt is not None and attempt.living and attempt.node == node.name:
-        observe(state, out, attempt, observed)
+        observe_attempt(state, out, attempt, observed)
 
 
-def record_annotation(state: State, event: AttemptAnnotated, out: EffectBuffer) -> None:
+def on_attempt_annotated(state: State, event: AttemptAnnotated, out: EffectBuffer) -> None:
     """For the story; of an attempt that is not its any more a node has nothing to say."""
     attempt = state.attempts.get(event.attempt_id)
     if attempt is None or not attempt.living or (attempt.node, attempt.incarnation) != (event.node, event.incarnation):
         return
     text = f"{event.attempt_id} on {event.node}" + (f": {event.text}" if event.text else "")
-    out.happened(attempt.job_id, event.what, text[:REMARK_LIMIT_CHARS])
+    out.happened(attempt.job_id, event.what, text[:ANNOTATION_LIMIT_CHARS])
 
 
 def _unused_values(report: ObservedState, out: EffectBuffer) -> None:
@@ -168,7 +168,7 @@ def _unwanted_attempts(
 # Silence and death ----------------------------------------------------------------------------------------------------
 
 
-def mark_disconnected(state: State, event: NodeSilent, out: EffectBuffer) -> None:
+def on_node_silent(state: State, event: NodeSilent, out: EffectBuffer) -> None:
     """Its connection is gone: the suspect timer starts."""
     node = state.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
@@ -182,12 +182,12 @@ def _fall_silent(state: State, node: Node, turn: NodeEvent, silent_s: float = 0.
     state.node_changed(node)
 
 
-def mark_node_dead(state: State, event: NodeDied, out: EffectBuffer) -> None:
+def on_node_died(state: State, event: NodeDied, out: EffectBuffer) -> None:
     """Proof of death: nothing of this incarnation lives."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
-    _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", node_since(state, node))
+    _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", last_seen_at(state, node))
     if _remembered(state, node):
         node.phase, node.silent_since = next_phase(NODE_TABLE, node.phase, NodeEvent.DIED), state.now
         state.node_changed(node)
@@ -204,20 +204,20 @@ def _remembered(state: State, node: Node) -> bool:
 
 
 def _give_up(state: State, out: EffectBuffer, node: Node, message: str, since: float) -> None:
-    ran = reservations.inside_on(state, node.name)
+    ran = reservations.jobs_inside_on_node(state, node.name)
     for attempt in _held(state, node):
         if attempt.living:
             mark_attempt_lost(state, out, attempt, message, since)
-    reservations.lose_node(state, out, node.name, message, ran)
+    reservations.drop_node_units(state, out, node.name, message, ran)
 
 
 def _held(state: State, node: Node) -> list[AttemptRow]:
     return [state.attempts[attempt_id] for attempt_id in state.on_node[node.name]]
 
 
-def restarted(state: State, out: EffectBuffer) -> None:
+def on_controller_start(state: State, out: EffectBuffer) -> None:
     """Every connection is gone with the old controller; silence is counted from now."""
-    quarantine.restarted(state)
+    quarantine.on_controller_start(state)
     for node in state.nodes.values():
         was_hidden = node.phase is NodePhase.SUSPECT
         if node.phase is not NodePhase.LOST:
@@ -226,7 +226,7 @@ def restarted(state: State, out: EffectBuffer) -> None:
             _tell_all(state, out, node)
 
 
-def ticked(state: State, out: EffectBuffer) -> None:
+def on_tick(state: State, out: EffectBuffer) -> None:
     """Turns of silent nodes that are due."""
     for name in sorted(state.unwell):
         node = state.nodes[name]

@@ -19,7 +19,7 @@ from fray.model.ids import ANONYMOUS, stem_of
 from fray.model.specs import EndReason, JobSpec, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import NodeProbed
-from fray.scheduler.jobs.retries import PORT_TRIES, outcome_text, spent
+from fray.scheduler.jobs.retries import PORT_RETRY_LIMIT, outcome_text, retries_spent
 from fray.scheduler.lifecycle import Budget
 from fray.scheduler.state.rows import (
     AttemptRow,
@@ -31,24 +31,24 @@ from fray.scheduler.state.rows import (
 )
 from fray.scheduler.state.state import State
 
-ENOUGH = 3
+QUARANTINE_POINTS = 3
 """Points that put a machine into quarantine."""
-OWN_WORD = 2
+MACHINE_FAULT_POINTS = 2
 """Points of an end of which the machine itself says that it is to blame; of other signs: 1."""
-AT_START_S = 10.0
+START_KILL_S = 10.0
 """A process that is killed within so long was killed at its start."""
 DID_WELL_S = 60.0
 """Who ran for so long before it ended, however that was, has not met a bad machine."""
-KEPT_S = 3600.0
+FAULT_AGE_LIMIT_S = 3600.0
 """What is older speaks against nobody."""
-KEPT = 8
+FAULTS_KEPT = 8
 """Blames kept of a machine; the oldest go."""
-WAIT_S, WAIT_MOST_S = 60.0, 3600.0
+PROBE_WAIT_S, PROBE_WAIT_MAX_S = 60.0, 3600.0
 """Before the first probe of a quarantine, and the longest such wait: doubled with each probe that finds something, and
 with each quarantine in a row."""
 RELAPSE_S = 6 * 3600.0
 """A quarantine within so long after the last one is one more in a row."""
-SAID_LIMIT_CHARS = 300
+TEXT_LIMIT_CHARS = 300
 
 
 # What speaks against a machine ----------------------------------------------------------------------------------------
@@ -59,14 +59,14 @@ def _always(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
 
 
 def _at_start(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
-    return not attempt.ran or _lived_s(attempt, outcome) < AT_START_S
+    return not attempt.ran or _lived_s(attempt, outcome) < START_KILL_S
 
 
 def _exhausted(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
-    return spent(job, Budget.PORTS) >= PORT_TRIES
+    return retries_spent(job, Budget.PORTS) >= PORT_RETRY_LIMIT
 
 
-SIGNS: Mapping[EndReason, Callable[[JobRow, AttemptRow, Outcome], bool]] = {
+FAULT_CONDITIONS: Mapping[EndReason, Callable[[JobRow, AttemptRow, Outcome], bool]] = {
     EndReason.ENVIRONMENT: _always,
     EndReason.KILLED: _at_start,
     EndReason.PORT_TAKEN: _exhausted,
@@ -79,8 +79,8 @@ def fault_points(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> int:
     if attempt.stop_cause is not None or job.stop_cause is not None:
         return 0
     if outcome.machine_fault:
-        return OWN_WORD
-    sign = SIGNS.get(outcome.cause)
+        return MACHINE_FAULT_POINTS
+    sign = FAULT_CONDITIONS.get(outcome.cause)
     return int(sign is not None and sign(job, attempt, outcome))
 
 
@@ -94,7 +94,7 @@ def _lived_s(attempt: AttemptRow, outcome: Outcome) -> float:
     return max(outcome.duration_s, attempt.ended_at - attempt.started_at)
 
 
-def kind_of(spec: JobSpec) -> str:
+def job_kind(spec: JobSpec) -> str:
     """Equal for jobs that are alike. What was made up for one run tells nothing: a driver's own namespace, tokens in
     names."""
     namespace = "" if spec.namespace.startswith(ANONYMOUS) else spec.namespace
@@ -112,13 +112,13 @@ def score_attempt_end(state: State, out: EffectBuffer, attempt: AttemptRow, outc
     if node is None:
         return
     if weight := fault_points(job, attempt, outcome):
-        what = outcome_text(outcome)[:SAID_LIMIT_CHARS]
-        blame = NodeFault(job_id=job.job_id, kind=kind_of(job.spec), what=what, at=state.now, points=weight)
+        what = outcome_text(outcome)[:TEXT_LIMIT_CHARS]
+        blame = NodeFault(job_id=job.job_id, kind=job_kind(job.spec), what=what, at=state.now, points=weight)
         _set_blames(state, node, (*_fresh(state, node), blame))
         _consider(state, out, node)
     elif did_well(attempt, outcome) and state.blamed:
         _set_blames(state, node, ())
-        _prove(state, out, kind_of(job.spec))
+        _prove(state, out, job_kind(job.spec))
 
 
 def _prove(state: State, out: EffectBuffer, kind: str) -> None:
@@ -132,15 +132,15 @@ def _prove(state: State, out: EffectBuffer, kind: str) -> None:
 
 
 def _fresh(state: State, node: Node) -> tuple[NodeFault, ...]:
-    return tuple(blame for blame in node.blames if state.now - blame.at < KEPT_S)
+    return tuple(blame for blame in node.blames if state.now - blame.at < FAULT_AGE_LIMIT_S)
 
 
 def _set_blames(state: State, node: Node, blames: tuple[NodeFault, ...]) -> None:
     if node.blames != blames:
-        state.set_blames(node, blames[-KEPT:])
+        state.set_blames(node, blames[-FAULTS_KEPT:])
 
 
-def score(state: State, node: Node) -> int:
+def fault_score(state: State, node: Node) -> int:
     """The points that count against it now."""
     counted: dict[str, int] = {}
     for blame in _fresh(state, node):
@@ -151,28 +151,28 @@ def score(state: State, node: Node) -> int:
 
 
 def _consider(state: State, out: EffectBuffer, node: Node) -> None:
-    found = score(state, node)
+    found = fault_score(state, node)
     jobs = dict.fromkeys(blame.job_id for blame in _fresh(state, node))
-    if node.quarantine is not None or found < ENOUGH or len(jobs) < 2:
+    if node.quarantine is not None or found < QUARANTINE_POINTS or len(jobs) < 2:
         return
     why = f"{len(jobs)} jobs in a row could not do well there; the last: {node.blames[-1].what}"
-    if len(there(state)) >= most(state):
+    if len(quarantined_nodes(state)) >= quarantine_limit(state):
         out.happened("", "node suspected", f"{node.name}: {why}; as many as may be are in quarantine already")
         return
     node.relapses = node.relapses + 1 if node.well_since > 0 and state.now - node.well_since < RELAPSE_S else 0
-    node.quarantine = Quarantine(since=state.now, why=why, jobs=tuple(jobs), probe_at=state.now + wait_s(node, 0))
+    node.quarantine = Quarantine(since=state.now, why=why, jobs=tuple(jobs), probe_at=state.now + probe_wait_s(node, 0))
     state.node_changed(node)
     out.happened("", "node in quarantine", f"{node.name}: {why}")
 
 
-def most(state: State) -> int:
+def quarantine_limit(state: State) -> int:
     """So many machines may be in quarantine at a time: a share of all, at least one; never the only one."""
     machines = len(state.nodes) - sum(state.nodes[name].phase is NodePhase.LOST for name in state.unwell)
     share = int(machines * state.rules.quarantine_share)
     return max(1, share) if machines > 1 and state.rules.quarantine_share > 0 else 0
 
 
-def there(state: State) -> list[Node]:
+def quarantined_nodes(state: State) -> list[Node]:
     """Those in quarantine that are not lost, the first first."""
     found = [node for name in state.quarantined if (node := state.nodes[name]).phase is not NodePhase.LOST]
     return sorted(found, key=lambda node: (node.quarantine.since if node.quarantine else 0.0, node.name))
@@ -182,20 +182,20 @@ def enforce_quarantine_limit(state: State, out: EffectBuffer) -> None:
     """After every handler: when the fleet has become smaller, those that came first are let back."""
     if not state.quarantined:
         return
-    for node in there(state)[: max(0, len(there(state)) - most(state))]:
-        lift(state, node)
+    for node in quarantined_nodes(state)[: max(0, len(quarantined_nodes(state)) - quarantine_limit(state))]:
+        lift_quarantine(state, node)
         out.happened("", "quarantine lifted", f"{node.name}: too many of the machines that are left would be there")
 
 
-def wait_s(node: Node, probes: int) -> float:
+def probe_wait_s(node: Node, probes: int) -> float:
     """Before the next probe, after so many in this quarantine."""
-    return min(WAIT_MOST_S, WAIT_S * 2.0 ** min(probes + node.relapses, 10))
+    return min(PROBE_WAIT_MAX_S, PROBE_WAIT_S * 2.0 ** min(probes + node.relapses, 10))
 
 
 # Coming back ----------------------------------------------------------------------------------------------------------
 
 
-def run_probe_timers(state: State, out: EffectBuffer, name: str) -> None:
+def on_timer_probe(state: State, out: EffectBuffer, name: str) -> None:
     """It is time to probe, or too late for an answer."""
     node = state.nodes.get(name)
     if node is None or node.quarantine is None:
@@ -211,7 +211,7 @@ def run_probe_timers(state: State, out: EffectBuffer, name: str) -> None:
         state.node_changed(node)
 
 
-def probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
+def on_node_probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
     """What it has found."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
@@ -219,9 +219,9 @@ def probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
     if node.quarantine is None or node.quarantine.asked_at is None:
         return  # somebody has let it back meanwhile, or it is asked anew
     if event.trouble:
-        _unwell(state, out, node, event.trouble[:SAID_LIMIT_CHARS])
+        _unwell(state, out, node, event.trouble[:TEXT_LIMIT_CHARS])
     else:
-        lift(state, node)
+        lift_quarantine(state, node)
         node.well_since = state.now
         out.happened("", "node back in service", f"{node.name}: its probe found nothing wrong")
 
@@ -229,27 +229,27 @@ def probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
 def _unwell(state: State, out: EffectBuffer, node: Node, trouble: str) -> None:
     assert node.quarantine is not None
     probes = node.quarantine.probes + 1
-    next_s = wait_s(node, probes)
+    next_s = probe_wait_s(node, probes)
     node.quarantine = evolve(node.quarantine, probes=probes, said=trouble, asked_at=None, probe_at=state.now + next_s)
     state.node_changed(node)
     out.happened("", "probe failed", f"{node.name}: {trouble}; the next one in {next_s:g} s")
 
 
-def lift(state: State, node: Node) -> None:
+def lift_quarantine(state: State, node: Node) -> None:
     """It is in service again, and nothing is held against it."""
     node.quarantine = None
     state.set_blames(node, ())
     state.node_changed(node)
 
 
-def came_back(state: State, node: Node) -> None:
+def probe_on_join(state: State, node: Node) -> None:
     """A machine in quarantine has joined (again): what could not be asked meanwhile is asked now."""
     if node.quarantine is not None and node.quarantine.probe_at is None:
         node.quarantine = evolve(node.quarantine, probe_at=state.now, asked_at=None)
         state.node_changed(node)
 
 
-def restarted(state: State) -> None:
+def on_controller_start(state: State) -> None:
     """Whoever was asked has nobody to answer any more."""
     for name in list(state.quarantined):
         node = state.nodes[name]

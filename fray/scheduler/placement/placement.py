@@ -18,7 +18,7 @@ from fray.scheduler.backfill.backfill import MachineHolds
 from fray.scheduler.backfill.starvation import KEPT_FOR, starving
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs import groups
-from fray.scheduler.jobs.transitions import start
+from fray.scheduler.jobs.transitions import start_job
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine
 from fray.scheduler.pool.requests import Placement
@@ -39,19 +39,19 @@ PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWS, QuotaStatus.GROWS)
 
 
 def _start_job(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
-    start(state, out, state.jobs[applicant.id], placed[0])
+    start_job(state, out, state.jobs[applicant.id], placed[0])
 
 
 def _start_group(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
-    groups.start_all(state, out, state.job_groups[applicant.id], placed)
+    groups.start_group(state, out, state.job_groups[applicant.id], placed)
 
 
 Starter: TypeAlias = Callable[[State, EffectBuffer, Applicant, Sequence[Placement]], None]
 STARTERS: Mapping[ApplicantKind, Starter] = {
     ApplicantKind.JOB: _start_job,
     ApplicantKind.GROUP: _start_group,
-    ApplicantKind.RESERVATION: reservations.granted,
-    ApplicantKind.GROWTH: reservations.granted,
+    ApplicantKind.RESERVATION: reservations.apply_grant,
+    ApplicantKind.GROWTH: reservations.apply_grant,
 }
 """Who makes something of the places an applicant was given; it is out of the queue already."""
 

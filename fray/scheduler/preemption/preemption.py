@@ -24,7 +24,7 @@ from fray.model.policy.priority import Band
 from fray.scheduler.backfill.backfill import MachineHolds, room_in_the_end
 from fray.scheduler.backfill.start_plan import going, shares_of
 from fray.scheduler.effect_buffer import EffectBuffer
-from fray.scheduler.jobs.transitions import preempt
+from fray.scheduler.jobs.transitions import preempt_job
 from fray.scheduler.nodes.availability import takes_work
 from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.pool import Machine, fit
@@ -38,7 +38,7 @@ from fray.scheduler.preemption.victims import PreemptionChoice, choose
 from fray.scheduler.queue.indexes import TenantShapeQueue
 from fray.scheduler.queue.queue import Applicant, ApplicantKind
 from fray.scheduler.queue.quota_reclaim import as_it_will_be, may_reclaim, overdrawn
-from fray.scheduler.reservations.reclaim_surplus import is_helped, spare_units
+from fray.scheduler.reservations.reclaim_surplus import reclaimable_units, surplus_suffices
 from fray.scheduler.reservations.release_units import request_release
 from fray.scheduler.state.applicants import Sought
 from fray.scheduler.state.rows import (
@@ -162,7 +162,7 @@ def _search(state: Tables, applicant: Applicant, closed: Container[NodeName]) ->
         if placed is not None:
             return PreemptionChoice((), placed), 0
         choice = _chosen(state, trial, applicant, bands, closed)
-        spare = spare_units(state, applicant) if choice is None else []
+        spare = reclaimable_units(state, applicant) if choice is None else []
         for lent in spare:  # neither is enough alone, perhaps both are
             for host in lent.unit.hosts:
                 trial.free(host.node, lent.reservation.demand_of(lent.unit), host.devices)
@@ -286,7 +286,7 @@ def try_preempt(
         return False
     wait_s = _wait_s(state, applicant)
     choice = None
-    if not wait_s and not is_helped(state, applicant):
+    if not wait_s and not surplus_suffices(state, applicant):
         kept = _kept_before(state, applicant) if keeps is None else keeps.kept_for_others(applicant)
         choice, work = _search(state, applicant, kept)
         state.queue.searches += 1 + work // WORK + len(state.claims) // CLAIMS
@@ -393,14 +393,14 @@ def _take(state: State, out: EffectBuffer, applicant: Applicant, choice: Preempt
         lost = _lost(state, job)
         job.preempted = (*recent(job, rule, state.now), state.now)
         job.preempted_for = applicant.id
-        preempt(state, out, job, f"for {applicant.id} ({applicant.band.value}); {lost}")
+        preempt_job(state, out, job, f"for {applicant.id} ({applicant.band.value}); {lost}")
     if not applicant.shape.reservation and state.lending:
         _ask_back(state, out, applicant, list(shares))
 
 
 def _ask_back(state: State, out: EffectBuffer, applicant: Applicant, nodes: Sequence[NodeName]) -> None:
     """What is lent on machines that are claimed now, as far as it has to go beside those who are being ended."""
-    spare = [lent for lent in spare_units(state, applicant) if not set(nodes).isdisjoint(lent.unit.nodes)]
+    spare = [lent for lent in reclaimable_units(state, applicant) if not set(nodes).isdisjoint(lent.unit.nodes)]
     for node in nodes:
         for lent in spare:
             if _has_room(state, node):

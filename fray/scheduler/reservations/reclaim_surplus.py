@@ -26,22 +26,22 @@ from fray.scheduler.pool.requests import Placement, PlacementRequest
 from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.reservations.release_units import (
     REGROW_S,
-    has_share,
     is_idle,
+    is_share_free,
     request_release,
-    revoke,
+    revoke_reservation,
 )
 from fray.scheduler.state.reservation_rows import ReservationRow, ReservedUnit
 from fray.scheduler.state.rows import CapacityClaim, ClaimedShare
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 
-SOON_FOUND = 32
+FIRST_UNITS = 32
 """So many units are looked at before all of them are."""
-HELPED = 16
+APPLICANTS_LIMIT = 16
 """For so many of those that were refused in a step room is looked for."""
 
-Usable: TypeAlias = Callable[[NodeName], bool]
+NodeFilter: TypeAlias = Callable[[NodeName], bool]
 """Whether the fleet's machine of this name could hold a member, if it were empty."""
 
 
@@ -54,24 +54,24 @@ class SurplusUnit:
     idle: bool
     leaving: bool = False
 
-    def move(self, pool: MachinePool, sign: int) -> None:
+    def move_share(self, pool: MachinePool, sign: int) -> None:
         """Out of the fleet's pool, or into it again."""
         demand = self.reservation.demand_of(self.unit)
         for host in self.unit.hosts:
             (pool.release if sign > 0 else pool.take)(host.node, demand, host.devices)
 
-    def fits(self, pool: MachinePool) -> bool:
+    def is_free_in(self, pool: MachinePool) -> bool:
         """Its share is free in the fleet's pool."""
         demand = self.reservation.demand_of(self.unit)
         per_node: dict[NodeName, int] = {}
         for host in self.unit.hosts:
             per_node[host.node] = per_node.get(host.node, 0) + 1
-            if per_node[host.node] > 1 or not has_share(pool.machines[host.node], demand, host):
+            if per_node[host.node] > 1 or not is_share_free(pool.machines[host.node], demand, host):
                 return False
         return True
 
 
-def make_room(state: State, out: EffectBuffer) -> bool:
+def reclaim_for_refused(state: State, out: EffectBuffer) -> bool:
     """For those that were just refused; True: something is free now, so that they may be tried again."""
     refused = list(state.queue.refused)
     state.queue.refused.clear()
@@ -80,16 +80,16 @@ def make_room(state: State, out: EffectBuffer) -> bool:
     waiting = [s for s in refused if not (s.reservation or s.growth) and s in state.queue.waiting]
     heads = sorted((state.queue.head(shape) for shape in waiting), key=lambda head: head.entry)
     wanting = [head for head in heads if not head.shape.ask.weightless]
-    freed = [_reclaim_for(state, out, applicant) for applicant in wanting[:HELPED]]
+    freed = [_reclaim_for(state, out, applicant) for applicant in wanting[:APPLICANTS_LIMIT]]
     return any(freed)
 
 
 def _reclaim_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
     if blocker(state, applicant) is not None:
         return False  # it would not get what is given back
-    wanted = choose(state, applicant)
+    wanted = choose_units(state, applicant)
     if wanted is None:
-        return applicant.id not in state.claims and seize_for(state, out, applicant)
+        return applicant.id not in state.claims and revoke_for(state, out, applicant)
     notices_s = [lent.reservation.spec.notice_s for lent in wanted if not lent.idle]
     pause_s = max(REGROW_S, 2 * max(notices_s, default=0.0))
     why = f"{applicant.id} needs it"
@@ -97,7 +97,7 @@ def _reclaim_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
     return any(freed)
 
 
-def seize_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
+def revoke_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
     """Take whole reservations of later bands for its sake, as the policy's rule of preemption allows; False: none, or
     all of them would not help."""
     rule = state.policy.preemption
@@ -112,7 +112,7 @@ def seize_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
                 _claim(state, applicant, needed, tuple(names))
                 why = f"{applicant.id} of band {applicant.band.value} needs it"
                 for one in names:
-                    revoke(state, out, state.reservations[one], why)
+                    revoke_reservation(state, out, state.reservations[one], why)
                 return True
         found.append(reservation)
     return False
@@ -123,12 +123,12 @@ def _claim(state: State, applicant: Applicant, needed: list[SurplusUnit], names:
     pool, ask, freed = state.pool, applicant.shape.ask, dict(state.pool.freed)
     units = [*_leaving(state, _useful(state, applicant)), *needed]
     for lent in units:
-        lent.move(pool, +1)
+        lent.move_share(pool, +1)
     placed = pool.place(ask)
     assert placed is not None, "it was tried a moment ago"
     _undo(pool, ask, placed)
     for lent in units:
-        lent.move(pool, -1)
+        lent.move_share(pool, -1)
     pool.freed.clear()
     pool.freed.update(freed)
     shares = shares_of(ask, placed)
@@ -164,12 +164,12 @@ def _without(state: State, applicant: Applicant, chosen: list[ReservationRow]) -
         state.pool.freed.update(freed)
 
 
-def is_helped(state: State, applicant: Applicant) -> bool:
+def surplus_suffices(state: State, applicant: Applicant) -> bool:
     """What is lent, or on its way back, is enough for it: nobody else has to give anything."""
-    return bool(state.lending or state.unsettled) and _may_ask(applicant) and choose(state, applicant) is not None
+    return bool(state.lending or state.unsettled) and _may_ask(applicant) and choose_units(state, applicant) is not None
 
 
-def spare_units(state: Tables, applicant: Applicant) -> list[SurplusUnit]:
+def reclaimable_units(state: Tables, applicant: Applicant) -> list[SurplusUnit]:
     """All that may be asked back for its sake, none beyond what each reservation has to spare."""
     if not state.lending or not _may_ask(applicant):
         return []
@@ -181,7 +181,7 @@ def _may_ask(applicant: Applicant) -> bool:
     return not (shape.reservation or shape.growth or shape.ask.weightless)
 
 
-def choose(state: State, applicant: Applicant) -> list[SurplusUnit] | None:
+def choose_units(state: State, applicant: Applicant) -> list[SurplusUnit] | None:
     """Lent units without which it would fit, none too many; empty: it only has to wait for those that are on their way
     back; None: all that is lent does not help."""
     usable = _useful(state, applicant)
@@ -198,12 +198,12 @@ def choose(state: State, applicant: Applicant) -> list[SurplusUnit] | None:
         state.pool.freed.update(freed)
 
 
-def _plans(state: State, applicant: Applicant, usable: Usable) -> Iterator[list[list[SurplusUnit]]]:
+def _plans(state: State, applicant: Applicant, usable: NodeFilter) -> Iterator[list[list[SurplusUnit]]]:
     """In which order to free what is lent: idle units that are soon found; then the cheapest of all, wherever they are;
     if that does not help, since no reservation gives more than it has to spare, what there is on each machine."""
-    soon = list(islice(_spare(state, usable, applicant), SOON_FOUND))
+    soon = list(islice(_spare(state, usable, applicant), FIRST_UNITS))
     yield [[lent for lent in _allowed(soon) if lent.idle]]
-    units = soon if len(soon) < SOON_FOUND else list(_spare(state, usable, applicant))
+    units = soon if len(soon) < FIRST_UNITS else list(_spare(state, usable, applicant))
     cheapest = _allowed(units)
     yield [[lent for lent in cheapest if lent.idle], [lent for lent in cheapest if not lent.idle]]
     if len(cheapest) == len(units):
@@ -240,28 +240,28 @@ def _tried(state: State, applicant: Applicant, stages: list[list[SurplusUnit]]) 
     placed = None
     for chunk in _chunks(stages):
         for lent in chunk:
-            lent.move(pool, +1)
+            lent.move_share(pool, +1)
         out_there += chunk
         placed = pool.place(ask)
         if placed is not None:
             break
     if placed is None:
         for lent in out_there:
-            lent.move(pool, -1)
+            lent.move_share(pool, -1)
         return None
     missing = _taken_back(pool, out_there)
     _undo(pool, ask, placed)
     needed = []
     for lent in missing:  # what is spared by another way to place it
-        lent.move(pool, -1)
+        lent.move_share(pool, -1)
         placed = pool.place(ask)
         if placed is not None:
             _undo(pool, ask, placed)
         else:
             needed.append(lent)
-            lent.move(pool, +1)
+            lent.move_share(pool, +1)
     for lent in needed:
-        lent.move(pool, -1)
+        lent.move_share(pool, -1)
     return [lent for lent in needed if not lent.leaving]
 
 
@@ -288,14 +288,14 @@ def _taken_back(pool: MachinePool, out_there: list[SurplusUnit]) -> list[Surplus
     """Into the pool's books again, the dearest first; those for which there is no room now."""
     missing = []
     for lent in reversed(out_there):
-        if lent.fits(pool):
-            lent.move(pool, -1)
+        if lent.is_free_in(pool):
+            lent.move_share(pool, -1)
         else:
             missing.append(lent)
     return missing
 
 
-def _useful(state: Tables, applicant: Applicant) -> Usable:
+def _useful(state: Tables, applicant: Applicant) -> NodeFilter:
     """Asked for machines on which something is lent, which may be few."""
     demands, machines, known = applicant.shape.ask.demands, state.pool.machines, dict[NodeName, bool]()
 
@@ -309,11 +309,11 @@ def _useful(state: Tables, applicant: Applicant) -> Usable:
     return is_usable
 
 
-def _helps(unit: ReservedUnit, usable: Usable) -> bool:
+def _helps(unit: ReservedUnit, usable: NodeFilter) -> bool:
     return any(usable(host.node) for host in unit.hosts)
 
 
-def _leaving(state: State, usable: Usable) -> Iterator[SurplusUnit]:
+def _leaving(state: State, usable: NodeFilter) -> Iterator[SurplusUnit]:
     """Units that are on their way back."""
     for reservation_id in state.unsettled:
         reservation = state.reservations[reservation_id]
@@ -322,7 +322,7 @@ def _leaving(state: State, usable: Usable) -> Iterator[SurplusUnit]:
                 yield SurplusUnit(reservation, unit, False, True)
 
 
-def _spare(state: Tables, usable: Usable, applicant: Applicant) -> Iterator[SurplusUnit]:
+def _spare(state: Tables, usable: NodeFilter, applicant: Applicant) -> Iterator[SurplusUnit]:
     """Units of those that may be asked for some; lender by lender, the cheapest first, and of each the last it got."""
     lenders = [state.reservations[reservation_id] for reservation_id in state.lending]
     later = [one for one in lenders if one.band.rank >= applicant.band.rank]

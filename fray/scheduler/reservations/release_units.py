@@ -11,7 +11,7 @@ from fray.model.ids import JobId, NodeName
 from fray.model.reservations import ReservationEventKind, ReservationState
 from fray.model.resources import Demand
 from fray.scheduler.effect_buffer import EffectBuffer
-from fray.scheduler.jobs.transitions import preempt
+from fray.scheduler.jobs.transitions import preempt_job
 from fray.scheduler.pool.pool import Machine
 from fray.scheduler.reservations.events import record_event
 from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
@@ -21,7 +21,7 @@ from fray.scheduler.state.tables import Tables
 
 REGROW_S = 1.0
 """After a reservation was asked for something it does not grow for so long, or for twice the longest notice."""
-SEIZED_KEPT = 15
+REVOCATIONS_KEPT = 15
 """Times that are remembered, beside the last one."""
 
 # Which jobs ----------------------------------------------------------------------------------------------------------
@@ -31,10 +31,10 @@ def is_idle(state: Tables, reservation: ReservationRow, unit: ReservedUnit) -> b
     """Nothing that runs in the reservation needs it."""
     pool = state.reserved[reservation.id]
     demand = reservation.demand_of(unit)
-    return all(has_share(pool.machines[host.node], demand, host) for host in unit.hosts)
+    return all(is_share_free(pool.machines[host.node], demand, host) for host in unit.hosts)
 
 
-def has_share(machine: Machine, demand: Demand, host: Host) -> bool:
+def is_share_free(machine: Machine, demand: Demand, host: Host) -> bool:
     """It is free there, down to the very devices."""
     return (
         machine.cpu_milli >= demand.cpu_milli
@@ -48,7 +48,7 @@ def _is_free(machine: Machine, device: str) -> bool:
     return machine.withheld.get(device, device in machine.devices[machine.places[device][0]])
 
 
-def victims(state: State, reservation: ReservationRow, unit: ReservedUnit) -> tuple[JobId, ...]:
+def jobs_to_end(state: State, reservation: ReservationRow, unit: ReservedUnit) -> tuple[JobId, ...]:
     """Jobs whose end makes the unit idle: those on its devices, and on its machines as many more as it takes."""
     chosen: dict[JobId, None] = {}
     for node in unit.nodes:
@@ -105,7 +105,7 @@ def _cost(state: State, job: JobRow, is_chosen: bool) -> tuple[object, ...]:
 # Giving back ---------------------------------------------------------------------------------------------------------
 
 
-def give_back(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
+def release_unit(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
     """An idle unit is the fleet's again."""
     text, number, nodes = unit.why, unit, unit.nodes
     state.drop_unit(reservation, unit)
@@ -131,10 +131,10 @@ def request_release(
     reservation.grows_from = max(reservation.grows_from, state.now + pause_s)
     if is_idle(state, reservation, unit):
         unit.leaving = True
-        give_back(state, out, reservation, unit)
+        release_unit(state, out, reservation, unit)
         return True
     notice_s = reservation.spec.notice_s
-    unit.leaving, unit.jobs = True, victims(state, reservation, unit)
+    unit.leaving, unit.jobs = True, jobs_to_end(state, reservation, unit)
     unit.leaves_at = state.now + notice_s
     state.unit_leaves(reservation, unit)
     record_event(
@@ -144,29 +144,29 @@ def request_release(
         text = f"its unit {unit.number} of reservation {reservation.id} is given back in {notice_s:g} s: {why}"
         out.happened(job_id, "unit leaves", text)
     if not notice_s:
-        end_jobs(state, out, reservation, unit)
+        end_unit_jobs(state, out, reservation, unit)
     state.reservation_changed(reservation)
     return False
 
 
-def end_jobs(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
+def end_unit_jobs(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
     """The notice is over: whoever is still in the way is ended."""
     unit.leaves_at = None
     if is_idle(state, reservation, unit):
         return
-    unit.jobs = victims(state, reservation, unit)
+    unit.jobs = jobs_to_end(state, reservation, unit)
     why = f"reservation {reservation.id} gave up unit {unit.number} on {', '.join(unit.nodes)}: {unit.why}"
     for job_id in unit.jobs:
-        preempt(state, out, state.jobs[job_id], why)
+        preempt_job(state, out, state.jobs[job_id], why)
 
 
-def revoke(state: State, out: EffectBuffer, reservation: ReservationRow, why: str) -> None:
+def revoke_reservation(state: State, out: EffectBuffer, reservation: ReservationRow, why: str) -> None:
     """All of it is taken; it waits for its minimum again, and so does what is in it. For `preemptible` ones.
 
     Whatever is idle is free when this returns; the rest follows after the notice.
     """
     record_event(state, out, reservation, ReservationEventKind.PREEMPTED, why, notice_s=reservation.spec.notice_s)
-    reservation.seized = (*reservation.seized[-SEIZED_KEPT:], state.now)
+    reservation.seized = (*reservation.seized[-REVOCATIONS_KEPT:], state.now)
     reservation.phase, reservation.queued_at = ReservationState.WAITING, state.now
     for unit in reservation.staying:
         request_release(state, out, reservation, unit, why)

@@ -27,30 +27,30 @@ from fray.model.reservations import (
 )
 from fray.model.resources import Capacity, Demand, Device
 from fray.model.specs import EndReason, JobSpec
-from fray.scheduler.autoscaler.available_capacity import all_machines, declares
+from fray.scheduler.autoscaler.available_capacity import all_machines, knows_all_machines
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import ReservationReleased, ReservationRenewed, ReservationRequested
 from fray.scheduler.explain.resource_text import needs
-from fray.scheduler.jobs.queries import who
+from fray.scheduler.jobs.queries import session_text
 from fray.scheduler.jobs.transitions import stop_job
 from fray.scheduler.pool.pool import fits_when_empty, members_held
 from fray.scheduler.pool.requests import MemberPlacement, Placement, part_of
 from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.reservations.events import record_event
-from fray.scheduler.reservations.release_units import end_jobs, give_back, is_idle
-from fray.scheduler.reservations.view import reservation_of
+from fray.scheduler.reservations.release_units import end_unit_jobs, is_idle, release_unit
+from fray.scheduler.reservations.view import get_reservation
 from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
 from fray.scheduler.state.rows import Session
 from fray.scheduler.state.state import State
 
-KEPT = 1_000
+ENDED_KEPT = 1_000
 """Ended reservations on record."""
 LIVING_LIMIT = 10_000
 
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
-def create(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
+def on_reservation_requested(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
     """Accept it, or refuse with what is wrong; a repetition is answered with the first."""
     try:
         _create(state, event, out)
@@ -91,9 +91,9 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
 
 
 def _living(state: State, name: SessionId) -> Session:
-    from fray.scheduler.jobs.sessions import living  # it ends what sessions own, and so imports this
+    from fray.scheduler.jobs.sessions import require_session  # it ends what sessions own, and so imports this
 
-    return living(state, name)
+    return require_session(state, name)
 
 
 def _check_same(known: ReservationSpec, spec: ReservationSpec) -> None:
@@ -115,7 +115,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
         )
     if len(state.reserved) >= LIVING_LIMIT:
         raise InvalidRequest(f"the cluster holds its limit of {LIVING_LIMIT} reservations; release some first")
-    if declares(state) and spec.min_units:
+    if knows_all_machines(state) and spec.min_units:
         members = spec.min_units * spec.hosts
         capacities = list(all_machines(state, members).values())
         if not any(fits_when_empty(demand, members, capacities) for demand in (spec.demand, *spec.alternatives)):
@@ -126,7 +126,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
             )
 
 
-def renew(state: State, event: ReservationRenewed, out: EffectBuffer) -> None:
+def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectBuffer) -> None:
     """Its time to live begins anew."""
     try:
         reservation = _open(state, event.reservation_id)
@@ -145,7 +145,7 @@ def renew(state: State, event: ReservationRenewed, out: EffectBuffer) -> None:
 
 
 def _open(state: State, reservation_id: str) -> ReservationRow:
-    reservation = reservation_of(state, reservation_id)
+    reservation = get_reservation(state, reservation_id)
     if reservation.over:
         raise NoSuchReservation(
             f"reservation {reservation_id} has ended: {reservation.reason}", reservation_id=reservation_id
@@ -153,21 +153,21 @@ def _open(state: State, reservation_id: str) -> ReservationRow:
     return reservation
 
 
-def released(state: State, event: ReservationReleased, out: EffectBuffer) -> None:
+def on_reservation_released(state: State, event: ReservationReleased, out: EffectBuffer) -> None:
     """Asked for; answered at once. One that has ended is left alone."""
     try:
-        reservation = reservation_of(state, event.reservation_id)
+        reservation = get_reservation(state, event.reservation_id)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
         return
-    close(state, out, reservation, event.reason, EndReason.STOPPED, who(state, event.session))
+    close_reservation(state, out, reservation, event.reason, EndReason.STOPPED, session_text(state, event.session))
     out.reply(event.session, event.ref, Done())
 
 
 # Jobs inside ---------------------------------------------------------------------------------------------------------
 
 
-def check_inside(state: State, spec: JobSpec) -> None:
+def check_fits_reservation(state: State, spec: JobSpec) -> None:
     """Whether a job may be launched in the reservation it names.
 
     Raises:
@@ -216,7 +216,7 @@ def _at_most(spec: ReservationSpec) -> list[Capacity]:
 # Having --------------------------------------------------------------------------------------------------------------
 
 
-def granted(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
+def apply_grant(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
     """Its minimum is there, or a unit more; the fleet's pool has given its share already."""
     reservation = state.reservations[applicant.id.partition(":")[2]]
     hosts = reservation.spec.hosts
@@ -247,7 +247,7 @@ def _unit(state: State, reservation: ReservationRow, grants: Sequence[MemberPlac
     return unit
 
 
-def inside_on(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, ...]]:
+def jobs_inside_on_node(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, ...]]:
     """What runs on the units of a machine, by reservation."""
     found: dict[ReservationId, tuple[JobId, ...]] = {}
     for reservation_id in state.units_on.get(name, ()):
@@ -256,7 +256,7 @@ def inside_on(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, 
     return found
 
 
-def lose_node(
+def drop_node_units(
     state: State, out: EffectBuffer, name: NodeName, why: str, ran: dict[ReservationId, tuple[JobId, ...]]
 ) -> None:
     """A machine is gone, and nothing lives on it any more: its units are gone with it, and so is what ``ran`` there."""
@@ -284,7 +284,7 @@ def _lose(
     state.drop_unit(reservation, unit, only=name)
     if unit.hosts:
         state.unit_leaves(reservation, unit)
-        end_jobs(state, out, reservation, unit)
+        end_unit_jobs(state, out, reservation, unit)
 
 
 def release_cordoned_units(state: State, out: EffectBuffer, name: NodeName, why: str) -> None:
@@ -310,7 +310,7 @@ def _short(state: State, reservation: ReservationRow) -> None:
 # Ending --------------------------------------------------------------------------------------------------------------
 
 
-def close(
+def close_reservation(
     state: State, out: EffectBuffer, reservation: ReservationRow, why: str, cause: EndReason, by: str = ""
 ) -> None:
     """It is over: what is in it ends by its ladder, and `settle` gives back what that leaves idle."""
@@ -329,19 +329,21 @@ def close(
         stop_job(state, out, state.jobs[job_id], cause, f"its reservation {reservation.id} ended: {why}", by)
 
 
-def close_owned(state: State, out: EffectBuffer, owner: str, why: str, session: SessionId | None = None) -> None:
+def close_owned_reservations(
+    state: State, out: EffectBuffer, owner: str, why: str, session: SessionId | None = None
+) -> None:
     """Those whose owner has ended; with ``session`` only what that one has created."""
     for reservation_id in list(state.reserved_by.get(owner, ())):
         reservation = state.reservations[reservation_id]
         if session is None or reservation.created_by == session:
-            close(state, out, reservation, why, EndReason.OWNER_ENDED)
+            close_reservation(state, out, reservation, why, EndReason.OWNER_ENDED)
 
 
 def expire_and_release(state: State, out: EffectBuffer) -> None:
     """After the handler: what owners left, what has become idle, what is over."""
     for attempt_id in out.ended_attempts:
         if attempt_id in state.reserved_by:
-            close_owned(state, out, attempt_id, f"its owner {attempt_id} ended")
+            close_owned_reservations(state, out, attempt_id, f"its owner {attempt_id} ended")
     for reservation_id in list(state.unsettled):
         _settle(state, out, state.reservations[reservation_id])
 
@@ -349,7 +351,7 @@ def expire_and_release(state: State, out: EffectBuffer) -> None:
 def _settle(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     for unit in list(reservation.units):
         if (unit.leaving or reservation.over) and is_idle(state, reservation, unit):
-            give_back(state, out, reservation, unit)
+            release_unit(state, out, reservation, unit)
     if not reservation.over:
         return
     pool = state.reserved[reservation.id]
@@ -361,14 +363,14 @@ def _end(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     reservation.phase, reservation.ended_at = ReservationState.ENDED, state.now
     record_event(state, out, reservation, ReservationEventKind.ENDED, reservation.reason)
     state.reservation_changed(reservation)
-    while len(state.reserved_over) > min(KEPT, state.rules.finished_limit):
+    while len(state.reserved_over) > min(ENDED_KEPT, state.rules.finished_limit):
         state.drop_reservation(state.reservations[next(iter(state.reserved_over))])
 
 
 # Time ----------------------------------------------------------------------------------------------------------------
 
 
-def run_reservation_timers(state: State, out: EffectBuffer, reservation_id: ReservationId) -> None:
+def on_timer_reservation(state: State, out: EffectBuffer, reservation_id: ReservationId) -> None:
     """A notice is over, growth may go on, an end is near or here."""
     reservation = state.reservations.get(reservation_id)
     if reservation is not None:
@@ -379,7 +381,7 @@ def run_reservation_timers(state: State, out: EffectBuffer, reservation_id: Rese
 def _due(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     for unit in list(reservation.units):
         if unit.leaves_at is not None and unit.leaves_at <= state.now:
-            end_jobs(state, out, reservation, unit)
+            end_unit_jobs(state, out, reservation, unit)
     if reservation.grows_from <= state.now:
         reservation.grows_from = 0.0
     if reservation.over or reservation.warns_at > state.now:
@@ -388,7 +390,7 @@ def _due(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
         _warn(state, out, reservation)
     if reservation.expires_at <= state.now:
         waited = "" if reservation.held_at is not None else " while it waited"
-        close(state, out, reservation, f"it expired{waited}: nobody renewed it", EndReason.STOPPED)
+        close_reservation(state, out, reservation, f"it expired{waited}: nobody renewed it", EndReason.STOPPED)
 
 
 def _warn(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
@@ -401,7 +403,7 @@ def _warn(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
         out.happened(job_id, "reservation expiring", f"{reservation.id} ends {text}")
 
 
-def restarted(state: State) -> None:
+def on_controller_start(state: State) -> None:
     """Nobody could renew anything while the controller was away: each has its warning time, at least."""
     grace_s = EXPIRY_NOTICE_S + state.rules.driver_grace_s
     for reservation_id in state.reserved:

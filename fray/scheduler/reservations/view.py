@@ -14,7 +14,7 @@ from fray.scheduler.state.tables import Tables
 JOBS_SHOWN = 4
 
 
-def reservation_of(state: Tables, reservation_id: ReservationId) -> ReservationRow:
+def get_reservation(state: Tables, reservation_id: ReservationId) -> ReservationRow:
     """Raises: NoSuchReservation."""
     found = state.reservations.get(reservation_id)
     if found is None:
@@ -26,7 +26,7 @@ def reservation_of(state: Tables, reservation_id: ReservationId) -> ReservationR
 
 def reservation_info(state: Tables, reservation_id: ReservationId) -> ReservationInfo:
     """Raises: NoSuchReservation."""
-    row = reservation_of(state, reservation_id)
+    row = get_reservation(state, reservation_id)
     spec = row.spec
     return ReservationInfo(
         reservation_id=row.id,
@@ -47,7 +47,7 @@ def reservation_info(state: Tables, reservation_id: ReservationId) -> Reservatio
         min_units=spec.min_units,
         max_units=spec.max_units,
         units=tuple(UnitInfo(number=u.number, nodes=u.nodes, devices=u.devices, leaving=u.leaving) for u in row.units),
-        reason=why(state, row),
+        reason=reservation_reason(state, row),
         changes=row.changes,
         created_at=row.created_at,
         held_at=row.held_at,
@@ -64,7 +64,7 @@ def list_reservations(state: Tables, namespace: Namespace | None, ended: bool = 
 # Why ------------------------------------------------------------------------------------------------------------------
 
 
-def why(state: Tables, row: ReservationRow) -> str:
+def reservation_reason(state: Tables, row: ReservationRow) -> str:
     """In one line: what it holds and what it waits for, or why it ends."""
     if row.over:
         return row.reason
@@ -93,12 +93,12 @@ def _next(state: Tables, row: ReservationRow) -> str:
 
 def explain_reservation(state: Tables, reservation_id: ReservationId) -> str:
     """A page for people. Raises: NoSuchReservation."""
-    row = reservation_of(state, reservation_id)
+    row = get_reservation(state, reservation_id)
     return "\n".join(_page(state, row))
 
 
 def _page(state: Tables, row: ReservationRow) -> Iterator[str]:
-    yield f"{row.id} is {row.phase.value}: {why(state, row)}"
+    yield f"{row.id} is {row.phase.value}: {reservation_reason(state, row)}"
     if row.phase is ReservationState.ENDED:
         return
     left_s = max(0.0, row.expires_at - state.now)

@@ -28,7 +28,7 @@ from fray.model.specs import (
 )
 from fray.scheduler.explain.explain import reason
 from fray.scheduler.lifecycle import FINAL, job_state
-from fray.scheduler.nodes.availability import service_state, why_out
+from fray.scheduler.nodes.availability import out_of_service_text, service_state
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.rows import (
     ActorRegistration,
@@ -269,7 +269,7 @@ class State(Tables):
             ports_free=machine.ports.free,
             busy=dict(node.busy),
             standing=service_state(node),
-            why_out=why_out(node, self.now),
+            why_out=out_of_service_text(node, self.now),
             granted={device: id_ for id_ in self.on_node.get(node.name, ()) for device in self.attempts[id_].devices},
         )
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from fray.model.gangs import role_of
 from fray.model.job_groups import Restart
 from fray.model.specs import EndReason, JobState
-from fray.scheduler.jobs.groups import verdict
+from fray.scheduler.jobs.groups import group_result
 from fray.scheduler.lifecycle import job_state
 from fray.scheduler.state.group_members import PLACED, stage_of
 from fray.scheduler.state.rows import (
@@ -107,8 +107,8 @@ def end_by_their_rules(state: State, members: Members) -> Iterator[str]:
 
 def _ends(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:
     living = [job for job in jobs if not job.ended]
-    if (group.outcome is None) is not (verdict(group) is None and bool(living)):
-        yield f"{verdict(group)} by its rules, and its outcome is {group.outcome}"
+    if (group.outcome is None) is not (group_result(group) is None and bool(living)):
+        yield f"{group_result(group)} by its rules, and its outcome is {group.outcome}"
     if group.outcome is not None and (going := [job.job_id for job in living if job.stop_cause is None]):
         yield f"it is decided, and {going} go on"
     if (group.ended_at is None) is not bool(living):

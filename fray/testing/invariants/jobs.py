@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from fray.model.ids import attempt_id, split_attempt
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.backfill.backfill import room_in_the_end
-from fray.scheduler.jobs.hold_reasons import waits_for
+from fray.scheduler.jobs.hold_reasons import blocking_jobs
 from fray.scheduler.jobs.retries import (
-    begins_with,
-    concerns,
-    limit,
-    own_restarts,
-    policy,
-    spent,
+    counted_restarts,
+    restart_config,
+    restarts_with,
+    retries_spent,
+    retry_limit,
+    sibling_restart_text,
 )
 from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
 from fray.scheduler.pool.free_capacity import FreeCapacity
@@ -137,7 +137,7 @@ def _held(state: State, job: JobRow) -> Iterator[str]:
             yield f"{job.phase.value}, and its back-off lasts until {job.held_until}"
         return
     over = job.held_until is None or job.held_until <= state.now
-    if over and not job.gathered and next(waits_for(state, job), None) is None:
+    if over and not job.gathered and next(blocking_jobs(state, job), None) is None:
         yield "held for nothing"
     if state.members(job):
         yield "held with members placed"
@@ -170,12 +170,12 @@ def _groups(state: State) -> Iterator[str]:
 
 def _falls(one: JobRow, other: JobRow) -> bool:
     """A restart of ``one`` would have taken ``other`` along."""
-    return bool(one.spec.siblings and other.spec.siblings and concerns(one.spec.siblings, other.spec.siblings))
+    return bool(one.spec.siblings and other.spec.siblings and restarts_with(one.spec.siblings, other.spec.siblings))
 
 
 def _fell_with(one: JobRow, other: JobRow) -> bool:
     """It did: not with another one that failed after ``one`` had begun anew already."""
-    return other.first is not None and other.first.message == begins_with(one)
+    return other.first is not None and other.first.message == sibling_restart_text(one)
 
 
 def _group(job: JobRow) -> str:
@@ -188,9 +188,9 @@ def _budgets(job: JobRow) -> Iterator[str]:
         if job.generation:
             yield f"generation {job.generation} after no retries"
         return
-    config = policy(job)
+    config = restart_config(job)
     for budget in Budget:
-        most, used = limit(job.spec, budget), spent(job, budget)
+        most, used = retry_limit(job.spec, budget), retries_spent(job, budget)
         if config is None and used > (most or 0) >= 0:
             yield f"spent {used} of {most} {budget.value} retries"
     for cause in job.retried:
@@ -214,10 +214,10 @@ def _must_start(state: State, job: JobRow) -> Iterator[str]:
 
 def _most_within(job: JobRow) -> int:
     """The most restarts on its own account that ever fell into one period."""
-    config = policy(job)
+    config = restart_config(job)
     period_s = config.restart_period_s if config else None
     if period_s is None:
-        return own_restarts(job)
+        return counted_restarts(job)
     return max((sum(at - period_s < other <= at for other in job.restarts) for at in job.restarts), default=0)
 
 

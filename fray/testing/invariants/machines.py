@@ -10,8 +10,8 @@ from typing import TypeAlias
 from fray.model.gangs import port_names
 from fray.model.policy.machine_groups import MachineState
 from fray.scheduler.nodes.availability import takes_work
-from fray.scheduler.nodes.quarantine import most as quarantine_limit
-from fray.scheduler.nodes.quarantine import there as quarantined_nodes
+from fray.scheduler.nodes.quarantine import quarantine_limit as quarantine_limit
+from fray.scheduler.nodes.quarantine import quarantined_nodes as quarantined_nodes
 from fray.scheduler.state.rows import AttemptPhase, AttemptRow, NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
