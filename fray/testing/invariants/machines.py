@@ -10,8 +10,7 @@ from typing import TypeAlias
 from fray.model.gangs import port_names
 from fray.model.policy.machine_groups import MachineState
 from fray.scheduler.nodes.availability import takes_work
-from fray.scheduler.nodes.quarantine import quarantine_limit as quarantine_limit
-from fray.scheduler.nodes.quarantine import quarantined_nodes as quarantined_nodes
+from fray.scheduler.nodes.quarantine import quarantine_limit, quarantined_nodes
 from fray.scheduler.state.rows import AttemptPhase, AttemptRow, NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
@@ -132,7 +131,7 @@ def _fleet(state: State) -> Iterator[str]:
 
 
 def _quarantine(state: State) -> Iterator[str]:
-    """No job alone quarantines a machine, nothing is placed there, and no more than a share of all machines is there."""
+    """No job alone quarantines a machine, no attempt is placed there, and its share of all machines is bounded."""
     if len(quarantined_nodes(state)) > quarantine_limit(state):
         yield f"{sorted(state.quarantined)} are in quarantine, {quarantine_limit(state)} may be"
     for node in state.nodes.values():
