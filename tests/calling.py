@@ -75,7 +75,7 @@ class Stage:
             incarnation=incarnation,
             rng=self.rng,
             directory=lambda: f"memory:{machine}",
-            make_runner=make_runner,
+            make_executor=make_runner,
             **options,
         )
         scope = self.scopes[incarnation] = trio.CancelScope()

@@ -216,7 +216,7 @@ async def test_user_code_that_would_end_the_process_leaves_no_caller_waiting(
         counter = await stage.actor(Counter())
         with pytest.raises(RemoteError, match=name):
             await counter.call(method)
-        life = stage.hosts["h1"].actors[1].life
+        life = stage.hosts["h1"].actors[1].lifecycle
         assert life is not None
         assert life.ending is not None
         assert name.removeprefix("System").lower() in life.ending.text.lower()
@@ -342,7 +342,7 @@ async def test_a_method_in_a_thread_is_told_and_the_caller_leaves_at_once() -> N
         way = stage.way(stage.caller.route_to(stage.endpoint(host, number)))
         call = way.start("hold")
         behind = way.start("note_now", "behind")
-        while len(host.actors[number].under_way) < 2:
+        while len(host.actors[number].active_calls) < 2:
             await trio.lowlevel.checkpoint()
         call.cancel()
         behind.cancel()
@@ -350,7 +350,7 @@ async def test_a_method_in_a_thread_is_told_and_the_caller_leaves_at_once() -> N
             await call
         with pytest.raises(CallCancelled):
             await behind
-        (told, _) = host.actors[number].under_way
+        (told, _) = host.actors[number].active_calls
         assert told.cancelled
         plain.release.set()
         assert await way.call("add") == 1

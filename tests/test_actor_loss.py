@@ -129,7 +129,7 @@ async def test_a_host_holds_calls_back_while_their_caller_settles_nothing(
         counter = await stage.actor(Counter())
         await counter.call("add")
         (guest,) = stage.hosts["h1"]._guests.values()
-        guest.ledger.kept_limit_bytes = 1
+        guest.dedup.kept_limit_bytes = 1
         peer = counter.route.binding.peer
         held = counter.start("add")
         await trio.testing.wait_all_tasks_blocked()
@@ -392,7 +392,7 @@ async def test_calls_that_a_host_no_longer_heard_are_no_unknown_outcomes(autojum
         heard = way.start("wait_for_gate")
         await trio.testing.wait_all_tasks_blocked()
         for guest in host._guests.values():
-            guest.leave()
+            guest.announce_close()
         late = [way.start("add") for _ in range(3)]  # on their way while the goodbye is
         await host.shutdown()
         with pytest.raises(ActorDied, match="shut down"):

@@ -133,7 +133,7 @@ class InLoop:
 async def on_thread(stage: Stage, instance: Any, **options: Any) -> tuple[Way, ActorLifecycle]:
     host = await stage.host("h1", make_runner=None)
     life = ActorLifecycle("a", "a", type(instance), incarnation="h1")
-    number = host.register(instance, "a", life=life, **options)
+    number = host.register(instance, "a", lifecycle=life, **options)
     return stage.way(stage.caller.route_to(stage.endpoint(host, number))), life
 
 
@@ -194,7 +194,7 @@ async def test_a_thread_that_does_not_hear_costs_its_actor_the_life_where_that_w
         instance = Thread()
         way, life = await on_thread(stage, instance, kill_after_s=0.02)
         asked = trio.Event()
-        life.attend(asked.set)
+        life.set_on_ending(asked.set)
         future = way.start("deaf")
         await wait(instance.began)
         assert not asked.is_set()

@@ -38,9 +38,9 @@ def test_a_child_that_its_scope_ended_or_absorbs_owes_nothing(cause: EndReason) 
 
 def test_a_family_knows_its_living_by_kind() -> None:
     family = ChildTable()
-    family.join(ScopeChild("a", ChildKind.JOB, OnChildFailure.ESCALATE))
-    family.join(ScopeChild("b", ChildKind.ACTOR, OnChildFailure.ABSORB))
+    family.add(ScopeChild("a", ChildKind.JOB, OnChildFailure.ESCALATE))
+    family.add(ScopeChild("b", ChildKind.ACTOR, OnChildFailure.ABSORB))
     assert (family.living(ChildKind.JOB), family.living(ChildKind.ACTOR)) == (["a"], ["b"])
-    family.leave("a")
-    family.leave("a")
+    family.remove("a")
+    family.remove("a")
     assert family.living(ChildKind.JOB) == []

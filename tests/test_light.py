@@ -332,7 +332,7 @@ class Fleeting:
         """How much the house that this actor lives in remembers."""
         host = current().host
         (house,) = (actor.instance for actor in host.actors.values() if isinstance(actor.instance, LightActorHost))
-        return [len(house._log), len(house._tenants), len(host.absent.graves), len(host.absent.ended.ranges)]
+        return [len(house._log), len(house._tenants), len(host.pending.end_errors), len(host.pending.ended.ranges)]
 
 
 async def test_light_actors_that_come_and_go_leave_nothing_but_that_they_did(cluster: fray.Cluster) -> None:

@@ -23,7 +23,7 @@ SMALL = fray.ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
 @pytest.fixture
 async def cluster() -> AsyncIterator[fray.Cluster]:
     """A ``local`` cluster without threads: the clock jumps whenever everybody waits."""
-    inline = partial(ActorHostServer, clock=lambda: 0.0, make_runner=lambda name, threads: InlineExecutor())
+    inline = partial(ActorHostServer, clock=lambda: 0.0, make_executor=lambda name, threads: InlineExecutor())
     with mock.patch.object(fray.runtime.context, "ActorHostServer", inline):
         async with fray.open_cluster("local", logs=False) as cluster:
             yield cluster

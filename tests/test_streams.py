@@ -183,4 +183,4 @@ async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autoju
                 stage.network.drop("driver")
                 await anext(items)
         await trio.testing.wait_all_tasks_blocked()
-        assert not stage.hosts["h1"].actors[1].under_way, "the generator was closed"
+        assert not stage.hosts["h1"].actors[1].active_calls, "the generator was closed"

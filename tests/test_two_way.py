@@ -462,7 +462,7 @@ async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autoju
                 stage.network.drop("driver")
                 await stream.receive()
         await trio.testing.wait_all_tasks_blocked()
-        assert not stage.hosts["h1"].actors[1].under_way
+        assert not stage.hosts["h1"].actors[1].active_calls
 
 
 async def test_a_conversation_refused_by_one_host_begins_anew_at_the_next(autojump_clock: Any) -> None:

@@ -34,9 +34,9 @@ from fray.runtime.workspaces import bundle as module
 from fray.runtime.workspaces.bundle import (
     FileChanged,
     ScanCache,
-    load_book,
-    read_piece,
-    save_book,
+    load_cache,
+    read_chunk,
+    save_cache,
     scan,
 )
 from fray.runtime.workspaces.files import Limits, list_files
@@ -205,7 +205,7 @@ def contents(book: ScanCache, root: Path) -> dict[str, bytes]:
     """The files again, from manifest and pieces alone."""
     bundle = scan(book, Limits())
     manifest = join_parts(bundle.bundle, list(bundle.parts.values()))
-    pieces = [content_of(piece, read_piece(book, bundle, piece.blob)) for piece in manifest.pieces]
+    pieces = [content_of(piece, read_chunk(book, bundle, piece.blob)) for piece in manifest.pieces]
     found = {}
     for entry, where in spans(manifest):
         found[entry.path] = b"".join(pieces[span.piece][span.at : span.at + span.size_bytes] for span in where)
@@ -357,8 +357,8 @@ def test_an_unchanged_tree_is_not_read_again_not_even_by_the_next_driver(
     first = scan(book, Limits())
     seen.clear()
     assert scan(book, Limits()) is first
-    save_book(book, tmp_path / "cache")
-    next_driver = load_book(str(repo), tmp_path / "cache")
+    save_cache(book, tmp_path / "cache")
+    next_driver = load_cache(str(repo), tmp_path / "cache")
     assert scan(next_driver, Limits()).bundle == first.bundle
     assert seen == []
     write(repo, "src/pkg/a.py", "A = 2\n")
@@ -380,13 +380,13 @@ def test_a_cache_that_cannot_be_read_or_written_costs_nothing_but_time(repo: Pat
     bundle = scan(book, Limits())
     cache = tmp_path / "cache"
     book.dirty = True
-    save_book(book, cache)
+    save_cache(book, cache)
     (file,) = cache.iterdir()
     file.write_text("{nonsense")
-    assert scan(load_book(str(repo), cache), Limits()).bundle == bundle.bundle
+    assert scan(load_cache(str(repo), cache), Limits()).bundle == bundle.bundle
     blocked = write(tmp_path, "file")
     book.dirty = True
-    save_book(book, blocked / "cache")
+    save_cache(book, blocked / "cache")
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,4 +413,4 @@ def test_a_piece_whose_file_has_changed_is_not_sent(repo: Path) -> None:
     book.fresh.clear()
     write(repo, "src/pkg/a.py", "A = 3\n")
     with pytest.raises(FileChanged):
-        read_piece(book, bundle, bundle.manifest.pieces[0].blob)
+        read_chunk(book, bundle, bundle.manifest.pieces[0].blob)

@@ -37,7 +37,7 @@ from fray.node.workspaces.store import WorkspaceRetention as Kept
 from fray.node.workspaces.store import WorkspaceStore
 from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.workspaces import upload
-from fray.runtime.workspaces.upload import in_workspace, send
+from fray.runtime.workspaces.upload import set_workspace, send
 from fray.scheduler.state.rows import SchedulerConfig
 from tests.controlling import ADDRESS, TOKEN, Stage, spec
 from tests.test_workspace_files import write
@@ -262,7 +262,7 @@ def test_large_files_are_shared_where_they_cannot_be_written_through(project: Pa
     store.open()
     bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.pieces:
-        store.put_piece(piece.blob, upload.read_piece(book, bundle, piece.blob))
+        store.put_piece(piece.blob, upload.read_chunk(book, bundle, piece.blob))
     tree = store.build(bundle.bundle, bundle.manifest, ())
     store.copy(bundle.bundle, tmp_path / "shared", share=True)
     store.copy(bundle.bundle, tmp_path / "own", share=False)
@@ -562,7 +562,7 @@ def built(trees_: WorkspaceStore, content: bytes, root: Path) -> str:
     book = upload.ScanCache(str(root))
     bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.pieces:
-        trees_.put_piece(piece.blob, upload.read_piece(book, bundle, piece.blob))
+        trees_.put_piece(piece.blob, upload.read_chunk(book, bundle, piece.blob))
     lock = trees_.try_lock(bundle.bundle, trees.fcntl.LOCK_EX)
     assert lock is not None
     trees_.build(bundle.bundle, bundle.manifest, ())
@@ -600,7 +600,7 @@ def a_spec(cwd: str, *sys_path: str) -> JobSpec:
     ("cwd", "there"), [("/p", "/w"), ("/p/src", "/w/src"), ("/elsewhere", "/elsewhere"), ("/pp", "/pp")]
 )
 def test_paths_of_the_author_below_the_workspace_are_paths_in_the_copy(cwd: str, there: str) -> None:
-    spec = in_workspace(a_spec(cwd, "/p/src", "/usr/lib", "/p"), "b" * 64, "/p")
+    spec = set_workspace(a_spec(cwd, "/p/src", "/usr/lib", "/p"), "b" * 64, "/p")
     assert spec.sys_path == (INSIDE + "src", "/usr/lib", INSIDE)
     where = paths_in(spec, "/w")
     assert where[1] == ("/w/src", "/w")
@@ -608,5 +608,5 @@ def test_paths_of_the_author_below_the_workspace_are_paths_in_the_copy(cwd: str,
 
 
 def test_the_workspace_itself_is_found_last_if_the_author_had_it_not() -> None:
-    spec = in_workspace(a_spec("/p", "/p/src", "/usr/lib"), "b" * 64, "/p")
+    spec = set_workspace(a_spec("/p", "/p/src", "/usr/lib"), "b" * 64, "/p")
     assert paths_in(spec, "/w")[1] == ("/w/src", "/w")

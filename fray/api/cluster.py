@@ -44,7 +44,7 @@ from fray.model.reservations import ReservationId
 from fray.model.specs import JobInfo, JobState
 from fray.runtime.context import Runtime, current, current_or_none
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.scope.interrupts import deferred_in_our_code
+from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 from fray.runtime.scope.scope import ChildScope
 
 if TYPE_CHECKING:
@@ -241,8 +241,8 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
 
         job_id, link = job_id_of(job), self._runtime.link
         (record,) = await self._records([job])
-        if on_line is not None or tree or not link.logs.prints(record.info):
-            with link.logs.not_printing(job_id) if on_line is None else nullcontext():
+        if on_line is not None or tree or not link.logs.is_printed(record.info):
+            with link.logs.suppress_printing(job_id) if on_line is None else nullcontext():
                 async with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
                     async for line in lines:
                         (on_line or print_line)(line)
@@ -506,7 +506,7 @@ async def open_cluster(
         yield cluster_of(runtime)
         return
     chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
-    with deferred_in_our_code():
+    with defer_sigint_in_fray_code():
         place = connect.open_by_spec(
             chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
         )

@@ -34,4 +34,4 @@ class LocalActorServer(ActorServer):
 class _InProcess(native.ActorServer):
     async def _listen(self) -> None:
         if self._address is None:
-            self._address = await self._runtime.host.listen_here()
+            self._address = await self._runtime.host.listen_local()

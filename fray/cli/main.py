@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     import trio
 
     from fray.cli.target import open_place
-    from fray.runtime.scope.interrupts import deferred_in_our_code
+    from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 
     module, _, verb = options.verb.partition(":")
     obey = getattr(import_module(f"fray.cli.{module}"), verb)
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
         return int(trio.run(obey, options))
 
     async def within() -> int:
-        with deferred_in_our_code():
+        with defer_sigint_in_fray_code():
             async with open_place(options) as cluster:
                 return int(await obey(cluster, options))
 

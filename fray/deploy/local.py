@@ -164,7 +164,7 @@ class TaskLauncher:
                 stage,
                 rng=self._rng,
                 cancel=held.cancel,
-                hear=partial(self._hear, held),
+                on_report=partial(self._hear, held),
             )
         self._remark(ticket.attempt_id, held.remarks.last(trio.current_time()))
         held.ended = True

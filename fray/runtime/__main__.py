@@ -41,9 +41,9 @@ CLOSE_WITHIN_S = 2.0
 
 def main(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
-    lifecycle.count_lives_of_process()
+    lifecycle.track_process_actors()
     stack_dump.enable_stack_dumps(ticket.directory)
-    current_job.enter_process(ticket)
+    current_job.bind_process(ticket)
     if ticket.peers:
         from fray.runtime.process import jax_distributed  # only gangs need it
 

@@ -243,7 +243,7 @@ async def open_runtime(
 
 async def _end_with_session(runtime: Runtime, ending: list[FrayError]) -> None:
     """A driver whose session has ended has nothing left here: everything that waits is told, and the block ends."""
-    await runtime.link.over.wait()
+    await runtime.link.closed.wait()
     error = runtime.link.ended
     if error is None or runtime.link.is_closing:
         return

@@ -517,7 +517,7 @@ def _no_threads() -> Iterator[None]:
     def make_runner(name: str, threads: int) -> InlineExecutor:
         return InlineExecutor()
 
-    host = partial(ActorHostServer, clock=lambda: 0.0, make_runner=make_runner)
+    host = partial(ActorHostServer, clock=lambda: 0.0, make_executor=make_runner)
     with (
         mock.patch.object(fray.runtime.context, "ActorHostServer", host),
         mock.patch.object(trio.to_thread, "run_sync", _refuse),

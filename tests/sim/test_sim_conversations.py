@@ -116,7 +116,7 @@ async def test_every_conversation_ends_and_says_the_truth(seed: int, autojump_cl
                     nursery.start_soon(rng.choice([talk, wander]), rng.choice(ways), random.Random(rng.random()))
         stage.network.on_hop = lambda hop: MessageFault.DELIVER
         await trio.sleep(200)
-        left = {name: actor.under_way for name, host in stage.hosts.items() for actor in host.actors.values()}
+        left = {name: actor.active_calls for name, host in stage.hosts.items() for actor in host.actors.values()}
         assert not any(left.values()), "what nobody waits for has ended"
         for number in range(2):
             try:

@@ -411,7 +411,7 @@ def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_wa
             event.set()
         await really(self)
 
-    really = JobTracker.watch_again
+    really = JobTracker.resubscribe
     monkeypatch.setattr(JobTracker, "watch_again", watch_again)
 
     async def story(house: SimCluster) -> None:

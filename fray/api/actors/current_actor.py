@@ -5,8 +5,8 @@ from __future__ import annotations
 from fray.api.actors.handle import ActorHandle, methods_of
 from fray.errors import FrayError
 from fray.model.ids import ActorId
-from fray.runtime.actors.checkpoints import of_life
-from fray.runtime.actors.lifecycle import ActorLifecycle, ShutdownEvent, current_life
+from fray.runtime.actors.checkpoints import checkpoints_of
+from fray.runtime.actors.lifecycle import ActorLifecycle, ShutdownEvent, current_lifecycle
 from fray.runtime.context import current
 from fray.runtime.current_call import CurrentCall as RunningCall
 from fray.runtime.current_call import current_actor_var
@@ -95,7 +95,7 @@ class CurrentActor:
             NotPicklable, MessageTooLarge: the state cannot be kept.
             ActorDied: another incarnation has taken over.
         """
-        await of_life(self._life).take_here()
+        await checkpoints_of(self._life).take_here()
 
     def checkpoint_nowait(self) -> None:
         """The same from any method or thread, without waiting: the state is taken now and saved soon.
@@ -103,7 +103,7 @@ class CurrentActor:
         Raises:
             InvalidRequest, NotPicklable: as `checkpoint`; what goes wrong while it is saved is logged.
         """
-        of_life(self._life).take_soon()
+        checkpoints_of(self._life).take_soon()
 
     # The call --------------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ def current_actor() -> CurrentActor:
     Raises:
         FrayError: the running code belongs to no actor.
     """
-    life = current_life()
+    life = current_lifecycle()
     if life is None:
         raise FrayError("current_actor() is for code that an actor runs, and this belongs to none", reason="no actor")
     return CurrentActor(life, current_actor_var.get())

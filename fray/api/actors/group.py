@@ -20,7 +20,7 @@ from fray.model.ids import check_name, mint_job_id
 from fray.model.messages.client import Terminate
 from fray.model.requests import JobRequest
 from fray.model.specs import ActorConfig, JobSpec
-from fray.runtime.actors.status_watch import ActorStatusWatch, ask_end
+from fray.runtime.actors.status_watch import ActorStatusWatch, request_end
 from fray.runtime.context import Runtime, current
 
 GROUP_LIMIT = 10_000
@@ -82,7 +82,7 @@ class ActorGroup(Members[ActorHandle]):
 
     def is_done(self) -> bool:
         """Whether no member that is not there now can ever come."""
-        return all(presence.is_ready or presence.is_over for presence in self._follow())
+        return all(presence.is_ready or presence.has_ended for presence in self._follow())
 
     async def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
         """Wait until ``count`` members (default: all) are there at once; returns all that are, in order of index.
@@ -119,15 +119,15 @@ class ActorGroup(Members[ActorHandle]):
         return [self._handles[index] for index in indices]
 
     def _check_possible(self, presences: Sequence[ActorStatusWatch], wanted: int) -> None:
-        over = [index for index, presence in enumerate(presences) if presence.is_over]
+        over = [index for index, presence in enumerate(presences) if presence.has_ended]
         if len(self) - len(over) < wanted:
             first = presences[over[0]]
             raise GroupFailed(
                 f"group {self.name!r} can never have {wanted} members ready: {len(over)} of {len(self)} have ended for "
-                f"good; number {over[0]}: {first.why}",
+                f"good; number {over[0]}: {first.end_text}",
                 group=self.name,
                 ended=over,
-            ) from first.refusal(label_of(self._handles[over[0]]))
+            ) from first.call_error(label_of(self._handles[over[0]]))
 
     # Seeing them -----------------------------------------------------------------------------------------------------
 
@@ -163,8 +163,8 @@ class ActorGroup(Members[ActorHandle]):
         with trio.move_on_after(grace_s):
             await self._end_in_order(presences)
             await self._wait_ended([presence for presence in presences if presence.is_ready])
-        await self._cut_light([presence for presence in presences if presence.is_light and not presence.is_over])
-        left = tuple(presence.home for presence in presences if not presence.is_over and not presence.is_light)
+        await self._cut_light([presence for presence in presences if presence.is_light and not presence.has_ended])
+        left = tuple(presence.home for presence in presences if not presence.has_ended and not presence.is_light)
         if left:
             await runtime.link.request(Terminate(jobs=left, reason=f"group {self.name!r} was shut down"))
         await self._wait_ended(presences)
@@ -172,7 +172,7 @@ class ActorGroup(Members[ActorHandle]):
     async def _wait_ended(self, presences: Sequence[ActorStatusWatch]) -> None:
         """The directory calls an actor ended as soon as its end is decided; its job tells when it really is."""
         for presence in presences:
-            while presence.is_light and not presence.is_over:
+            while presence.is_light and not presence.has_ended:
                 await self._changed.wait()
             if not presence.is_light:
                 with suppress(NoSuchJob):  # so long over that it has been forgotten
@@ -190,7 +190,7 @@ class ActorGroup(Members[ActorHandle]):
     async def _end_in_order(self, presences: Sequence[ActorStatusWatch]) -> None:
         async with trio.open_nursery() as nursery:
             for presence in presences:
-                nursery.start_soon(ask_end, self._here(), presence, f"its group {self.name!r} was shut down")
+                nursery.start_soon(request_end, self._here(), presence, f"its group {self.name!r} was shut down")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ActorGroup, (self.name, self._handles))

@@ -210,7 +210,7 @@ class ActorHost:
             if len(places) == len(batch.numbers):
                 living.append(batch)
             elif places:
-                living.append(batch.only(places))
+                living.append(batch.select(places))
         self._batches = living
         return living
 

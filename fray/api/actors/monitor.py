@@ -15,7 +15,7 @@ from attrs import frozen
 
 from fray.api.actors.handle import ActorHandle, actor_id_of, label_of
 from fray.errors import ActorDied, FrayError, InvalidRequest, LinkedActorDied
-from fray.runtime.actors.lifecycle import ActorLifecycle, current_life
+from fray.runtime.actors.lifecycle import ActorLifecycle, current_lifecycle
 from fray.runtime.actors.status_watch import ActorStatusWatch
 from fray.runtime.context import Runtime, current
 
@@ -88,7 +88,7 @@ class Monitor:
             self._tell_final("")
 
     def _tell_final(self, gone: str) -> None:
-        self._final = Down(self._handle, gone, self._presence.error(label_of(self._handle)), will_restart=False)
+        self._final = Down(self._handle, gone, self._presence.end_error(label_of(self._handle)), will_restart=False)
         self._tell(self._final)
         self._presence.close()
 
@@ -200,7 +200,7 @@ def link(handle: ActorHandle, *, on_down: Callable[[Down], object] | None = None
         FrayError: the running code belongs to no actor.
         InvalidRequest: the actor would be linked to itself.
     """
-    life = current_life()
+    life = current_lifecycle()
     if life is None:
         raise FrayError("fray.link ties the running actor to another, and this code belongs to none", reason="no actor")
     if actor_id_of(_checked(handle)) == life.actor_id:

@@ -19,7 +19,7 @@ from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobInfo, JobSpec, JobState
 from fray.runtime.actors.checkpoints import AT_END_S, check_class
 from fray.runtime.actors.lifecycle import CLEANUP
-from fray.runtime.actors.methods import check_concurrency, check_health, check_kill
+from fray.runtime.actors.methods import check_concurrency, check_health, check_kill_after
 from fray.runtime.context import Runtime, current
 from fray.runtime.controller_client import large_results
 from fray.runtime.controller_client.jobs import JobRecord
@@ -98,7 +98,7 @@ def build_actor_spec(
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
     config = config or ActorConfig()
     check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
-    check_kill(cls, config.kill_after_s)
+    check_kill_after(cls, config.kill_after_s)
     check_health(cls, config.health)
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
     spec = _spec(request, runtime, EntryKind.ACTOR, content)
@@ -239,7 +239,7 @@ class Job:
     def _record(self) -> JobRecord:
         if self._known is None:
             link = self._runtime.link
-            self._known, is_new = link.jobs.expect(*self._names)
+            self._known, is_new = link.jobs.get_or_add(*self._names)
             if is_new:
                 self._runtime.token.run_sync_soon(self._runtime.nursery.start_soon, link.jobs.find, self._known)
         return self._known

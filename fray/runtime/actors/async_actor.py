@@ -67,17 +67,17 @@ class AsyncActor(HostedActor):
         spec = call.spec
         assert spec is not None
         call.lane = lane = self._lanes[spec.group]
-        if spec.style is Style.SYNC and not lane.queue and lane.running < lane.limit and self._has_time(call.arrived):
+        if spec.style is Style.SYNC and not lane.queue and lane.running < lane.limit and self._has_time(call.arrived_at):
             self.context.copy().run(self._run_sync, call)
         else:
             lane.queue.append(call)
             self._call_worker(lane)
             if call.links and lane.running >= lane.limit:
-                self.watch_cycle(call)
+                self.watch_for_cycle(call)
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.under_way or any(lane.queue for lane in self._lanes.values()))
+        return bool(self.active_calls or any(lane.queue for lane in self._lanes.values()))
 
     def flush(self) -> None:
         self._slice_ends = None
@@ -93,19 +93,19 @@ class AsyncActor(HostedActor):
             call.scope.cancel()
         elif call.lane is not None and call in call.lane.queue:
             call.lane.queue.remove(call)
-            self.withdraw(call)
+            self.answer_cancelled(call)
 
-    def rivals(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
+    def group_calls(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
         lane = call.lane
         assert lane is not None
-        return [each for each in self.under_way if each.lane is lane], list(lane.queue), lane.limit
+        return [each for each in self.active_calls if each.lane is lane], list(lane.queue), lane.limit
 
-    def give_up(self, call: IncomingCall, error: FrayError) -> None:
+    def fail_queued(self, call: IncomingCall, error: FrayError) -> None:
         assert call.lane is not None
         call.lane.queue.remove(call)
         self.reject(call, error)
 
-    def take_unbegun(self) -> list[IncomingCall]:
+    def take_queued(self) -> list[IncomingCall]:
         unbegun = [call for lane in self._lanes.values() for call in lane.queue]
         for lane in self._lanes.values():
             lane.queue.clear()
@@ -123,7 +123,7 @@ class AsyncActor(HostedActor):
 
     def metrics(self) -> ActorMetrics:
         queued = sum(len(lane.queue) for lane in self._lanes.values())
-        return self.counters.seen(running=len(self.under_way), queued=queued)
+        return self.counters.snapshot(running=len(self.active_calls), queued=queued)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
@@ -172,17 +172,17 @@ class AsyncActor(HostedActor):
                 turn_ends = self._clock() + SLICE_S
 
     def _run_sync(self, call: IncomingCall) -> None:
-        if self.is_late(call):
+        if self.reject_if_late(call):
             return
         try:
             value = [call.invoke()]
             if type(value[0]) is CoroutineType:
                 self._run_coroutine(call, value[0])
                 return
-            answer = call.returned(value.pop())  # which lets go of it when it has been pickled
+            answer = call.result_answer(value.pop())  # which lets go of it when it has been pickled
         except BaseException as error:  # noqa: BLE001 - it is the caller's answer
-            answer = call.raised(error)
-        self.ended(call, answer)
+            answer = call.error_answer(error)
+        self.on_call_ended(call, answer)
         if call.fatal is not None and _is_from_signal(call.fatal):
             raise call.fatal
 
@@ -194,17 +194,17 @@ class AsyncActor(HostedActor):
     def _begin(self, call: IncomingCall) -> None:
         assert call.lane is not None
         call.lane.running += 1
-        self.under_way[call] = None
+        self.active_calls[call] = None
 
     async def _run_async(self, lane: ConcurrencyGroup, call: IncomingCall) -> None:
-        if self.is_late(call):
+        if self.reject_if_late(call):
             return
         self._begin(call)
         if lane.queue:
             self._call_worker(lane)
         assert call.spec is not None
         stream = call.stream
-        if stream is None or not call.spec.streams:
+        if stream is None or not call.spec.is_generator:
             await self._attend(call, call.invoke)
         else:
             await self._attend(call, lambda: stream.run_in_loop(call.invoke()))
@@ -218,21 +218,21 @@ class AsyncActor(HostedActor):
             scope.cancel()
         try:
             with scope:
-                answer = call.returned(await in_context(context.run(make), context))
+                answer = call.result_answer(await in_context(context.run(make), context))
             if scope.cancelled_caught and not call.cancelled:
-                answer = call.raised(call.too_late())
+                answer = call.error_answer(call.deadline_error())
         except trio.Cancelled:
-            answer = call.raised(self._shut_down(call))
+            answer = call.error_answer(self._shut_down(call))
             raise
         except BaseException as error:
-            answer = call.raised(error)
+            answer = call.error_answer(error)
             if _must_go_up(error):
                 raise
         finally:
             lane = call.lane
             assert lane is not None
             lane.running -= 1
-            self.ended(call, answer)
+            self.on_call_ended(call, answer)
             if lane.queue:
                 self._call_worker(lane)
 

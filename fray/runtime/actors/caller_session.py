@@ -58,31 +58,31 @@ class CallerSession:
         self.host = host
         self.session = session
         self.channel: Channel | None = None
-        self.ledger = CallDeduplicator(unbroken=unbroken)
+        self.dedup = CallDeduplicator(unbroken=unbroken)
         self._calls: dict[int, IncomingCall] = {}
         self._held: deque[tuple[int, IncomingCall]] = deque()
         """Admitted and not handed to their actor, because the caller must settle answers first."""
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
         self._touched: dict[HostedActor, None] = {}
-        self.exchange = BufferTransfer(host.spawn)
+        self.buffer_transfer = BufferTransfer(host.spawn)
         self._landings = BufferWaits(self._go_on)
         self._leaving = False
 
     def __repr__(self) -> str:
-        return f"<caller {self.session}: {len(self._calls)} calls under way, {self.ledger.kept_bytes} bytes kept>"
+        return f"<caller {self.session}: {len(self._calls)} calls under way, {self.dedup.kept_bytes} bytes kept>"
 
-    def seat(self, channel: Channel) -> CallerChannelHandler:
+    def attach(self, channel: Channel) -> CallerChannelHandler:
         """The handler for a channel of this caller, which is now the one its answers go to."""
         self.channel = channel
         channel.stale_s = STALE_S
-        self.exchange.begin(channel)
+        self.buffer_transfer.begin(channel)
         return CallerChannelHandler(self, channel)
 
-    def begin_anew(self) -> None:
+    def on_reset(self) -> None:
         """The conversation starts from zero: the caller asks again for what it has not got."""
         self._unsent.clear()
-        self.exchange.reset()
+        self.buffer_transfer.reset()
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class CallerSession:
         if kind == _CALL:
             if self._leaving:
                 return
-            verdict = self.ledger.admit(ref, bool(flags & AGAIN))
+            verdict = self.dedup.admit(ref, bool(flags & AGAIN))
             if verdict is Admission.RUN:
                 self._take(flags, target, ref, body)
             else:
@@ -108,7 +108,7 @@ class CallerSession:
         elif kind == _REQUEST:
             self._request(ref, body)
         elif SHARE <= kind <= WITHDRAWN:
-            self.exchange.on_frame(kind, flags, body)
+            self.buffer_transfer.on_frame(kind, flags, body)
 
     def on_batch(self) -> None:
         if self._touched:
@@ -119,7 +119,7 @@ class CallerSession:
     def _take(self, flags: int, target: int, number: int, body: Bytes) -> None:
         meta = arrival = None
         if flags & BUFFERS:
-            arrival, body = self.exchange.receive(body)
+            arrival, body = self.buffer_transfer.receive(body)
         if flags & META:
             meta, body = split_meta(body)
         method, body = split_call(body)
@@ -130,58 +130,58 @@ class CallerSession:
             call.links = meta.chain
             if meta.deadline_s is not None:
                 call.deadline = trio.current_time() + meta.deadline_s
-        call.arrival = arrival
-        if not self._landings.take(target, call):
+        call.transfer = arrival
+        if not self._landings.add(target, call):
             self._go_on(target, call)
 
     def _go_on(self, target: int, call: IncomingCall) -> None:
         """It is the call's turn, and its buffers are there."""
-        if self._held or not self.ledger.has_room:
+        if self._held or not self.dedup.has_room:
             self._held.append((target, call))
         else:
-            self.hand_over(target, call)
+            self.deliver(target, call)
 
-    def hand_over(self, target: int, call: IncomingCall) -> None:
+    def deliver(self, target: int, call: IncomingCall) -> None:
         actor = self.host.actors.get(target)
         if actor is None:
-            self.host.absent.enter(target, self, call)
+            self.host.pending.admit(target, self, call)
         else:
             self._touched[actor] = None
-            actor.take(call)
+            actor.submit(call)
 
     def _take_buffers_again(self, verdict: Admission, number: int, body: Bytes) -> None:
         """The same call in a new conversation: its buffers count only if those of the old one never came."""
-        arrival, _ = self.exchange.receive(body)
+        arrival, _ = self.buffer_transfer.receive(body)
         waiting = self._landings.find(number) if verdict is Admission.ATTACH else None
         if waiting is None:
-            self.exchange.forget(arrival)
-        elif waiting[1].arrival is not None and not waiting[1].arrival.is_ready:
-            waiting[1].arrival = arrival
-            self._landings.follow(*waiting)
+            self.buffer_transfer.forget(arrival)
+        elif waiting[1].transfer is not None and not waiting[1].transfer.is_ready:
+            waiting[1].transfer = arrival
+            self._landings.watch(*waiting)
 
     def _repeat(self, verdict: Admission, number: int) -> None:
         """A call that has come before: attach it, answer it again, or say that nobody knows."""
         if verdict is Admission.REPEAT:
-            answer = self.ledger.answer(number)
+            answer = self.dedup.answer(number)
             assert answer is not None
             self._send_answer(number, answer)
         elif verdict is Admission.FORGOTTEN:
             text = f"the host has forgotten what came of call {number}: it may or may not have taken effect"
             self._send_answer(number, (_FAULT, 0, errors.dump_error(OutcomeUnknown(text))))
         elif verdict is Admission.FULL:
-            text = f"caller {self.session} has {len(self.ledger)} calls open at this host: settle some first"
+            text = f"caller {self.session} has {len(self.dedup)} calls open at this host: settle some first"
             self._send_answer(number, (_FAULT, NOT_RUN, errors.dump_error(ChannelFull(text))))
 
     def _settle(self, flags: int, body: Bytes) -> None:
         numbers = unpack_numbers(body)
         if flags & ONLY:
-            self.ledger.settle_all_but(numbers)
+            self.dedup.settle_all_but(numbers)
         else:
-            self.ledger.settle(numbers)
-        while self._held and self.ledger.has_room:
+            self.dedup.settle(numbers)
+        while self._held and self.dedup.has_room:
             target, call = self._held.popleft()
             if not call.cancelled:
-                self.hand_over(target, call)
+                self.deliver(target, call)
 
     def _cancel(self, number: int) -> None:
         call = self._calls.get(number)
@@ -191,8 +191,8 @@ class CallerSession:
             call.actor.cancel(call)
         else:
             call.cancelled = True
-            if call.arrival is not None:
-                self.exchange.forget(call.arrival)
+            if call.transfer is not None:
+                self.buffer_transfer.forget(call.transfer)
             self._landings.drop(call)
             call.finish(CANCELLED_ANSWER)
 
@@ -204,16 +204,16 @@ class CallerSession:
     def _input(self, number: int, flags: int, body: Bytes) -> None:
         call = self._calls.get(number)
         if call is not None and call.inputs is not None:
-            call.inputs.arrived(flags, body)
+            call.inputs.on_item(flags, body)
 
-    def leave(self) -> None:
+    def announce_close(self) -> None:
         """The host says goodbye: tell up to which call it has listened. What comes later has surely not been run."""
         self._leaving = True
         for call in self._landings.clear():
             call.refuse(ActorDied("the process of this actor is shutting down"))
         if self.channel is not None:
             try:
-                self.channel.send_nowait(_SETTLED, self.ledger.highest)
+                self.channel.send_nowait(_SETTLED, self.dedup.highest)
             except (ChannelFull, ChannelClosed):
                 pass  # then the caller must take what it cannot know for unknown
 
@@ -221,7 +221,7 @@ class CallerSession:
         """The caller is gone for good."""
         self._held.clear()
         self._landings.clear()
-        self.exchange.end()
+        self.buffer_transfer.end()
         for call in list(self._calls.values()):
             call.cancelled = True  # also one that waits for its actor
             if call.actor is not None:
@@ -231,15 +231,15 @@ class CallerSession:
 
     def answer(self, call: IncomingCall, answer: Answer) -> None:
         number = call.number
-        if self._calls.pop(number, None) is not None and self.ledger.answered(number, answer):
+        if self._calls.pop(number, None) is not None and self.dedup.answered(number, answer):
             self._send_answer(number, answer)
 
     @property
-    def terms(self) -> TransferCapabilities:
+    def capabilities(self) -> TransferCapabilities:
         """What is known of the caller that matters for large buffers."""
-        return self.exchange.terms
+        return self.buffer_transfer.terms
 
-    def item(self, call: IncomingCall, data: bytes | PickledObject) -> None:
+    def send_item(self, call: IncomingCall, data: bytes | PickledObject) -> None:
         """One item of a stream."""
         if self.channel is not None and call.number in self._calls:
             try:
@@ -250,7 +250,7 @@ class CallerSession:
             except (ChannelFull, ChannelClosed):
                 self._cancel(call.number)
 
-    def grant(self, call: IncomingCall, items: int) -> None:
+    def grant_credit(self, call: IncomingCall, items: int) -> None:
         """A method has taken items that the caller sent it."""
         if self.channel is not None and call.number in self._calls:
             try:
@@ -288,13 +288,13 @@ class CallerSession:
     def _send_answer_with_buffers(self, channel: Channel, number: int, answer: Answer) -> None:
         """What has to be copied into segments is copied while others run: nobody else can see it any more."""
         kind, flags, parcel = answer
-        if not self.exchange.may_place(parcel):
+        if not self.buffer_transfer.may_place(parcel):
             self._send_parcel(channel, kind, number, flags, parcel)
             return
 
         async def place_and_send() -> None:
-            await self.exchange.place(parcel)
-            if self.channel is channel and self.ledger.answer(number) is answer:
+            await self.buffer_transfer.place(parcel)
+            if self.channel is channel and self.dedup.answer(number) is answer:
                 self._send_answer(number, answer)
 
         self.host.spawn(place_and_send)
@@ -302,14 +302,14 @@ class CallerSession:
     def _send_parcel(self, channel: Channel, kind: int, number: int, flags: int, parcel: PickledObject) -> None:
         """Raises: as `Channel.send_nowait`; nothing is under way then."""
         if is_large(parcel):
-            self.exchange.must_wait()  # it does not; but the next one may go another way
-        shipped = self.exchange.ship(parcel, number)
+            self.buffer_transfer.must_wait()  # it does not; but the next one may go another way
+        shipped = self.buffer_transfer.ship(parcel, number)
         try:
             channel.send_nowait(kind, number, shipped.table + parcel.pickle, flags=flags)
         except (ChannelFull, ChannelClosed):
-            self.exchange.recall(shipped)
+            self.buffer_transfer.recall(shipped)
             raise
-        self.exchange.sent(shipped)
+        self.buffer_transfer.sent(shipped)
 
     async def _send_rest(self, channel: Channel) -> None:
         """The channel was full: send what did not fit as soon as it has emptied."""
@@ -338,9 +338,9 @@ class CallerSession:
         if isinstance(message, GetMetrics):
             return self._actor(message.number).metrics()
         if isinstance(message, RequestShutdown):
-            life = self._actor(message.number).life
+            life = self._actor(message.number).lifecycle
             if life is not None:
-                life.ask(ShutdownRequest(message.reason))
+                life.request_shutdown(ShutdownRequest(message.reason))
             return ShutdownAccepted()
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
 
@@ -368,7 +368,7 @@ class CallerChannelHandler:
         self.on_batch = guest.on_batch
 
     def on_reset(self, greeting: bytes) -> None:
-        self._guest.begin_anew()
+        self._guest.on_reset()
 
     def on_suspended(self, why: str) -> None:
         """Answers are kept."""

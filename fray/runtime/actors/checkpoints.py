@@ -20,7 +20,7 @@ from fray.errors import FrayError, InvalidRequest, MessageTooLarge
 from fray.model.messages.client import Checkpoint, FetchCheckpoint, SaveCheckpoint
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig
 from fray.net import storage
-from fray.runtime.actors.lifecycle import ActorLifecycle, life_var
+from fray.runtime.actors.lifecycle import ActorLifecycle, lifecycle_var
 from fray.runtime.context import Runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import SerialExecutor
@@ -117,11 +117,11 @@ class Checkpoints:
 
     async def _run_hook(self, hook: Callable[[], Any]) -> Any:
         def call() -> Any:
-            token = life_var.set(self._life)
+            token = lifecycle_var.set(self._life)
             try:
                 return hook()
             finally:
-                life_var.reset(token)
+                lifecycle_var.reset(token)
 
         return call() if self._runner is None else await self._runner.run(call)
 
@@ -178,7 +178,7 @@ class Checkpoints:
             log.exception("no checkpoint of actor %s was kept", self._life.name)
 
 
-def of_life(life: ActorLifecycle) -> Checkpoints:
+def checkpoints_of(life: ActorLifecycle) -> Checkpoints:
     """Those of the running actor.
 
     Raises:

@@ -51,7 +51,7 @@ class HostedActor:
         clock: seconds, for latencies.
     """
 
-    talk_type: type[Stream | BlockingStream] = Stream
+    stream_type: type[Stream | BlockingStream] = Stream
     """What a method of it that takes a stream is given."""
 
     def __init__(
@@ -69,15 +69,15 @@ class HostedActor:
         self.name = name
         self.actor_id = actor_id
         self.number = number
-        self.life: ActorLifecycle | None = None
+        self.lifecycle: ActorLifecycle | None = None
         """Set by the host."""
-        self.touched_s: float | None = None
+        self.last_active_s: float | None = None
         """When a call last came or ended, on Trio's clock; kept up to date only if it is not None."""
         self.context = context or copy_context()
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
-        self.under_way: dict[IncomingCall, None] = {}
+        self.active_calls: dict[IncomingCall, None] = {}
         """Started, or handed to a thread, and not ended."""
-        self.cut_short = False
+        self.interrupted = False
         """A call that had begun was ended from outside."""
         self.counters = Counters()
         self._spawn = spawn
@@ -87,34 +87,34 @@ class HostedActor:
         self._closed: FrayError | None = None
 
     def __repr__(self) -> str:
-        return f"<hosted {self.name} ({self.actor_id}): {len(self.under_way)} calls under way>"
+        return f"<hosted {self.name} ({self.actor_id}): {len(self.active_calls)} calls under way>"
 
-    def take(self, call: IncomingCall) -> None:
+    def submit(self, call: IncomingCall) -> None:
         """A call has come: start it in its turn."""
         call.actor = self
-        if self.touched_s is not None and call.number != INTERNAL_CALL:
-            self.touched_s = trio.current_time()
-        call.arrived = self._clock()
+        if self.last_active_s is not None and call.number != INTERNAL_CALL:
+            self.last_active_s = trio.current_time()
+        call.arrived_at = self._clock()
         if self._closed is not None:
             call.refuse(self._closed)
             return
         spec = self._methods.get(call.method)
         if spec is None:
             try:
-                spec = self._methods[call.method] = find_method(self.instance, call.method, self.talk_type)
+                spec = self._methods[call.method] = find_method(self.instance, call.method, self.stream_type)
             except Exception as error:  # noqa: BLE001 - a user's __getattr__ raises anything
                 self.reject(call, error)
                 return
         call.spec = spec
-        wrong = wrong_way(spec, call.flags)
+        wrong = call_style_error(spec, call.flags)
         if wrong:
             self.reject(call, InvalidRequest(f"{self.name}.{call.method}() {wrong}"))
             return
         if call.flags & STREAM:
             call.stream = OutputStream(call)
             if call.inputs is not None:
-                assert spec.talk_type is not None
-                call.talk = spec.talk_type(call)
+                assert spec.stream_type is not None
+                call.method_stream = spec.stream_type(call)
         self._start(call)
 
     def _start(self, call: IncomingCall) -> None:
@@ -124,7 +124,7 @@ class HostedActor:
         """The caller no longer waits."""
         raise NotImplementedError
 
-    def runs(self, call: IncomingCall) -> bool:
+    def is_running(self, call: IncomingCall) -> bool:
         """Whether a call under way has begun."""
         return True
 
@@ -141,15 +141,15 @@ class HostedActor:
 
     # Calls that wait for themselves ----------------------------------------------------------------------------------
 
-    def rivals(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
+    def group_calls(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
         """Of the call's concurrency group: calls under way, calls that have not begun, how many may be under way."""
         raise NotImplementedError
 
-    def give_up(self, call: IncomingCall, error: FrayError) -> None:
+    def fail_queued(self, call: IncomingCall, error: FrayError) -> None:
         """Answer a call that has not begun with ``error``, and never begin it."""
         raise NotImplementedError
 
-    def watch_cycle(self, call: IncomingCall) -> None:
+    def watch_for_cycle(self, call: IncomingCall) -> None:
         """A call waits for its turn: see that it does not wait for itself."""
         if comes_back(call.links, self.actor_id) and not self._ends_cycle(call):
             self._spawn(lambda: self._keep_watching(call))
@@ -159,12 +159,12 @@ class HostedActor:
         pause_s = CYCLE_CHECK_S
         while True:
             await trio.sleep(pause_s)
-            if call not in self.rivals(call)[1] or self._ends_cycle(call):
+            if call not in self.group_calls(call)[1] or self._ends_cycle(call):
                 return
             pause_s = min(2 * pause_s, CYCLE_CHECK_MAX_S)
 
     def _ends_cycle(self, call: IncomingCall) -> bool:
-        under_way, queued, limit = self.rivals(call)
+        under_way, queued, limit = self.group_calls(call)
         if not is_stuck([each.awaited for each in under_way], [marks_of(each.links) for each in queued], limit):
             return False
         steps = describe_cycle(call.links, self.actor_id, f"{self.name}.{call.method}()")
@@ -173,46 +173,46 @@ class HostedActor:
             f"a cycle of calls: {' → '.join(steps)}, which cannot begin: {self.name} runs {room} at a time and waits "
             f"for this one. Give it more room (max_concurrency, a concurrency group, async methods), or do not wait"
         )
-        self.give_up(call, CallCycle(text, cycle=steps))
+        self.fail_queued(call, CallCycle(text, cycle=steps))
         return True
 
     # The end of a call -----------------------------------------------------------------------------------------------
 
-    def ended(self, call: IncomingCall, answer: Answer) -> None:
+    def on_call_ended(self, call: IncomingCall, answer: Answer) -> None:
         """A call that was started has ended."""
-        self.under_way.pop(call, None)
+        self.active_calls.pop(call, None)
         counters = self.counters
-        counters.buckets[int((self._clock() - call.arrived) * LATENCY_STEPS_PER_S).bit_length()] += 1
+        counters.buckets[int((self._clock() - call.arrived_at) * LATENCY_STEPS_PER_S).bit_length()] += 1
         if call.cancelled:
             counters.cancelled += 1
         elif answer[0] == _FAULT:
             counters.errors += 1
         call.finish(answer)
-        if self.touched_s is not None and call.number != INTERNAL_CALL:
-            self.touched_s = trio.current_time()
-        if call.fatal is not None and self.life is not None:
-            self.life.ask(ending_of(call.fatal))
+        if self.last_active_s is not None and call.number != INTERNAL_CALL:
+            self.last_active_s = trio.current_time()
+        if call.fatal is not None and self.lifecycle is not None:
+            self.lifecycle.request_shutdown(shutdown_request_of(call.fatal))
         if self._idle is not None and not self.is_busy:
             self._idle.set()
             self._idle = None
 
     def reject(self, call: IncomingCall, error: BaseException) -> None:
         """Answer a call that is not run with an error."""
-        self.counters.unrun += 1
+        self.counters.not_run += 1
         self.counters.errors += 1
-        call.finish(call.raised(error))
+        call.finish(call.error_answer(error))
 
-    def withdraw(self, call: IncomingCall) -> None:
+    def answer_cancelled(self, call: IncomingCall) -> None:
         """Answer a call that was cancelled before it began."""
-        self.counters.unrun += 1
+        self.counters.not_run += 1
         self.counters.cancelled += 1
         call.finish(CANCELLED_ANSWER)
 
-    def is_late(self, call: IncomingCall) -> bool:
+    def reject_if_late(self, call: IncomingCall) -> bool:
         """Past its deadline before it began; then it has been answered."""
-        if not call.is_over_time():
+        if not call.is_past_deadline():
             return False
-        self.reject(call, call.too_late())
+        self.reject(call, call.deadline_error())
         return True
 
     # The end of the actor --------------------------------------------------------------------------------------------
@@ -221,14 +221,14 @@ class HostedActor:
         """Take no more calls; those that have not begun are refused with ``error``. What is under way goes on."""
         self._closed = self._closed or error
 
-    def take_unbegun(self) -> list[IncomingCall]:
+    def take_queued(self) -> list[IncomingCall]:
         """The calls that wait for their turn, off its hands, as far as they can still be stopped."""
         return []
 
     @property
     def is_busy(self) -> bool:
         """A call runs or waits for its turn."""
-        return bool(self.under_way)
+        return bool(self.active_calls)
 
     async def wait_idle(self) -> None:
         """After `close`: until nothing is under way."""
@@ -248,31 +248,31 @@ class HostedActor:
 
     def end_calls(self, error: BaseException | None) -> None:
         """Cancel what is under way and answer it with ``error``, or (None) `ActorDied`."""
-        for call in list(self.under_way):
-            self.cut_short = self.cut_short or call.began
-            call.finish(call.raised(error or self._shut_down(call)))
+        for call in list(self.active_calls):
+            self.interrupted = self.interrupted or call.has_begun
+            call.finish(call.error_answer(error or self._shut_down(call)))
             self.cancel(call)
 
     def _shut_down(self, call: IncomingCall) -> ActorDied:
         return ActorDied(f"actor {self.name} was shut down while {call.method}() was under way", actor=self.name)
 
 
-def ending_of(error: BaseException) -> ShutdownRequest:
+def shutdown_request_of(error: BaseException) -> ShutdownRequest:
     """What a SystemExit or KeyboardInterrupt of a method asks for: ``sys.exit()`` is an end in order."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return ShutdownRequest("it has left by sys.exit()")
     return ShutdownRequest(f"it has left by {type(error).__name__}", error)
 
 
-def wrong_way(spec: Method, flags: int) -> str:
+def call_style_error(spec: Method, flags: int) -> str:
     """What is wrong with calling a method in this way; empty if nothing is."""
-    if spec.talk_type is not None:
+    if spec.stream_type is not None:
         return "" if flags & TWO_WAY else "takes a stream: call it with open()"
     if flags & TWO_WAY:
         return "takes no stream: await it, or give it a parameter annotated fray.Stream"
-    if spec.streams == bool(flags & STREAM):
+    if spec.is_generator == bool(flags & STREAM):
         return ""
-    return "is a generator: iterate over its stream()" if spec.streams else "is no generator: await it"
+    return "is a generator: iterate over its stream()" if spec.is_generator else "is no generator: await it"
 
 
 def no_such_actor(number: int) -> NoSuchActor:

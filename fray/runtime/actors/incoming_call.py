@@ -41,14 +41,14 @@ class CallOrigin(Protocol):
 
     def answer(self, call: IncomingCall, answer: Answer) -> None: ...
 
-    def hand_over(self, target: int, call: IncomingCall) -> None: ...
+    def deliver(self, target: int, call: IncomingCall) -> None: ...
 
-    def item(self, call: IncomingCall, data: Any) -> None: ...
+    def send_item(self, call: IncomingCall, data: Any) -> None: ...
 
     @property
-    def terms(self) -> TransferCapabilities: ...
+    def capabilities(self) -> TransferCapabilities: ...
 
-    def grant(self, call: IncomingCall, items: int) -> None: ...
+    def grant_credit(self, call: IncomingCall, items: int) -> None: ...
 
     async def wait_room(self) -> None: ...
 
@@ -60,13 +60,13 @@ class IncomingCall:
         "_waits",
         "actor",
         "arrival",
-        "arrived",
+        "arrived_at",
         "body",
         "cancelled",
         "deadline",
         "fatal",
         "flags",
-        "guest",
+        "origin",
         "inputs",
         "lane",
         "links",
@@ -81,27 +81,27 @@ class IncomingCall:
     )
 
     def __init__(self, guest: CallOrigin, number: int, flags: int, method: str, body: Bytes) -> None:
-        self.guest = guest
+        self.origin = guest
         self.number = number
         self.flags = flags
         self.method = method
         self.body = body
-        self.arrival: IncomingTransfer | None = None
+        self.transfer: IncomingTransfer | None = None
         """The buffers outside its pickle, if it has any."""
         self.deadline: float | None = None
         self.links: tuple[str, ...] = ()
         self._waits: set[Any] | None = None
-        self.told: threading.Event | None = None
+        self.cancel_event: threading.Event | None = None
         self.cancelled = False
         self.actor: HostedActor | None = None
-        self.arrived = 0.0
+        self.arrived_at = 0.0
         self.lane: ConcurrencyGroup | None = None
         self.spec: Method | None = None
         self.scope: trio.CancelScope | None = None
         self.stream: OutputStream | None = None
         self.inputs: InputBuffer | None = None
         """What the caller sends, of a call that is flagged TWO_WAY."""
-        self.talk: Stream | BlockingStream | None = None
+        self.method_stream: Stream | BlockingStream | None = None
         """The method's end of such a conversation."""
         self.outcome: Answer | None = None
         self.fatal: BaseException | None = None
@@ -119,13 +119,13 @@ class IncomingCall:
         return self.actor.name if self.actor is not None else ""
 
     @property
-    def life(self) -> ActorLifecycle | None:
-        return self.actor.life if self.actor is not None else None
+    def lifecycle(self) -> ActorLifecycle | None:
+        return self.actor.lifecycle if self.actor is not None else None
 
     @property
-    def began(self) -> bool:
+    def has_begun(self) -> bool:
         """It runs, as far as the loop knows."""
-        return self.actor is not None and self.actor.runs(self)
+        return self.actor is not None and self.actor.is_running(self)
 
     @property
     def chain(self) -> tuple[str, ...]:
@@ -146,46 +146,46 @@ class IncomingCall:
         """On a thread: wait until the caller no longer waits; False after ``timeout_s``."""
         if trio.lowlevel.in_trio_run():
             raise FrayError("wait_cancelled() is for methods on threads: an async method is cancelled where it awaits")
-        if self.told is None:
-            self.told = threading.Event()
-        return self.cancelled or self.told.wait(timeout_s)
+        if self.cancel_event is None:
+            self.cancel_event = threading.Event()
+        return self.cancelled or self.cancel_event.wait(timeout_s)
 
-    def tell(self) -> None:
+    def mark_cancelled(self) -> None:
         """The caller no longer waits."""
         self.cancelled = True
-        if self.told is not None:
-            self.told.set()
+        if self.cancel_event is not None:
+            self.cancel_event.set()
 
     # Running it ------------------------------------------------------------------------------------------------------
 
-    def arguments(self) -> tuple[Any, Any]:
+    def unpickle_arguments(self) -> tuple[Any, Any]:
         """The unpickled arguments, the context in front where the method wants it."""
         assert self.spec is not None
         assert self.actor is not None
-        if self.arrival is None:
+        if self.transfer is None:
             args, kwargs = pickling.loads_call(self.body, bool(self.flags & KEYWORDS))
         else:
-            pickled, buffers = self.arrival.opened(self.body)
+            pickled, buffers = self.transfer.opened(self.body)
             args, kwargs = pickling.loads_call(pickled, bool(self.flags & KEYWORDS), buffers)
         self.body = b""
         if self.spec.wants_context:
             args = (self.actor.make_context(self), *args)
-        if self.talk is not None:
-            place = self.spec.talk_place
+        if self.method_stream is not None:
+            place = self.spec.stream_position
             if place <= len(args):
-                args = (*args[:place], self.talk, *args[place:])
+                args = (*args[:place], self.method_stream, *args[place:])
             else:
-                kwargs = {**kwargs, self.spec.talk_name: self.talk}
+                kwargs = {**kwargs, self.spec.stream_parameter: self.method_stream}
         return args, kwargs
 
     def invoke(self) -> Any:
         """Run a sync method."""
         current_actor_var.set(self)
-        args, kwargs = self.arguments()
+        args, kwargs = self.unpickle_arguments()
         assert self.spec is not None
         return self.spec.function(*args, **kwargs)
 
-    def returned(self, value: Any) -> Answer:
+    def result_answer(self, value: Any) -> Answer:
         """The answer that carries ``value``, or says why it cannot travel."""
         if type(value) is PickledObject:  # packed and settled by Fray itself
             return _RESULT, BUFFERS, value
@@ -196,15 +196,15 @@ class IncomingCall:
         if type(packed) is bytes:
             return _RESULT, 0, packed
         del value  # whatever nobody else holds need not be copied
-        return _RESULT, BUFFERS, self.settled(packed, "result")
+        return _RESULT, BUFFERS, self.detach(packed, "result")
 
-    def settled(self, packed: Any, what: str) -> Any:
+    def detach(self, packed: Any, what: str) -> Any:
         """A parcel on its way out, independent of the objects it was made of."""
         check_transfer(packed.bulk_bytes, f"a {what} of {self.name}.{self.method}()")
-        detach_buffers(packed, self.guest.terms)
+        detach_buffers(packed, self.origin.capabilities)
         return packed
 
-    def raised(self, error: BaseException) -> Answer:
+    def error_answer(self, error: BaseException) -> Answer:
         """The answer that carries an error."""
         if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
             self.fatal = error
@@ -212,16 +212,16 @@ class IncomingCall:
 
     def finish(self, answer: Answer) -> None:
         """Answer the caller, once; later answers are dropped."""
-        self.guest.answer(self, answer)
+        self.origin.answer(self, answer)
 
     def refuse(self, error: FrayError) -> None:
         """Answer that it has not been run and will not be."""
-        self.guest.answer(self, (_FAULT, NOT_RUN, errors.dump_error(error)))
+        self.origin.answer(self, (_FAULT, NOT_RUN, errors.dump_error(error)))
 
-    def is_over_time(self) -> bool:
+    def is_past_deadline(self) -> bool:
         return self.deadline is not None and trio.current_time() >= self.deadline
 
-    def too_late(self) -> DeadlineExceeded:
+    def deadline_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self.name}.{self.method}() did not end before its deadline", method=self.method)
 
     # As a job of an executor -----------------------------------------------------------------------------------------
@@ -236,17 +236,17 @@ class IncomingCall:
     def _run(self) -> None:
         try:
             value = [self.invoke()]
-            if isinstance(self.talk, BlockingStream) and self.spec is not None and self.spec.streams:
-                value = [self.talk.produce(value[0])]
-            self.outcome = self.returned(value.pop())  # which lets go of it when it has been pickled
+            if isinstance(self.method_stream, BlockingStream) and self.spec is not None and self.spec.is_generator:
+                value = [self.method_stream.produce(value[0])]
+            self.outcome = self.result_answer(value.pop())  # which lets go of it when it has been pickled
         except BaseException as error:
-            self.outcome = self.raised(error)
+            self.outcome = self.error_answer(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
 
     def done(self) -> None:
         """In the loop."""
         assert self.actor is not None
-        if isinstance(self.talk, BlockingStream):
-            self.talk.flush()
-        self.actor.ended(self, self.outcome or CANCELLED_ANSWER)
+        if isinstance(self.method_stream, BlockingStream):
+            self.method_stream.flush()
+        self.actor.on_call_ended(self, self.outcome or CANCELLED_ANSWER)

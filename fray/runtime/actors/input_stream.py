@@ -33,9 +33,9 @@ class InputBuffer:
         self.ended = False
         """The caller has said that no more will come."""
         self.on_change: Callable[[], object] = lambda: None
-        self.taken = ReceiveWindow()
+        self.window = ReceiveWindow()
 
-    def arrived(self, flags: int, body: Bytes) -> None:
+    def on_item(self, flags: int, body: Bytes) -> None:
         """The next item, or the end of all."""
         if flags & END:
             self.ended = True
@@ -44,7 +44,7 @@ class InputBuffer:
         else:
             call = self.call
             text = f"the caller of {call.name}.{call.method}() sends more than {WINDOW} items that nobody has taken"
-            call.finish(call.raised(ProtocolMismatch(text)))
+            call.finish(call.error_answer(ProtocolMismatch(text)))
             if call.actor is not None:
                 call.actor.cancel(call)
         self.on_change()
@@ -53,7 +53,7 @@ class InputBuffer:
         """The next item, and how many items to grant to the caller."""
         body = self.items.popleft()
         try:
-            return pickling.loads(body), self.taken.took(len(body))
+            return pickling.loads(body), self.window.took(len(body))
         except Exception as error:
             error.add_note(f"while unpickling an item for {self.call.name}.{self.call.method}()")
             raise
@@ -92,7 +92,7 @@ class Stream:
             await self._changed.wait()
         item, granted = self._inputs.pop()
         if granted:
-            self._call.guest.grant(self._call, granted)
+            self._call.origin.grant_credit(self._call, granted)
             await trio.lowlevel.checkpoint()
         return item
 
@@ -171,10 +171,10 @@ class BlockingStream:
             NotPicklable, MessageTooLarge: it cannot travel.
             CallCancelled: the caller has left.
         """
-        data = self._output.pickled(item)
+        data = self._output.pickle_item(item)
         with self._changed:
-            self._wait(lambda: self._output.ahead.is_open, None)
-            self._output.ahead.sent(len(data))
+            self._wait(lambda: self._output.window.is_open, None)
+            self._output.window.sent(len(data))
             self._outbox.append(data)
         self._poke()
 
@@ -208,7 +208,7 @@ class BlockingStream:
 
     def _credited(self, items: int) -> None:
         with self._changed:
-            self._output.ahead.granted(items)
+            self._output.window.granted(items)
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -219,11 +219,11 @@ class BlockingStream:
         """Send what the thread has left here."""
         self._poked = False
         while self._outbox:
-            self._output.post(self._outbox.popleft())
+            self._output.transmit(self._outbox.popleft())
         with self._changed:
             granted, self._granted = self._granted, 0
         if granted:
-            self._call.guest.grant(self._call, granted)
+            self._call.origin.grant_credit(self._call, granted)
 
     def produce(self, source: Iterator[Any]) -> Any:
         """On the thread: send what a generator yields; returns what it returns."""

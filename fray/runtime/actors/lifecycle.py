@@ -40,7 +40,7 @@ class ShutdownRequest:
     constructing: bool = False
     """It was the constructor that raised."""
 
-    def refusal(self, name: str) -> ActorDied:
+    def refusal_error(self, name: str) -> ActorDied:
         """What a call hears that came too late to be begun."""
         return ActorDied(f"actor {name} takes no more calls: {self.text}", actor=name)
 
@@ -95,7 +95,7 @@ class ActorLifecycle:
         self.incarnation = incarnation
         self.group = group
         self.index = index
-        self.ends_itself = ends_itself
+        self.can_shut_down = ends_itself
         """False: its end is the business of whoever serves it (`ActorServer`)."""
         self.context: Context | None = None
         """The context variables that the constructor left; each call sees a copy of them."""
@@ -114,7 +114,7 @@ class ActorLifecycle:
 
     # What its owner does, in the loop --------------------------------------------------------------------------------
 
-    def attend(self, on_ending: Callable[[], object]) -> None:
+    def set_on_ending(self, on_ending: Callable[[], object]) -> None:
         """From now on the actor may ask for its end; then ``on_ending`` is called once, in the loop (at once, if it
         has asked already, in its constructor)."""
         self._on_ending = on_ending
@@ -122,7 +122,7 @@ class ActorLifecycle:
         if self.ending is not None:
             on_ending()
 
-    def tell(self) -> None:
+    def set_shutdown_event(self) -> None:
         """It is asked to end: set its shutdown event."""
         with self._event_lock:
             self._told = True
@@ -154,20 +154,20 @@ class ActorLifecycle:
         self._ask_from_anywhere(ShutdownRequest(f"it has failed ({type(error).__name__}: {error})", error))
 
     def _ask_from_anywhere(self, ending: ShutdownRequest) -> None:
-        if not self.ends_itself:
+        if not self.can_shut_down:
             raise InvalidRequest(f"actor {self.name} cannot end itself: whoever registered it with its ActorServer can")
         if self._token is None:
-            self.ask(ending)  # in its constructor: `attend` will find it
+            self.request_shutdown(ending)  # in its constructor: `attend` will find it
             return
         if _runs_in(self._token):
-            self.ask(ending)
+            self.request_shutdown(ending)
             return
         try:
-            self._token.run_sync_soon(self.ask, ending)
+            self._token.run_sync_soon(self.request_shutdown, ending)
         except trio.RunFinishedError:
             pass  # it has ended
 
-    def ask(self, ending: ShutdownRequest) -> None:
+    def request_shutdown(self, ending: ShutdownRequest) -> None:
         """In the loop: the first one counts."""
         if self.ending is None:
             self.ending = ending
@@ -184,18 +184,18 @@ def _runs_in(token: trio.lowlevel.TrioToken) -> bool:
 
 _EVENTS = threading.Lock()
 """One lock for the events of all lives: it is held for a moment, and a thousand lives need no thousand locks."""
-life_var: ContextVar[ActorLifecycle | None] = ContextVar("fray_life", default=None)
+lifecycle_var: ContextVar[ActorLifecycle | None] = ContextVar("fray_life", default=None)
 _alone: list[ActorLifecycle] | None = None
 
 
-def count_lives_of_process() -> None:
+def track_process_actors() -> None:
     """This process serves one attempt and nothing else: from now on its plain threads may be found to be an actor's."""
     global _alone
     _alone = []
 
 
 @contextmanager
-def one_of_this_process(life: ActorLifecycle) -> Iterator[None]:
+def actor_of_process(life: ActorLifecycle) -> Iterator[None]:
     """While ``life`` lasts."""
     lives = _alone if _alone is not None else []
     lives.append(life)
@@ -205,11 +205,11 @@ def one_of_this_process(life: ActorLifecycle) -> Iterator[None]:
         lives.remove(life)
 
 
-def current_life() -> ActorLifecycle | None:
+def current_lifecycle() -> ActorLifecycle | None:
     """Whose code is running."""
     call = current_actor_var.get()
     life: ActorLifecycle | None = getattr(call, "life", None)
-    life = life or life_var.get()
+    life = life or lifecycle_var.get()
     if life is None and _alone is not None and len(_alone) == 1:
         life = _alone[0]
     return life
@@ -230,7 +230,7 @@ async def construct(
 
 def make_instance(life: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the constructor here and now; it belongs to no call, also where a call (of a light actors' host) runs it."""
-    token, call = life_var.set(life), current_actor_var.set(None)
+    token, call = lifecycle_var.set(life), current_actor_var.set(None)
     try:
         instance = life.cls(
             *map(construct_deferred, args), **{name: construct_deferred(value) for name, value in kwargs.items()}
@@ -238,7 +238,7 @@ def make_instance(life: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str,
         life.context = copy_context()
         return instance
     finally:
-        life_var.reset(token)
+        lifecycle_var.reset(token)
         current_actor_var.reset(call)
 
 
@@ -252,13 +252,13 @@ async def clean_up(life: ActorLifecycle, instance: Any, runner: SerialExecutor |
         return
 
     def call() -> Any:
-        token = life_var.set(life)
+        token = lifecycle_var.set(life)
         try:
             return hook(instance)
         finally:
-            life_var.reset(token)
+            lifecycle_var.reset(token)
 
-    token = life_var.set(life)
+    token = lifecycle_var.set(life)
     with trio.move_on_after(within_s) as patience:
         try:
             value = call() if runner is None else await runner.run(call)
@@ -268,6 +268,6 @@ async def clean_up(life: ActorLifecycle, instance: Any, runner: SerialExecutor |
             log.warning("%s of actor %s was not run: %s", CLEANUP, life.name, error)
         except (Exception, SystemExit, KeyboardInterrupt):
             log.exception("%s of actor %s failed; it ends all the same", CLEANUP, life.name)
-    life_var.reset(token)
+    lifecycle_var.reset(token)
     if patience.cancelled_caught:
         log.warning("%s of actor %s did not end within %g s and was left", CLEANUP, life.name, within_s)

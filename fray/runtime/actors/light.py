@@ -26,7 +26,7 @@ from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
     ShutdownRequest,
-    current_life,
+    current_lifecycle,
     make_instance,
 )
 from fray.runtime.actors.methods import has_async_methods
@@ -59,7 +59,7 @@ class LightActorBatch:
     registered: bool = False
     """Their names are bound in the namespace, each to one."""
 
-    def only(self, places: Sequence[int]) -> LightActorBatch:
+    def select(self, places: Sequence[int]) -> LightActorBatch:
         """Those that stand at these places."""
         return evolve(
             self,
@@ -74,7 +74,7 @@ class ActorEnded:
     """A light actor has ended for good. ``error``: `remote_errors.dump_error` of what it failed with, if it did."""
 
     number: int
-    why: str
+    text: str
     error: bytes | None
     constructing: bool = False
     """It was its constructor that raised: this incarnation served no call."""
@@ -94,7 +94,7 @@ class LightActorHost:
     """The actor in a process of light actors."""
 
     def __init__(self) -> None:
-        me = current_life()
+        me = current_lifecycle()
         assert me is not None
         self.runtime = context.current()
         self.host = self.runtime.host
@@ -121,13 +121,13 @@ class LightActorHost:
         if batch.registered:
             await self._register(new)
         for tenant in new:
-            tenant.begin()
+            tenant.start()
 
     async def tend(self, batches: Sequence[LightActorBatch], over: Ranges) -> AsyncIterator[tuple[Event, ...]]:
         """Begin what shall live and is not there; then `news`. ``over``: those that have ended for good."""
         if over:
             self._past.update(over)
-            self.host.absent.ended.update(over)
+            self.host.pending.ended.update(over)
             self._happened(EndedBefore(over))
         for batch in batches:
             await self.create(batch)
@@ -161,7 +161,7 @@ class LightActorHost:
         """End the calls of those that are ending and do not come to an end of them."""
         for number in numbers:
             if number in self._tenants:
-                self._tenants[number].cut()
+                self._tenants[number].end_calls()
 
     async def count(self) -> int:
         """How many live."""
@@ -170,12 +170,12 @@ class LightActorHost:
     async def __fray_cleanup__(self) -> None:
         async with trio.open_nursery() as nursery:
             for tenant in self._tenants.values():
-                nursery.start_soon(tenant.wind_up)
+                nursery.start_soon(tenant.shut_down)
 
     # Tenants ---------------------------------------------------------------------------------------------------------
 
     def _is_new(self, number: int) -> bool:
-        return number not in self._tenants and not self.host.absent.is_over(number)
+        return number not in self._tenants and not self.host.pending.has_ended(number)
 
     def _promise(self, batch: LightActorBatch, place: int) -> LightActor:
         cls = self._classes.get(batch.cls)
@@ -183,7 +183,7 @@ class LightActorHost:
             cls = self._classes[batch.cls] = pickling.loads(batch.cls)
         number = batch.numbers[place]
         tenant = self._tenants[number] = LightActor(self, cls, batch, place)
-        self.host.absent.coming.add(number)
+        self.host.pending.expected.add(number)
         return tenant
 
     async def _register(self, tenants: Sequence[LightActor]) -> None:
@@ -193,7 +193,7 @@ class LightActorHost:
         except FrayError:
             for tenant in tenants:
                 del self._tenants[tenant.number]
-                self.host.absent.coming.discard(tenant.number)
+                self.host.pending.expected.discard(tenant.number)
                 await tenant.unregister()
             raise
 
@@ -201,13 +201,13 @@ class LightActorHost:
         """Run a task of this house's, in no call's context."""
         self._context.copy().run(self.host.spawn, task)
 
-    def over(self, tenant: LightActor, ending: ShutdownRequest) -> None:
+    def on_ended(self, tenant: LightActor, ending: ShutdownRequest) -> None:
         """A tenant has ended for good."""
         self._tenants.pop(tenant.number, None)
         error = None if ending.error is None else errors.dump_error(ending.error)
         self._happened(ActorEnded(tenant.number, ending.text, error, ending.constructing))
 
-    def born(self, tenant: LightActor) -> None:
+    def on_ready(self, tenant: LightActor) -> None:
         """A tenant is there (again)."""
         self._happened(tenant.number)
 
@@ -290,7 +290,7 @@ class LightActor:
 
     # Birth -----------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Make the object: here, or on its lane if its class is all sync."""
         batch, house = self._batch, self._house
         self._began = trio.current_time()
@@ -308,11 +308,11 @@ class LightActor:
             birth.done()
             return
         if self._runner is None:
-            self._runner = house.host.make_lane(self.name, batch.config.max_concurrency or 1)
+            self._runner = house.host.make_light_executor(self.name, batch.config.max_concurrency or 1)
         self._runner.submit(birth)
         self._runner.flush()
 
-    def born(self, instance: Any) -> None:
+    def serve(self, instance: Any) -> None:
         """Serve it from now on."""
         host, config, life = self._house.host, self._batch.config, self._life
         assert life is not None
@@ -323,16 +323,16 @@ class LightActor:
             max_concurrency=config.max_concurrency,
             concurrency_groups=config.concurrency_groups,
             executor=self._runner,
-            life=life,
+            lifecycle=life,
             number=self.number,
         )
         self._hosted = host.actors[self.number]
-        self._house.born(self)
-        life.attend(self._ends)
+        self._house.on_ready(self)
+        life.set_on_ending(self._ends)
         if config.idle_s is not None and life.ending is None:
             self._house.spawn(partial(end_when_idle, self._hosted, life, config.idle_s))
 
-    def stillborn(self, error: BaseException) -> None:
+    def on_constructor_failed(self, error: BaseException) -> None:
         """The constructor has raised."""
         wait_s = self._again_after_s(error)
         if wait_s is None:
@@ -352,18 +352,18 @@ class LightActor:
         assert hosted is not None
         assert life is not None
         assert life.ending is not None
-        room = self._house.host.absent
+        room = self._house.host.pending
         self._house.host.actors.pop(self.number, None)
-        life.tell()
+        life.set_shutdown_event()
         wait_s = None if life.ending.error is None else self._again_after_s(life.ending.error)
         if wait_s is None:
             hosted.close(self._bury(life.ending))
         else:
-            room.coming.add(self.number)
-            for call in hosted.take_unbegun():
+            room.expected.add(self.number)
+            for call in hosted.take_queued():
                 call.actor = None
-                room.hold(self.number, call.guest, call)
-            hosted.close(life.ending.refusal(self.name))
+                room.hold(self.number, call.origin, call)
+            hosted.close(life.ending.refusal_error(self.name))
         self._house.spawn(partial(self._end, hosted, life, life.ending, wait_s))
 
     def _bury(self, ending: ShutdownRequest) -> ActorDied:
@@ -373,7 +373,7 @@ class LightActor:
             error.__cause__ = errors.load_error(dumped)  # the error itself would hold on to its frames
             if ending.constructing:
                 error.details[RAISED] = dumped
-        self._house.host.absent.bury(self.number, error)
+        self._house.host.pending.record_end(self.number, error)
         return error
 
     async def _end(
@@ -393,11 +393,11 @@ class LightActor:
         if self._runner is not None:
             self._runner.stop()
         await self.unregister()
-        self._house.over(self, ending)
+        self._house.on_ended(self, ending)
 
     async def _begin_after(self, wait_s: float) -> None:
         await trio.sleep(wait_s)
-        self.begin()
+        self.start()
 
     def _again_after_s(self, error: BaseException) -> float | None:
         if self._restarts is None:
@@ -405,12 +405,12 @@ class LightActor:
         now = trio.current_time()
         return self._restarts.after_failure(now, now - self._began)
 
-    def cut(self) -> None:
+    def end_calls(self) -> None:
         """It is ending: end its calls now."""
         if self._hosted is not None and self._life is not None and self._life.ending is not None:
             self._hosted.end_calls(None)
 
-    async def wind_up(self) -> None:
+    async def shut_down(self) -> None:
         """Its process ends."""
         if self._hosted is not None and self._life is not None:
             await shut_down(self._hosted, self._life, self._batch.config.cleanup_s)
@@ -435,6 +435,6 @@ class _Construction:
 
     def done(self) -> None:
         if self._error is not None:
-            self._tenant.stillborn(self._error)
+            self._tenant.on_constructor_failed(self._error)
         else:
-            self._tenant.born(self._instance)
+            self._tenant.serve(self._instance)

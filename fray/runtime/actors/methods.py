@@ -59,7 +59,7 @@ def check_concurrency(cls: type, max_concurrency: int | None, groups: Mapping[st
             )
 
 
-def check_kill(cls: type, kill_after_s: float | None) -> None:
+def check_kill_after(cls: type, kill_after_s: float | None) -> None:
     """Raises: InvalidRequest, when there is no thread to kill for, or the time is below 0."""
     if kill_after_s is None:
         return
@@ -113,12 +113,12 @@ class Method:
     style: Style
     wants_context: bool
     """Its first parameter is named ``ctx`` or annotated ``ActorContext``: it gets the context in front."""
-    streams: bool = False
+    is_generator: bool = False
     """It is a generator of either kind."""
-    talk_type: type[Stream | BlockingStream] | None = None
+    stream_type: type[Stream | BlockingStream] | None = None
     """It takes a stream: what its parameter of this name, at this place, is given."""
-    talk_name: str = ""
-    talk_place: int = 0
+    stream_parameter: str = ""
+    stream_position: int = 0
     group: str = NO_GROUP
     """Whose limit its calls share."""
 
@@ -137,7 +137,7 @@ def _has_async_methods(cls: Any) -> bool:
     return any(_style(_unwrap(value)) in (Style.ASYNC, Style.ASYNC_GENERATOR) for value in _members(cls))
 
 
-def find_method(instance: Any, name: str, talk_type: type[Stream | BlockingStream] = Stream) -> Method:
+def find_method(instance: Any, name: str, stream_type: type[Stream | BlockingStream] = Stream) -> Method:
     """The public method ``name`` of ``instance``.
 
     Raises:
@@ -148,7 +148,7 @@ def find_method(instance: Any, name: str, talk_type: type[Stream | BlockingStrea
     if name.startswith("_"):
         raise NoSuchMethod(f"{name!r} of {cls.__name__} begins with an underscore: it cannot be called from outside")
     plain = getattr(cls, name, None)
-    if type(plain) is FunctionType and (known := _RECIPES.get(plain, {}).get(talk_type)) is not None:
+    if type(plain) is FunctionType and (known := _RECIPES.get(plain, {}).get(stream_type)) is not None:
         return Method(name, getattr(instance, name), *known)
     raw = _static(cls, name)
     if raw is None and _makes_attributes_up(cls):
@@ -160,18 +160,18 @@ def find_method(instance: Any, name: str, talk_type: type[Stream | BlockingStrea
     streams = style in (Style.GENERATOR, Style.ASYNC_GENERATOR)
     talk = _talk_parameter(function)
     if talk is not None:
-        _check_talk(f"{cls.__name__}.{name}()", talk[2], talk_type, style)
+        _check_talk(f"{cls.__name__}.{name}()", talk[2], stream_type, style)
     recipe = (
         style,
         _wants_context(function),
         streams,
-        talk_type if talk else None,
+        stream_type if talk else None,
         talk[0] if talk else "",
         talk[1] if talk else 0,
         group_of(raw),
     )
     if getattr(function, "__func__", None) is plain and type(plain) is FunctionType:
-        _RECIPES.setdefault(plain, {})[talk_type] = recipe
+        _RECIPES.setdefault(plain, {})[stream_type] = recipe
     return Method(name, function, *recipe)
 
 

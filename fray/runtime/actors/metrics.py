@@ -10,21 +10,21 @@ _BUCKETS = 64
 class Counters:
     """Of one hosted actor since it began. The hot path adds to these fields itself."""
 
-    __slots__ = ("buckets", "cancelled", "errors", "unrun")
+    __slots__ = ("buckets", "cancelled", "errors", "not_run")
 
     def __init__(self) -> None:
         self.errors = 0
         self.cancelled = 0
-        self.unrun = 0
+        self.not_run = 0
         """Answered without having been run."""
         self.buckets = [0] * _BUCKETS
         """Ended calls by the time from arrival to end: see `ActorMetrics.latency_buckets`."""
 
-    def seen(self, *, running: int, queued: int) -> ActorMetrics:
+    def snapshot(self, *, running: int, queued: int) -> ActorMetrics:
         buckets = self.buckets
         last = max((index for index, count in enumerate(buckets) if count), default=-1)
         return ActorMetrics(
-            calls=sum(buckets) + self.unrun,
+            calls=sum(buckets) + self.not_run,
             errors=self.errors,
             cancelled=self.cancelled,
             running=running,

@@ -30,7 +30,7 @@ class OutputStream:
 
     def __init__(self, call: IncomingCall) -> None:
         self.call = call
-        self.ahead = SendWindow(unpack_count(call.body))
+        self.window = SendWindow(unpack_count(call.body))
         self.on_credit: Callable[[int], object] = self._credited
         call.body = memoryview(call.body)[COUNT_BYTES:]
         self._granted = trio.Event()
@@ -41,32 +41,32 @@ class OutputStream:
         self.on_credit(unpack_count(body))
 
     def _credited(self, items: int) -> None:
-        self.ahead.granted(items)
+        self.window.granted(items)
         self._granted.set()
 
-    def pickled(self, item: Any) -> bytes | PickledObject:
+    def pickle_item(self, item: Any) -> bytes | PickledObject:
         packed = pickling.pack(item, f"an item of {self.call.name}.{self.call.method}()")
         del item
-        return packed if type(packed) is bytes else self.call.settled(packed, "item")
+        return packed if type(packed) is bytes else self.call.detach(packed, "item")
 
     async def put(self, item: Any) -> None:
         """Send one item, when there is credit and the channel has room."""
-        while not self.ahead.is_open:
+        while not self.window.is_open:
             self._granted = trio.Event()
             await self._granted.wait()
-        self.send(self.pickled(item))
-        await self.call.guest.wait_room()
+        self.send(self.pickle_item(item))
+        await self.call.origin.wait_room()
         self._sent += 1
         if self._sent % TURN_ITEMS == 0:
             await trio.lowlevel.checkpoint()
 
     def send(self, data: bytes | PickledObject) -> None:
-        self.ahead.sent(len(data))
-        self.post(data)
+        self.window.sent(len(data))
+        self.transmit(data)
 
-    def post(self, data: bytes | PickledObject) -> None:
+    def transmit(self, data: bytes | PickledObject) -> None:
         """Send what `ahead` knows of already."""
-        self.call.guest.item(self.call, data)
+        self.call.origin.send_item(self.call, data)
 
     async def run_in_loop(self, source: Any) -> Any:
         """Iterate over a generator of either kind to its end, and close it whatever happens; what it returns."""
@@ -106,16 +106,16 @@ class ThreadOutputStream:
         stream.on_credit = self._credited
 
     def _credited(self, items: int) -> None:
-        self._stream.ahead.granted(items)
+        self._stream.window.granted(items)
         self.resume()
 
     def resume(self) -> None:
         """There is credit, or the call was cancelled: go on, in turn."""
-        ahead = self._stream.ahead
+        ahead = self._stream.window
         if not self._submitted and self._answer is None and (ahead.is_open or self._call.cancelled):
             self._submitted = True
             self._allowed, self._allowed_bytes = ahead.credit, ahead.room_bytes
-            runner = self._actor.runner_of(self._call)
+            runner = self._actor.executor_of(self._call)
             runner.submit(self)
             runner.flush()
 
@@ -132,9 +132,9 @@ class ThreadOutputStream:
             if self._call.cancelled:
                 self._close()
             elif not self._produce():
-                self._answer = self._call.returned(self._value)
+                self._answer = self._call.result_answer(self._value)
         except BaseException as error:
-            self._answer = self._call.raised(error)
+            self._answer = self._call.error_answer(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
 
@@ -149,7 +149,7 @@ class ThreadOutputStream:
             except StopIteration as end:
                 self._value = end.value
                 return False
-            self._items.append(self._stream.pickled(item))
+            self._items.append(self._stream.pickle_item(item))
             self._allowed_bytes -= len(self._items[-1])
             if time.perf_counter() >= until or self._call.cancelled:
                 break
@@ -168,6 +168,6 @@ class ThreadOutputStream:
         for data in items:
             self._stream.send(data)
         if self._answer is not None:
-            self._actor.ended(self._call, self._answer)
+            self._actor.on_call_ended(self._call, self._answer)
         else:
             self.resume()

@@ -18,25 +18,25 @@ from fray.runtime.serialization.buffer_transfer import IncomingTransfer
 class BufferWaits:
     """``go_on`` is called with the actor's number and each call, in order, once everything before it has landed."""
 
-    go_on: Callable[[int, IncomingCall], None]
+    on_ready: Callable[[int, IncomingCall], None]
     _queues: dict[int, deque[IncomingCall]] = Factory(dict)
 
-    def take(self, target: int, call: IncomingCall) -> bool:
+    def add(self, target: int, call: IncomingCall) -> bool:
         """Keep the call until it is its turn; False: it need not wait."""
         queue = self._queues.get(target)
         if queue is None:
-            if call.arrival is None or call.arrival.is_ready:
+            if call.transfer is None or call.transfer.is_ready:
                 return False
             queue = self._queues[target] = deque()
         queue.append(call)
-        self.follow(target, call)
+        self.watch(target, call)
         return True
 
-    def follow(self, target: int, call: IncomingCall) -> None:
+    def watch(self, target: int, call: IncomingCall) -> None:
         """Go on when the buffers of ``call`` are there (they may have been sent anew)."""
-        if call.arrival is not None:
-            call.arrival.on_ready = lambda: self._landed(target)
-            if call.arrival.is_ready:
+        if call.transfer is not None:
+            call.transfer.on_ready = lambda: self._landed(target)
+            if call.transfer.is_ready:
                 self._landed(target)
 
     def find(self, number: int) -> tuple[int, IncomingCall] | None:
@@ -45,7 +45,7 @@ class BufferWaits:
 
     def drop(self, call: IncomingCall) -> None:
         """It was cancelled: what is behind it need not wait for its buffers."""
-        call.arrival = None
+        call.transfer = None
         for target, queue in list(self._queues.items()):
             if call in queue:
                 queue.remove(call)
@@ -62,11 +62,11 @@ class BufferWaits:
 
     def _landed(self, target: int) -> None:
         queue = self._queues.get(target)
-        while queue and _is_landed(queue[0].arrival):
+        while queue and _is_landed(queue[0].transfer):
             call = queue.popleft()
             if not queue:
                 self._queues.pop(target, None)
-            self.go_on(target, call)
+            self.on_ready(target, call)
         if queue is not None and not queue:
             self._queues.pop(target, None)
 

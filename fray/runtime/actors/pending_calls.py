@@ -36,20 +36,20 @@ class PendingLightCalls:
     def __init__(self, host: ActorHostServer) -> None:
         self._host = host
         self._calls: dict[int, list[tuple[CallOrigin, IncomingCall]]] = {}
-        self.coming: set[int] = set()
+        self.expected: set[int] = set()
         """Actors that are being made (again)."""
         self._closed: FrayError | None = None
-        self.graves: dict[int, FrayError] = {}
+        self.end_errors: dict[int, FrayError] = {}
         """What calls of actors hear that have ended for good; of the last `ENDS_KEPT`."""
         self.ended = RangeSet()
         """All others that have."""
 
-    def enter(self, number: int, guest: CallOrigin, call: IncomingCall) -> None:
+    def admit(self, number: int, guest: CallOrigin, call: IncomingCall) -> None:
         """There is no actor ``number`` now: refuse the call, or let it wait."""
         if number < FIRST_LIGHT or self._closed is not None:
             call.refuse(self._closed or no_such_actor(number))
-        elif number in self.graves:
-            call.refuse(self.graves[number])
+        elif number in self.end_errors:
+            call.refuse(self.end_errors[number])
         elif number in self.ended:
             call.refuse(ActorDied(f"actor {number} is gone: {LONG_AGO}", **{ENDED_HERE: LONG_AGO}))
         else:
@@ -58,35 +58,35 @@ class PendingLightCalls:
     def hold(self, number: int, guest: CallOrigin, call: IncomingCall) -> None:
         waiting = self._calls.setdefault(number, [])
         waiting.append((guest, call))
-        if len(waiting) == 1 and number not in self.coming:
+        if len(waiting) == 1 and number not in self.expected:
             self._host.spawn(partial(self._give_up, number, waiting))
 
     async def _give_up(self, number: int, waiting: list[tuple[CallOrigin, IncomingCall]]) -> None:
         await trio.sleep(PROMISE_WAIT_S)
-        if number not in self.coming and self._calls.get(number) is waiting:
+        if number not in self.expected and self._calls.get(number) is waiting:
             self.refuse(number, no_such_actor(number))
 
     def release(self, number: int) -> None:
         """The actor is there."""
-        self.coming.discard(number)
+        self.expected.discard(number)
         for guest, call in self._calls.pop(number, []):
             if not call.cancelled:
-                guest.hand_over(number, call)
+                guest.deliver(number, call)
         actor = self._host.actors.get(number)
         if actor is not None:
             actor.flush()
 
-    def is_over(self, number: int) -> bool:
+    def has_ended(self, number: int) -> bool:
         """Whether the actor has ended for good."""
-        return number in self.graves or number in self.ended
+        return number in self.end_errors or number in self.ended
 
-    def bury(self, number: int, error: FrayError) -> None:
+    def record_end(self, number: int, error: FrayError) -> None:
         """The actor has ended for good."""
-        self.coming.discard(number)
-        self.graves[number] = error
-        while len(self.graves) > ENDS_KEPT:
-            oldest = next(iter(self.graves))
-            del self.graves[oldest]
+        self.expected.discard(number)
+        self.end_errors[number] = error
+        while len(self.end_errors) > ENDS_KEPT:
+            oldest = next(iter(self.end_errors))
+            del self.end_errors[oldest]
             self.ended.add(oldest)
         self.refuse(number, error)
 

@@ -25,7 +25,7 @@ from fray.runtime.actors.async_actor import AsyncActor
 from fray.runtime.actors.caller_session import CallerSession
 from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import IncomingCall
-from fray.runtime.actors.lifecycle import ActorLifecycle, life_var
+from fray.runtime.actors.lifecycle import ActorLifecycle, lifecycle_var
 from fray.runtime.actors.methods import NO_GROUP, check_concurrency, has_async_methods
 from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.actors.threaded_actor import ThreadedActor
@@ -73,7 +73,7 @@ class ActorHostServer:
         directory: Callable[[], str] | None = None,
         key: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        make_runner: Callable[[str, int], SerialExecutor] | None = None,
+        make_executor: Callable[[str, int], SerialExecutor] | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.key = mint(rng, 26) if key is None else key
@@ -86,12 +86,12 @@ class ActorHostServer:
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
         """Makes what a method with a ``ctx`` parameter gets."""
         self.actors: dict[int, HostedActor] = {}
-        self.absent = PendingLightCalls(self)
+        self.pending = PendingLightCalls(self)
         """Calls of light actors that are not there now."""
         self._network = network
         self._directory = directory
         self.clock = clock
-        self._make_runner = make_runner or _start_executor
+        self._make_runner = make_executor or _start_executor
         self._guests: dict[SessionId, CallerSession] = {}
         self.in_doubt: Callable[[], bool] = lambda: False
         """This incarnation may have been replaced while it was stopped: nobody is let in until it knows."""
@@ -151,7 +151,7 @@ class ActorHostServer:
                     await self._open("tcp:0.0.0.0:0", self.advertise)
         return self.addresses
 
-    async def listen_here(self) -> str:
+    async def listen_local(self) -> str:
         """Listen at the address of this machine or process alone, and return it."""
         async with self._opening:
             address = self._local_address()
@@ -199,7 +199,7 @@ class ActorHostServer:
             for actor in self.actors.values():
                 nursery.start_soon(actor.drain, grace_s)
         for guest in self._guests.values():
-            guest.leave()
+            guest.announce_close()
         with trio.move_on_after(CLOSE_S):
             await self._acceptor.close(HOST_LEFT)
         for number in list(self.actors):
@@ -214,7 +214,7 @@ class ActorHostServer:
             self._closed = ActorDied("the process of this actor is shutting down")
             for actor in self.actors.values():
                 actor.close(self._closed)
-            self.absent.close(self._closed)
+            self.pending.close(self._closed)
 
     def end_calls(self) -> None:
         """Take no more calls, and cancel and answer those under way: the first step of `shutdown` without grace."""
@@ -233,7 +233,7 @@ class ActorHostServer:
         max_concurrency: int | None = None,
         concurrency_groups: Mapping[str, int] | None = None,
         executor: SerialExecutor | None = None,
-        life: ActorLifecycle | None = None,
+        lifecycle: ActorLifecycle | None = None,
         kill_after_s: float | None = None,
         number: int | None = None,
     ) -> int:
@@ -257,17 +257,17 @@ class ActorHostServer:
             check_concurrency(type(instance), max_concurrency, groups)
         number = next(self._numbers) if number is None else number
         actor_id = actor_id or f"{name}#{number}"
-        life = life or ActorLifecycle(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
-        token = life_var.set(life)  # what runs in the actor inherits it
+        lifecycle = lifecycle or ActorLifecycle(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
+        token = lifecycle_var.set(lifecycle)  # what runs in the actor inherits it
         try:
             about = (instance, name, actor_id, number)
-            actor = self._make_hosted(*about, max_concurrency, groups, executor, life.context, kill_after_s)
+            actor = self._make_hosted(*about, max_concurrency, groups, executor, lifecycle.context, kill_after_s)
         finally:
-            life_var.reset(token)
-        actor.life = life
+            lifecycle_var.reset(token)
+        actor.lifecycle = lifecycle
         actor.make_context = self._context_for
         self.actors[number] = actor
-        self.absent.release(number)
+        self.pending.release(number)
         return number
 
     def _make_hosted(
@@ -292,13 +292,13 @@ class ActorHostServer:
                 context=context,
                 clock=self.clock,
             )
-        runners = {group: self.make_runner(f"{name}-{group}", limit) for group, limit in groups.items()}
-        runners[NO_GROUP] = executor or self.make_runner(name, max_concurrency or 1)
+        runners = {group: self.make_executor(f"{name}-{group}", limit) for group, limit in groups.items()}
+        runners[NO_GROUP] = executor or self.make_executor(name, max_concurrency or 1)
         owned = tuple(runner for runner in runners.values() if runner is not executor)
         return ThreadedActor(
             *about,
             spawn=self.spawn,
-            runners=runners,
+            executors=runners,
             limits={NO_GROUP: max_concurrency or 1, **groups},
             kill_after_s=kill_after_s,
             owned=owned,
@@ -306,14 +306,14 @@ class ActorHostServer:
             clock=self.clock,
         )
 
-    def make_runner(self, name: str, threads: int) -> SerialExecutor:
+    def make_executor(self, name: str, threads: int) -> SerialExecutor:
         """Threads for an all-sync actor, started; whoever asks for them stops them."""
         return self._make_runner(f"fray-{name}", threads)
 
-    def make_lane(self, name: str, threads: int) -> SerialExecutor:
+    def make_light_executor(self, name: str, threads: int) -> SerialExecutor:
         """What runs the calls of a light all-sync actor: threads that all of them share."""
         if self._make_runner is not _start_executor:
-            return self.make_runner(name, threads)
+            return self.make_executor(name, threads)
         if self._lanes is None:
             self._lanes = SharedThreadPool("fray-light", self.spawn)
         return self._lanes.lane(name, threads)
@@ -356,7 +356,7 @@ class ActorHostServer:
         guest = self._guests.get(hello.caller)
         if guest is None:
             guest = self._guests[hello.caller] = CallerSession(self, hello.caller, unbroken=not hello.known)
-        return encode_message(HostHello(incarnation=self.incarnation)), guest.seat
+        return encode_message(HostHello(incarnation=self.incarnation)), guest.attach
 
     def guest_left(self, guest: CallerSession) -> None:
         """A conversation has ended. Its successor, if there is one, begins before the next task runs."""

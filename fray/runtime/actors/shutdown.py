@@ -31,7 +31,7 @@ async def serve_until_shutdown(
     """Returns once the actor that is registered under ``number`` has ended by its own doing; cancelled, ends it too."""
     hosted = host.actors[number]
     asked = trio.Event()
-    life.attend(lambda: _take_no_more(hosted, life, asked))
+    life.set_on_ending(lambda: _take_no_more(hosted, life, asked))
     try:
         async with open_background_nursery() as nursery:
             if config.idle_s is not None:
@@ -50,14 +50,14 @@ async def serve_until_shutdown(
 def _take_no_more(hosted: HostedActor, life: ActorLifecycle, asked: trio.Event) -> None:
     """At once: a call that comes after the answer to the one that asked is refused."""
     assert life.ending is not None
-    hosted.close(life.ending.refusal(hosted.name))
-    life.tell()
+    hosted.close(life.ending.refusal_error(hosted.name))
+    life.set_shutdown_event()
     asked.set()
 
 
 async def shut_down(hosted: HostedActor, life: ActorLifecycle, cleanup_s: float) -> None:
     """What is still under way ends now; then the hook. To be shielded: at most ``cleanup_s`` long."""
-    life.tell()
+    life.set_shutdown_event()
     hosted.close(ActorDied("the process of this actor is shutting down"))
     hosted.end_calls(life.ending.error if life.ending is not None else None)
     await _keep_state(hosted, life)
@@ -67,7 +67,7 @@ async def shut_down(hosted: HostedActor, life: ActorLifecycle, cleanup_s: float)
     if not isinstance(hosted, ThreadedActor):
         with trio.move_on_after(cleanup_s):
             await hosted.wait_idle()
-    await clean_up(life, hosted.instance, runner_of(hosted), began + cleanup_s - trio.current_time())
+    await clean_up(life, hosted.instance, executor_of(hosted), began + cleanup_s - trio.current_time())
 
 
 async def _keep_state(hosted: HostedActor, life: ActorLifecycle) -> None:
@@ -77,22 +77,22 @@ async def _keep_state(hosted: HostedActor, life: ActorLifecycle) -> None:
     if not isinstance(hosted, ThreadedActor):
         with trio.move_on_after(AT_END_S):
             await hosted.wait_idle()
-    elif hosted.cut_short:
+    elif hosted.interrupted:
         return
     await life.checkpoints.take_at_end()
 
 
-def runner_of(hosted: HostedActor) -> SerialExecutor | None:
+def executor_of(hosted: HostedActor) -> SerialExecutor | None:
     """The thread of an all-sync object."""
-    return hosted.runner if isinstance(hosted, ThreadedActor) else None
+    return hosted.executor if isinstance(hosted, ThreadedActor) else None
 
 
 async def end_when_idle(hosted: HostedActor, life: ActorLifecycle, idle_s: float) -> None:
     """Ask for the end in order once no call has come, run or waited for ``idle_s``."""
-    hosted.touched_s = trio.current_time()
+    hosted.last_active_s = trio.current_time()
     while True:
-        left_s = hosted.touched_s + idle_s - trio.current_time()
+        left_s = hosted.last_active_s + idle_s - trio.current_time()
         if left_s <= 0 and not hosted.is_busy:
-            life.ask(ShutdownRequest(f"it ended after {idle_s:g} s without a call"))
+            life.request_shutdown(ShutdownRequest(f"it ended after {idle_s:g} s without a call"))
             return
         await trio.sleep(left_s if left_s > 0 else idle_s)

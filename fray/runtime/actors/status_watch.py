@@ -45,7 +45,7 @@ class ActorStatusWatch:
             self._tidings.listeners.setdefault(self._number, []).append(self._on_light)
             self._on_light()
         self._unwatch = runtime.link.names.watch(f"actor:{self.home}", self._on_names)
-        if self.is_over:
+        if self.has_ended:
             self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
@@ -53,7 +53,7 @@ class ActorStatusWatch:
         if names.ended is not None and self._end is None:
             self._end, self._in_order = why_ended(names.ended, blobs), names.ended.cause in _IN_ORDER
         self._was_there = self._was_there or self.is_ready
-        if self.is_over:
+        if self.has_ended:
             self.close()  # there is nothing more to hear
         self._on_change()
 
@@ -92,7 +92,7 @@ class ActorStatusWatch:
         return self.endpoint is not None and self._end is None and is_made
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """It will never be there (again)."""
         return self._end is not None
 
@@ -105,15 +105,15 @@ class ActorStatusWatch:
         return ActorStatus.RESTARTING if self._was_there else ActorStatus.CREATING
 
     @property
-    def why(self) -> str:
+    def end_text(self) -> str:
         """How it ended."""
         return "" if self._end is None else self._end.text
 
-    def error(self, label: str) -> FrayError:
+    def end_error(self, label: str) -> FrayError:
         """The end of an actor that is over, as an error."""
         return (self._end or _UNKNOWN).died(label)
 
-    def refusal(self, label: str) -> BaseException:
+    def call_error(self, label: str) -> BaseException:
         """What calls of an actor that is over get: its constructor's own error, if that raised."""
         return (self._end or _UNKNOWN).undelivered(label)
 
@@ -122,7 +122,7 @@ _UNKNOWN = HostLoss(text="nobody knows why")
 
 
 def _end_of(gone: ActorEnded) -> HostLoss:
-    return HostLoss(text=gone.why) if gone.error is None else failed_with(gone.error, gone.why, gone.constructing)
+    return HostLoss(text=gone.text) if gone.error is None else failed_with(gone.error, gone.text, gone.constructing)
 
 
 class _LightActorEvents:
@@ -187,13 +187,13 @@ def _tidings_of(runtime: Runtime, home: ActorId) -> _LightActorEvents:
     return tidings
 
 
-async def ask_end(runtime: Runtime, presence: ActorStatusWatch, reason: str) -> None:
+async def request_end(runtime: Runtime, watch: ActorStatusWatch, reason: str) -> None:
     """Ask an actor that is there to end in order; one that is not there, or does not answer, is left as it is."""
-    if presence.endpoint is None:
+    if watch.endpoint is None:
         return
     with trio.move_on_after(ASK_S):
-        peer = runtime.caller.peer(presence.endpoint, keyed=True)
+        peer = runtime.caller.peer(watch.endpoint, keyed=True)
         try:
-            await peer.request(RequestShutdown(number=presence.number, reason=reason))
+            await peer.request(RequestShutdown(number=watch.number, reason=reason))
         except FrayError:
             pass  # it is going, or gone: whoever asks waits for its end

@@ -24,7 +24,7 @@ class ThreadedActor(HostedActor):
     """``runners``, ``limits``: of each concurrency group by name. ``owned``: the runners it stops at its end.
     ``kill_after_s``: see `ActorConfig`."""
 
-    talk_type = BlockingStream
+    stream_type = BlockingStream
 
     def __init__(
         self,
@@ -33,16 +33,16 @@ class ThreadedActor(HostedActor):
         actor_id: str,
         number: int,
         *,
-        runners: Mapping[str, SerialExecutor],
+        executors: Mapping[str, SerialExecutor],
         limits: Mapping[str, int],
         kill_after_s: float | None = None,
         owned: tuple[SerialExecutor, ...] = (),
         **options: Any,
     ) -> None:
         super().__init__(instance, name, actor_id, number, **options)
-        self.runner = runners[NO_GROUP]
+        self.executor = executors[NO_GROUP]
         """Where constructor and cleanup run, and calls of no group."""
-        self._runners = runners
+        self._runners = executors
         self._limits = limits
         self._waiting: dict[IncomingCall, None] = {}
         """Under way and not begun. Whoever takes a call out, a thread or the loop, decides what becomes of it."""
@@ -51,26 +51,26 @@ class ThreadedActor(HostedActor):
         self._owned = owned
         self._streams: dict[IncomingCall, ThreadOutputStream] = {}
 
-    def runner_of(self, call: IncomingCall) -> SerialExecutor:
+    def executor_of(self, call: IncomingCall) -> SerialExecutor:
         """Where a call runs."""
         assert call.spec is not None
         return self._runners[call.spec.group]
 
     def _start(self, call: IncomingCall) -> None:
-        if self.is_late(call):
+        if self.reject_if_late(call):
             return
-        self.under_way[call] = None
+        self.active_calls[call] = None
         self._waiting[call] = None
         if call.deadline is not None:
             self._see_to(call.deadline)
-        if call.stream is None or call.talk is not None:
-            self.runner_of(call).submit(call)
+        if call.stream is None or call.method_stream is not None:
+            self.executor_of(call).submit(call)
         else:
             self._streams[call] = stream = ThreadOutputStream(self, call, call.stream)
             stream.resume()
         if call.links:
-            self.runner_of(call).flush()
-            self.watch_cycle(call)
+            self.executor_of(call).flush()
+            self.watch_for_cycle(call)
 
     def flush(self) -> None:
         for runner in self._runners.values():
@@ -78,35 +78,35 @@ class ThreadedActor(HostedActor):
 
     def cancel(self, call: IncomingCall) -> None:
         """It is told, and that is all that can be done to a thread; if it has not begun, it never does."""
-        call.tell()
+        call.mark_cancelled()
         call.finish(CANCELLED_ANSWER)
         if not self.claim(call) and self._kill_after_s is not None and self._closed is None:
             self._spawn(partial(self._kill_if_ignored, call, self._kill_after_s))
         if call in self._streams:
             self._streams[call].resume()
-        if isinstance(call.talk, BlockingStream):
-            call.talk.wake()
+        if isinstance(call.method_stream, BlockingStream):
+            call.method_stream.wake()
 
-    def ended(self, call: IncomingCall, answer: Answer) -> None:
+    def on_call_ended(self, call: IncomingCall, answer: Answer) -> None:
         self._streams.pop(call, None)
-        super().ended(call, answer)
+        super().on_call_ended(call, answer)
 
-    def rivals(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
+    def group_calls(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
         assert call.spec is not None
         group = call.spec.group
-        mine = [each for each in self.under_way if each.spec is not None and each.spec.group == group]
+        mine = [each for each in self.active_calls if each.spec is not None and each.spec.group == group]
         waiting = [each for each in mine if each in self._waiting]
-        return [each for each in mine if self.runs(each)], waiting, self._limits[group]
+        return [each for each in mine if self.is_running(each)], waiting, self._limits[group]
 
-    def give_up(self, call: IncomingCall, error: FrayError) -> None:
+    def fail_queued(self, call: IncomingCall, error: FrayError) -> None:
         if self.claim(call):
-            call.outcome = call.raised(error)
+            call.outcome = call.error_answer(error)
             call.finish(call.outcome)
 
     def claim(self, call: IncomingCall) -> bool:
         return self._waiting.pop(call, call) is None
 
-    def runs(self, call: IncomingCall) -> bool:
+    def is_running(self, call: IncomingCall) -> bool:
         return call not in self._waiting and call.outcome is None
 
     def end_calls(self, error: BaseException | None) -> None:
@@ -120,9 +120,9 @@ class ThreadedActor(HostedActor):
 
     async def _kill_if_ignored(self, call: IncomingCall, kill_after_s: float) -> None:
         await trio.sleep(kill_after_s)
-        if call in self.under_way and self._closed is None and self.life is not None:
+        if call in self.active_calls and self._closed is None and self.lifecycle is not None:
             text = f"{self.name}.{call.method}() was cancelled and did not end within kill_after_s={kill_after_s:g}"
-            self.life.ask(ShutdownRequest(text, CancelIgnored(text, method=call.method)))
+            self.lifecycle.request_shutdown(ShutdownRequest(text, CancelIgnored(text, method=call.method)))
 
     def _see_to(self, deadline: float) -> None:
         if self._watch is None:
@@ -136,10 +136,10 @@ class ThreadedActor(HostedActor):
         while self._watch is not None:
             with self._watch:
                 await trio.sleep_forever()
-            timed = [call for call in self.under_way if call.deadline is not None and not call.cancelled]
-            late = [call for call in timed if call.is_over_time()]
+            timed = [call for call in self.active_calls if call.deadline is not None and not call.cancelled]
+            late = [call for call in timed if call.is_past_deadline()]
             for call in late:
-                call.finish(call.raised(call.too_late()))
+                call.finish(call.error_answer(call.deadline_error()))
                 self.cancel(call)
             waiting = [call.deadline for call in timed if call.deadline is not None and call not in late]
             self._watch = trio.CancelScope(deadline=min(waiting)) if waiting else None
@@ -150,4 +150,4 @@ class ThreadedActor(HostedActor):
 
     def metrics(self) -> ActorMetrics:
         queued = len(self._waiting)
-        return self.counters.seen(running=len(self.under_way) - queued, queued=queued)
+        return self.counters.snapshot(running=len(self.active_calls) - queued, queued=queued)

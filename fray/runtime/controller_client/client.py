@@ -66,7 +66,7 @@ class ControllerClient:
         self._resets = 0
         self._settled = False
         """Something of this session has been accepted."""
-        self.over = trio.Event()
+        self.closed = trio.Event()
         """Set when the conversation has ended, for whatever reason."""
         self.is_closing = False
         """This side has begun to say goodbye: what ends from now on is nobody's error."""
@@ -94,7 +94,7 @@ class ControllerClient:
         if self.tunnels is not None:
             self.tunnels.on_reset()
         self._resets += 1
-        self.logs.moved(None)
+        self.logs.on_appended(None)
         self._owed.set()
         self.ready.set()
 
@@ -114,21 +114,21 @@ class ControllerClient:
         self.reservations.lose_all(error)
         self._owed.set()
         self.ready.set()
-        self.over.set()
+        self.closed.set()
 
     def _notice(self, message: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(message, JobChanged):
-            self.jobs.learn(message.job, blobs[0] if blobs else None)
+            self.jobs.on_job_changed(message.job, blobs[0] if blobs else None)
         elif isinstance(message, JobMeasured):
-            self.jobs.measured(message)
+            self.jobs.on_measured(message)
         elif isinstance(message, ReservationChanged):
-            self.reservations.learn(message.reservation)
+            self.reservations.on_reservation_changed(message.reservation)
         elif isinstance(message, Names):
-            self.names.learn(message, blobs)
+            self.names.on_names(message, blobs)
         elif isinstance(message, LogAppended):
-            self.logs.moved(message)
+            self.logs.on_appended(message)
         elif isinstance(message, LogLines):
-            self.logs.lines(message, blobs[0] if blobs else b"")
+            self.logs.on_lines(message, blobs[0] if blobs else b"")
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class ControllerClient:
         self._settled = self._settled or isinstance(message, Launch | Register | CreateReservation)
         return answer
 
-    def tell(self, message: Any) -> None:
+    def notify(self, message: Any) -> None:
         """Say something that nobody has to hear."""
         if self._channel is not None and self.ended is None and self.ready.is_set():
             try:
@@ -243,7 +243,7 @@ class ControllerClient:
 
     # Subscribing again -----------------------------------------------------------------------------------------------
 
-    def owe(self) -> None:
+    def resubscribe(self) -> None:
         """There is a subscription that the controller may not know."""
         self._owed.set()
 
@@ -257,8 +257,8 @@ class ControllerClient:
             self._owed = trio.Event()
             if resets != (now := self._resets):  # one that comes meanwhile is another: what was told is forgotten again
                 if resets:
-                    await self.jobs.watch_again()
-                    await self.reservations.watch_again()
+                    await self.jobs.resubscribe()
+                    await self.reservations.resubscribe()
                 resets, told, told_follow = now, {}, {}
             told = {key: watch for key, watch in told.items() if self.names.watched.get(key) is watch}
             owed = {key: watch for key, watch in self.names.watched.items() if key not in told}
@@ -285,4 +285,4 @@ class ControllerClient:
 
     def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(reply, Names):
-            self.names.learn(reply, blobs)
+            self.names.on_names(reply, blobs)

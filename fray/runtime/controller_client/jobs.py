@@ -48,7 +48,7 @@ class JobRecord:
         self.changed.set()
         self.changed = trio.Event()
 
-    def measure(self, vitals: Sequence[AttemptMetrics]) -> None:
+    def update_metrics(self, vitals: Sequence[AttemptMetrics]) -> None:
         """What is measured of it has changed."""
         if not self.ended.is_set():
             self.info = complete(self.info, {vital.attempt_id: vital for vital in vitals})
@@ -164,7 +164,7 @@ class JobTracker:
             raise NoSuchJob(f"the cluster knows no job {missing[0]!r}", job_id=missing[0])
         return [by_id[job_id] for job_id in job_ids]
 
-    def expect(self, job_id: JobId, name: str) -> tuple[JobRecord, bool]:
+    def get_or_add(self, job_id: JobId, name: str) -> tuple[JobRecord, bool]:
         """The record of a job that somebody else named, and whether it is new here: then `find` must fill it."""
         record = self._records.get(job_id)
         if record is not None:
@@ -188,17 +188,17 @@ class JobTracker:
             record = self._records[info.job_id] = JobRecord(info)
         return record
 
-    def measured(self, message: JobMeasured) -> None:
+    def on_measured(self, message: JobMeasured) -> None:
         """A notice of the controller's."""
         if (record := self._records.get(message.job_id)) is not None:
-            record.measure(message.vitals)
+            record.update_metrics(message.vitals)
 
     def lose_all(self, error: FrayError) -> None:
         """The conversation has ended."""
         for record in list(self._records.values()):
             record.lose(error)
 
-    def learn(self, info: JobInfo, value: Bytes | None) -> None:
+    def on_job_changed(self, info: JobInfo, value: Bytes | None) -> None:
         """What the controller says of a job."""
         if info.state.finished:
             self._secrets.pop(info.job_id, None)
@@ -215,10 +215,10 @@ class JobTracker:
             value = next(values, None) if info.value is not None else None
             if keep:
                 records.append(self._record(info))
-            self.learn(info, value)
+            self.on_job_changed(info, value)
         return records
 
-    async def watch_again(self) -> None:
+    async def resubscribe(self) -> None:
         """The controller has forgotten us, or is another one: bring what it never knew, follow whatever lives."""
         await self._bring_secrets()
         waiting = [job_id for job_id, record in self._records.items() if record.accepted and not record.ended.is_set()]

@@ -31,7 +31,7 @@ class LogLineDecoder:
         wants_all = not stream and not contains
         for number, name, time, texts in unpack(data):
             if wants_all and number > first:
-                yield self.gap(first, number - first, CUT_OFF, until=time)
+                yield self.gap_line(first, number - first, CUT_OFF, until=time)
             if not stream or name == stream:
                 for at, text in enumerate(texts, number):
                     if first <= at < end and contains in text:
@@ -39,7 +39,7 @@ class LogLineDecoder:
             first = max(first, number + len(texts))
             self.last_time = time
         if wants_all and first < end:
-            yield self.gap(first, end - first, CUT_OFF)
+            yield self.gap_line(first, end - first, CUT_OFF)
 
     def _line(self, number: int, stream: str, time: float, text: str) -> LogLine:
         source = self.source
@@ -53,7 +53,7 @@ class LogLineDecoder:
             number=number,
         )
 
-    def gap(self, number: int, lost: int | None, why: str, until: float | None = None) -> LogLine:
+    def gap_line(self, number: int, lost: int | None, why: str, until: float | None = None) -> LogLine:
         """Something is missing here."""
         many = "lines" if lost is None else f"{lost} line{'s' if lost != 1 else ''}"
         return LogLine(
@@ -77,7 +77,7 @@ def lines_of_notice(message: LogLines, data: Bytes) -> list[LogLine]:
     if message.skipped:
         at = found[0].time if found else 0.0
         why = "more is printed than is shown here; job.logs() has them"
-        found.insert(0, lines.gap(message.first - message.skipped, message.skipped, why, until=at))
+        found.insert(0, lines.gap_line(message.first - message.skipped, message.skipped, why, until=at))
     return found
 
 

@@ -30,7 +30,7 @@ class LogFollower(Protocol):
     watched: tuple[JobId, bool]
     """The job, and whether also all below it."""
 
-    def on_moved(self, moved: LogAppended | None) -> None:
+    def on_appended(self, moved: LogAppended | None) -> None:
         """Told of an attempt that has printed; None: of any, as hints may have been lost."""
 
 
@@ -47,14 +47,14 @@ class LogSubscriptions:
     def follow(self, job: JobId | None, on: bool = True) -> None:
         """Have `on_log` called with lines of one job, or (None) of all this session owns."""
         self.followed[job] = on
-        self._link.owe()
+        self._link.resubscribe()
 
-    def prints(self, job: JobInfo) -> bool:
+    def is_printed(self, job: JobInfo) -> bool:
         """Whether what this job writes is told to `on_log` without being asked for."""
         return self.on_log is not None and job.owner == self._link.hello.session
 
     @contextmanager
-    def not_printing(self, job: JobId) -> Iterator[None]:
+    def suppress_printing(self, job: JobId) -> Iterator[None]:
         """Somebody else prints the lines of this job meanwhile."""
         self._not_printed[job] += 1
         try:
@@ -63,11 +63,11 @@ class LogSubscriptions:
             self._not_printed[job] -= 1
             self._not_printed += Counter()  # without those that are 0
 
-    def join(self, reader: LogFollower) -> None:
+    def add_reader(self, reader: LogFollower) -> None:
         """Have its `on_moved` called with every `LogAppended` of whatever is watched, as long as it is there."""
         self._readers.add(reader)
 
-    async def leave(self, reader: LogFollower) -> None:
+    async def remove_reader(self, reader: LogFollower) -> None:
         """No more; the last one to watch a job says so to the controller. Takes at most a second."""
         self._readers.discard(reader)
         if any(other.watched == reader.watched for other in self._readers) or self._link.ended is not None:
@@ -79,14 +79,14 @@ class LogSubscriptions:
             except FrayError:
                 pass  # it has ended, or the job is forgotten: nobody is told of it then
 
-    def lines(self, message: LogLines, data: Bytes) -> None:
+    def on_lines(self, message: LogLines, data: Bytes) -> None:
         """A notice of the controller's."""
         if self.on_log is not None and message.job_id not in self._not_printed:
             from fray.runtime.controller_client.log_lines import lines_of_notice  # not every process prints logs
 
             self.on_log(lines_of_notice(message, data))
 
-    def moved(self, message: LogAppended | None) -> None:
+    def on_appended(self, message: LogAppended | None) -> None:
         """A notice of the controller's; None: some may have been lost."""
         for reader in list(self._readers):
-            reader.on_moved(message)
+            reader.on_appended(message)

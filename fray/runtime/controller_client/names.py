@@ -34,7 +34,7 @@ class NameSubscriptions:
         entry = self.watched.get(key)
         if entry is None:
             entry = self.watched[key] = NameSubscription()
-            self._link.owe()
+            self._link.resubscribe()
         entry.listeners.append(on_names)
         if entry.latest is not None:
             on_names(*entry.latest)
@@ -44,11 +44,11 @@ class NameSubscriptions:
                 entry.listeners.remove(on_names)
             if not entry.listeners and self.watched.get(key) is entry:
                 del self.watched[key]
-                self._link.tell(Unwatch(key=key))  # if it is not heard, the controller forgets with the session
+                self._link.notify(Unwatch(key=key))  # if it is not heard, the controller forgets with the session
 
         return unwatch
 
-    def learn(self, names: Names, blobs: Sequence[Bytes]) -> None:
+    def on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         """What the controller says of a key."""
         entry = self.watched.get(names.key)
         if entry is not None:

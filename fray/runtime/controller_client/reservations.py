@@ -26,7 +26,7 @@ class ReservationRecord:
         """The conversation with the controller has ended, or it does not know the reservation any more."""
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Nothing more will be told."""
         return self.lost is not None or self.info.state is ReservationState.ENDED
 
@@ -36,7 +36,7 @@ class ReservationRecord:
             self._wake()
 
     def lose(self, error: FrayError) -> None:
-        if not self.over:
+        if not self.has_ended:
             self.lost = error
             self._wake()
 
@@ -66,7 +66,7 @@ class ReservationTracker:
             await self._link.request_blobs(message, on_answer=self._learn_answer)
         return self._records[reservation_id]
 
-    def learn(self, info: ReservationInfo) -> None:
+    def on_reservation_changed(self, info: ReservationInfo) -> None:
         record = self._records.get(info.reservation_id)
         if record is not None:
             record.update(info)
@@ -75,10 +75,10 @@ class ReservationTracker:
         for record in self._records.values():
             record.lose(error)
 
-    async def watch_again(self) -> None:
+    async def resubscribe(self) -> None:
         """After a reset: the controller does not remember who follows what."""
         for name, record in list(self._records.items()):
-            if record.over:
+            if record.has_ended:
                 continue
             try:
                 await self._link.request_blobs(WatchReservation(reservation_id=name), on_answer=self._learn_answer)

@@ -141,7 +141,7 @@ class LogReader:
             record, self._record = self._record, None
             if self._on_ended in record.callbacks:
                 record.callbacks.remove(self._on_ended)
-            await self._link.logs.leave(self)
+            await self._link.logs.remove_reader(self)
 
     # One step
 
@@ -168,7 +168,7 @@ class LogReader:
         query = self._query
         if query.follow and self._record is None:
             (self._record,) = await self._link.jobs.watch([query.job_id])
-            self._link.logs.join(self)
+            self._link.logs.add_reader(self)
             self._record.callbacks.append(self._on_ended)
         reply = await self._link.request(WatchLogs(job=query.job_id, tree=query.tree, follow=query.follow))
         assert isinstance(reply, LogSources)
@@ -188,7 +188,7 @@ class LogReader:
         place.caught_up = place.caught_up and place.over
         return place
 
-    def on_moved(self, moved: LogAppended | None) -> None:
+    def on_appended(self, moved: LogAppended | None) -> None:
         """There is more of one attempt; None: of any, as hints may have been lost."""
         if moved is None:
             self._look = True
@@ -231,7 +231,7 @@ class LogReader:
         try:
             page, blobs = await self._link.request_blobs(self._ask(place, limit_bytes))
         except NoSuchJob:
-            place.waiting.append(place.lines.gap(place.next or 0, None, "the cluster has forgotten this attempt"))
+            place.waiting.append(place.lines.gap_line(place.next or 0, None, "the cluster has forgotten this attempt"))
             place.caught_up = place.over = True
             return
         assert isinstance(page, LogPage)
@@ -262,7 +262,7 @@ class LogReader:
             return
         if page.first > start:
             until = next((time for _, _, time, _ in unpack(data)), None)
-            place.waiting.append(place.lines.gap(start, page.first - start, page.missing or CUT_OFF, until=until))
+            place.waiting.append(place.lines.gap_line(start, page.first - start, page.missing or CUT_OFF, until=until))
         place.waiting.extend(place.lines.read(data, page.first, page.next, self._query.stream, self._query.contains))
         place.next, place.caught_up, place.over = page.next, page.caught_up, page.over
         if page.missing and page.caught_up:
@@ -273,7 +273,7 @@ class LogReader:
     def _note_missing(self, place: _ReadPosition, number: int, why: str) -> None:
         if not place.is_silent:
             place.is_silent = True
-            place.waiting.append(place.lines.gap(number, None, why))
+            place.waiting.append(place.lines.gap_line(number, None, why))
 
     async def _fetch_archived(self, place: _ReadPosition, archive: ArchivedLog) -> None:
         """What the machine copied away before it was gone; then the controller is asked for what is left."""
@@ -282,14 +282,14 @@ class LogReader:
             chunk = await archive.read(start)
         except Exception as error:  # noqa: BLE001 - storages raise anything
             place.waiting.append(
-                place.lines.gap(start, None, f"its archive {archive.location} cannot be read: {error}")
+                place.lines.gap_line(start, None, f"its archive {archive.location} cannot be read: {error}")
             )
             chunk = None
         if chunk is None:
             place.archive, place.archive_is_read = None, True
             return
         if chunk.first > start:
-            place.waiting.append(place.lines.gap(start, chunk.first - start, "it was not archived"))
+            place.waiting.append(place.lines.gap_line(start, chunk.first - start, "it was not archived"))
         first = max(start, chunk.first)
         place.waiting.extend(place.lines.read(chunk.data, first, chunk.end, self._query.stream, self._query.contains))
         place.next = chunk.end

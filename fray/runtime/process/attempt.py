@@ -30,15 +30,15 @@ from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
     ShutdownRequest,
     construct,
-    life_var,
-    one_of_this_process,
+    lifecycle_var,
+    actor_of_process,
 )
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.actors.shutdown import serve_until_shutdown
 from fray.runtime.background import open_background_nursery
 from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
 from fray.runtime.process import current_job
-from fray.runtime.process.progress import InProcessReporter, voice_of
+from fray.runtime.process.progress import InProcessReporter, reporter_of
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.threads.executor import Executor, SerialExecutor
 
@@ -121,8 +121,8 @@ def failed(error: BaseException, *, constructing: bool = False) -> AttemptResult
     if code == 0:
         return AttemptResult(Outcome(cause=EndReason.SUCCEEDED, exit_code=0), pickling.dumps(None, "None"))
     raised = not isinstance(error, SystemExit)
-    data, redacted = errors.dump_error(error), current_job.redactor()
-    if current_job.shows_secret(data):  # its type is lost, but the value of the secret goes nowhere
+    data, redacted = errors.dump_error(error), current_job.make_redactor()
+    if current_job.contains_secret(data):  # its type is lost, but the value of the secret goes nowhere
         text = redacted("".join(traceback.format_exception(error)))
         data = errors.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
     message = redacted(message)
@@ -137,17 +137,17 @@ def _within(text: str, limit_chars: int) -> str:
     return text if len(text) <= limit_chars else f"{text[:half]} [... {len(text):,} characters ...] {text[-half:]}"
 
 
-def store_if_large(ticket: AttemptSpec, ended: AttemptResult) -> AttemptResult:
+def store_if_large(ticket: AttemptSpec, result: AttemptResult) -> AttemptResult:
     """With a value that travels: a larger one is in the job's storage from now on, which may take a while."""
-    if not is_too_large(ended.value):
-        return ended
+    if not is_too_large_to_send(result.value):
+        return result
     from fray.runtime.controller_client.large_results import write_result  # most values travel
 
-    outcome, value = write_result(ticket, ended.outcome, ended.value or b"")
-    return evolve(ended, outcome=outcome, value=value)
+    outcome, value = write_result(ticket, result.outcome, result.value or b"")
+    return evolve(result, outcome=outcome, value=value)
 
 
-def is_too_large(value: bytes | None) -> bool:
+def is_too_large_to_send(value: bytes | None) -> bool:
     """Whether it does not travel as it is."""
     return value is not None and len(value) > BLOB_LIMIT_BYTES
 
@@ -163,7 +163,7 @@ def _exit_code(error: BaseException) -> int:
     return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
 
 
-def runtime_of_ticket(
+def open_attempt_runtime(
     ticket: AttemptSpec, network: Network, rng: random.Random
 ) -> AbstractAsyncContextManager[Runtime]:
     """The attempt's own place in the cluster. User code does not wait until the controller has answered."""
@@ -235,9 +235,9 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
     spec, config = ticket.spec, ticket.spec.actor or ActorConfig()
     job_id = runtime.job_id or ""
     life = ActorLifecycle(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
-    life_var.set(life)
+    lifecycle_var.set(life)
     constructing = False
-    with one_of_this_process(life), _thread_for(cls, config, runtime, stage) as thread:
+    with actor_of_process(life), _thread_for(cls, config, runtime, stage) as thread:
         try:
             await runtime.host.listen()
             constructing = True
@@ -260,7 +260,7 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
             max_concurrency=config.max_concurrency,
             concurrency_groups=config.concurrency_groups,
             executor=thread,
-            life=life,
+            lifecycle=life,
             kill_after_s=config.kill_after_s,
         )
         async with open_background_nursery() as nursery:
@@ -285,7 +285,7 @@ def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: SyncRun
     if thread is not None:
         yield thread
         return
-    thread = runtime.host.make_runner(runtime.job_name, config.max_concurrency or 1)
+    thread = runtime.host.make_executor(runtime.job_name, config.max_concurrency or 1)
     try:
         yield thread
     finally:
@@ -293,11 +293,11 @@ def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: SyncRun
 
 
 async def _keep_asking(runtime: Runtime, number: int, check: HealthCheck) -> None:
-    from fray.runtime.process.health_method import keep_asking  # few actors are asked
+    from fray.runtime.process.health_method import run_health_checks  # few actors are asked
 
-    voice = voice_of(runtime)
+    voice = reporter_of(runtime)
     if voice is not None:
-        await keep_asking(runtime.host.actors[number], check, voice)
+        await run_health_checks(runtime.host.actors[number], check, voice)
 
 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:
@@ -339,12 +339,12 @@ async def run_in_runtime(
     An actor that is cancelled keeps its place while it cleans up: it may still call others.
     """
     if ticket.spec.entry is EntryKind.ACTOR:
-        async with runtime_of_ticket(ticket, network, rng) as runtime:
+        async with open_attempt_runtime(ticket, network, rng) as runtime:
             with cancel:
                 return await work(runtime)
             return None
     with cancel:
-        async with runtime_of_ticket(ticket, network, rng) as runtime:
+        async with open_attempt_runtime(ticket, network, rng) as runtime:
             return await work(runtime)
     return None
 
@@ -357,19 +357,19 @@ async def run_attempt(
     *,
     rng: random.Random,
     cancel: trio.CancelScope,
-    hear: Callable[[Said], object] = lambda said: None,
+    on_report: Callable[[Said], object] = lambda said: None,
 ) -> AttemptResult:
     """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED.
 
     Args:
         hear: is told what the attempt says of itself.
     """
-    current_job.enter(ticket)
+    current_job.bind_task(ticket)
     result: AttemptResult | None = None
 
     async def work(runtime: Runtime) -> AttemptResult:
         nonlocal result
-        runtime.voice = InProcessReporter(hear)
+        runtime.voice = InProcessReporter(on_report)
         try:
             opened = open_payload(content)
         except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
@@ -382,6 +382,6 @@ async def run_attempt(
         result = await run_in_runtime(ticket, network, rng, cancel, work)
     except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
         result = result or failed(error)
-    if result is not None and is_too_large(result.value):
+    if result is not None and is_too_large_to_send(result.value):
         return await trio.to_thread.run_sync(store_if_large, ticket, result)
     return result or stopped()

@@ -67,12 +67,12 @@ _ticket: ContextVar[AttemptSpec | None] = ContextVar("fray_ticket", default=None
 _of_process: AttemptSpec | None = None
 
 
-def enter(ticket: AttemptSpec) -> None:
+def bind_task(ticket: AttemptSpec) -> None:
     """From here on, the running task and all it starts belong to this attempt."""
     _ticket.set(ticket)
 
 
-def enter_process(ticket: AttemptSpec) -> None:
+def bind_process(ticket: AttemptSpec) -> None:
     """All code of this process belongs to this attempt."""
     global _of_process
     _of_process = ticket
@@ -91,7 +91,7 @@ def clear_preemption_notice(attempt_id: AttemptId) -> None:
     _preempted.pop(attempt_id, None)
 
 
-def redactor() -> Callable[[str], str]:
+def make_redactor() -> Callable[[str], str]:
     """Takes the values of this attempt's secrets out of a text."""
     ticket = _ticket.get() or _of_process
     known = ticket.secrets if ticket is not None else {}
@@ -104,7 +104,7 @@ def redactor() -> Callable[[str], str]:
     return redacted
 
 
-def shows_secret(data: bytes) -> bool:
+def contains_secret(data: bytes) -> bool:
     """Whether the value of a secret of this attempt stands in it as it is."""
     ticket = _ticket.get() or _of_process
     known = ticket.secrets.values() if ticket is not None else ()

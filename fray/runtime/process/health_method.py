@@ -24,7 +24,7 @@ from fray.runtime.serialization.buffers import PRIVATE, TransferCapabilities
 class _HealthCall:
     """The caller of one health method (see `fray.runtime.actors.incoming_call.Guest`)."""
 
-    terms: TransferCapabilities = PRIVATE
+    capabilities: TransferCapabilities = PRIVATE
 
     def __init__(self) -> None:
         self.answered = trio.Event()
@@ -36,26 +36,26 @@ class _HealthCall:
             self.wrong = f"{type(error).__name__}: {error}"
         self.answered.set()
 
-    def hand_over(self, target: int, call: IncomingCall) -> None:
+    def deliver(self, target: int, call: IncomingCall) -> None:
         self.wrong = "the actor has moved on"
         self.answered.set()
 
-    def item(self, call: IncomingCall, data: Any) -> None:
+    def send_item(self, call: IncomingCall, data: Any) -> None:
         pass
 
-    def grant(self, call: IncomingCall, items: int) -> None:
+    def grant_credit(self, call: IncomingCall, items: int) -> None:
         pass
 
     async def wait_room(self) -> None:
         await trio.lowlevel.checkpoint()
 
 
-async def keep_asking(hosted: HostedActor, check: HealthCheck, voice: ProgressReporter) -> None:
+async def run_health_checks(hosted: HostedActor, check: HealthCheck, reporter: ProgressReporter) -> None:
     """Ask until cancelled."""
     next_at = trio.current_time()
     while True:
         question = _ask(hosted, check.actor or "")
-        await _await_answer(question, check, voice)
+        await _await_answer(question, check, reporter)
         next_at = max(next_at + check.period_s, trio.current_time())
         await trio.sleep_until(next_at)
 
@@ -64,7 +64,7 @@ def _ask(hosted: HostedActor, method: str) -> _HealthCall:
     question = _HealthCall()
     body = pickling.pack_call(method, (), {})
     assert isinstance(body, bytes)
-    hosted.take(IncomingCall(question, INTERNAL_CALL, 0, method, body))
+    hosted.submit(IncomingCall(question, INTERNAL_CALL, 0, method, body))
     hosted.flush()
     return question
 
@@ -73,6 +73,6 @@ async def _await_answer(question: _HealthCall, check: HealthCheck, voice: Progre
     while True:
         with trio.move_on_after(check.period_s):
             await question.answered.wait()
-            voice.pulse(HealthReport(not question.wrong, question.wrong))
+            voice.report_health(HealthReport(not question.wrong, question.wrong))
             return
-        voice.pulse(HealthReport(False, f"no answer within {check.period_s:g} s"))
+        voice.report_health(HealthReport(False, f"no answer within {check.period_s:g} s"))

@@ -44,7 +44,7 @@ class ProgressReporter(Protocol):
     def progress(self, done: float, total: float | None, unit: str) -> None:
         """From any thread."""
 
-    def pulse(self, pulse: HealthReport) -> None:
+    def report_health(self, pulse: HealthReport) -> None:
         """In the loop."""
 
 
@@ -83,7 +83,7 @@ def current_reporter() -> ProgressReporter | None:
     return _of_process if _looked else _look()
 
 
-def voice_of(runtime: Runtime) -> ProgressReporter | None:
+def reporter_of(runtime: Runtime) -> ProgressReporter | None:
     """That of the job whose runtime this is."""
     if runtime.voice is not None:
         voice: ProgressReporter = runtime.voice
@@ -119,7 +119,7 @@ class PipeReporter:
         if not self._owed:
             self._say_or_owe()
 
-    def pulse(self, pulse: HealthReport) -> None:
+    def report_health(self, pulse: HealthReport) -> None:
         self._send(pulse)
 
     def _say_or_owe(self) -> None:
@@ -185,7 +185,7 @@ class InProcessReporter:
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._say)
 
-    def pulse(self, pulse: HealthReport) -> None:
+    def report_health(self, pulse: HealthReport) -> None:
         self._hear(pulse)
 
     def _say(self) -> None:

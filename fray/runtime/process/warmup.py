@@ -24,7 +24,7 @@ from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.transport import PeerIdentity
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.calls.caller import Caller
-from fray.runtime.process.attempt import ExistingThreadRunner, run_actor, runtime_of_ticket
+from fray.runtime.process.attempt import ExistingThreadRunner, run_actor, open_attempt_runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import InlineExecutor
 
@@ -84,7 +84,7 @@ async def run_dummy_actor(directory: str) -> list[int]:
         async with trio.open_nursery() as nursery:
             await nursery.start(network.listen, address, lambda key_id: key, acceptor.handle)
             ticket = _ticket(address, key, directory)
-            async with runtime_of_ticket(ticket, network, rng) as runtime:
+            async with open_attempt_runtime(ticket, network, rng) as runtime:
                 work = pickling.loads(pickling.dumps((_Actor, (), {})))
                 nursery.start_soon(run_actor, ticket, work, runtime, ExistingThreadRunner(InlineExecutor()))
                 await understudy.registered.wait()

@@ -33,9 +33,9 @@ async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[
             _refuse(specs)
     if not runtime.bundle and all(spec.environment.bundle is None for spec in specs):
         return specs
-    from fray.runtime.workspaces.upload import bundled  # reads files and asks git: of no use to most
+    from fray.runtime.workspaces.upload import bundle_workspaces  # reads files and asks git: of no use to most
 
-    return await bundled(runtime, specs)
+    return await bundle_workspaces(runtime, specs)
 
 
 def _inherited(spec: JobSpec, parent: EnvironmentSpec) -> JobSpec:

@@ -60,10 +60,10 @@ class ChildTable:
     ending: bool = False
     """The scope is ending its children; none may join any more."""
 
-    def join(self, child: ScopeChild) -> None:
+    def add(self, child: ScopeChild) -> None:
         self.children[child.job_id] = child
 
-    def leave(self, job_id: JobId) -> None:
+    def remove(self, job_id: JobId) -> None:
         self.children.pop(job_id, None)
 
     def living(self, kind: ChildKind) -> list[JobId]:

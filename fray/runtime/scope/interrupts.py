@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-def in_our_code(frame: FrameType | None) -> bool:
+def is_in_fray_code(frame: FrameType | None) -> bool:
     """Whether Fray's own code is running, or waits for what is running."""
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("fray."):
@@ -19,7 +19,7 @@ def in_our_code(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def deferred_in_our_code() -> Iterator[None]:
+def defer_sigint_in_fray_code() -> Iterator[None]:
     """While entered, a SIGINT that meets Fray's code is delivered by Trio at the main task's next checkpoint.
 
     Trio raises KeyboardInterrupt wherever unprotected Python code happens to run, so also in the embedded controller.
@@ -33,7 +33,7 @@ def deferred_in_our_code() -> Iterator[None]:
     assert callable(inner)
 
     def handler(number: int, frame: FrameType | None) -> None:
-        inner(number, None if in_our_code(frame) else frame)  # no frame: Trio takes the code for protected
+        inner(number, None if is_in_fray_code(frame) else frame)  # no frame: Trio takes the code for protected
 
     signal.signal(signal.SIGINT, handler)
     try:

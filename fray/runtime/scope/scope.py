@@ -47,7 +47,7 @@ class ChildScope:
         self.name = name
         self.variables: Mapping[str, str | Secret] = {}
         """Of all its children; their own go before them."""
-        self.family = ChildTable()
+        self.children = ChildTable()
         self._nursery = nursery
         self._actors: dict[str, trio.CancelScope] = {}
         self._settled = trio.Event()
@@ -61,7 +61,7 @@ class ChildScope:
         kind: ChildKind,
         supervision: OnChildFailure | Decide,
         error_of: Callable[[JobRecord], BaseException],
-        attaches: bool = False,
+        attach_existing: bool = False,
         group: JobGroupSpec | None = None,
     ) -> list[JobRecord]:
         """Launch children, all or none, each watched from before the request leaves.
@@ -72,27 +72,27 @@ class ChildScope:
         """
         specs = [_in_group(spec, self.variables) for spec in specs] if self.variables else specs
         decide = (lambda record, error: supervision) if isinstance(supervision, OnChildFailure) else supervision
-        if self.family.ending:
+        if self.children.ending:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
         for spec in specs:
             if not spec.detached:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
-                self.family.join(ScopeChild(spec.job_id, kind, known))
+                self.children.add(ScopeChild(spec.job_id, kind, known))
         there = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
         try:
             records = await self.runtime.link.jobs.launch(await prepare_specs(self.runtime, specs), payloads, group)
         except BaseException as error:
             with trio.CancelScope(shield=True):
-                await self._take_back(specs, there, nothing_done=attaches and isinstance(error, FrayError))
+                await self._take_back(specs, there, nothing_done=attach_existing and isinstance(error, FrayError))
             raise
         for spec, record in zip(specs, records, strict=True):
-            if record.info.job_id != spec.job_id or (attaches and not self._ours(record)):
+            if record.info.job_id != spec.job_id or (attach_existing and not self._ours(record)):
                 self._left(spec.job_id)  # it was there already, and belongs to whoever made it
             elif not spec.detached:
                 scope = trio.CancelScope()
                 if kind is ChildKind.ACTOR:
                     self._actors[spec.job_id] = scope
-                child = self.family.children[spec.job_id]
+                child = self.children.children[spec.job_id]
                 self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
         return records
 
@@ -163,26 +163,26 @@ class ChildScope:
             raise
 
     def _left(self, job_id: str) -> None:
-        self.family.leave(job_id)
+        self.children.remove(job_id)
         self._actors.pop(job_id, None)
         self._settled.set()
 
     async def wait_jobs_then_end_actors(self) -> None:
         """The orderly exit."""
-        while self.family.living(ChildKind.JOB):
+        while self.children.living(ChildKind.JOB):
             self._settled = trio.Event()
             await self._settled.wait()
         self.end_actors()
 
     async def wait_empty(self) -> None:
         """Until no child is left."""
-        while self.family.children:
+        while self.children.children:
             self._settled = trio.Event()
             await self._settled.wait()
 
     def end_actors(self) -> None:
         """Ask every actor to end; nothing new may join."""
-        self.family.ending = True
+        self.children.ending = True
         for scope in list(self._actors.values()):
             scope.cancel()
 
@@ -253,4 +253,4 @@ async def _body(scope: ChildScope) -> AsyncIterator[ChildScope]:
         await scope.wait_jobs_then_end_actors()
         await scope.wait_empty()
     finally:
-        scope.family.ending = True
+        scope.children.ending = True

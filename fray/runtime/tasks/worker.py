@@ -121,7 +121,7 @@ class TaskWorker:
         runtime.extras.update(self._extras)
         self._context = copy_context()
         self.job_id, self.job_name = runtime.job_id or "", runtime.job_name
-        self._runner = runtime.host.make_runner(self.job_name, 1)
+        self._runner = runtime.host.make_executor(self.job_name, 1)
         self._spawn = runtime.host.spawn
         self.clock = runtime.host.clock
         self._spawn(self._hold_thread)
@@ -205,7 +205,7 @@ class TaskWorker:
             self.waiting[fresh] = True
             self._lane.appendleft(fresh)
         self._handed.clear()
-        self._runner = self._context.run(self._runtime.host.make_runner, self.job_name, 1)
+        self._runner = self._context.run(self._runtime.host.make_executor, self.job_name, 1)
         if run.is_awaited:
             self._awaiting = False
         self._outcomes.append((run.number, ASIDE, b""))

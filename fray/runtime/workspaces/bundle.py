@@ -74,7 +74,7 @@ class ScanCache:
     root: str
     files: dict[str, tuple[tuple[int, ...], BlobId]] = Factory(dict)
     """By path: the stamp that can be trusted, and the hash of the content."""
-    pieces: dict[str, ManifestChunk] = Factory(dict)
+    chunks: dict[str, ManifestChunk] = Factory(dict)
     """By what is in it."""
     fresh: OrderedDict[BlobId, bytes] = Factory(OrderedDict)
     last: Bundle | None = None
@@ -124,7 +124,7 @@ def _knows(book: ScanCache, found: ScannedFile) -> bool:
 def _forget_old(book: ScanCache, found: list[ScannedFile], used: set[str]) -> None:
     paths = {each.path for each in found}
     book.files = {path: known for path, known in book.files.items() if path in paths}
-    book.pieces = {key: piece for key, piece in book.pieces.items() if key in used}
+    book.chunks = {key: piece for key, piece in book.chunks.items() if key in used}
 
 
 class _Reader:
@@ -149,7 +149,7 @@ class _Reader:
                 self._read_through(index)
         if any(index not in self._blobs for index, _, _ in where):
             return self._make(where, self._read_whole(where))
-        known = self.book.pieces.get(self._key(where))
+        known = self.book.chunks.get(self._key(where))
         if known is None:
             return self._make(where, b"".join(read_part(self.book.root, self.found[i], at, n) for i, at, n in where))
         self.used.add(self._key(where))
@@ -164,7 +164,7 @@ class _Reader:
         piece = ManifestChunk(hashlib.sha256(data).hexdigest(), len(content), packed)
         key = self._key(where)
         self.used.add(key)
-        self.book.pieces[key], self.book.dirty = piece, True
+        self.book.chunks[key], self.book.dirty = piece, True
         _keep_fresh(self.book, piece.blob, data)
         return piece
 
@@ -226,7 +226,7 @@ def read_part(root: str, found: ScannedFile, at: int, size_bytes: int) -> bytes:
     return data
 
 
-def read_piece(book: ScanCache, bundle: Bundle, blob: BlobId) -> bytes:
+def read_chunk(book: ScanCache, bundle: Bundle, blob: BlobId) -> bytes:
     """The bytes of one piece (or part of the manifest), made again if need be.
 
     Raises:
@@ -249,18 +249,18 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fray" / "hashes"
 
 
-def load_book(root: str, directory: Path) -> ScanCache:
+def load_cache(root: str, directory: Path) -> ScanCache:
     """What an earlier driver knew of this workspace; nothing if that cannot be read."""
     book = ScanCache(root)
     with suppress(OSError, ValueError, KeyError, TypeError):
         data: dict[str, Any] = json.loads(_file_of(root, directory).read_bytes())
         if data["version"] == _VERSION and data["root"] == root:
             book.files = {path: (tuple(stamp), blob) for path, stamp, blob in data["files"]}
-            book.pieces = {key: ManifestChunk(blob, size, packed) for key, blob, size, packed in data["pieces"]}
+            book.chunks = {key: ManifestChunk(blob, size, packed) for key, blob, size, packed in data["pieces"]}
     return book
 
 
-def save_book(book: ScanCache, directory: Path) -> None:
+def save_cache(book: ScanCache, directory: Path) -> None:
     """Keep it for the next driver; a directory that cannot be written costs only that."""
     with book.lock, suppress(OSError):
         if not book.dirty:
@@ -270,7 +270,7 @@ def save_book(book: ScanCache, directory: Path) -> None:
             "version": _VERSION,
             "root": book.root,
             "files": [(path, stamp, blob) for path, (stamp, blob) in book.files.items()],
-            "pieces": [(key, piece.blob, piece.size_bytes, piece.packed) for key, piece in book.pieces.items()],
+            "pieces": [(key, piece.blob, piece.size_bytes, piece.packed) for key, piece in book.chunks.items()],
         }
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, draft = tempfile.mkstemp(dir=directory, suffix=".new")

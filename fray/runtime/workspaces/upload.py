@@ -26,9 +26,9 @@ from fray.runtime.workspaces.bundle import (
     FileChanged,
     ScanCache,
     cache_directory,
-    load_book,
-    read_piece,
-    save_book,
+    load_cache,
+    read_chunk,
+    save_cache,
     scan,
 )
 from fray.runtime.workspaces.files import Limits
@@ -63,23 +63,23 @@ Find = Callable[[str], Awaitable[BundleSource]]
 class DirectorySource:
     """The bundle of a directory of this machine."""
 
-    book: ScanCache
-    of: Bundle
+    cache: ScanCache
+    scanned: Bundle
 
     @property
     def bundle(self) -> BlobId:
-        return self.of.bundle
+        return self.scanned.bundle
 
     @property
     def parts(self) -> Sequence[BlobId]:
-        return tuple(self.of.parts)
+        return tuple(self.scanned.parts)
 
     @property
     def size_bytes(self) -> int:
-        return self.of.size_bytes
+        return self.scanned.size_bytes
 
     async def read(self, blob: BlobId) -> bytes:
-        return await trio.to_thread.run_sync(read_piece, self.book, self.of, blob)
+        return await trio.to_thread.run_sync(read_chunk, self.cache, self.scanned, blob)
 
 
 _books: dict[str, ScanCache] = {}
@@ -94,16 +94,16 @@ def _find(path: str) -> DirectorySource:
     root = os.path.realpath(path)
     book = _books.get(root)
     if book is None:
-        book = _books.setdefault(root, load_book(root, cache_directory()))
+        book = _books.setdefault(root, load_cache(root, cache_directory()))
     bundle = scan(book, Limits.of(os.environ))
-    save_book(book, cache_directory())
+    save_cache(book, cache_directory())
     return DirectorySource(book, bundle)
 
 
 # Specs ---------------------------------------------------------------------------------------------------------------
 
 
-async def bundled(runtime: Runtime, specs: Sequence[JobSpec]) -> list[JobSpec]:
+async def bundle_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> list[JobSpec]:
     """The specs as they leave: each with the bundle of its workspace, which the controller has now.
 
     A job whose environment names no workspace has its parent's. In a cluster that runs jobs in place nothing travels.
@@ -125,24 +125,24 @@ async def bundled(runtime: Runtime, specs: Sequence[JobSpec]) -> list[JobSpec]:
         elif root != named:
             if root not in sent:
                 sent[root] = await send(runtime.link, root, runtime.find_workspace or find_directory)
-            spec = in_workspace(spec, sent[root], root)
+            spec = set_workspace(spec, sent[root], root)
         elif runtime.bundle and spec.environment.bundle in (None, runtime.bundle):
-            spec = in_workspace(spec, runtime.bundle, runtime.workspace)
+            spec = set_workspace(spec, runtime.bundle, runtime.workspace)
         done.append(spec)
     return done
 
 
-def in_workspace(spec: JobSpec, bundle: BlobId, root: str) -> JobSpec:
+def set_workspace(spec: JobSpec, bundle: BlobId, root: str) -> JobSpec:
     """The spec with paths below ``root`` written as paths in the workspace; it works there if nowhere else."""
     return evolve(
         spec,
         environment=evolve(spec.environment, bundle=bundle),
-        cwd=relocated(spec.cwd or root, root) or INSIDE,
-        sys_path=tuple(relocated(os.path.realpath(path), root) or path for path in spec.sys_path),
+        cwd=workspace_path(spec.cwd or root, root) or INSIDE,
+        sys_path=tuple(workspace_path(os.path.realpath(path), root) or path for path in spec.sys_path),
     )
 
 
-def relocated(path: str, root: str) -> str | None:
+def workspace_path(path: str, root: str) -> str | None:
     """``workspace://src`` of a path below the root; None for others."""
     here = PurePosixPath(path)
     if not here.is_relative_to(root):
