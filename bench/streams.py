@@ -25,7 +25,7 @@ from bench.measure import Probe, by_the_lot, report, take_turns
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.actors.input_stream import BlockingStream, Stream
+from fray.runtime.actors.method_streams import BlockingStream, Stream
 from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.caller import Caller, Route
 

@@ -81,7 +81,7 @@ from fray.model.reservations import (
 )
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, AttemptInfo, EndReason, GangMember, JobInfo, JobState, TerminationPolicy
-from fray.runtime.actors.input_stream import BlockingStream, Stream
+from fray.runtime.actors.method_streams import BlockingStream, Stream
 from fray.runtime.actors.methods import method
 from fray.runtime.process.current_job import CurrentJob, current_job
 from fray.runtime.process.progress import progress

@@ -128,8 +128,8 @@ async def test_a_host_holds_calls_back_while_their_caller_settles_nothing(
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
         await counter.call("add")
-        (guest,) = stage.hosts["h1"]._guests.values()
-        guest.dedup.kept_limit_bytes = 1
+        (session,) = stage.hosts["h1"]._sessions.values()
+        session.dedup.kept_limit_bytes = 1
         peer = counter.route.binding.peer
         held = counter.start("add")
         await trio.testing.wait_all_tasks_blocked()
@@ -391,8 +391,8 @@ async def test_calls_that_a_host_no_longer_heard_are_no_unknown_outcomes(autojum
         assert await way.call("add") == 1
         heard = way.start("wait_for_gate")
         await trio.testing.wait_all_tasks_blocked()
-        for guest in host._guests.values():
-            guest.announce_close()
+        for session in host._sessions.values():
+            session.announce_close()
         late = [way.start("add") for _ in range(3)]  # on their way while the goodbye is
         await host.shutdown()
         with pytest.raises(ActorDied, match="shut down"):

@@ -225,7 +225,7 @@ async def test_a_handle_tells_a_wrong_name_at_once_and_the_actor_tells_it_too(cl
                     await made
         with pytest.raises(InvalidRequest, match=r"count\(\) is a generator: iterate over its stream\(\)"):
             await actor.count(3)
-        with pytest.raises(InvalidRequest, match=r"add\(\) is no generator: await it"):
+        with pytest.raises(InvalidRequest, match=r"add\(\) is not a generator: await it"):
             async with actor.add.stream(3) as items:
                 await anext(items)
         with pytest.raises(InvalidRequest, match=r"add\(\) takes no stream: await it"):

@@ -147,7 +147,7 @@ async def test_generators_are_iterated_and_others_awaited(autojump_clock: Any) -
     async with actor(InLoop()) as (_, way):
         with pytest.raises(InvalidRequest, match=r"is a generator: iterate over its stream\(\)"):
             await way.call("count", 1)
-        with pytest.raises(InvalidRequest, match="is no generator: await it"):
+        with pytest.raises(InvalidRequest, match="is not a generator: await it"):
             async with stream(way, "state") as items:
                 await anext(items)
 

@@ -37,7 +37,7 @@ from fray.node.workspaces.store import WorkspaceRetention as Kept
 from fray.node.workspaces.store import WorkspaceStore
 from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.workspaces import upload
-from fray.runtime.workspaces.upload import set_workspace, send
+from fray.runtime.workspaces.upload import send, set_workspace
 from fray.scheduler.state.rows import SchedulerConfig
 from tests.controlling import ADDRESS, TOKEN, Stage, spec
 from tests.test_workspace_files import write

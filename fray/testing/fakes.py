@@ -381,7 +381,9 @@ class SimLauncher:
         rng = random.Random(f"{ticket.attempt_id}/{self._rng.random()}")
         try:
             hear = partial(self._hear, process)
-            return await run_attempt(ticket, content, network, InlineStage(), rng=rng, cancel=process.cancel, on_report=hear)
+            return await run_attempt(
+                ticket, content, network, InlineStage(), rng=rng, cancel=process.cancel, on_report=hear
+            )
         except Exception as error:  # noqa: BLE001  # nothing may come out of there: written down as a breach
             if not process.gone:
                 self._truth.breach("house", f"the runtime of {ticket.attempt_id} failed: {error!r}")

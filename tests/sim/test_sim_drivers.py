@@ -406,13 +406,13 @@ def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_wa
 ) -> None:
     begun: list[trio.Event] = []
 
-    async def watch_again(self: JobTracker) -> None:
+    async def resubscribe(self: JobTracker) -> None:
         for event in begun:
             event.set()
         await really(self)
 
     really = JobTracker.resubscribe
-    monkeypatch.setattr(JobTracker, "watch_again", watch_again)
+    monkeypatch.setattr(JobTracker, "resubscribe", resubscribe)
 
     async def story(house: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:

@@ -185,7 +185,7 @@ class ActorGroup(Members[ActorHandle]):
         for home in {presence.home for presence in left}:
             numbers = [presence.number for presence in left if presence.home == home]
             with suppress(ActorDied):
-                await caller.call(caller.route(f"actor:{home}"), "cut", (numbers,))
+                await caller.call(caller.route(f"actor:{home}"), "end_calls", (numbers,))
 
     async def _end_in_order(self, presences: Sequence[ActorStatusWatch]) -> None:
         async with trio.open_nursery() as nursery:

@@ -182,7 +182,7 @@ class ActorHost:
             nursery.start_soon(self._until_ended, nursery.cancel_scope)
             while True:
                 try:
-                    async with self._handle.tend.stream(self._living(), self._over.ranges) as news:
+                    async with self._handle.reconcile.stream(self._living(), self._over.ranges) as news:
                         async for events in news:
                             for event in events:
                                 for gone in self._ends_in(event):

@@ -75,7 +75,7 @@ class Monitor:
         there = presence.incarnation
         if self._incarnation and there != self._incarnation:
             gone, self._incarnation = self._incarnation, ""
-            if presence.is_over:
+            if presence.has_ended:
                 self._tell_final(gone)
                 return
             error = ActorDied(f"actor {label_of(self._handle)} is gone: {gone} ended", incarnation=gone)
@@ -84,7 +84,7 @@ class Monitor:
             if there != self._incarnation:
                 self._incarnation = there
                 self._tell(Up(self._handle, there))
-        elif presence.is_over:
+        elif presence.has_ended:
             self._tell_final("")
 
     def _tell_final(self, gone: str) -> None:

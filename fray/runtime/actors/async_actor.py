@@ -1,14 +1,15 @@
-"""An object that lives in the loop: of a class with any async method.
+"""Actor that lives in the loop: an object of a class with any async method.
 
-Its sync methods run inline where nobody waits before them. Async methods are run by workers: tasks that take the next
-call when they get their turn, whichever worker that is, because Trio runs its tasks in any order; so calls start in
-the order they came. Each concurrency group has a queue and workers of its own: a `Lane`.
+Its sync methods run inline if no call is queued before them. Async methods are run by workers: tasks that take the next
+call when they get their turn. It does not matter which worker takes it, because Trio runs its tasks in any order; so
+calls start in the order they arrived. Each `ConcurrencyGroup` has its own queue and workers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing, closing
 from types import CoroutineType
 from typing import Any
 
@@ -18,34 +19,39 @@ from fray.errors import FrayError
 from fray.model.messages.calls import ActorMetrics
 from fray.runtime.actors.call_context import in_context
 from fray.runtime.actors.hosted_actor import HostedActor
-from fray.runtime.actors.incoming_call import IncomingCall
+from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.methods import NO_GROUP, Style
 from fray.runtime.calls.wire import CANCELLED_ANSWER
 
-RESTING_LIMIT = 64
-"""Workers of one lane that may wait for more work."""
+IDLE_WORKERS_LIMIT = 64
+"""Workers of one group that may wait for more work."""
 SLICE_S = 0.002
-"""How long sync methods and async ones that never wait may hold the loop before others get a turn."""
-ANY_NUMBER = 1 << 30
+"""Time that sync methods, and async ones that never wait, may hold the loop before other tasks get a turn."""
+NO_LIMIT = 1 << 30
 
 
 class ConcurrencyGroup:
-    """One concurrency group: at most ``limit`` of its calls are under way."""
+    """Calls that share one limit: at most ``limit`` of them are under way."""
 
-    __slots__ = ("limit", "queue", "resting", "running", "spare")
+    __slots__ = ("idle_workers", "limit", "queue", "running", "worker_pending")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.running = 0
         self.queue: deque[IncomingCall] = deque()
-        self.spare = False
-        """A worker is on its way that will take from the queue."""
-        self.resting: list[trio.lowlevel.Task] = []
+        self.worker_pending = False
+        """A worker was woken or started that will take from the queue."""
+        self.idle_workers: list[trio.lowlevel.Task] = []
         """Workers without work: waking one is cheaper than starting one."""
 
 
 class AsyncActor(HostedActor):
-    """``max_concurrency``: default any number."""
+    """Actor of a class with any async method.
+
+    Args:
+        max_concurrency: limit of the calls of no group. Default: no limit.
+        groups: limits of the concurrency groups, by name.
+    """
 
     def __init__(
         self,
@@ -59,30 +65,35 @@ class AsyncActor(HostedActor):
         **options: Any,
     ) -> None:
         super().__init__(instance, name, actor_id, number, **options)
-        limits = {NO_GROUP: max_concurrency or ANY_NUMBER, **(groups or {})}
-        self._lanes = {group: ConcurrencyGroup(limit) for group, limit in limits.items()}
+        limits = {NO_GROUP: max_concurrency or NO_LIMIT, **(groups or {})}
+        self._groups = {group: ConcurrencyGroup(limit) for group, limit in limits.items()}
         self._slice_ends: float | None = None
+
+    def _group_of(self, call: IncomingCall) -> ConcurrencyGroup:
+        assert call.spec is not None
+        return self._groups[call.spec.group]
 
     def _start(self, call: IncomingCall) -> None:
         spec = call.spec
         assert spec is not None
-        call.lane = lane = self._lanes[spec.group]
-        if spec.style is Style.SYNC and not lane.queue and lane.running < lane.limit and self._has_time(call.arrived_at):
+        group = self._groups[spec.group]
+        is_inline = spec.style is Style.SYNC and not group.queue and group.running < group.limit
+        if is_inline and self._has_slice_left(call.arrived_at):
             self.context.copy().run(self._run_sync, call)
         else:
-            lane.queue.append(call)
-            self._call_worker(lane)
-            if call.links and lane.running >= lane.limit:
+            group.queue.append(call)
+            self._wake_worker(group)
+            if call.links and group.running >= group.limit:
                 self.watch_for_cycle(call)
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.active_calls or any(lane.queue for lane in self._lanes.values()))
+        return bool(self.active_calls or any(group.queue for group in self._groups.values()))
 
     def flush(self) -> None:
         self._slice_ends = None
 
-    def _has_time(self, now: float) -> bool:
+    def _has_slice_left(self, now: float) -> bool:
         if self._slice_ends is None:
             self._slice_ends = now + SLICE_S
         return now < self._slice_ends
@@ -91,82 +102,80 @@ class AsyncActor(HostedActor):
         call.cancelled = True
         if call.scope is not None:
             call.scope.cancel()
-        elif call.lane is not None and call in call.lane.queue:
-            call.lane.queue.remove(call)
+        elif call.spec is not None and call in (group := self._group_of(call)).queue:
+            group.queue.remove(call)
             self.answer_cancelled(call)
 
     def group_calls(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
-        lane = call.lane
-        assert lane is not None
-        return [each for each in self.active_calls if each.lane is lane], list(lane.queue), lane.limit
+        group = self._group_of(call)
+        return [each for each in self.active_calls if self._group_of(each) is group], list(group.queue), group.limit
 
     def fail_queued(self, call: IncomingCall, error: FrayError) -> None:
-        assert call.lane is not None
-        call.lane.queue.remove(call)
+        self._group_of(call).queue.remove(call)
         self.reject(call, error)
 
     def take_queued(self) -> list[IncomingCall]:
-        unbegun = [call for lane in self._lanes.values() for call in lane.queue]
-        for lane in self._lanes.values():
-            lane.queue.clear()
-        return unbegun
+        queued = [call for group in self._groups.values() for call in group.queue]
+        for group in self._groups.values():
+            group.queue.clear()
+        return queued
 
     def close(self, error: FrayError) -> None:
         super().close(error)
-        for lane in self._lanes.values():
-            waiting, lane.queue = lane.queue, deque()
-            for call in waiting:
+        for group in self._groups.values():
+            queued, group.queue = group.queue, deque()
+            for call in queued:
                 call.refuse(error)
-            resting, lane.resting = lane.resting, []
-            for task in resting:
+            idle, group.idle_workers = group.idle_workers, []
+            for task in idle:
                 trio.lowlevel.reschedule(task)
 
     def metrics(self) -> ActorMetrics:
-        queued = sum(len(lane.queue) for lane in self._lanes.values())
+        queued = sum(len(group.queue) for group in self._groups.values())
         return self.counters.snapshot(running=len(self.active_calls), queued=queued)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
-    def _call_worker(self, lane: ConcurrencyGroup) -> None:
-        if not lane.spare and lane.running < lane.limit:
-            lane.spare = True
-            if lane.resting:
-                trio.lowlevel.reschedule(lane.resting.pop())
+    def _wake_worker(self, group: ConcurrencyGroup) -> None:
+        if not group.worker_pending and group.running < group.limit:
+            group.worker_pending = True
+            if group.idle_workers:
+                trio.lowlevel.reschedule(group.idle_workers.pop())
             else:
-                self.context.run(self._spawn, lambda: self._work(lane))
+                self.context.run(self._spawn, lambda: self._run_worker(group))
 
-    async def _work(self, lane: ConcurrencyGroup) -> None:
-        """A worker: take calls, rest, take calls, until the actor is closed or enough others rest."""
+    async def _run_worker(self, group: ConcurrencyGroup) -> None:
+        """Run calls and wait for more, until the actor is closed or enough other workers are idle."""
         while True:
-            lane.spare = False
-            await self._take_calls(lane)
-            if self._closed is not None or len(lane.resting) >= RESTING_LIMIT:
+            group.worker_pending = False
+            await self._run_queued(group)
+            if self._closed is not None or len(group.idle_workers) >= IDLE_WORKERS_LIMIT:
                 return
-            await self._rest(lane)
+            await self._wait_for_work(group)
             if self._closed is not None:
                 return
 
-    async def _rest(self, lane: ConcurrencyGroup) -> None:
+    async def _wait_for_work(self, group: ConcurrencyGroup) -> None:
         task = trio.lowlevel.current_task()
-        lane.resting.append(task)
+        group.idle_workers.append(task)
 
         def abort(_: Any) -> trio.lowlevel.Abort:
-            if task in lane.resting:
-                lane.resting.remove(task)
+            if task in group.idle_workers:
+                group.idle_workers.remove(task)
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    async def _take_calls(self, lane: ConcurrencyGroup) -> None:
-        """Take calls until none is left. Before a call that may wait, see that somebody else will take the next."""
+    async def _run_queued(self, group: ConcurrencyGroup) -> None:
+        """Run calls until the queue is empty. Before a call that may wait, make sure another worker takes the next."""
         turn_ends = self._clock() + SLICE_S
-        while lane.queue and lane.running < lane.limit:
-            call = lane.queue.popleft()
+        while group.queue and group.running < group.limit:
+            call = group.queue.popleft()
             assert call.spec is not None
             if call.spec.style is Style.SYNC:
                 self.context.copy().run(self._run_sync, call)
             else:
-                await self._run_async(lane, call)
+                await self._run_async(group, call)
             if self._clock() >= turn_ends:
                 await trio.lowlevel.checkpoint()
                 turn_ends = self._clock() + SLICE_S
@@ -179,7 +188,7 @@ class AsyncActor(HostedActor):
             if type(value[0]) is CoroutineType:
                 self._run_coroutine(call, value[0])
                 return
-            answer = call.result_answer(value.pop())  # which lets go of it when it has been pickled
+            answer = call.result_answer(value.pop())  # the popped value is released once it has been pickled
         except BaseException as error:  # noqa: BLE001 - it is the caller's answer
             answer = call.error_answer(error)
         self.on_call_ended(call, answer)
@@ -187,30 +196,29 @@ class AsyncActor(HostedActor):
             raise call.fatal
 
     def _run_coroutine(self, call: IncomingCall, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """A plain function that returns a coroutine (a decorated async method): await it."""
+        """Await what a plain function has returned: a decorated async method is one that returns a coroutine."""
         self._begin(call)
-        self._spawn(lambda: self._attend(call, lambda: coroutine))
+        self._spawn(lambda: self._await_and_answer(call, lambda: coroutine))
 
     def _begin(self, call: IncomingCall) -> None:
-        assert call.lane is not None
-        call.lane.running += 1
+        self._group_of(call).running += 1
         self.active_calls[call] = None
 
-    async def _run_async(self, lane: ConcurrencyGroup, call: IncomingCall) -> None:
+    async def _run_async(self, group: ConcurrencyGroup, call: IncomingCall) -> None:
         if self.reject_if_late(call):
             return
         self._begin(call)
-        if lane.queue:
-            self._call_worker(lane)
+        if group.queue:
+            self._wake_worker(group)
         assert call.spec is not None
         stream = call.stream
         if stream is None or not call.spec.is_generator:
-            await self._attend(call, call.invoke)
+            await self._await_and_answer(call, call.invoke)
         else:
-            await self._attend(call, lambda: stream.run_in_loop(call.invoke()))
+            await self._await_and_answer(call, lambda: _send_items(stream, call.invoke()))
 
-    async def _attend(self, call: IncomingCall, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Await what ``make`` makes, within the call's deadline and cancellation, and answer."""
+    async def _await_and_answer(self, call: IncomingCall, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Await the coroutine that ``make`` returns, within the call's deadline and cancellation, and answer."""
         answer = CANCELLED_ANSWER
         context = self.context.copy()
         call.scope = scope = trio.CancelScope() if call.deadline is None else trio.CancelScope(deadline=call.deadline)
@@ -222,30 +230,46 @@ class AsyncActor(HostedActor):
             if scope.cancelled_caught and not call.cancelled:
                 answer = call.error_answer(call.deadline_error())
         except trio.Cancelled:
-            answer = call.error_answer(self._shut_down(call))
+            answer = call.error_answer(self._shut_down_error(call))
             raise
         except BaseException as error:
             answer = call.error_answer(error)
-            if _must_go_up(error):
+            if _must_propagate(error):
                 raise
         finally:
-            lane = call.lane
-            assert lane is not None
-            lane.running -= 1
+            group = self._group_of(call)
+            group.running -= 1
             self.on_call_ended(call, answer)
-            if lane.queue:
-                self._call_worker(lane)
+            if group.queue:
+                self._wake_worker(group)
 
 
-def _must_go_up(error: BaseException) -> bool:
-    """Whether it is Trio's business too: a cancellation from outside, or Ctrl-C."""
+async def _send_items(stream: OutputStream, source: Any) -> Any:
+    """Send the items of a generator of either kind and close it whatever happens. Return what a sync one returns."""
+    if isinstance(source, AsyncGenerator):
+        async with aclosing(source):
+            async for item in source:
+                await stream.put(item)
+    else:
+        with closing(source):
+            while True:
+                try:
+                    item = next(source)
+                except StopIteration as end:
+                    return end.value
+                await stream.put(item)
+    return None
+
+
+def _must_propagate(error: BaseException) -> bool:
+    """Return whether the error concerns Trio, too: a cancellation from outside, or Ctrl-C."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(trio.Cancelled) is not None
     return _is_from_signal(error)
 
 
 def _is_from_signal(error: BaseException) -> bool:
-    """Ctrl-C, raised in user code by Trio's signal handler; a ``raise KeyboardInterrupt`` of user code is not."""
+    """Return whether Trio's signal handler raised it (Ctrl-C), and not a ``raise KeyboardInterrupt`` of user code."""
     trace = error.__traceback__ if isinstance(error, KeyboardInterrupt) else None
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -7,7 +7,8 @@ conversation does. Then what the caller still had under way is cancelled.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import trio
 
@@ -18,10 +19,10 @@ from fray.net.channel.public import Channel
 from fray.net.channel.session import STALE_S
 from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime.actors.hosted_actor import HostedActor, no_such_actor
-from fray.runtime.actors.incoming_call import IncomingCall
-from fray.runtime.actors.input_stream import InputBuffer
+from fray.runtime.actors.incoming_call import IncomingCall, InputBuffer
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.pending_buffers import BufferWaits
+from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.calls.flow_control import pack_count
 from fray.runtime.calls.wire import (
     AGAIN,
@@ -44,30 +45,50 @@ from fray.runtime.serialization import errors
 from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, BufferTransfer
 from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
 
-if TYPE_CHECKING:
-    from fray.runtime.actors.server import ActorHostServer
-
 _CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
 _CANCEL, _SETTLED, _REQUEST = int(Kind.CANCEL), int(Kind.SETTLED), int(Kind.REQUEST)
 
 
 class CallerSession:
-    """One caller session: its ledger, its calls under way, and the channel it is on now, if any."""
+    """One caller's calls under way, the answers it has not confirmed, and the channel it is on now, if any.
 
-    def __init__(self, host: ActorHostServer, session: SessionId, *, unbroken: bool) -> None:
-        self.host = host
+    Args:
+        unbroken: False if the caller was known to an earlier host of this address, which may have run its calls.
+        incarnation: of the host.
+        actors: the actors of the host, by number; shared with it.
+        pending: calls of light actors that are not there now.
+        spawn: starts a task of the host.
+        on_left: called with the session when its channel has ended.
+    """
+
+    def __init__(
+        self,
+        session: SessionId,
+        *,
+        unbroken: bool,
+        incarnation: str,
+        actors: dict[int, HostedActor],
+        pending: PendingLightCalls,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        on_left: Callable[[CallerSession], None],
+    ) -> None:
         self.session = session
+        self._incarnation = incarnation
+        self._actors = actors
+        self._pending = pending
+        self._spawn = spawn
+        self._on_left = on_left
         self.channel: Channel | None = None
         self.dedup = CallDeduplicator(unbroken=unbroken)
         self._calls: dict[int, IncomingCall] = {}
-        self._held: deque[tuple[int, IncomingCall]] = deque()
+        self._deferred: deque[tuple[int, IncomingCall]] = deque()
         """Admitted and not handed to their actor, because the caller must settle answers first."""
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
-        self._touched: dict[HostedActor, None] = {}
-        self.buffer_transfer = BufferTransfer(host.spawn)
-        self._landings = BufferWaits(self._go_on)
-        self._leaving = False
+        self._touched_actors: dict[HostedActor, None] = {}
+        self.buffer_transfer = BufferTransfer(spawn)
+        self._buffer_waits = BufferWaits(self._on_call_ready)
+        self._closing = False
 
     def __repr__(self) -> str:
         return f"<caller {self.session}: {len(self._calls)} calls under way, {self.dedup.kept_bytes} bytes kept>"
@@ -88,38 +109,38 @@ class CallerSession:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == _CALL:
-            if self._leaving:
+            if self._closing:
                 return
-            verdict = self.dedup.admit(ref, bool(flags & AGAIN))
-            if verdict is Admission.RUN:
-                self._take(flags, target, ref, body)
+            admission = self.dedup.admit(ref, bool(flags & AGAIN))
+            if admission is Admission.RUN:
+                self._start_call(flags, target, ref, body)
             else:
                 if flags & BUFFERS:
-                    self._take_buffers_again(verdict, ref, body)
-                self._repeat(verdict, ref)
+                    self._receive_repeated_buffers(admission, ref, body)
+                self._answer_repeat(admission, ref)
         elif kind == _SETTLED:
-            self._settle(flags, body)
+            self._on_settled(flags, body)
         elif kind == _CANCEL:
-            self._cancel(ref)
+            self._on_cancel(ref)
         elif kind == CREDIT:
-            self._grant(ref, body)
+            self._on_credit(ref, body)
         elif kind == INPUT:
-            self._input(ref, flags, body)
+            self._on_input(ref, flags, body)
         elif kind == _REQUEST:
-            self._request(ref, body)
+            self._on_request(ref, body)
         elif SHARE <= kind <= WITHDRAWN:
             self.buffer_transfer.on_frame(kind, flags, body)
 
     def on_batch(self) -> None:
-        if self._touched:
-            for actor in self._touched:
+        if self._touched_actors:
+            for actor in self._touched_actors:
                 actor.flush()
-            self._touched.clear()
+            self._touched_actors.clear()
 
-    def _take(self, flags: int, target: int, number: int, body: Bytes) -> None:
-        meta = arrival = None
+    def _start_call(self, flags: int, target: int, number: int, body: Bytes) -> None:
+        meta = transfer = None
         if flags & BUFFERS:
-            arrival, body = self.buffer_transfer.receive(body)
+            transfer, body = self.buffer_transfer.receive(body)
         if flags & META:
             meta, body = split_meta(body)
         method, body = split_call(body)
@@ -130,60 +151,60 @@ class CallerSession:
             call.links = meta.chain
             if meta.deadline_s is not None:
                 call.deadline = trio.current_time() + meta.deadline_s
-        call.transfer = arrival
-        if not self._landings.add(target, call):
-            self._go_on(target, call)
+        call.transfer = transfer
+        if not self._buffer_waits.add(target, call):
+            self._on_call_ready(target, call)
 
-    def _go_on(self, target: int, call: IncomingCall) -> None:
+    def _on_call_ready(self, target: int, call: IncomingCall) -> None:
         """It is the call's turn, and its buffers are there."""
-        if self._held or not self.dedup.has_room:
-            self._held.append((target, call))
+        if self._deferred or not self.dedup.has_room:
+            self._deferred.append((target, call))
         else:
             self.deliver(target, call)
 
     def deliver(self, target: int, call: IncomingCall) -> None:
-        actor = self.host.actors.get(target)
+        actor = self._actors.get(target)
         if actor is None:
-            self.host.pending.admit(target, self, call)
+            self._pending.admit(target, self, call)
         else:
-            self._touched[actor] = None
+            self._touched_actors[actor] = None
             actor.submit(call)
 
-    def _take_buffers_again(self, verdict: Admission, number: int, body: Bytes) -> None:
+    def _receive_repeated_buffers(self, admission: Admission, number: int, body: Bytes) -> None:
         """The same call in a new conversation: its buffers count only if those of the old one never came."""
-        arrival, _ = self.buffer_transfer.receive(body)
-        waiting = self._landings.find(number) if verdict is Admission.ATTACH else None
+        transfer, _ = self.buffer_transfer.receive(body)
+        waiting = self._buffer_waits.find(number) if admission is Admission.ATTACH else None
         if waiting is None:
-            self.buffer_transfer.forget(arrival)
+            self.buffer_transfer.forget(transfer)
         elif waiting[1].transfer is not None and not waiting[1].transfer.is_ready:
-            waiting[1].transfer = arrival
-            self._landings.watch(*waiting)
+            waiting[1].transfer = transfer
+            self._buffer_waits.watch(*waiting)
 
-    def _repeat(self, verdict: Admission, number: int) -> None:
+    def _answer_repeat(self, admission: Admission, number: int) -> None:
         """A call that has come before: attach it, answer it again, or say that nobody knows."""
-        if verdict is Admission.REPEAT:
+        if admission is Admission.REPEAT:
             answer = self.dedup.answer(number)
             assert answer is not None
             self._send_answer(number, answer)
-        elif verdict is Admission.FORGOTTEN:
+        elif admission is Admission.FORGOTTEN:
             text = f"the host has forgotten what came of call {number}: it may or may not have taken effect"
             self._send_answer(number, (_FAULT, 0, errors.dump_error(OutcomeUnknown(text))))
-        elif verdict is Admission.FULL:
+        elif admission is Admission.FULL:
             text = f"caller {self.session} has {len(self.dedup)} calls open at this host: settle some first"
             self._send_answer(number, (_FAULT, NOT_RUN, errors.dump_error(ChannelFull(text))))
 
-    def _settle(self, flags: int, body: Bytes) -> None:
+    def _on_settled(self, flags: int, body: Bytes) -> None:
         numbers = unpack_numbers(body)
         if flags & ONLY:
             self.dedup.settle_all_but(numbers)
         else:
             self.dedup.settle(numbers)
-        while self._held and self.dedup.has_room:
-            target, call = self._held.popleft()
+        while self._deferred and self.dedup.has_room:
+            target, call = self._deferred.popleft()
             if not call.cancelled:
                 self.deliver(target, call)
 
-    def _cancel(self, number: int) -> None:
+    def _on_cancel(self, number: int) -> None:
         call = self._calls.get(number)
         if call is None:
             return
@@ -193,23 +214,23 @@ class CallerSession:
             call.cancelled = True
             if call.transfer is not None:
                 self.buffer_transfer.forget(call.transfer)
-            self._landings.drop(call)
+            self._buffer_waits.drop(call)
             call.finish(CANCELLED_ANSWER)
 
-    def _grant(self, number: int, body: Bytes) -> None:
+    def _on_credit(self, number: int, body: Bytes) -> None:
         call = self._calls.get(number)
         if call is not None and call.stream is not None:
             call.stream.grant(body)
 
-    def _input(self, number: int, flags: int, body: Bytes) -> None:
+    def _on_input(self, number: int, flags: int, body: Bytes) -> None:
         call = self._calls.get(number)
         if call is not None and call.inputs is not None:
             call.inputs.on_item(flags, body)
 
     def announce_close(self) -> None:
         """The host says goodbye: tell up to which call it has listened. What comes later has surely not been run."""
-        self._leaving = True
-        for call in self._landings.clear():
+        self._closing = True
+        for call in self._buffer_waits.clear():
             call.refuse(ActorDied("the process of this actor is shutting down"))
         if self.channel is not None:
             try:
@@ -217,10 +238,15 @@ class CallerSession:
             except (ChannelFull, ChannelClosed):
                 pass  # then the caller must take what it cannot know for unknown
 
+    def on_channel_ended(self) -> None:
+        """Note the end of the channel; another one may follow."""
+        self.channel = None
+        self._on_left(self)
+
     def cancel_all(self) -> None:
         """The caller is gone for good."""
-        self._held.clear()
-        self._landings.clear()
+        self._deferred.clear()
+        self._buffer_waits.clear()
         self.buffer_transfer.end()
         for call in list(self._calls.values()):
             call.cancelled = True  # also one that waits for its actor
@@ -244,11 +270,11 @@ class CallerSession:
         if self.channel is not None and call.number in self._calls:
             try:
                 if isinstance(data, PickledObject):
-                    self._send_parcel(self.channel, ITEM, call.number, BUFFERS, data)
+                    self._send_pickled(self.channel, ITEM, call.number, BUFFERS, data)
                 else:
                     self.channel.send_nowait(ITEM, call.number, data)
             except (ChannelFull, ChannelClosed):
-                self._cancel(call.number)
+                self._on_cancel(call.number)
 
     def grant_credit(self, call: IncomingCall, items: int) -> None:
         """A method has taken items that the caller sent it."""
@@ -256,7 +282,7 @@ class CallerSession:
             try:
                 self.channel.send_nowait(CREDIT, call.number, pack_count(items))
             except (ChannelFull, ChannelClosed):
-                self._cancel(call.number)
+                self._on_cancel(call.number)
 
     async def wait_room(self) -> None:
         """Back-pressure of the channel on streams."""
@@ -281,37 +307,37 @@ class CallerSession:
                 channel.send_nowait(kind, number, body, flags=flags)
         except ChannelFull:
             self._unsent.append((number, answer))
-            self.host.spawn(lambda: self._send_rest(channel))
+            self._spawn(lambda: self._send_unsent(channel))
         except ChannelClosed:
             pass  # kept: sent when the caller asks again
 
     def _send_answer_with_buffers(self, channel: Channel, number: int, answer: Answer) -> None:
         """What has to be copied into segments is copied while others run: nobody else can see it any more."""
-        kind, flags, parcel = answer
-        if not self.buffer_transfer.may_place(parcel):
-            self._send_parcel(channel, kind, number, flags, parcel)
+        kind, flags, pickled = answer
+        if not self.buffer_transfer.may_place(pickled):
+            self._send_pickled(channel, kind, number, flags, pickled)
             return
 
         async def place_and_send() -> None:
-            await self.buffer_transfer.place(parcel)
+            await self.buffer_transfer.place(pickled)
             if self.channel is channel and self.dedup.answer(number) is answer:
                 self._send_answer(number, answer)
 
-        self.host.spawn(place_and_send)
+        self._spawn(place_and_send)
 
-    def _send_parcel(self, channel: Channel, kind: int, number: int, flags: int, parcel: PickledObject) -> None:
+    def _send_pickled(self, channel: Channel, kind: int, number: int, flags: int, pickled: PickledObject) -> None:
         """Raises: as `Channel.send_nowait`; nothing is under way then."""
-        if is_large(parcel):
+        if is_large(pickled):
             self.buffer_transfer.must_wait()  # it does not; but the next one may go another way
-        shipped = self.buffer_transfer.ship(parcel, number)
+        shipped = self.buffer_transfer.ship(pickled, number)
         try:
-            channel.send_nowait(kind, number, shipped.table + parcel.pickle, flags=flags)
+            channel.send_nowait(kind, number, shipped.table + pickled.pickle, flags=flags)
         except (ChannelFull, ChannelClosed):
             self.buffer_transfer.recall(shipped)
             raise
         self.buffer_transfer.sent(shipped)
 
-    async def _send_rest(self, channel: Channel) -> None:
+    async def _send_unsent(self, channel: Channel) -> None:
         """The channel was full: send what did not fit as soon as it has emptied."""
         try:
             await channel.wait_room()
@@ -324,7 +350,7 @@ class CallerSession:
 
     # The host itself -------------------------------------------------------------------------------------------------
 
-    def _request(self, ref: int, body: Bytes) -> None:
+    def _on_request(self, ref: int, body: Bytes) -> None:
         assert self.channel is not None
         message, _ = decode_message(body)
         try:
@@ -334,7 +360,7 @@ class CallerSession:
 
     def _reply(self, message: object) -> object:
         if isinstance(message, LookUpActor):
-            return self._bound(message.name)
+            return self._look_up(message.name)
         if isinstance(message, GetMetrics):
             return self._actor(message.number).metrics()
         if isinstance(message, RequestShutdown):
@@ -345,30 +371,30 @@ class CallerSession:
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
 
     def _actor(self, number: int) -> HostedActor:
-        actor = self.host.actors.get(number)
+        actor = self._actors.get(number)
         if actor is None:
             raise no_such_actor(number)
         return actor
 
-    def _bound(self, name: str) -> ActorNumber:
-        actor = self.host.find(name)
+    def _look_up(self, name: str) -> ActorNumber:
+        actor = next((actor for actor in reversed(self._actors.values()) if actor.name == name), None)
         if actor is None:
-            known = ", ".join(sorted({each.name for each in self.host.actors.values()})) or "none"
+            known = ", ".join(sorted({each.name for each in self._actors.values()})) or "none"
             raise NoSuchActor(f"no actor named {name!r} is served here; there are: {known}", name=name)
-        return ActorNumber(number=actor.number, actor_id=actor.actor_id, incarnation=self.host.incarnation)
+        return ActorNumber(number=actor.number, actor_id=actor.actor_id, incarnation=self._incarnation)
 
 
 class CallerChannelHandler:
-    """The handler of one channel; the guest is the same over several."""
+    """Handler of one channel; a session has several, one after the other."""
 
-    def __init__(self, guest: CallerSession, channel: Channel) -> None:
-        self._guest = guest
+    def __init__(self, session: CallerSession, channel: Channel) -> None:
+        self._session = session
         self._channel = channel
-        self.on_frame = guest.on_frame
-        self.on_batch = guest.on_batch
+        self.on_frame = session.on_frame
+        self.on_batch = session.on_batch
 
     def on_reset(self, greeting: bytes) -> None:
-        self._guest.on_reset()
+        self._session.on_reset()
 
     def on_suspended(self, why: str) -> None:
         """Answers are kept."""
@@ -377,6 +403,5 @@ class CallerChannelHandler:
         """The channel itself sends again what was lost."""
 
     def on_end(self, error: FrayError) -> None:
-        if self._guest.channel is self._channel:
-            self._guest.channel = None
-            self._guest.host.guest_left(self._guest)
+        if self._session.channel is self._channel:
+            self._session.on_channel_ended()

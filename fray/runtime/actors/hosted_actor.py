@@ -1,8 +1,7 @@
-"""One object that others may call: what a call of it meets, wherever the object lives.
+"""Base of the actors that a host serves: how a call is checked, started, ended and counted.
 
-An object of a class with any async method lives in the loop (`fray.runtime.actors.async_actor`), one of an all-sync
-class on
-threads (`fray.runtime.actors.threaded_actor`). Calls start in the order they came, within their concurrency group.
+An object of a class with any async method lives in the loop (`AsyncActor`), one of an all-sync class on threads
+(`ThreadedActor`). Calls start in the order they arrived, within their concurrency group.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import trio
 from fray.errors import ActorDied, CallCycle, FrayError, InvalidRequest, NoSuchActor
 from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
 from fray.net.codec import Kind
-from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall
-from fray.runtime.actors.input_stream import BlockingStream, Stream
+from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall, OutputStream
 from fray.runtime.actors.lifecycle import ActorLifecycle, ShutdownRequest
-from fray.runtime.actors.methods import Method, find_method
+from fray.runtime.actors.method_lookup import find_method
+from fray.runtime.actors.method_streams import BlockingStream, Stream
+from fray.runtime.actors.methods import Method
 from fray.runtime.actors.metrics import Counters
-from fray.runtime.actors.output_stream import OutputStream
 from fray.runtime.calls.wire import (
     CANCELLED_ANSWER,
     STREAM,
@@ -38,21 +37,21 @@ from fray.runtime.deadlock import (
 
 _FAULT = int(Kind.FAULT)
 CYCLE_CHECK_S = 0.02
-"""A call that comes back to its own actor and must wait is looked at again after so long, twice that, and so on."""
+"""Delay before a queued call that leads back to its own actor is checked again; doubles with each check."""
 CYCLE_CHECK_MAX_S = 1.0
 
 
 class HostedActor:
-    """What both kinds have in common.
+    """Common part of `AsyncActor` and `ThreadedActor`.
 
     Args:
         spawn: starts a task in the host's nursery.
-        context: the context variables of which each call sees a copy of its own. Default: the caller's of this.
+        context: the context variables of which each call sees its own copy. Default: those of the current context.
         clock: seconds, for latencies.
     """
 
     stream_type: type[Stream | BlockingStream] = Stream
-    """What a method of it that takes a stream is given."""
+    """Class of the stream that a method with a stream parameter is given."""
 
     def __init__(
         self,
@@ -72,13 +71,13 @@ class HostedActor:
         self.lifecycle: ActorLifecycle | None = None
         """Set by the host."""
         self.last_active_s: float | None = None
-        """When a call last came or ended, on Trio's clock; kept up to date only if it is not None."""
+        """Time of the last arrival or end of a call, on Trio's clock; maintained only if it is not None."""
         self.context = context or copy_context()
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
         self.active_calls: dict[IncomingCall, None] = {}
-        """Started, or handed to a thread, and not ended."""
+        """Calls started, or handed to a thread, that have not ended."""
         self.interrupted = False
-        """A call that had begun was ended from outside."""
+        """True once a call that had begun was ended from outside."""
         self.counters = Counters()
         self._spawn = spawn
         self._clock = clock
@@ -90,7 +89,7 @@ class HostedActor:
         return f"<hosted {self.name} ({self.actor_id}): {len(self.active_calls)} calls under way>"
 
     def submit(self, call: IncomingCall) -> None:
-        """A call has come: start it in its turn."""
+        """Start a call that has arrived, in its turn."""
         call.actor = self
         if self.last_active_s is not None and call.number != INTERNAL_CALL:
             self.last_active_s = trio.current_time()
@@ -106,9 +105,9 @@ class HostedActor:
                 self.reject(call, error)
                 return
         call.spec = spec
-        wrong = call_style_error(spec, call.flags)
-        if wrong:
-            self.reject(call, InvalidRequest(f"{self.name}.{call.method}() {wrong}"))
+        mismatch = call_style_error(spec, call.flags)
+        if mismatch:
+            self.reject(call, InvalidRequest(f"{self.name}.{call.method}() {mismatch}"))
             return
         if call.flags & STREAM:
             call.stream = OutputStream(call)
@@ -121,28 +120,44 @@ class HostedActor:
         raise NotImplementedError
 
     def cancel(self, call: IncomingCall) -> None:
-        """The caller no longer waits."""
+        """Cancel a call: its caller no longer waits."""
         raise NotImplementedError
 
     def is_running(self, call: IncomingCall) -> bool:
-        """Whether a call under way has begun."""
+        """Return whether a call under way has begun."""
         return True
 
     def claim(self, call: IncomingCall) -> bool:
-        """On a thread, which begins the call now; False: it must not."""
+        """Claim a queued call for the thread that is about to begin it. False: it must not be begun."""
+        raise NotImplementedError
+
+    def run_on_thread(self, call: IncomingCall) -> None:
+        """Run a call that was submitted to an executor; on its thread."""
+        raise NotImplementedError
+
+    def on_thread_done(self, call: IncomingCall) -> None:
+        """End such a call; in the loop."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """A burst of calls is complete."""
+        """End a burst of calls: all frames that arrived together have been submitted."""
 
     def metrics(self) -> ActorMetrics:
-        """What was counted so far."""
+        """Return the counters.
+
+        They belong to this incarnation and live in its process; they are read when asked for, never collected.
+        """
         raise NotImplementedError
 
     # Calls that wait for themselves ----------------------------------------------------------------------------------
+    #
+    # Only a cycle that can be proven at one host is reported: every call under way in a queue waits, at this moment,
+    # for a call that leads into that queue. Waits are recorded where they happen, so `start` without an await is none.
+    # `wait_any` and `as_completed` do not count, since another future may complete first. Rings of several chains
+    # through several actors are left to deadlines.
 
     def group_calls(self, call: IncomingCall) -> tuple[list[IncomingCall], list[IncomingCall], int]:
-        """Of the call's concurrency group: calls under way, calls that have not begun, how many may be under way."""
+        """Return the calls of the same concurrency group: those under way, those that have not begun, and the limit."""
         raise NotImplementedError
 
     def fail_queued(self, call: IncomingCall, error: FrayError) -> None:
@@ -150,28 +165,29 @@ class HostedActor:
         raise NotImplementedError
 
     def watch_for_cycle(self, call: IncomingCall) -> None:
-        """A call waits for its turn: see that it does not wait for itself."""
-        if comes_back(call.links, self.actor_id) and not self._ends_cycle(call):
-            self._spawn(lambda: self._keep_watching(call))
+        """Fail a queued call if it waits for itself, now or later."""
+        if comes_back(call.links, self.actor_id) and not self._fail_if_cyclic(call):
+            self._spawn(lambda: self._recheck_cycle(call))
 
-    async def _keep_watching(self, call: IncomingCall) -> None:
-        """Who waits for it may begin to do so only now."""
+    async def _recheck_cycle(self, call: IncomingCall) -> None:
+        """Check again: a call that is under way may begin to wait for this one only later."""
         pause_s = CYCLE_CHECK_S
         while True:
             await trio.sleep(pause_s)
-            if call not in self.group_calls(call)[1] or self._ends_cycle(call):
+            if call not in self.group_calls(call)[1] or self._fail_if_cyclic(call):
                 return
             pause_s = min(2 * pause_s, CYCLE_CHECK_MAX_S)
 
-    def _ends_cycle(self, call: IncomingCall) -> bool:
-        under_way, queued, limit = self.group_calls(call)
-        if not is_stuck([each.awaited for each in under_way], [marks_of(each.links) for each in queued], limit):
+    def _fail_if_cyclic(self, call: IncomingCall) -> bool:
+        active, queued, limit = self.group_calls(call)
+        if not is_stuck([each.awaited for each in active], [marks_of(each.links) for each in queued], limit):
             return False
         steps = describe_cycle(call.links, self.actor_id, f"{self.name}.{call.method}()")
         room = "1 call" if limit == 1 else f"{limit} calls"
         text = (
             f"a cycle of calls: {' → '.join(steps)}, which cannot begin: {self.name} runs {room} at a time and waits "
-            f"for this one. Give it more room (max_concurrency, a concurrency group, async methods), or do not wait"
+            f"for this one. Raise its concurrency limit (max_concurrency, a concurrency group, async methods), or do "
+            "not wait"
         )
         self.fail_queued(call, CallCycle(text, cycle=steps))
         return True
@@ -179,7 +195,7 @@ class HostedActor:
     # The end of a call -----------------------------------------------------------------------------------------------
 
     def on_call_ended(self, call: IncomingCall, answer: Answer) -> None:
-        """A call that was started has ended."""
+        """Count a call that was started, and answer it."""
         self.active_calls.pop(call, None)
         counters = self.counters
         counters.buckets[int((self._clock() - call.arrived_at) * LATENCY_STEPS_PER_S).bit_length()] += 1
@@ -209,7 +225,7 @@ class HostedActor:
         call.finish(CANCELLED_ANSWER)
 
     def reject_if_late(self, call: IncomingCall) -> bool:
-        """Past its deadline before it began; then it has been answered."""
+        """Reject a call that is past its deadline before it began; return whether it was."""
         if not call.is_past_deadline():
             return False
         self.reject(call, call.deadline_error())
@@ -218,30 +234,30 @@ class HostedActor:
     # The end of the actor --------------------------------------------------------------------------------------------
 
     def close(self, error: FrayError) -> None:
-        """Take no more calls; those that have not begun are refused with ``error``. What is under way goes on."""
+        """Accept no further calls; refuse those that have not begun with ``error``. What is under way continues."""
         self._closed = self._closed or error
 
     def take_queued(self) -> list[IncomingCall]:
-        """The calls that wait for their turn, off its hands, as far as they can still be stopped."""
+        """Remove and return the calls that wait for their turn, as far as they can still be stopped."""
         return []
 
     @property
     def is_busy(self) -> bool:
-        """A call runs or waits for its turn."""
+        """True while a call runs or waits for its turn."""
         return bool(self.active_calls)
 
     async def wait_idle(self) -> None:
-        """After `close`: until nothing is under way."""
+        """Wait until nothing is under way; after `close`."""
         while self.is_busy:
             if self._idle is None:
                 self._idle = trio.Event()
             await self._idle.wait()
 
     def stop(self) -> None:
-        """Let go of what it runs on."""
+        """Release the threads it runs on."""
 
     async def drain(self, grace_s: float) -> None:
-        """After `close`: let what is under way end for ``grace_s``, then cancel it and answer `ActorDied`."""
+        """Let what is under way end for ``grace_s``, then cancel it and answer `ActorDied`; after `close`."""
         with trio.move_on_after(grace_s):
             await self.wait_idle()
         self.end_calls(None)
@@ -250,30 +266,30 @@ class HostedActor:
         """Cancel what is under way and answer it with ``error``, or (None) `ActorDied`."""
         for call in list(self.active_calls):
             self.interrupted = self.interrupted or call.has_begun
-            call.finish(call.error_answer(error or self._shut_down(call)))
+            call.finish(call.error_answer(error or self._shut_down_error(call)))
             self.cancel(call)
 
-    def _shut_down(self, call: IncomingCall) -> ActorDied:
+    def _shut_down_error(self, call: IncomingCall) -> ActorDied:
         return ActorDied(f"actor {self.name} was shut down while {call.method}() was under way", actor=self.name)
 
 
 def shutdown_request_of(error: BaseException) -> ShutdownRequest:
-    """What a SystemExit or KeyboardInterrupt of a method asks for: ``sys.exit()`` is an end in order."""
+    """Return what a SystemExit or KeyboardInterrupt of a method asks for: ``sys.exit()`` is an orderly end."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return ShutdownRequest("it has left by sys.exit()")
     return ShutdownRequest(f"it has left by {type(error).__name__}", error)
 
 
 def call_style_error(spec: Method, flags: int) -> str:
-    """What is wrong with calling a method in this way; empty if nothing is."""
+    """Return what is wrong with calling a method in this way; empty if nothing is."""
     if spec.stream_type is not None:
         return "" if flags & TWO_WAY else "takes a stream: call it with open()"
     if flags & TWO_WAY:
         return "takes no stream: await it, or give it a parameter annotated fray.Stream"
     if spec.is_generator == bool(flags & STREAM):
         return ""
-    return "is a generator: iterate over its stream()" if spec.is_generator else "is no generator: await it"
+    return "is a generator: iterate over its stream()" if spec.is_generator else "is not a generator: await it"
 
 
 def no_such_actor(number: int) -> NoSuchActor:
-    return NoSuchActor(f"the host has no actor number {number} (any more)", number=number)
+    return NoSuchActor(f"the host has no actor number {number}, or it has ended", number=number)

@@ -1,20 +1,27 @@
-"""One call at its host: its arguments, its way to an answer, and what its method may know of it."""
+"""One call as its host sees it: arguments, answer, and the items it exchanges with its caller.
+
+`IncomingCall` knows its caller and its actor by the protocols `CallOrigin` and `ServingActor` only, so that the actors,
+their streams and the sessions of callers can build on it.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from fray.errors import DeadlineExceeded, FrayError, NotPicklable
+from fray.errors import DeadlineExceeded, FrayError, NotPicklable, ProtocolMismatch
 from fray.net.buffers.chunks import check_transfer
 from fray.net.codec import Bytes, Kind
-from fray.runtime.actors.input_stream import BlockingStream, InputBuffer, Stream
 from fray.runtime.actors.methods import Method
+from fray.runtime.calls.flow_control import COUNT_BYTES, WINDOW, ReceiveWindow, SendWindow, unpack_count
 from fray.runtime.calls.wire import (
     BUFFERS,
-    CANCELLED_ANSWER,
+    END,
     KEYWORDS,
     NOT_RUN,
     Answer,
@@ -25,84 +32,110 @@ from fray.runtime.serialization import errors, pickling
 from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, detach_buffers
 
 if TYPE_CHECKING:
-    from fray.runtime.actors.async_actor import ConcurrencyGroup
-    from fray.runtime.actors.hosted_actor import HostedActor
     from fray.runtime.actors.lifecycle import ActorLifecycle
-    from fray.runtime.actors.output_stream import OutputStream
     from fray.runtime.serialization.buffer_transfer import IncomingTransfer
 
 INTERNAL_CALL = -1
-"""The number of a call that counts for nobody: a question of the process itself."""
+"""Number of a call that the process makes to its own actor; it does not count as use of the actor."""
+TURN_ITEMS = 64
+"""Items that a generator in the loop yields before other tasks get a turn."""
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
 
 
 class CallOrigin(Protocol):
-    """Whoever made a call and gets its answer."""
-
-    def answer(self, call: IncomingCall, answer: Answer) -> None: ...
-
-    def deliver(self, target: int, call: IncomingCall) -> None: ...
-
-    def send_item(self, call: IncomingCall, data: Any) -> None: ...
+    """The maker of a call, which receives its answer: a `CallerSession`, or this process itself."""
 
     @property
-    def capabilities(self) -> TransferCapabilities: ...
+    def capabilities(self) -> TransferCapabilities:
+        """Ways in which large buffers can travel to the caller."""
 
-    def grant_credit(self, call: IncomingCall, items: int) -> None: ...
+    def answer(self, call: IncomingCall, answer: Answer) -> None:
+        """Send the answer, unless the call has been answered."""
 
-    async def wait_room(self) -> None: ...
+    def deliver(self, target: int, call: IncomingCall) -> None:
+        """Pass the call to the actor with the number ``target`` (again: it had no actor when it arrived)."""
+
+    def send_item(self, call: IncomingCall, data: Any) -> None:
+        """Send one item of a stream."""
+
+    def grant_credit(self, call: IncomingCall, items: int) -> None:
+        """Allow the caller to send ``items`` more items."""
+
+    async def wait_room(self) -> None:
+        """Wait until the channel has room (back-pressure of streams)."""
+
+
+class ServingActor(Protocol):
+    """The actor that runs a call, as the call knows it."""
+
+    actor_id: str
+    name: str
+    context: Context
+    make_context: Callable[[IncomingCall], Any]
+
+    @property
+    def lifecycle(self) -> ActorLifecycle | None: ...
+
+    def cancel(self, call: IncomingCall) -> None: ...
+
+    def is_running(self, call: IncomingCall) -> bool: ...
+
+    def run_on_thread(self, call: IncomingCall) -> None: ...
+
+    def on_thread_done(self, call: IncomingCall) -> None: ...
 
 
 class IncomingCall:
-    """One call under way at its host; also what `fray.current_actor` shows to the method."""
+    """One call under way at its host; also what `fray.current_actor` shows to the method.
+
+    It is its own work item of an executor (`run`, `done`), because a call that had to make one would be slower.
+    """
 
     __slots__ = (
         "_waits",
         "actor",
-        "arrival",
         "arrived_at",
         "body",
+        "cancel_event",
         "cancelled",
         "deadline",
         "fatal",
         "flags",
-        "origin",
         "inputs",
-        "lane",
         "links",
         "method",
+        "method_stream",
         "number",
+        "origin",
         "outcome",
         "scope",
         "spec",
         "stream",
-        "talk",
-        "told",
+        "transfer",
     )
 
-    def __init__(self, guest: CallOrigin, number: int, flags: int, method: str, body: Bytes) -> None:
-        self.origin = guest
+    def __init__(self, origin: CallOrigin, number: int, flags: int, method: str, body: Bytes) -> None:
+        self.origin = origin
         self.number = number
         self.flags = flags
         self.method = method
         self.body = body
         self.transfer: IncomingTransfer | None = None
-        """The buffers outside its pickle, if it has any."""
+        """The buffers that travel outside the pickle, if there are any."""
         self.deadline: float | None = None
         self.links: tuple[str, ...] = ()
         self._waits: set[Any] | None = None
         self.cancel_event: threading.Event | None = None
         self.cancelled = False
-        self.actor: HostedActor | None = None
+        self.actor: ServingActor | None = None
         self.arrived_at = 0.0
-        self.lane: ConcurrencyGroup | None = None
         self.spec: Method | None = None
         self.scope: trio.CancelScope | None = None
         self.stream: OutputStream | None = None
         self.inputs: InputBuffer | None = None
-        """What the caller sends, of a call that is flagged TWO_WAY."""
-        self.method_stream: Stream | BlockingStream | None = None
-        """The method's end of such a conversation."""
+        """Items from the caller, for a call flagged TWO_WAY."""
+        self.method_stream: Any = None
+        """The method's end of a two-way call: a `Stream` or `BlockingStream`."""
         self.outcome: Answer | None = None
         self.fatal: BaseException | None = None
         """SystemExit or KeyboardInterrupt that the method raised."""
@@ -124,7 +157,7 @@ class IncomingCall:
 
     @property
     def has_begun(self) -> bool:
-        """It runs, as far as the loop knows."""
+        """True if it runs, as far as the loop knows."""
         return self.actor is not None and self.actor.is_running(self)
 
     @property
@@ -143,7 +176,14 @@ class IncomingCall:
         return [getattr(future, "mark", "") for future in tuple(self._waits or ())]
 
     def wait_cancelled(self, timeout_s: float | None = None) -> bool:
-        """On a thread: wait until the caller no longer waits; False after ``timeout_s``."""
+        """Wait, on a thread, until the call is cancelled.
+
+        Returns:
+            False after ``timeout_s`` (default: no limit).
+
+        Raises:
+            FrayError: called in the loop.
+        """
         if trio.lowlevel.in_trio_run():
             raise FrayError("wait_cancelled() is for methods on threads: an async method is cancelled where it awaits")
         if self.cancel_event is None:
@@ -151,7 +191,7 @@ class IncomingCall:
         return self.cancelled or self.cancel_event.wait(timeout_s)
 
     def mark_cancelled(self) -> None:
-        """The caller no longer waits."""
+        """Record that the caller no longer waits, and wake `wait_cancelled`."""
         self.cancelled = True
         if self.cancel_event is not None:
             self.cancel_event.set()
@@ -159,7 +199,7 @@ class IncomingCall:
     # Running it ------------------------------------------------------------------------------------------------------
 
     def unpickle_arguments(self) -> tuple[Any, Any]:
-        """The unpickled arguments, the context in front where the method wants it."""
+        """Return positional and keyword arguments, with the context first if the method wants it."""
         assert self.spec is not None
         assert self.actor is not None
         if self.transfer is None:
@@ -171,41 +211,49 @@ class IncomingCall:
         if self.spec.wants_context:
             args = (self.actor.make_context(self), *args)
         if self.method_stream is not None:
-            place = self.spec.stream_position
-            if place <= len(args):
-                args = (*args[:place], self.method_stream, *args[place:])
+            position = self.spec.stream_position
+            if position <= len(args):
+                args = (*args[:position], self.method_stream, *args[position:])
             else:
                 kwargs = {**kwargs, self.spec.stream_parameter: self.method_stream}
         return args, kwargs
 
     def invoke(self) -> Any:
-        """Run a sync method."""
+        """Call the method and return what it returns: a value, a coroutine or a generator."""
         current_actor_var.set(self)
         args, kwargs = self.unpickle_arguments()
         assert self.spec is not None
         return self.spec.function(*args, **kwargs)
 
     def result_answer(self, value: Any) -> Answer:
-        """The answer that carries ``value``, or says why it cannot travel."""
-        if type(value) is PickledObject:  # packed and settled by Fray itself
+        """Return the answer that carries ``value``.
+
+        Raises:
+            NotPicklable, MessageTooLarge: it cannot be sent.
+        """
+        if type(value) is PickledObject:  # packed and detached by Fray itself
             return _RESULT, BUFFERS, value
         try:
             packed = pickling.pack(value)
-        except NotPicklable:  # once more, to say of what: the words cost more than most results
+        except NotPicklable:  # again, with the name of the call: formatting it costs more than most results
             packed = pickling.pack(value, f"the result of {self.name}.{self.method}()")
         if type(packed) is bytes:
             return _RESULT, 0, packed
-        del value  # whatever nobody else holds need not be copied
+        del value  # buffers with no other reference need not be copied
         return _RESULT, BUFFERS, self.detach(packed, "result")
 
     def detach(self, packed: Any, what: str) -> Any:
-        """A parcel on its way out, independent of the objects it was made of."""
+        """Make an outgoing pickled object independent of the objects it was made from, and return it.
+
+        A result is a snapshot: what the method changes later must not show in it. Buffers that nothing else refers to
+        (their reference count says so) are kept as they are; a count that is too high costs a copy, never correctness.
+        """
         check_transfer(packed.bulk_bytes, f"a {what} of {self.name}.{self.method}()")
         detach_buffers(packed, self.origin.capabilities)
         return packed
 
     def error_answer(self, error: BaseException) -> Answer:
-        """The answer that carries an error."""
+        """Return the answer that carries an error."""
         if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
             self.fatal = error
         return _FAULT, 0, errors.dump_error(error)
@@ -215,7 +263,7 @@ class IncomingCall:
         self.origin.answer(self, answer)
 
     def refuse(self, error: FrayError) -> None:
-        """Answer that it has not been run and will not be."""
+        """Answer that the call has not been run and will not be."""
         self.origin.answer(self, (_FAULT, NOT_RUN, errors.dump_error(error)))
 
     def is_past_deadline(self) -> bool:
@@ -224,29 +272,94 @@ class IncomingCall:
     def deadline_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self.name}.{self.method}() did not end before its deadline", method=self.method)
 
-    # As a job of an executor -----------------------------------------------------------------------------------------
+    # As a work item of an executor -----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """On the actor's thread."""
+        """Run on the actor's thread."""
         assert self.actor is not None
-        if not self.actor.claim(self):
-            return
-        self.actor.context.copy().run(self._run)
-
-    def _run(self) -> None:
-        try:
-            value = [self.invoke()]
-            if isinstance(self.method_stream, BlockingStream) and self.spec is not None and self.spec.is_generator:
-                value = [self.method_stream.produce(value[0])]
-            self.outcome = self.result_answer(value.pop())  # which lets go of it when it has been pickled
-        except BaseException as error:
-            self.outcome = self.error_answer(error)
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        self.actor.run_on_thread(self)
 
     def done(self) -> None:
-        """In the loop."""
+        """Finish in the loop."""
         assert self.actor is not None
-        if isinstance(self.method_stream, BlockingStream):
-            self.method_stream.flush()
-        self.actor.on_call_ended(self, self.outcome or CANCELLED_ANSWER)
+        self.actor.on_thread_done(self)
+
+
+class InputBuffer:
+    """Items that have arrived from the caller and were not yet taken. Used in the loop; `pop` also on a thread."""
+
+    def __init__(self, call: IncomingCall) -> None:
+        self.call = call
+        self.items: deque[Bytes] = deque()
+        self.ended = False
+        """The caller has finished sending."""
+        self.on_change: Callable[[], object] = lambda: None
+        self.window = ReceiveWindow()
+
+    def on_item(self, flags: int, body: Bytes) -> None:
+        """Add the next item, or note the end of all."""
+        if flags & END:
+            self.ended = True
+        elif len(self.items) < WINDOW:
+            self.items.append(body)
+        else:
+            call = self.call
+            text = f"the caller of {call.name}.{call.method}() has sent more than {WINDOW} items that were not received"
+            call.finish(call.error_answer(ProtocolMismatch(text)))
+            if call.actor is not None:
+                call.actor.cancel(call)
+        self.on_change()
+
+    def pop(self) -> tuple[Any, int]:
+        """Return the next item, and how many items to grant to the caller."""
+        body = self.items.popleft()
+        try:
+            return pickling.loads(body), self.window.took(len(body))
+        except Exception as error:
+            error.add_note(f"while unpickling an item for {self.call.name}.{self.call.method}()")
+            raise
+
+
+class OutputStream:
+    """Outgoing items of one call, sent as far as the caller's credit allows."""
+
+    def __init__(self, call: IncomingCall) -> None:
+        self.call = call
+        self.window = SendWindow(unpack_count(call.body))
+        self.on_credit: Callable[[int], object] = self._on_credit
+        call.body = memoryview(call.body)[COUNT_BYTES:]
+        self._granted = trio.Event()
+        self._sent = 0
+
+    def grant(self, body: Bytes) -> None:
+        """Add credit: the caller has taken items."""
+        self.on_credit(unpack_count(body))
+
+    def _on_credit(self, items: int) -> None:
+        self.window.granted(items)
+        self._granted.set()
+
+    def pickle_item(self, item: Any) -> bytes | PickledObject:
+        packed = pickling.pack(item, f"an item of {self.call.name}.{self.call.method}()")
+        del item
+        return packed if type(packed) is bytes else self.call.detach(packed, "item")
+
+    async def put(self, item: Any) -> None:
+        """Send one item, when there is credit and the channel has room."""
+        while not self.window.is_open:
+            self._granted = trio.Event()
+            await self._granted.wait()
+        self.send(self.pickle_item(item))
+        await self.call.origin.wait_room()
+        self._sent += 1
+        if self._sent % TURN_ITEMS == 0:
+            await trio.lowlevel.checkpoint()
+
+    def send(self, data: bytes | PickledObject) -> None:
+        """Use credit and send."""
+        self.window.sent(len(data))
+        self.transmit(data)
+
+    def transmit(self, data: bytes | PickledObject) -> None:
+        """Send an item whose credit has been used already."""
+        self.call.origin.send_item(self.call, data)

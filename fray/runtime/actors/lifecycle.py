@@ -74,7 +74,7 @@ class ActorLifecycle:
     """See above."""
 
     __slots__ = (
-        *("_event", "_event_lock", "_on_ending", "_told", "_token", "checkpoints", "context", "ending", "ends_itself"),
+        *("_event", "_event_lock", "_on_ending", "_is_shutdown_set", "_token", "checkpoints", "context", "ending", "can_shut_down"),
         *("actor_id", "cls", "group", "incarnation", "index", "name"),
     )
 
@@ -87,7 +87,7 @@ class ActorLifecycle:
         incarnation: str,
         group: str = "",
         index: int = 0,
-        ends_itself: bool = True,
+        can_shut_down: bool = True,
     ) -> None:
         self.actor_id = actor_id
         self.name = name
@@ -95,7 +95,7 @@ class ActorLifecycle:
         self.incarnation = incarnation
         self.group = group
         self.index = index
-        self.can_shut_down = ends_itself
+        self.can_shut_down = can_shut_down
         """False: its end is the business of whoever serves it (`ActorServer`)."""
         self.context: Context | None = None
         """The context variables that the constructor left; each call sees a copy of them."""
@@ -106,7 +106,7 @@ class ActorLifecycle:
         self._on_ending: Callable[[], object] | None = None
         self._event: ShutdownEvent | None = None
         self._event_lock = _EVENTS
-        self._told = False
+        self._is_shutdown_set = False
         self._token: trio.lowlevel.TrioToken | None = None
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class ActorLifecycle:
     def set_shutdown_event(self) -> None:
         """It is asked to end: set its shutdown event."""
         with self._event_lock:
-            self._told = True
+            self._is_shutdown_set = True
             event = self._event
         if event is not None:
             event.set_in_loop()
@@ -137,7 +137,7 @@ class ActorLifecycle:
         with self._event_lock:
             if self._event is None:
                 self._event = ShutdownEvent()
-                if self._told:
+                if self._is_shutdown_set:
                     self._event.set_in_loop()
             return self._event
 
@@ -208,7 +208,7 @@ def actor_of_process(life: ActorLifecycle) -> Iterator[None]:
 def current_lifecycle() -> ActorLifecycle | None:
     """Whose code is running."""
     call = current_actor_var.get()
-    life: ActorLifecycle | None = getattr(call, "life", None)
+    life: ActorLifecycle | None = getattr(call, "lifecycle", None)
     life = life or lifecycle_var.get()
     if life is None and _alone is not None and len(_alone) == 1:
         life = _alone[0]

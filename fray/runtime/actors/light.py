@@ -123,18 +123,18 @@ class LightActorHost:
         for tenant in new:
             tenant.start()
 
-    async def tend(self, batches: Sequence[LightActorBatch], over: Ranges) -> AsyncIterator[tuple[Event, ...]]:
-        """Begin what shall live and is not there; then `news`. ``over``: those that have ended for good."""
+    async def reconcile(self, batches: Sequence[LightActorBatch], over: Ranges) -> AsyncIterator[tuple[Event, ...]]:
+        """Begin what shall live and is not there; then `events`. ``over``: those that have ended for good."""
         if over:
             self._past.update(over)
             self.host.pending.ended.update(over)
             self._happened(EndedBefore(over))
         for batch in batches:
             await self.create(batch)
-        async for events in self.news():
+        async for events in self.events():
             yield events
 
-    async def news(self) -> AsyncIterator[tuple[Event, ...]]:
+    async def events(self) -> AsyncIterator[tuple[Event, ...]]:
         """How it stands, then what happens: the number of one that is there now, an end for good, or many old ends.
 
         Of what happens to one actor before the reader comes to it, only the last is told.
@@ -157,7 +157,7 @@ class LightActorHost:
         newest_first = takewhile(lambda entry: entry[0] >= told, reversed(self._log.values()))
         return tuple(event for _, event in newest_first)[::-1]
 
-    async def cut(self, numbers: Sequence[int]) -> None:
+    async def end_calls(self, numbers: Sequence[int]) -> None:
         """End the calls of those that are ending and do not come to an end of them."""
         for number in numbers:
             if number in self._tenants:

@@ -6,23 +6,21 @@ actor, after a restart too: it waits here, for a bounded time unless the actor i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import trio
 
 from fray.errors import ActorDied, FrayError
-from fray.runtime.actors.hosted_actor import no_such_actor
+from fray.runtime.actors.hosted_actor import HostedActor, no_such_actor
+from fray.runtime.actors.incoming_call import CallOrigin, IncomingCall
 from fray.runtime.calls.range_set import (
     ENDED_HERE,
     ENDS_KEPT,
     LONG_AGO,
     RangeSet,
 )
-
-if TYPE_CHECKING:
-    from fray.runtime.actors.incoming_call import CallOrigin, IncomingCall
-    from fray.runtime.actors.server import ActorHostServer
 
 FIRST_LIGHT = 1 << 20
 """Numbers from here on are those of light actors; the host itself gives out lower ones."""
@@ -31,10 +29,16 @@ PROMISE_WAIT_S = 10.0
 
 
 class PendingLightCalls:
-    """Of one host."""
+    """Calls of one host for light actors that are not there.
 
-    def __init__(self, host: ActorHostServer) -> None:
-        self._host = host
+    Args:
+        actors: the actors of the host, by number; shared with it.
+        spawn: starts a task of the host.
+    """
+
+    def __init__(self, actors: Mapping[int, HostedActor], spawn: Callable[[Callable[[], Any]], None]) -> None:
+        self._actors = actors
+        self._spawn = spawn
         self._calls: dict[int, list[tuple[CallOrigin, IncomingCall]]] = {}
         self.expected: set[int] = set()
         """Actors that are being made (again)."""
@@ -44,7 +48,7 @@ class PendingLightCalls:
         self.ended = RangeSet()
         """All others that have."""
 
-    def admit(self, number: int, guest: CallOrigin, call: IncomingCall) -> None:
+    def admit(self, number: int, origin: CallOrigin, call: IncomingCall) -> None:
         """There is no actor ``number`` now: refuse the call, or let it wait."""
         if number < FIRST_LIGHT or self._closed is not None:
             call.refuse(self._closed or no_such_actor(number))
@@ -53,13 +57,13 @@ class PendingLightCalls:
         elif number in self.ended:
             call.refuse(ActorDied(f"actor {number} is gone: {LONG_AGO}", **{ENDED_HERE: LONG_AGO}))
         else:
-            self.hold(number, guest, call)
+            self.hold(number, origin, call)
 
-    def hold(self, number: int, guest: CallOrigin, call: IncomingCall) -> None:
+    def hold(self, number: int, origin: CallOrigin, call: IncomingCall) -> None:
         waiting = self._calls.setdefault(number, [])
-        waiting.append((guest, call))
+        waiting.append((origin, call))
         if len(waiting) == 1 and number not in self.expected:
-            self._host.spawn(partial(self._give_up, number, waiting))
+            self._spawn(partial(self._give_up, number, waiting))
 
     async def _give_up(self, number: int, waiting: list[tuple[CallOrigin, IncomingCall]]) -> None:
         await trio.sleep(PROMISE_WAIT_S)
@@ -69,10 +73,10 @@ class PendingLightCalls:
     def release(self, number: int) -> None:
         """The actor is there."""
         self.expected.discard(number)
-        for guest, call in self._calls.pop(number, []):
+        for origin, call in self._calls.pop(number, []):
             if not call.cancelled:
-                guest.deliver(number, call)
-        actor = self._host.actors.get(number)
+                origin.deliver(number, call)
+        actor = self._actors.get(number)
         if actor is not None:
             actor.flush()
 

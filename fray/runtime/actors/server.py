@@ -86,13 +86,13 @@ class ActorHostServer:
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
         """Makes what a method with a ``ctx`` parameter gets."""
         self.actors: dict[int, HostedActor] = {}
-        self.pending = PendingLightCalls(self)
+        self.pending = PendingLightCalls(self.actors, self.spawn)
         """Calls of light actors that are not there now."""
         self._network = network
         self._directory = directory
         self.clock = clock
         self._make_runner = make_executor or _start_executor
-        self._guests: dict[SessionId, CallerSession] = {}
+        self._sessions: dict[SessionId, CallerSession] = {}
         self.in_doubt: Callable[[], bool] = lambda: False
         """This incarnation may have been replaced while it was stopped: nobody is let in until it knows."""
         self._acceptor = Acceptor(
@@ -104,17 +104,17 @@ class ActorHostServer:
             rng=rng,
         )
         self._numbers = count(1)
-        self._lanes: SharedThreadPool | None = None
+        self._light_pool: SharedThreadPool | None = None
         self._addresses: list[str] = []
         self._opening = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._closed: FrayError | None = None
-        self._over = trio.Event()
+        self._stopped = trio.Event()
         self._scope = trio.CancelScope(shield=True)
 
     def __repr__(self) -> str:
-        return f"<Host {self.incarnation}: {len(self.actors)} actors, {len(self._guests)} callers>"
+        return f"<Host {self.incarnation}: {len(self.actors)} actors, {len(self._sessions)} callers>"
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class ActorHostServer:
             try:
                 await self._ready.wait()
                 task_status.started()
-                await self._over.wait()
+                await self._stopped.wait()
             finally:
                 with trio.CancelScope(shield=True):
                     await self.shutdown(0)
@@ -138,9 +138,9 @@ class ActorHostServer:
                     self._ready.set()
                     await trio.sleep_forever()
         finally:  # no task is left to forget them: what was lent to them ends here
-            for guest in self._guests.values():
-                guest.cancel_all()
-            self._guests.clear()
+            for session in self._sessions.values():
+                session.cancel_all()
+            self._sessions.clear()
 
     async def listen(self) -> tuple[str, ...]:
         """Open the default addresses, once, and return all addresses."""
@@ -198,16 +198,16 @@ class ActorHostServer:
         async with trio.open_nursery() as nursery:
             for actor in self.actors.values():
                 nursery.start_soon(actor.drain, grace_s)
-        for guest in self._guests.values():
-            guest.announce_close()
+        for session in self._sessions.values():
+            session.announce_close()
         with trio.move_on_after(CLOSE_S):
             await self._acceptor.close(HOST_LEFT)
         for number in list(self.actors):
             self._drop(number)
-        if self._lanes is not None:
-            self._lanes.stop()
+        if self._light_pool is not None:
+            self._light_pool.stop()
         self._scope.cancel()
-        self._over.set()
+        self._stopped.set()
 
     def _close(self) -> None:
         if self._closed is None:
@@ -257,7 +257,9 @@ class ActorHostServer:
             check_concurrency(type(instance), max_concurrency, groups)
         number = next(self._numbers) if number is None else number
         actor_id = actor_id or f"{name}#{number}"
-        lifecycle = lifecycle or ActorLifecycle(actor_id, name, type(instance), incarnation=self.incarnation, ends_itself=False)
+        lifecycle = lifecycle or ActorLifecycle(
+            actor_id, name, type(instance), incarnation=self.incarnation, can_shut_down=False
+        )
         token = lifecycle_var.set(lifecycle)  # what runs in the actor inherits it
         try:
             about = (instance, name, actor_id, number)
@@ -314,9 +316,9 @@ class ActorHostServer:
         """What runs the calls of a light all-sync actor: threads that all of them share."""
         if self._make_runner is not _start_executor:
             return self.make_executor(name, threads)
-        if self._lanes is None:
-            self._lanes = SharedThreadPool("fray-light", self.spawn)
-        return self._lanes.lane(name, threads)
+        if self._light_pool is None:
+            self._light_pool = SharedThreadPool("fray-light", self.spawn)
+        return self._light_pool.lane(name, threads)
 
     def _context_for(self, call: IncomingCall) -> Any:
         return self.make_context(call)
@@ -353,24 +355,28 @@ class ActorHostServer:
             raise ProtocolMismatch("whoever dials an actor's host must greet it as a caller")
         if hello.expects is not None and hello.expects != self.incarnation:
             raise ActorDied(f"{hello.expects} is gone: {self.incarnation} listens at its address now")
-        guest = self._guests.get(hello.caller)
-        if guest is None:
-            guest = self._guests[hello.caller] = CallerSession(self, hello.caller, unbroken=not hello.known)
-        return encode_message(HostHello(incarnation=self.incarnation)), guest.attach
+        session = self._sessions.get(hello.caller)
+        if session is None:
+            session = self._sessions[hello.caller] = CallerSession(
+                hello.caller,
+                unbroken=not hello.known,
+                incarnation=self.incarnation,
+                actors=self.actors,
+                pending=self.pending,
+                spawn=self.spawn,
+                on_left=self._on_session_left,
+            )
+        return encode_message(HostHello(incarnation=self.incarnation)), session.attach
 
-    def guest_left(self, guest: CallerSession) -> None:
+    def _on_session_left(self, session: CallerSession) -> None:
         """A conversation has ended. Its successor, if there is one, begins before the next task runs."""
-        self.spawn(partial(self._forget, guest))
+        self.spawn(partial(self._forget, session))
 
-    async def _forget(self, guest: CallerSession) -> None:
+    async def _forget(self, session: CallerSession) -> None:
         await trio.lowlevel.checkpoint()
-        if guest.channel is None and self._guests.get(guest.session) is guest:
-            del self._guests[guest.session]
-            guest.cancel_all()
-
-    def find(self, name: str) -> HostedActor | None:
-        """The newest actor of this name."""
-        return next((actor for actor in reversed(self.actors.values()) if actor.name == name), None)
+        if session.channel is None and self._sessions.get(session.session) is session:
+            del self._sessions[session.session]
+            session.cancel_all()
 
 
 def _start_executor(name: str, threads: int) -> SerialExecutor:

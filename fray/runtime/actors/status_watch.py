@@ -141,7 +141,7 @@ class _LightActorEvents:
     async def _follow(self) -> None:
         while True:
             try:
-                async with self._caller.stream(self._route, "news") as news:
+                async with self._caller.stream(self._route, "events") as news:
                     async for events in news:
                         for event in events:
                             self._learn(event)

@@ -8,7 +8,7 @@ again by `fray.net.channel.requests`. So a controller restart is a pause, nothin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import trio
@@ -42,6 +42,7 @@ from fray.net.tunnels.transport import Tunnels
 from fray.runtime.controller_client.jobs import JobTracker
 from fray.runtime.controller_client.logs import LogSubscriptions, OnLog
 from fray.runtime.controller_client.names import NameSubscription, NameSubscriptions
+from fray.runtime.controller_client.request import OnAnswer
 from fray.runtime.controller_client.reservations import ReservationTracker
 
 
@@ -50,10 +51,10 @@ class ControllerClient:
 
     def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
-        self.jobs = JobTracker(self)
-        self.reservations = ReservationTracker(self)
-        self.names = NameSubscriptions(self)
-        self.logs = LogSubscriptions(self, on_log)
+        self.jobs = JobTracker(self.request_blobs)
+        self.reservations = ReservationTracker(self.request_blobs)
+        self.names = NameSubscriptions(self.notify, self.resubscribe)
+        self.logs = LogSubscriptions(hello.session, self.request_blobs, self.resubscribe, on_log)
         self.tunnels = tunnels
         """What is relayed over this conversation."""
         self.controller: ControllerHello | None = None
@@ -214,7 +215,7 @@ class ControllerClient:
         blobs: Sequence[Bytes] = (),
         *,
         timeout_s: float | None = None,
-        on_answer: Callable[[Any, Sequence[Bytes]], object] | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> tuple[Any, Sequence[Bytes]]:
         """Ask and wait for the reply with its attachments.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import trio
@@ -16,9 +16,7 @@ from fray.model.messages.client import Ended, FindJob, JobMeasured, Jobs, Launch
 from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.net.codec import Bytes
-
-if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerClient
+from fray.runtime.controller_client.request import SendRequest
 
 
 class JobRecord:
@@ -71,8 +69,8 @@ class JobRecord:
 class JobTracker:
     """Of one conversation with the controller. A record is here as long as anybody has it."""
 
-    def __init__(self, link: ControllerClient) -> None:
-        self._link = link
+    def __init__(self, send: SendRequest) -> None:
+        self._send = send
         self._records: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
         self.secret_of: Callable[[str], str | None] = os.environ.get
         """What this process knows of secrets."""
@@ -102,7 +100,7 @@ class JobTracker:
         self._secrets.update((spec.job_id, secrets) for spec in specs if spec.secrets)
         try:
             message = Launch(jobs=tuple(specs), secrets=secrets, group=group)
-            await self._link.request_blobs(message, payloads, on_answer=accepted)
+            await self._send(message, payloads, on_answer=accepted)
         except FrayError:
             for spec in specs:
                 self._secrets.pop(spec.job_id, None)
@@ -119,7 +117,7 @@ class JobTracker:
         """The controller may be another one, which never knew them."""
         if self._secrets:
             try:
-                await self._link.request(ProvideSecrets(secrets=dict(self._secrets)))
+                await self._send(ProvideSecrets(secrets=dict(self._secrets)))
             except FrayError:
                 pass  # the conversation has ended (`on_end` tells everybody)
 
@@ -130,7 +128,7 @@ class JobTracker:
             for record in self.known(reply.jobs):
                 record.asked_to_end = True
 
-        reply = await self._link.request_blobs(message, on_answer=asked)
+        reply = await self._send(message, on_answer=asked)
         assert isinstance(reply[0], Ended)
         return reply[0].jobs
 
@@ -141,7 +139,7 @@ class JobTracker:
         def learnt(reply: Any, blobs: Sequence[Bytes]) -> None:
             found.extend(self._learn_all(reply, blobs, keep=True))
 
-        await self._link.request_blobs(FindJob(name=name, namespace=namespace), on_answer=learnt)
+        await self._send(FindJob(name=name, namespace=namespace), on_answer=learnt)
         return found[0] if found else None
 
     async def watch(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
@@ -157,7 +155,7 @@ class JobTracker:
             def known(reply: Any, blobs: Sequence[Bytes]) -> None:
                 held.extend(self._learn_all(reply, blobs, keep=True))
 
-            await self._link.request_blobs(WatchJobs(jobs=tuple(unknown)), on_answer=known)
+            await self._send(WatchJobs(jobs=tuple(unknown)), on_answer=known)
         by_id = {record.info.job_id: record for record in held}
         missing = [job_id for job_id in job_ids if job_id not in by_id]
         if missing:
@@ -174,7 +172,7 @@ class JobTracker:
     async def find(self, record: JobRecord) -> None:
         """Follow the job of this record, which ends as lost when the cluster does not know it."""
         try:
-            await self._link.request_blobs(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._learn_all)
+            await self._send(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._learn_all)
         except FrayError as error:
             record.lose(error)
 
@@ -224,7 +222,7 @@ class JobTracker:
         waiting = [job_id for job_id, record in self._records.items() if record.accepted and not record.ended.is_set()]
         for job_id in waiting:
             try:
-                await self._link.request_blobs(WatchJobs(jobs=(job_id,)), on_answer=self._learn_all)
+                await self._send(WatchJobs(jobs=(job_id,)), on_answer=self._learn_all)
             except NoSuchJob as gone:
                 self._lose_job(job_id, gone)
             except FrayError:

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 from weakref import WeakSet
 
 import trio
 
 from fray.errors import FrayError
-from fray.model.ids import JobId
+from fray.model.ids import JobId, SessionId
 from fray.model.log_records import LogLine
 from fray.model.messages.client import LogAppended, LogLines, WatchLogs
 from fray.model.specs import JobInfo
 from fray.net.codec import Bytes
-
-if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerClient
+from fray.runtime.controller_client.request import SendRequest
 
 OnLog: TypeAlias = Callable[[Sequence[LogLine]], None]
 """Told of lines of one attempt."""
@@ -37,8 +35,12 @@ class LogFollower(Protocol):
 class LogSubscriptions:
     """Of one conversation with the controller, which tells it of each job as long as it is among those `followed`."""
 
-    def __init__(self, link: ControllerClient, on_log: OnLog | None) -> None:
-        self._link = link
+    def __init__(
+        self, session: SessionId, send: SendRequest, resubscribe: Callable[[], None], on_log: OnLog | None
+    ) -> None:
+        self._session = session
+        self._send = send
+        self._resubscribe = resubscribe
         self.on_log = on_log
         self.followed: dict[JobId | None, bool] = {}
         self._not_printed: Counter[JobId] = Counter()
@@ -47,11 +49,11 @@ class LogSubscriptions:
     def follow(self, job: JobId | None, on: bool = True) -> None:
         """Have `on_log` called with lines of one job, or (None) of all this session owns."""
         self.followed[job] = on
-        self._link.resubscribe()
+        self._resubscribe()
 
     def is_printed(self, job: JobInfo) -> bool:
         """Whether what this job writes is told to `on_log` without being asked for."""
-        return self.on_log is not None and job.owner == self._link.hello.session
+        return self.on_log is not None and job.owner == self._session
 
     @contextmanager
     def suppress_printing(self, job: JobId) -> Iterator[None]:
@@ -70,12 +72,12 @@ class LogSubscriptions:
     async def remove_reader(self, reader: LogFollower) -> None:
         """No more; the last one to watch a job says so to the controller. Takes at most a second."""
         self._readers.discard(reader)
-        if any(other.watched == reader.watched for other in self._readers) or self._link.ended is not None:
+        if any(other.watched == reader.watched for other in self._readers):
             return
         job_id, tree = reader.watched
         with trio.move_on_after(1, shield=True):
             try:
-                await self._link.request(WatchLogs(job=job_id, tree=tree, follow=False))
+                await self._send(WatchLogs(job=job_id, tree=tree, follow=False))
             except FrayError:
                 pass  # it has ended, or the job is forgotten: nobody is told of it then
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from fray.model.messages.client import Names, Unwatch
 from fray.net.codec import Bytes
-
-if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerClient
 
 OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
 
@@ -25,8 +22,9 @@ class NameSubscription:
 class NameSubscriptions:
     """Of one conversation with the controller, which tells it of each key as long as it is among those `watched`."""
 
-    def __init__(self, link: ControllerClient) -> None:
-        self._link = link
+    def __init__(self, notify: Callable[[Unwatch], None], resubscribe: Callable[[], None]) -> None:
+        self._notify = notify
+        self._resubscribe = resubscribe
         self.watched: dict[str, NameSubscription] = {}
 
     def watch(self, key: str, on_names: OnNames) -> Callable[[], None]:
@@ -34,7 +32,7 @@ class NameSubscriptions:
         entry = self.watched.get(key)
         if entry is None:
             entry = self.watched[key] = NameSubscription()
-            self._link.resubscribe()
+            self._resubscribe()
         entry.listeners.append(on_names)
         if entry.latest is not None:
             on_names(*entry.latest)
@@ -44,7 +42,7 @@ class NameSubscriptions:
                 entry.listeners.remove(on_names)
             if not entry.listeners and self.watched.get(key) is entry:
                 del self.watched[key]
-                self._link.notify(Unwatch(key=key))  # if it is not heard, the controller forgets with the session
+                self._notify(Unwatch(key=key))  # if it is not heard, the controller forgets with the session
 
         return unwatch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -11,9 +11,7 @@ from fray.errors import FrayError
 from fray.model.messages.client import CreateReservation, Reservations, WatchReservation
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationSpec, ReservationState
 from fray.net.codec import Bytes
-
-if TYPE_CHECKING:
-    from fray.runtime.controller_client.client import ControllerClient
+from fray.runtime.controller_client.request import SendRequest
 
 
 class ReservationRecord:
@@ -48,13 +46,13 @@ class ReservationRecord:
 class ReservationTracker:
     """Of one conversation with the controller."""
 
-    def __init__(self, link: ControllerClient) -> None:
-        self._link = link
+    def __init__(self, send: SendRequest) -> None:
+        self._send = send
         self._records: dict[ReservationId, ReservationRecord] = {}
 
     async def create(self, spec: ReservationSpec) -> ReservationRecord:
         """Raises as the controller does."""
-        await self._link.request_blobs(CreateReservation(spec=spec), on_answer=self._learn_answer)
+        await self._send(CreateReservation(spec=spec), on_answer=self._learn_answer)
         return self._records[spec.reservation_id]
 
     async def watch(self, reservation_id: ReservationId) -> ReservationRecord:
@@ -63,7 +61,7 @@ class ReservationTracker:
         if known is None or known.lost is not None:
             self._records.pop(reservation_id, None)
             message = WatchReservation(reservation_id=reservation_id)
-            await self._link.request_blobs(message, on_answer=self._learn_answer)
+            await self._send(message, on_answer=self._learn_answer)
         return self._records[reservation_id]
 
     def on_reservation_changed(self, info: ReservationInfo) -> None:
@@ -81,7 +79,7 @@ class ReservationTracker:
             if record.has_ended:
                 continue
             try:
-                await self._link.request_blobs(WatchReservation(reservation_id=name), on_answer=self._learn_answer)
+                await self._send(WatchReservation(reservation_id=name), on_answer=self._learn_answer)
             except FrayError as error:
                 record.lose(error)
 

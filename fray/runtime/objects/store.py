@@ -319,7 +319,7 @@ def _read(location: str) -> bytes:
 
 async def _share() -> None:
     """The first time: whoever asks is offered our segments, and a moment to say whether they can be read there."""
-    exchange = getattr(getattr(current_actor_var.get(), "guest", None), "exchange", None)
+    exchange = getattr(getattr(current_actor_var.get(), "origin", None), "buffer_transfer", None)
     with trio.move_on_after(SHARE_WITHIN_S):
         while exchange is not None and exchange.must_wait():  # noqa: ASYNC110 (its one listener is the peer)
             await trio.sleep(SHARE_WITHIN_S / 50)

@@ -29,9 +29,9 @@ from fray.runtime.actors.checkpoints import Checkpoints, check_class
 from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
     ShutdownRequest,
+    actor_of_process,
     construct,
     lifecycle_var,
-    actor_of_process,
 )
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.actors.shutdown import serve_until_shutdown

@@ -24,7 +24,7 @@ from fray.net.codec import Bytes, Kind, decode_message, encode_message
 from fray.net.transport import PeerIdentity
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.calls.caller import Caller
-from fray.runtime.process.attempt import ExistingThreadRunner, run_actor, open_attempt_runtime
+from fray.runtime.process.attempt import ExistingThreadRunner, open_attempt_runtime, run_actor
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import InlineExecutor
 

@@ -1,7 +1,10 @@
-"""What a caller sends into a conversation (`open`), at its host, and what the method sees of the conversation.
+"""What a method sees of a two-way call (`open`): a `Stream` in the loop, a `BlockingStream` on a thread.
 
-An async method receives and sends in the loop: a `Stream`. A sync method does the same on its thread and is blocked
-meanwhile: a `BlockingStream`. In a generator, what it yields is sent.
+An async method receives and sends in the loop. A sync method does the same on its thread and is blocked meanwhile. In a
+generator, what it yields is sent.
+
+A method asks for its stream by annotation alone: a parameter name would also match every ``predict(self, inputs)``.
+Ends and misuse are reported in Trio's terms (`trio.EndOfChannel`, `trio.BrokenResourceError`).
 """
 
 from __future__ import annotations
@@ -13,56 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from fray.errors import CallCancelled, DeadlineExceeded, FrayError, ProtocolMismatch
-from fray.runtime.calls.flow_control import WINDOW, ReceiveWindow
-from fray.runtime.calls.wire import END
-from fray.runtime.serialization import pickling
+from fray.errors import CallCancelled, DeadlineExceeded, FrayError
+from fray.runtime.actors.incoming_call import IncomingCall
 
 if TYPE_CHECKING:
-    from fray.net.codec import Bytes
-    from fray.runtime.actors.incoming_call import IncomingCall
     from fray.runtime.serialization.buffers import PickledObject
 
 
-class InputBuffer:
-    """The items that have come and have not been taken. In the loop; `pop` also on the method's thread."""
-
-    def __init__(self, call: IncomingCall) -> None:
-        self.call = call
-        self.items: deque[Bytes] = deque()
-        self.ended = False
-        """The caller has said that no more will come."""
-        self.on_change: Callable[[], object] = lambda: None
-        self.window = ReceiveWindow()
-
-    def on_item(self, flags: int, body: Bytes) -> None:
-        """The next item, or the end of all."""
-        if flags & END:
-            self.ended = True
-        elif len(self.items) < WINDOW:
-            self.items.append(body)
-        else:
-            call = self.call
-            text = f"the caller of {call.name}.{call.method}() sends more than {WINDOW} items that nobody has taken"
-            call.finish(call.error_answer(ProtocolMismatch(text)))
-            if call.actor is not None:
-                call.actor.cancel(call)
-        self.on_change()
-
-    def pop(self) -> tuple[Any, int]:
-        """The next item, and how many items to grant to the caller."""
-        body = self.items.popleft()
-        try:
-            return pickling.loads(body), self.window.took(len(body))
-        except Exception as error:
-            error.add_note(f"while unpickling an item for {self.call.name}.{self.call.method}()")
-            raise
-
-
 class Stream:
-    """One conversation, for an async method: a parameter annotated ``fray.Stream`` receives it.
+    """Two-way stream of an async method, given to a parameter that is annotated ``fray.Stream``.
 
-    ``async for item in stream`` ends when the caller has said that it is done. An async generator may yield instead of
+    ``async for item in stream`` ends when the caller has finished sending. An async generator may yield instead of
     calling `send`.
     """
 
@@ -80,10 +44,10 @@ class Stream:
         self._changed.set()
 
     async def receive(self) -> Any:
-        """The caller's next item. Only one task may wait at a time.
+        """Return the caller's next item. Only one task may wait at a time.
 
         Raises:
-            trio.EndOfChannel: the caller is done sending.
+            trio.EndOfChannel: the caller has finished sending.
         """
         while not self._inputs.items:
             if self._inputs.ended:
@@ -97,10 +61,10 @@ class Stream:
         return item
 
     async def send(self, item: Any) -> None:
-        """Send an item to the caller; waits while 64 are on their way.
+        """Send an item to the caller; waits while 64 are in flight.
 
         Raises:
-            NotPicklable, MessageTooLarge: it cannot travel.
+            NotPicklable, MessageTooLarge: the item cannot be sent.
         """
         assert self._call.stream is not None
         await self._call.stream.put(item)
@@ -116,14 +80,13 @@ class Stream:
 
 
 class BlockingStream:
-    """The same for a sync method of an all-sync class: it blocks the method's thread. Use it on that thread only.
+    """Two-way stream of a sync method of an all-sync class. It blocks the method's thread; use it on that thread only.
 
-    ``for item in stream`` ends when the caller has said that it is done. A generator may yield instead of calling
-    `send`.
+    ``for item in stream`` ends when the caller has finished sending. A generator may yield instead of calling `send`.
     """
 
     def __init__(self, call: IncomingCall) -> None:
-        """In the loop."""
+        """Create the stream; in the loop."""
         assert call.inputs is not None
         assert call.stream is not None
         self._call = call
@@ -132,11 +95,11 @@ class BlockingStream:
         self._changed = threading.Condition()
         self._outbox: deque[bytes | PickledObject] = deque()
         self._granted = 0
-        self._poked = False
+        self._flush_scheduled = False
         self._token = trio.lowlevel.current_trio_token()
-        self._thread = threading.get_ident()
+        self._loop_thread = threading.get_ident()
         self._inputs.on_change = self.wake
-        self._output.on_credit = self._credited
+        self._output.on_credit = self._on_credit
 
     def __repr__(self) -> str:
         return f"<stream of {self._call!r}>"
@@ -144,15 +107,15 @@ class BlockingStream:
     # On the thread
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """The caller's next item.
+        """Return the caller's next item.
 
         Args:
-            timeout_s: default: as long as it takes.
+            timeout_s: longest wait. Default: no limit.
 
         Raises:
-            trio.EndOfChannel: the caller is done sending.
+            trio.EndOfChannel: the caller has finished sending.
             CallCancelled: the caller has left.
-            DeadlineExceeded: nothing came within ``timeout_s``.
+            DeadlineExceeded: nothing arrived within ``timeout_s``.
         """
         with self._changed:
             self._wait(lambda: bool(self._inputs.items) or self._inputs.ended, timeout_s)
@@ -161,14 +124,14 @@ class BlockingStream:
             item, granted = self._inputs.pop()
             self._granted += granted
         if granted:
-            self._poke()
+            self._schedule_flush()
         return item
 
     def send(self, item: Any) -> None:
-        """Send an item to the caller; waits while 64 are on their way.
+        """Send an item to the caller; waits while 64 are in flight.
 
         Raises:
-            NotPicklable, MessageTooLarge: it cannot travel.
+            NotPicklable, MessageTooLarge: the item cannot be sent.
             CallCancelled: the caller has left.
         """
         data = self._output.pickle_item(item)
@@ -176,7 +139,7 @@ class BlockingStream:
             self._wait(lambda: self._output.window.is_open, None)
             self._output.window.sent(len(data))
             self._outbox.append(data)
-        self._poke()
+        self._schedule_flush()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -187,46 +150,8 @@ class BlockingStream:
         except trio.EndOfChannel:
             raise StopIteration from None
 
-    def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
-        call = self._call
-        if threading.get_ident() == self._thread and not ready():
-            raise FrayError(f"{call.name}.{call.method}() would block the loop: this stream is for a thread")
-        if not self._changed.wait_for(lambda: ready() or call.cancelled, timeout_s):
-            raise DeadlineExceeded(f"the caller of {call.name}.{call.method}() sent nothing within {timeout_s:g} s")
-        if call.cancelled:
-            raise CallCancelled(f"the caller of {call.name}.{call.method}() has left", method=call.method)
-
-    def _poke(self) -> None:
-        if not self._poked:
-            self._poked = True
-            try:
-                self._token.run_sync_soon(self.flush)
-            except trio.RunFinishedError:
-                pass  # the loop has ended: nobody waits
-
-    # In the loop
-
-    def _credited(self, items: int) -> None:
-        with self._changed:
-            self._output.window.granted(items)
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Send what the thread has left here."""
-        self._poked = False
-        while self._outbox:
-            self._output.transmit(self._outbox.popleft())
-        with self._changed:
-            granted, self._granted = self._granted, 0
-        if granted:
-            self._call.origin.grant_credit(self._call, granted)
-
     def produce(self, source: Iterator[Any]) -> Any:
-        """On the thread: send what a generator yields; returns what it returns."""
+        """Send what a generator yields; return what it returns."""
         try:
             while True:
                 self.send(next(source))
@@ -234,3 +159,42 @@ class BlockingStream:
             return end.value
         finally:
             getattr(source, "close", lambda: None)()
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
+        call = self._call
+        if threading.get_ident() == self._loop_thread and not ready():
+            raise FrayError(f"{call.name}.{call.method}() would block the loop: this stream is for a thread")
+        if not self._changed.wait_for(lambda: ready() or call.cancelled, timeout_s):
+            raise DeadlineExceeded(f"the caller of {call.name}.{call.method}() sent nothing within {timeout_s:g} s")
+        if call.cancelled:
+            raise CallCancelled(f"the caller of {call.name}.{call.method}() has left", method=call.method)
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            try:
+                self._token.run_sync_soon(self.flush)
+            except trio.RunFinishedError:
+                pass  # the loop has ended, and the caller's connection with it
+
+    # In the loop
+
+    def _on_credit(self, items: int) -> None:
+        with self._changed:
+            self._output.window.granted(items)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let the thread look again: an item has arrived, or the call was cancelled."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Send the items and grants that the thread has queued."""
+        self._flush_scheduled = False
+        while self._outbox:
+            self._output.transmit(self._outbox.popleft())
+        with self._changed:
+            granted, self._granted = self._granted, 0
+        if granted:
+            self._call.origin.grant_credit(self._call, granted)
