@@ -74,8 +74,21 @@ class ActorLifecycle:
     """See above."""
 
     __slots__ = (
-        *("_event", "_event_lock", "_on_ending", "_is_shutdown_set", "_token", "checkpoints", "context", "ending", "can_shut_down"),
-        *("actor_id", "cls", "group", "incarnation", "index", "name"),
+        "_event",
+        "_event_lock",
+        "_is_shutdown_set",
+        "_on_ending",
+        "_token",
+        "actor_id",
+        "can_shut_down",
+        "checkpoints",
+        "cls",
+        "context",
+        "ending",
+        "group",
+        "incarnation",
+        "index",
+        "name",
     )
 
     def __init__(
