@@ -130,4 +130,4 @@ def _pong(server: socket.socket) -> None:
 )
 def test_the_engine_s_own_failures_are_the_environment_s(entry: EntryKind, code: int, cause: EndReason) -> None:
     outcome = Outcome(cause=EndReason.FAILURE, exit_code=code, message="no such image")
-    assert ContainerPlugin("podman", ticket(entry)).finish(outcome).cause is cause
+    assert ContainerPlugin("podman", ticket(entry)).amend_outcome(outcome).cause is cause

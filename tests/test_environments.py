@@ -14,7 +14,7 @@ from attrs import evolve
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec, check_spec
 from fray.node.environments import overlay
-from fray.node.environments.cache import Cache, CachedEnvironment, too_many
+from fray.node.environments.cache import Cache, CachedEnvironment, choose_evictions
 from fray.node.environments.preparer import _project
 from fray.node.environments.recipe import (
     BadRecipe,
@@ -234,15 +234,15 @@ def made(cache: Cache, key: str, size_bytes: int = 0) -> None:
     with cache.lock(key, exclusive=True) or pytest.fail("locked"):
         directory.mkdir(parents=True)
         (directory / "data").write_bytes(b"x" * size_bytes)
-        cache.declare(key, "3.11", "about")
+        cache.mark_ready(key, "3.11", "about")
 
 
 def test_one_without_its_mark_is_not_there(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.directory("k").mkdir()
-    assert cache.take("k") is None
+    assert cache.acquire("k") is None
     made(cache, "l")
-    found, lock = cache.take("l") or pytest.fail("it is there")
+    found, lock = cache.acquire("l") or pytest.fail("it is there")
     assert (found.interpreter, found.lock_path) == (str(tmp_path / "l/venv/bin/python"), str(tmp_path / "l.lock"))
     lock.close()
 
@@ -250,8 +250,8 @@ def test_one_without_its_mark_is_not_there(tmp_path: Path) -> None:
 def test_one_in_use_is_not_removed_and_its_users_do_not_hinder_one_another(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     made(cache, "k", 1000)
-    _, lock = cache.take("k") or pytest.fail("it is there")
-    _, second = cache.take("k") or pytest.fail("two may use it")
+    _, lock = cache.acquire("k") or pytest.fail("it is there")
+    _, second = cache.acquire("k") or pytest.fail("two may use it")
     lock.close()
     assert cache.evict(0, 1e9) == []
     second.close()
@@ -272,7 +272,9 @@ def test_who_waits_for_a_lock_that_is_removed_meanwhile_has_a_new_one(tmp_path: 
 def test_the_oldest_go_first_and_no_more_than_needed() -> None:
     now = time.time()
     kept = [CachedEnvironment(key=str(days), used_at=now - days * 86400, size_bytes=10) for days in (1, 9, 3, 20)]
-    assert [one.key for one in too_many(kept, 25, 14 * 86400.0, now)] == ["20", "9"]
-    assert [one.key for one in too_many(kept, 100, 14 * 86400.0, now)] == ["20"]
+    assert [one.key for one in choose_evictions(kept, 25, 14 * 86400.0, now)] == ["20", "9"]
+    assert [one.key for one in choose_evictions(kept, 100, 14 * 86400.0, now)] == ["20"]
     half = CachedEnvironment(key="half", used_at=0.0, size_bytes=0)
-    assert [one.key for one in too_many([*kept, half], 1000, 1e9, now)] == ["half"], "what is not whole is no use"
+    assert [one.key for one in choose_evictions([*kept, half], 1000, 1e9, now)] == ["half"], (
+        "what is not whole is no use"
+    )

@@ -1,4 +1,4 @@
-"""Whether a job is well, by its answers and its beats: the counting as tables, the waiting on a virtual clock."""
+"""Whether a job is well, by its answers and its detector: the counting as tables, the waiting on a virtual clock."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fray.model.monitoring.progress_protocol import (
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import AttemptInfo, EndReason, EntryKind, JobInfo, JobSpec, JobState
 from fray.node.health.counters import HealthCounter, HealthState, StallDetector
-from fray.node.health.http_check import BadAnswer, ask_path, status_of
+from fray.node.health.http_check import BadAnswer, check_path, status_of
 from fray.node.health.metrics_report import MetricsReporter
-from fray.node.health.monitor import CAPTURE_WITHIN_S, HealthMonitor
-from fray.node.shim.progress_pipe import ProgressLog, ProgressPipeReader, said_of
-from fray.node.shim.usage_report import is_news
+from fray.node.health.monitor import CAPTURE_TIMEOUT_S, HealthMonitor
+from fray.node.shim.progress_pipe import ProgressLog, ProgressPipeReader, parse_report
+from fray.node.shim.usage_report import is_significant
 
 # Counting ------------------------------------------------------------------------------------------------------------
 
@@ -43,38 +43,42 @@ def asked(**options: Any) -> HealthCounter:
 
 
 def test_so_many_bad_answers_in_a_row_are_a_failure_and_a_good_one_begins_anew() -> None:
-    pulses = asked(failures=3)
-    pulses.good()
-    assert [pulses.missed("503", 1.0) for _ in range(2)] == [HealthState.UNWELL, HealthState.UNWELL]
-    assert pulses.words() == "unwell (2 of 3): 503"
-    assert pulses.good() is HealthState.WELL
-    assert [pulses.missed("503", 2.0) for _ in range(3)] == [HealthState.UNWELL, HealthState.UNWELL, HealthState.FAILED]
-    assert "failed 3 times in a row; the last time: 503" in pulses.verdict()
+    health = asked(failures=3)
+    health.record_good()
+    assert [health.record_bad("503", 1.0) for _ in range(2)] == [HealthState.UNWELL, HealthState.UNWELL]
+    assert health.status_text() == "unwell (2 of 3): 503"
+    assert health.record_good() is HealthState.WELL
+    assert [health.record_bad("503", 2.0) for _ in range(3)] == [
+        HealthState.UNWELL,
+        HealthState.UNWELL,
+        HealthState.FAILED,
+    ]
+    assert "failed 3 times in a row; the last time: 503" in health.failure_text()
 
 
 def test_no_answer_counts_while_it_may_still_be_starting_unless_it_has_been_well() -> None:
     starting, well = asked(failures=1, start_s=60), asked(failures=1, start_s=60)
-    assert starting.missed("refused", 59.0) is HealthState.STARTING
-    assert starting.words() == "starting: refused"
-    assert starting.missed("refused", 60.0) is HealthState.FAILED
-    well.good()
-    assert well.missed("refused", 1.0) is HealthState.FAILED
+    assert starting.record_bad("refused", 59.0) is HealthState.STARTING
+    assert starting.status_text() == "starting: refused"
+    assert starting.record_bad("refused", 60.0) is HealthState.FAILED
+    well.record_good()
+    assert well.record_bad("refused", 1.0) is HealthState.FAILED
 
 
 def test_what_has_failed_stays_failed() -> None:
-    pulses = asked(failures=1, start_s=0)
-    pulses.missed("no", 0.0)
-    assert pulses.good() is HealthState.FAILED
+    health = asked(failures=1, start_s=0)
+    health.record_bad("no", 0.0)
+    assert health.record_good() is HealthState.FAILED
 
 
 def test_a_stall_is_noticed_once_and_the_next_beat_ends_it() -> None:
-    beats = StallDetector(10.0, since=0.0)
-    assert not beats.look(9.9)
-    assert beats.look(10.0)
-    assert not beats.look(30.0)
-    assert beats.beat(31.0)
-    assert not beats.beat(32.0)
-    assert beats.due_at() == 42.0
+    detector = StallDetector(10.0, since=0.0)
+    assert not detector.check(9.9)
+    assert detector.check(10.0)
+    assert not detector.check(30.0)
+    assert detector.on_progress(31.0)
+    assert not detector.on_progress(32.0)
+    assert detector.stalls_at() == 42.0
 
 
 # Words ---------------------------------------------------------------------------------------------------------------
@@ -146,36 +150,36 @@ def test_too_many_stacks_lose_their_middle() -> None:
     assert len(text) <= 500
 
 
-# What a keeper hears -------------------------------------------------------------------------------------------------
+# What a shim receives -------------------------------------------------------------------------------------------------
 
 
 def test_of_a_flood_of_progress_the_node_hears_the_last_and_the_log_shows_little() -> None:
     told: list[Any] = []
-    remarks: list[str] = []
-    ear = ProgressPipeReader(-1, told.append, remarks.append)
+    logged: list[str] = []
+    reader = ProgressPipeReader(-1, told.append, logged.append)
     for start in range(0, 5000, 1000):
-        ear._feed(b"".join(b"%d 5000 steps\n" % done for done in range(start, start + 1000)), float(start) / 1000)
-        ear.due(100.0 + start / 100_000)
-    assert [said_of(news) for news in told] == [[Progress(done=999, total=5000, unit="steps")]]
-    ear.heard(1)
-    ear.due(200.0)
-    assert said_of(told[-1]) == [Progress(done=4999, total=5000, unit="steps")]
-    assert remarks == ["[fray] 999 of 5000 steps (20%)"]
+        reader._feed(b"".join(b"%d 5000 steps\n" % done for done in range(start, start + 1000)), float(start) / 1000)
+        reader.on_timer(100.0 + start / 100_000)
+    assert [parse_report(news) for news in told] == [[Progress(done=999, total=5000, unit="steps")]]
+    reader.on_acknowledged(1)
+    reader.on_timer(200.0)
+    assert parse_report(told[-1]) == [Progress(done=4999, total=5000, unit="steps")]
+    assert logged == ["[fray] 999 of 5000 steps (20%)"]
 
 
 def test_what_is_no_line_of_progress_is_not_listened_to() -> None:
     told: list[Any] = []
-    ear = ProgressPipeReader(-1, told.append, lambda line: None)
-    ear._feed(b"x" * 100_000, 0.0)
-    ear._feed(b"hello\n{}\n12 \n" + b"9" * 600 + b"\n", 0.0)
-    ear.due(1.0)
-    assert said_of(told[0]) == [Progress(done=12)]
+    reader = ProgressPipeReader(-1, told.append, lambda line: None)
+    reader._feed(b"x" * 100_000, 0.0)
+    reader._feed(b"hello\n{}\n12 \n" + b"9" * 600 + b"\n", 0.0)
+    reader.on_timer(1.0)
+    assert parse_report(told[0]) == [Progress(done=12)]
 
 
 def test_the_log_has_the_first_word_one_now_and_then_and_the_last() -> None:
-    remarks = ProgressLog()
-    lines = [remarks.line(Progress(done=done, total=100), now=float(done)) for done in range(1, 26)]
-    shown = [line for line in [*lines, remarks.last(26.0), remarks.last(27.0)] if line]
+    logged = ProgressLog()
+    lines = [logged.line(Progress(done=done, total=100), now=float(done)) for done in range(1, 26)]
+    shown = [line for line in [*lines, logged.last_line(26.0), logged.last_line(27.0)] if line]
     assert shown == [
         "[fray] 1 of 100 (1%)",
         "[fray] 11 of 100 (11%), about 89 s left",
@@ -226,18 +230,18 @@ async def answering(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
 async def test_a_path_is_asked_for_and_the_status_decides(answer: bytes, wrong: str | None) -> None:
     async with answering(answer) as (port, questions):
         if wrong is None:
-            await ask_path(port, "/healthz?a=1")
+            await check_path(port, "/healthz?a=1")
             assert questions[0].startswith(b"GET /healthz?a=1 HTTP/1.1\r\nHost: 127.0.0.1:")
         else:
             with pytest.raises(BadAnswer, match=wrong):
-                await ask_path(port, "/")
+                await check_path(port, "/")
 
 
 async def test_where_nobody_listens_the_answer_says_so() -> None:
     async with answering(b"") as (port, _):
         pass
     with pytest.raises(BadAnswer, match=f"nobody listens at port {port} .*refused"):
-        await ask_path(port, "/")
+        await check_path(port, "/")
 
 
 # Waiting -------------------------------------------------------------------------------------------------------------
@@ -245,14 +249,14 @@ async def test_where_nobody_listens_the_answer_says_so() -> None:
 
 @define(eq=False)
 class Fake:
-    """A launcher and a guardian in one."""
+    """A launcher and its health actions in one."""
 
     answers: list[str] = field(factory=list)
     """To the questions by path; empty: good."""
     never_captures: bool = False
-    condemned: list[tuple[float, str]] = field(factory=list)
+    failed: list[tuple[float, str]] = field(factory=list)
     notes: list[tuple[str, str]] = field(factory=list)
-    on_said: Any = None
+    on_report: Any = None
 
     async def capture(self, attempt_id: str) -> str:
         if self.never_captures:
@@ -260,115 +264,115 @@ class Fake:
         await trio.sleep(0.5)
         return f"stacks at {trio.current_time():g}"
 
-    async def ask_path(self, attempt_id: str, port: int, path: str) -> None:
+    async def check_path(self, attempt_id: str, port: int, path: str) -> None:
         answer = self.answers.pop(0) if self.answers else ""
         if answer == "hang":
             await trio.sleep_forever()
         if answer:
             raise BadAnswer(answer)
 
-    def condemn(self, attempt_id: str, message: str) -> None:
-        self.condemned.append((trio.current_time(), message))
+    def fail_attempt(self, attempt_id: str, message: str) -> None:
+        self.failed.append((trio.current_time(), message))
 
-    def note(self, attempt_id: str, what: str, text: str) -> None:
+    def annotate(self, attempt_id: str, what: str, text: str) -> None:
         self.notes.append((what, text))
 
 
 @asynccontextmanager
-async def wards(fake: Fake, **spec: Any) -> AsyncIterator[tuple[HealthMonitor, MetricsReporter]]:
-    vitals = MetricsReporter()
-    watched = HealthMonitor(fake, fake, vitals)
+async def monitored(fake: Fake, **spec: Any) -> AsyncIterator[tuple[HealthMonitor, MetricsReporter]]:
+    metrics = MetricsReporter()
+    watched = HealthMonitor(fake, fake, metrics)
     async with trio.open_nursery() as nursery:
         await nursery.start(watched.run)
-        watched.began("a:0:0", JobSpec(job_id="a", name="a", namespace="n", entry=EntryKind.CALLABLE, **spec), 80)
-        yield watched, vitals
+        watched.on_running("a:0:0", JobSpec(job_id="a", name="a", namespace="n", entry=EntryKind.CALLABLE, **spec), 80)
+        yield watched, metrics
         nursery.cancel_scope.cancel()
 
 
 async def test_a_stall_is_captured_while_the_job_goes_on_and_ends_with_the_next_beat(autojump_clock: MockClock) -> None:
     fake = Fake()
-    async with wards(fake, stall_s=10.0) as (watched, vitals):
+    async with monitored(fake, stall_s=10.0) as (watched, metrics):
         await trio.sleep(9)
-        watched.said("a:0:0", Progress(done=1, total=3))
+        watched.on_report("a:0:0", Progress(done=1, total=3))
         await trio.sleep(9.5)
         assert fake.notes == []
         await trio.sleep(1.5)
-        assert (vitals.captured("a:0:0"), vitals._known["a:0:0"].health) == ("stacks at 19.5", "stalled")
+        assert (metrics.last_capture("a:0:0"), metrics._known["a:0:0"].health) == ("stacks at 19.5", "stalled")
         await trio.sleep(100)
-        watched.said("a:0:0", Progress(done=2, total=3))
-        assert vitals._known["a:0:0"].health == ""
+        watched.on_report("a:0:0", Progress(done=2, total=3))
+        assert metrics._known["a:0:0"].health == ""
         assert fake.notes == [
             ("stalled", "no progress for 10 s; the last was 1 of 3 (33%)"),
             ("recovered", "after 111 s: 2 of 3 (67%)"),
         ]
-        assert fake.condemned == []
+        assert fake.failed == []
         await trio.sleep(10.6)
-        assert vitals.captured("a:0:0") == "stacks at 130.5"
+        assert metrics.last_capture("a:0:0") == "stacks at 130.5"
 
 
 async def test_a_stall_that_shall_restart_condemns_once_the_stacks_are_there(autojump_clock: MockClock) -> None:
     fake = Fake()
-    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (_, vitals):
+    async with monitored(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (_, metrics):
         await trio.sleep(60)
-        assert fake.condemned == [(10.5, "stalled: no progress for 10 s since it began")]
-        assert vitals.captured("a:0:0") == "stacks at 10.5"
+        assert fake.failed == [(10.5, "stalled: no progress for 10 s since it started")]
+        assert metrics.last_capture("a:0:0") == "stacks at 10.5"
 
 
 async def test_a_beat_that_comes_while_stacks_are_taken_saves_the_job(autojump_clock: MockClock) -> None:
     fake = Fake()
-    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (watched, _):
+    async with monitored(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (watched, _):
         await trio.sleep(10.2)
-        watched.said("a:0:0", Progress(done=1))
+        watched.on_report("a:0:0", Progress(done=1))
         await trio.sleep(5)
-        assert fake.condemned == []
+        assert fake.failed == []
 
 
 async def test_a_capture_that_does_not_come_holds_nothing_up(autojump_clock: MockClock) -> None:
     fake = Fake(never_captures=True)
-    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (_, vitals):
-        await trio.sleep(10.1 + CAPTURE_WITHIN_S)
-        assert len(fake.condemned) == 1
-        assert "no stacks came within" in vitals.captured("a:0:0")
+    async with monitored(fake, stall_s=10.0, on_stall=OnStall.RESTART) as (_, metrics):
+        await trio.sleep(10.1 + CAPTURE_TIMEOUT_S)
+        assert len(fake.failed) == 1
+        assert "no stacks came within" in metrics.last_capture("a:0:0")
 
 
 async def test_nothing_is_found_of_an_attempt_whose_end_has_begun(autojump_clock: MockClock) -> None:
     fake = Fake(answers=["500"] * 99)
     check = HealthCheck(path="/", start_s=0, failures=1, period_s=10)
-    async with wards(fake, stall_s=10.0, on_stall=OnStall.RESTART, health=check) as (watched, _):
-        watched.ended("a:0:0")
+    async with monitored(fake, stall_s=10.0, on_stall=OnStall.RESTART, health=check) as (watched, _):
+        watched.on_ending("a:0:0")
         await trio.sleep(100)
-        assert (fake.condemned, fake.notes) == ([], [])
+        assert (fake.failed, fake.notes) == ([], [])
 
 
 async def test_a_path_is_asked_every_period_and_no_answer_within_one_is_a_bad_one(autojump_clock: MockClock) -> None:
     fake = Fake(answers=["", "hang", "", "500", "hang", "500"])
     check = HealthCheck(path="/healthz", period_s=10, failures=3, start_s=0)
-    async with wards(fake, health=check) as (_, vitals):
+    async with monitored(fake, health=check) as (_, metrics):
         await trio.sleep(25)
-        assert vitals._known["a:0:0"].health == "well"
+        assert metrics._known["a:0:0"].health == "well"
         await trio.sleep(100)
         # asked at 0, 10 (till 20), 20, 30, 40 (till 50), 50; stacks take half a second
         message = "not healthy: GET /healthz on port 'http' failed 3 times in a row; the last time: 500"
-        assert fake.condemned == [(50.5, message)]
+        assert fake.failed == [(50.5, message)]
         assert [what for what, _ in fake.notes] == ["unwell", "well", "unwell"]
 
 
 async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_alike(autojump_clock: MockClock) -> None:
     check = HealthCheck(actor="ping", period_s=10, failures=2, start_s=0)
     speaks, silent = Fake(), Fake()
-    async with wards(speaks, health=check) as (loud, _), wards(silent, health=check) as (quiet, _):
+    async with monitored(speaks, health=check) as (loud, _), monitored(silent, health=check) as (quiet, _):
         for _ in range(2):
             await trio.sleep(10)
-            loud.said("a:0:0", HealthReport(True))
-            quiet.said("a:0:0", HealthReport(True))
+            loud.on_report("a:0:0", HealthReport(True))
+            quiet.on_report("a:0:0", HealthReport(True))
         for _ in range(2):
             await trio.sleep(10)
-            loud.said("a:0:0", HealthReport(False, "ValueError: no"))
+            loud.on_report("a:0:0", HealthReport(False, "ValueError: no"))
         await trio.sleep(50)
-    assert speaks.condemned == [
+    assert speaks.failed == [
         (40.5, "not healthy: the method ping() failed 2 times in a row; the last time: ValueError: no")
     ]
-    ((at, why),) = silent.condemned
+    ((at, why),) = silent.failed
     assert at == 50.5  # its last word was at 20: one period to the next question, one for the answer, one more
     assert "nor a word from its process" in why
 
@@ -378,10 +382,10 @@ async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_al
 
 def test_memory_and_cpu_time_are_told_when_they_are_news() -> None:
     known = UsageReport(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=10.0)
-    assert is_news(UsageReport(), known)
-    assert not is_news(known, UsageReport(memory_bytes=1040, peak_memory_bytes=1040, cpu_s=10.5))
-    assert is_news(known, UsageReport(memory_bytes=900, peak_memory_bytes=1000, cpu_s=10.0))
-    assert is_news(known, UsageReport(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=11.1))
+    assert is_significant(UsageReport(), known)
+    assert not is_significant(known, UsageReport(memory_bytes=1040, peak_memory_bytes=1040, cpu_s=10.5))
+    assert is_significant(known, UsageReport(memory_bytes=900, peak_memory_bytes=1000, cpu_s=10.0))
+    assert is_significant(known, UsageReport(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=11.1))
 
 
 def test_lists_of_jobs_have_the_ends_of_long_messages_and_no_stacks() -> None:
@@ -428,31 +432,31 @@ class Heard:
     """A channel that only listens."""
 
     def __init__(self) -> None:
-        self.vitals: list[AttemptMetrics] = []
+        self.metrics: list[AttemptMetrics] = []
 
     def notice(self, message: AttemptMetricsReport) -> None:
-        self.vitals += message.vitals
+        self.metrics += message.vitals
 
 
 async def test_stacks_go_up_once_and_once_more_to_a_controller_that_has_forgotten(autojump_clock: MockClock) -> None:
-    vitals, heard = MetricsReporter(), Heard()
+    metrics, heard = MetricsReporter(), Heard()
 
     def told(attempt_id: str) -> list[AttemptMetrics]:
-        heard.vitals = []
-        vitals.send(heard, [attempt_id])  # type: ignore[arg-type]
-        return heard.vitals
+        heard.metrics = []
+        metrics.send(heard, [attempt_id])  # type: ignore[arg-type]
+        return heard.metrics
 
-    vitals.progress("a:0:0", Progress(done=1))
-    vitals.capture("a:0:0", "stacks")
+    metrics.on_progress("a:0:0", Progress(done=1))
+    metrics.add_capture("a:0:0", "stacks")
     await trio.sleep(2)
     assert told("a:0:0") == [
         AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=1), age_s=2.0, captured="stacks")
     ]
     assert told("a:0:0") == []  # it has not moved
-    vitals.progress("a:0:0", Progress(done=2))
+    metrics.on_progress("a:0:0", Progress(done=2))
     assert told("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2))]
-    vitals.tell_again()
+    metrics.resend_all()
     assert told("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2), captured="stacks")]
-    vitals.forget("a:0:0")
-    vitals.tell_again()
+    metrics.forget("a:0:0")
+    metrics.resend_all()
     assert told("a:0:0") == []

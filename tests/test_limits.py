@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fray import EndReason, InvalidRequest, ResourceConfig
 from fray.model.resources import show_bytes
 from fray.model.specs import Outcome
-from fray.node.linux.cgroups import Cgroup, find
+from fray.node.linux.cgroups import Cgroup, find_cgroup_manager
 from fray.node.resources import device_variables as devices
 from fray.node.resources.cpu_pinning import CpuTable, thread_variables
 from fray.node.resources.device_holders import (
@@ -26,11 +26,11 @@ from fray.node.resources.device_holders import (
 from fray.node.resources.device_variables import device_variables
 from fray.node.shim.cgroup_guard import CgroupGuard
 from fray.node.shim.resource_usage import (
-    FARTHEST_LOOK_S,
-    MOST_SHARE,
-    NEAREST_LOOK_S,
-    next_look_s,
-    too_much,
+    MAX_CPU_SHARE,
+    MAX_SAMPLE_S,
+    MIN_SAMPLE_S,
+    next_sample_s,
+    out_of_memory_outcome,
 )
 
 MB, GIB = 1024**2, 1024**3
@@ -64,7 +64,7 @@ def v1(root: Path) -> Path:
     return machine(root, {"proc/self/cgroup": "4:memory:/fray\n0::/\n", f"{group}/memory.limit_in_bytes": "max"})
 
 
-def furnish(path: str, files: dict[str, str]) -> None:
+def write_files(path: str, files: dict[str, str]) -> None:
     """The kernel fills a new group with files; nothing does in a plain directory."""
     machine(Path(path), files)
 
@@ -73,35 +73,35 @@ def furnish(path: str, files: dict[str, str]) -> None:
 
 
 def test_version_2_limits_memory_without_swap_and_kills_all_or_none(tmp_path: Path) -> None:
-    groups = find("/state", v2(tmp_path, handed="memory"))
+    groups = find_cgroup_manager("/state", v2(tmp_path, handed="memory"))
     assert groups is not None
-    assert groups.word == "cgroup2"
+    assert groups.kind == "cgroup2"
     limits = ("memory.max", "memory.swap.max", "memory.oom.group")
-    furnish(str(groups.base / f"{groups._prefix}a"), dict.fromkeys(limits, ""))
+    write_files(str(groups.base / f"{groups._prefix}a"), dict.fromkeys(limits, ""))
     group = groups.make("a", 64 * MB)
     assert [Path(group.path, name).read_text() for name in limits] == [str(64 * MB), "0", "1"]
-    furnish(group.path, {"memory.events": "low 0\noom 3\noom_kill 2\n", "memory.peak": f"{65 * MB}\n"})
-    assert (group.kills(), group.peak_bytes()) == (2, 65 * MB)
-    assert [old.path for old in groups.old()] == [group.path]
+    write_files(group.path, {"memory.events": "low 0\noom 3\noom_kill 2\n", "memory.peak": f"{65 * MB}\n"})
+    assert (group.oom_kills(), group.peak_bytes()) == (2, 65 * MB)
+    assert [old.path for old in groups.leftover()] == [group.path]
 
 
 def test_version_1_does_as_well(tmp_path: Path) -> None:
-    groups = find("/state", v1(tmp_path))
+    groups = find_cgroup_manager("/state", v1(tmp_path))
     assert groups is not None
-    assert groups.word == "cgroup1"
-    furnish(str(groups.base / f"{groups._prefix}a"), {"memory.limit_in_bytes": ""})
+    assert groups.kind == "cgroup1"
+    write_files(str(groups.base / f"{groups._prefix}a"), {"memory.limit_in_bytes": ""})
     group = groups.make("a", 64 * MB)
     assert Path(group.path, "memory.limit_in_bytes").read_text() == str(64 * MB)
-    furnish(group.path, {"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"})
-    furnish(group.path, {"memory.max_usage_in_bytes": str(64 * MB)})
-    assert (group.kills(), group.peak_bytes()) == (1, 64 * MB)
+    write_files(group.path, {"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"})
+    write_files(group.path, {"memory.max_usage_in_bytes": str(64 * MB)})
+    assert (group.oom_kills(), group.peak_bytes()) == (1, 64 * MB)
 
 
 def test_a_node_alone_in_its_group_moves_down_and_hands_the_controller_on(tmp_path: Path) -> None:
     root = v2(tmp_path, procs=f"{os.getpid()}\n")
     base = root / "sys/fs/cgroup/system.slice/fray.service"
-    furnish(str(base / "fray-node"), {"cgroup.procs": ""})
-    assert find("/state", root) is not None
+    write_files(str(base / "fray-node"), {"cgroup.procs": ""})
+    assert find_cgroup_manager("/state", root) is not None
     assert (base / "fray-node/cgroup.procs").read_text() == str(os.getpid())
     assert (base / "cgroup.subtree_control").read_text() == "+memory"
 
@@ -110,45 +110,45 @@ def test_a_node_alone_in_its_group_moves_down_and_hands_the_controller_on(tmp_pa
     "why", [{"procs": f"1\n{os.getpid()}\n"}, {"offered": "cpu pids"}, {"offered": ""}], ids=["shared", "none", "bare"]
 )
 def test_where_groups_cannot_be_had_there_are_none(tmp_path: Path, why: dict[str, str]) -> None:
-    assert find("/state", v2(tmp_path, **why)) is None
+    assert find_cgroup_manager("/state", v2(tmp_path, **why)) is None
 
 
 def test_a_machine_without_control_groups_has_none(tmp_path: Path) -> None:
-    assert find("/state", machine(tmp_path, {"proc/self/cgroup": ""})) is None
+    assert find_cgroup_manager("/state", machine(tmp_path, {"proc/self/cgroup": ""})) is None
 
 
 def test_a_kill_by_the_kernel_is_the_first_cause_of_what_the_job_says_of_it(tmp_path: Path) -> None:
-    condemned: list[Outcome] = []
-    fence = CgroupGuard(Cgroup(str(tmp_path), 2), 64 * MB, condemned.append)
+    failed: list[Outcome] = []
+    guard = CgroupGuard(Cgroup(str(tmp_path), 2), 64 * MB, failed.append)
     failure = Outcome(cause=EndReason.FAILURE, message="a worker died", exit_code=1)
-    assert fence.finish(failure) == failure
-    furnish(str(tmp_path), {"memory.events": "oom_kill 1\n"})
-    outcome = fence.finish(failure)
+    assert guard.amend_outcome(failure) == failure
+    write_files(str(tmp_path), {"memory.events": "oom_kill 1\n"})
+    outcome = guard.amend_outcome(failure)
     assert (outcome.cause, outcome.exit_code) == (EndReason.OUT_OF_MEMORY, 1)
     assert outcome.message.endswith("What was seen of it: a worker died")
-    fence.entered = True
-    fence.due(float("inf"))
-    assert [one.cause for one in condemned] == [EndReason.OUT_OF_MEMORY]
-    assert fence.next_at() is None
+    guard.processes_moved = True
+    guard.on_timer(float("inf"))
+    assert [one.cause for one in failed] == [EndReason.OUT_OF_MEMORY]
+    assert guard.next_due_at() is None
 
 
 # Looks ----------------------------------------------------------------------------------------------------------------
 
 
 def test_near_its_limit_a_tree_is_looked_at_often_and_far_from_it_seldom() -> None:
-    assert next_look_s(8 * GIB, 8 * GIB, 0.0, 100) == NEAREST_LOOK_S
-    assert next_look_s(0, 1 * GIB, 0.0, 100) == 0.5
-    assert next_look_s(0, 512 * GIB, 0.0, 100) == FARTHEST_LOOK_S
-    assert next_look_s(0, 0, 0.0, 2.0) == 2.0
+    assert next_sample_s(8 * GIB, 8 * GIB, 0.0, 100) == MIN_SAMPLE_S
+    assert next_sample_s(0, 1 * GIB, 0.0, 100) == 0.5
+    assert next_sample_s(0, 512 * GIB, 0.0, 100) == MAX_SAMPLE_S
+    assert next_sample_s(0, 0, 0.0, 2.0) == 2.0
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.floats(0, 10), st.floats(0, 1e6))
 def test_looking_never_costs_more_than_its_share(used: int, limit: int, cost_s: float, age_s: float) -> None:
-    assert cost_s <= MOST_SHARE * next_look_s(used, limit, cost_s, age_s) * 1.000001
+    assert cost_s <= MAX_CPU_SHARE * next_sample_s(used, limit, cost_s, age_s) * 1.000001
 
 
 def test_who_took_too_much_is_told_what_to_write() -> None:
-    outcome = too_much(2 * GIB, 2 * GIB + 300 * MB)
+    outcome = out_of_memory_outcome(2 * GIB, 2 * GIB + 300 * MB)
     assert outcome.cause is EndReason.OUT_OF_MEMORY
     assert "took 2.293GB of memory, and it asked for 2GB" in outcome.message
     assert "Write ResourceConfig(memory='3GB')" in outcome.message
@@ -184,7 +184,7 @@ def test_no_cpu_is_ever_given_twice(steps: list[tuple[bool, str, int]]) -> None:
             table.release(holder)
         elif (found := table.grant(holder, count)) is not None:
             assert set(found) <= set(table.cpus)
-        given_out = [cpu for cpus in table.given.values() for cpu in cpus]
+        given_out = [cpu for cpus in table.allocated.values() for cpu in cpus]
         assert len(given_out) == len(set(given_out))
         assert sorted([*given_out, *table.free()]) == list(table.cpus)
 

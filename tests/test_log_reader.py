@@ -20,7 +20,7 @@ from fray.model.specs import EndReason, Outcome
 from fray.net.transport import Credential
 from fray.node.config import LogRules
 from fray.node.logs.archive import Archiver
-from fray.node.logs.store import LogStore, open_spool
+from fray.node.logs.store import LogStore, open_writer
 from fray.runtime.context import RuntimeConfig, open_runtime
 from fray.runtime.logs.reader import LogQuery
 from fray.scheduler.state.rows import SchedulerConfig
@@ -228,9 +228,9 @@ async def test_logs_of_a_machine_that_is_gone_are_read_from_its_archive(tmp_path
     archive = f"file://{tmp_path}/archive"
     store = LogStore(tmp_path / "logs", LogRules(archive=archive))
     log = store.open(ATTEMPT, lambda chunk: None)
-    spool = open_spool(log.directory)
+    writer = open_writer(log.directory)
     for number in range(100):
-        spool.write("out", 1.0 + number, f"line {number}\n".encode())
+        writer.write("out", 1.0 + number, f"line {number}\n".encode())
     log.close()
     await archive_all(store)
     async with (
@@ -253,7 +253,7 @@ async def test_logs_of_a_machine_that_is_gone_are_read_from_its_archive(tmp_path
 
 async def archive_all(store: LogStore) -> Archiver:
     archiver = Archiver(store)
-    await archiver.copy_due()
+    await archiver.copy_pending()
     return archiver
 
 
@@ -264,16 +264,16 @@ async def test_an_archive_that_fails_is_tried_again_and_nothing_is_copied_twice(
     wall.write_text("no directory")
     store = LogStore(tmp_path / "logs", LogRules(archive=f"file://{wall}"))
     log = store.open(ATTEMPT, lambda chunk: None)
-    open_spool(log.directory).write("out", 1.0, b"line\n")
-    assert await (await archive_all(store)).copy_due() == 0  # it lives, and this is what is written
+    open_writer(log.directory).write("out", 1.0, b"line\n")
+    assert await (await archive_all(store)).copy_pending() == 0  # it lives, and this is what is written
     log.close()
     archiver = Archiver(store)
-    assert await archiver.copy_due() == 0
+    assert await archiver.copy_pending() == 0
     assert "cannot be archived" in caplog.text
     first = archiver.pause_s()
-    assert await archiver.copy_due() == 0
+    assert await archiver.copy_pending() == 0
     assert archiver.pause_s() == 2 * first
     wall.unlink()
-    assert await archiver.copy_due() == 1
-    assert await archiver.copy_due() == 0
+    assert await archiver.copy_pending() == 1
+    assert await archiver.copy_pending() == 0
     assert sorted(path.name for path in wall.rglob("*.*")) == ["0.0", "000000000000.log.gz", "index.json"]

@@ -32,6 +32,7 @@ from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.transport import Bytes, PeerIdentity
 from fray.net.transports.memory import MemoryNetwork
 from fray.node.config import NodeConfig
+from fray.node.launcher import Launcher
 from fray.node.linux.process_wait import wait_process_end
 from fray.node.logs.store import MemoryLogs
 from fray.node.run import is_final, run_node
@@ -51,8 +52,8 @@ CONFIG = NodeConfig(
 
 
 @define
-class FakeLauncher:
-    """Does what it is told when the test says so."""
+class FakeLauncher(Launcher):
+    """Does what it is asked when the test says so."""
 
     calls: list[tuple[str, str]] = field(factory=list)
     tickets: dict[str, AttemptSpec] = field(factory=dict)
@@ -62,6 +63,9 @@ class FakeLauncher:
     on_observed: Any = None
     on_log: Any = None
     logs: MemoryLogs = field(factory=lambda: MemoryLogs(lambda: 1.0))
+
+    def __attrs_pre_init__(self) -> None:
+        super().__init__()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         if self.fails:

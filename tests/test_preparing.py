@@ -1,4 +1,4 @@
-"""What stands between a ticket and its process: variables, directories, and the order in which they win."""
+"""What stands between a attempt_spec and its process: variables, directories, and the order in which they win."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from fray.node.job_process.bootstrap import ProcessSpec, job_variables, working_
 from fray.node.prepare import PreparedEnvironment
 
 
-def ticket(cwd: str | None = None, **variables: str) -> AttemptSpec:
+def attempt_spec(cwd: str | None = None, **variables: str) -> AttemptSpec:
     spec = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.CALLABLE, env_vars=variables, cwd=cwd)
     return AttemptSpec(attempt_id="j:0:0", spec=spec, controller="unix:/c", key="k", directory="/tmp")
 
 
 def test_the_job_s_variables_go_before_its_environment_s_and_what_is_firm_before_both() -> None:
     prepared = PreparedEnvironment(
-        variables={"PATH": "env", "A": "env", "B": "env"}, firm={"B": "firm", "FRAY_NODE": "firm"}
+        variables={"PATH": "env", "A": "env", "B": "env"},
+        fixed_variables={"B": "fixed_variables", "FRAY_NODE": "fixed_variables"},
     )
-    found = job_variables(ticket(A="job", B="job"), prepared=prepared)
-    assert (found["PATH"], found["A"], found["B"]) == ("env", "job", "firm")
+    found = job_variables(attempt_spec(A="job", B="job"), prepared=prepared)
+    assert (found["PATH"], found["A"], found["B"]) == ("env", "job", "fixed_variables")
     assert found["FRAY_NODE"] == "", "Fray's own go before everything"
 
 
 def test_secrets_are_in_no_repr() -> None:
-    assert "hush" not in repr(PreparedEnvironment(firm={"TOKEN": "hush"}))
+    assert "hush" not in repr(PreparedEnvironment(fixed_variables={"TOKEN": "hush"}))
 
 
 def test_a_job_works_where_its_files_are_then_where_its_author_was_then_in_its_own_directory() -> None:
     def body(cwd: str | None, author: str | None) -> ProcessSpec:
-        return ProcessSpec(ticket=ticket(cwd=author), entry="", variables={}, cwd=cwd, outcome_fd=-1, control_fd=-1)
+        return ProcessSpec(
+            attempt_spec=attempt_spec(cwd=author), entry="", variables={}, cwd=cwd, outcome_fd=-1, control_fd=-1
+        )
 
     assert working_directory(body("/usr", "/var")) == "/usr"
     assert working_directory(body(None, "/var")) == "/var"

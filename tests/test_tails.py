@@ -16,8 +16,8 @@ from fray.model.log_records import texts as lines_of
 from fray.model.messages.node import LogPage, ReadLog
 from fray.node.config import LogRules
 from fray.node.logs import store as logs
-from fray.node.logs import writer
-from fray.node.logs.store import LogStore, finish, open_spool, unfinished
+from fray.node.logs import writer as writer_module
+from fray.node.logs.store import LogStore, finish_log, open_writer, unfinished
 from fray.node.logs.tail import BATCH_LIMIT_BYTES, Tail
 from fray.node.logs.writer import (
     LINE_LIMIT_BYTES,
@@ -67,7 +67,7 @@ def test_how_the_bytes_arrive_makes_no_difference(data: bytes, cuts: list[int]) 
     assert cut(*pieces) == cut(data)
 
 
-# The spool -----------------------------------------------------------------------------------------------------------
+# The writer ----------------------------------------------------------------------------------------------------------
 
 
 def texts(chunk: LogChunk | None) -> list[str]:
@@ -82,39 +82,39 @@ def read_all(tail: Tail, limit_bytes: int = BATCH_LIMIT_BYTES) -> list[str]:
 
 
 def test_the_node_reads_what_the_keeper_wrote_with_its_numbers(tmp_path: Path) -> None:
-    spool, tail = LogWriter(tmp_path), Tail(tmp_path)
-    spool.write("out", 1.5, "a\nb\N{EURO SIGN}\n".encode())
-    spool.write("err", 2.5, b"c\r\n")
+    writer, tail = LogWriter(tmp_path), Tail(tmp_path)
+    writer.write("out", 1.5, "a\nb\N{EURO SIGN}\n".encode())
+    writer.write("err", 2.5, b"c\r\n")
     chunk = tail.read()
     assert chunk is not None
     assert (chunk.first, chunk.end) == (0, 3)
     assert list(unpack(chunk.data)) == [(0, "out", 1.5, ["a", "b\N{EURO SIGN}"]), (2, "err", 2.5, ["c"])]
     assert tail.read() is None
-    spool.write("out", 3.0, b"d\n")
+    writer.write("out", 3.0, b"d\n")
     assert texts(tail.read()) == ["d"]
 
 
 def test_what_is_not_a_whole_line_yet_is_on_the_disk_and_no_line(tmp_path: Path) -> None:
-    spool, tail = LogWriter(tmp_path), Tail(tmp_path)
-    spool.write("out", 1.0, b"whole\n", b"ha")
-    spool.write("out", 1.0, b"", b"half")
-    spool.write("err", 1.0, b"", b"other")
+    writer, tail = LogWriter(tmp_path), Tail(tmp_path)
+    writer.write("out", 1.0, b"whole\n", b"ha")
+    writer.write("out", 1.0, b"", b"half")
+    writer.write("err", 1.0, b"", b"other")
     assert read_all(tail) == ["whole"]
     assert unfinished(tmp_path) == {"out": b"half", "err": b"other"}
-    spool.write("out", 2.0, b"half and end\n")
+    writer.write("out", 2.0, b"half and end\n")
     assert read_all(tail) == ["half and end"]
     assert unfinished(tmp_path) == {"err": b"other"}
-    finish(tmp_path)
+    finish_log(tmp_path)
     assert read_all(tail) == ["other"]
-    finish(tmp_path)
+    finish_log(tmp_path)
     assert read_all(tail) == []
 
 
 def test_batches_are_bounded_and_lose_nothing(tmp_path: Path) -> None:
-    spool = LogWriter(tmp_path)
+    writer = LogWriter(tmp_path)
     lines = [f"line {number}" for number in range(1000)]
     for line in lines:
-        spool.write("out", 0.0, f"{line}\n".encode())
+        writer.write("out", 0.0, f"{line}\n".encode())
     assert len(texts(Tail(tmp_path).read(1000))) == 16
     assert read_all(Tail(tmp_path), 100) == read_all(Tail(tmp_path)) == lines
 
@@ -122,11 +122,11 @@ def test_batches_are_bounded_and_lose_nothing(tmp_path: Path) -> None:
 def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "SEGMENT_LIMIT_BYTES", 600)
-    spool, tail = LogWriter(tmp_path, limit_bytes=2000), Tail(tmp_path)
+    monkeypatch.setattr(writer_module, "SEGMENT_LIMIT_BYTES", 600)
+    writer, tail = LogWriter(tmp_path, limit_bytes=2000), Tail(tmp_path)
     heard = []
     for number in range(50):
-        spool.write("out", 0.0, f"line {number}\n".encode())
+        writer.write("out", 0.0, f"line {number}\n".encode())
         heard += read_all(tail)
     assert heard == [f"line {number}" for number in range(50)]
     kept = read_all(Tail(tmp_path))
@@ -138,24 +138,24 @@ def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
 def test_a_keeper_that_died_within_a_record_leaves_the_whole_ones_and_a_place_to_go_on(
     tmp_path: Path,
 ) -> None:
-    spool = LogWriter(tmp_path)
-    spool.write("out", 0.0, b"whole\n")
+    writer = LogWriter(tmp_path)
+    writer.write("out", 0.0, b"whole\n")
     with segment(tmp_path, 0).open("ab") as file:
         file.write(head("out", 1, 1, 0.0, 500) + b"ha")
     assert read_all(Tail(tmp_path)) == ["whole"]
-    again = open_spool(tmp_path)
+    again = open_writer(tmp_path)
     again.write("sys", 1.0, b"said later\n")
     assert read_all(Tail(tmp_path)) == ["whole", "said later"]
 
 
 def test_a_full_disk_costs_lines_and_the_numbers_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = LogWriter(tmp_path)
-    spool.write("out", 0.0, b"one\n")
+    writer = LogWriter(tmp_path)
+    writer.write("out", 0.0, b"one\n")
     really = os.writev
     monkeypatch.setattr(os, "writev", lambda file, parts: really(file, [bytes(parts[0])[:9]]))
-    spool.write("out", 1.0, b"two\nthree\n")
+    writer.write("out", 1.0, b"two\nthree\n")
     monkeypatch.setattr(os, "writev", really)
-    spool.write("out", 2.0, b"four\n")
+    writer.write("out", 2.0, b"four\n")
     chunk = Tail(tmp_path).read()
     assert chunk is not None
     assert [(first, lines) for first, _, _, lines in unpack(chunk.data)] == [(0, ["one"]), (3, ["four"])]
@@ -173,9 +173,9 @@ def page_of(store: LogStore, **ask: Any) -> tuple[LogPage, list[str]]:
 def store(tmp_path: Path) -> LogStore:
     """An attempt that printed 100 lines, each in a record of its own, one a second, every tenth to stderr."""
     store = LogStore(tmp_path, LogRules())
-    spool = open_spool(store.open("a:0:0", lambda chunk: None).directory)
+    writer = open_writer(store.open("a:0:0", lambda chunk: None).directory)
     for number in range(100):
-        spool.write("err" if number % 10 == 9 else "out", 900.0 + number, f"line {number}\n".encode())
+        writer.write("err" if number % 10 == 9 else "out", 900.0 + number, f"line {number}\n".encode())
     return store
 
 
@@ -217,8 +217,8 @@ def test_no_word_that_is_looked_for_is_too_odd(store: LogStore) -> None:
 
 def test_a_page_says_what_is_lost_and_what_never_was(store: LogStore, tmp_path: Path) -> None:
     segment(store.directory("a:0:0"), 0).rename(segment(store.directory("a:0:0"), 0).with_name("gone"))
-    spool = LogWriter(store.directory("a:0:0"), lines=100)
-    spool.write("out", 1000.0, b"line 100\n")
+    writer = LogWriter(store.directory("a:0:0"), lines=100)
+    writer.write("out", 1000.0, b"line 100\n")
     page, lines = page_of(store, first=40)
     assert (page.start, page.first, page.next, lines) == (40, 100, 101, ["line 100"])
     nothing, _ = store.read(ReadLog(attempt_id="unknown:0:0"), 0.0)
@@ -228,14 +228,14 @@ def test_a_page_says_what_is_lost_and_what_never_was(store: LogStore, tmp_path: 
 def test_old_logs_go_first_by_age_then_by_size_and_living_ones_are_only_shortened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "SEGMENT_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(writer_module, "SEGMENT_LIMIT_BYTES", 1000)
     store = LogStore(tmp_path, LogRules(total_bytes=10_000, age_s=100.0))
 
     def printed(attempt: str, ago_s: float, ended: bool) -> Path:
         log = store.open(attempt, lambda chunk: None)
-        spool = open_spool(log.directory)
+        writer = open_writer(log.directory)
         for _ in range(8):
-            spool.write("out", 0.0, b"x" * 500 + b"\n")
+            writer.write("out", 0.0, b"x" * 500 + b"\n")
         if ended:
             log.close()
         for path in log.directory.iterdir():

@@ -40,7 +40,7 @@ def ticket(of: JobSpec, **more: object) -> AttemptSpec:
 
 
 def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_its_secrets_and_all_to_fray() -> None:
-    who = ["cluster", "prepared", "job", "secret", "firm"]
+    who = ["cluster", "prepared", "job", "secret", "fixed_variables"]
 
     def from_(name: str) -> dict[str, str]:
         return {f"V{place}": name for place in range(who.index(name), len(who))}
@@ -51,7 +51,9 @@ def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_it
             cluster_vars={**{f"V{place}": "cluster" for place in range(5)}, "FRAY_JOB_ID": "forged"},
             secrets={"s": "secret"},
         ),
-        prepared=PreparedEnvironment(variables={f"V{place}": "prepared" for place in range(1, 5)}, firm={"V4": "firm"}),
+        prepared=PreparedEnvironment(
+            variables={f"V{place}": "prepared" for place in range(1, 5)}, fixed_variables={"V4": "fixed_variables"}
+        ),
     )
     assert [told[f"V{place}"] for place in range(5)] == who
     assert (told["FRAY_JOB_NAME"], told["FRAY_JOB_ID"]) == ("j", "j-1")

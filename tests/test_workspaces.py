@@ -30,7 +30,7 @@ from fray.model.workspace import FileEntry, Manifest, ManifestChunk, manifest_pa
 from fray.net.channel.public import RedialPolicy
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
-from fray.node.launcher import Ask
+from fray.node.launcher import RequestController
 from fray.node.workspaces import store as trees
 from fray.node.workspaces.preparer import WorkspaceFailed, Workspaces, paths_in
 from fray.node.workspaces.store import WorkspaceRetention as Kept
@@ -79,7 +79,7 @@ async def link_to(stage: Stage) -> ControllerClient:
     return link
 
 
-def counted(ask: Ask, seen: list[object]) -> Ask:
+def counted(ask: RequestController, seen: list[object]) -> RequestController:
     async def counting(message: object) -> Any:
         seen.append(message)
         return await ask(message)
@@ -103,7 +103,7 @@ def same(tree: Path, project: Path) -> bool:
     )
 
 
-def machine(tmp_path: Path, ask: Ask, name: str = "machine", **options: Any) -> Workspaces:
+def machine(tmp_path: Path, ask: RequestController, name: str = "machine", **options: Any) -> Workspaces:
     return Workspaces(tmp_path / name, ask, "boot", **options)
 
 
@@ -116,7 +116,7 @@ async def test_a_workspace_arrives_as_it_is_and_an_edit_costs_one_piece(project:
         link, node = await link_to(st), await st.node()
         bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, counted(node.ask_blobs, seen))
-        await machine_.furnish(bundle, tmp_path / "first")
+        await machine_.copy_to(bundle, tmp_path / "first")
         assert same(tmp_path / "first", project)
         first = fetched(seen)
         write(project, "pkg1/m60.py", "edited")
@@ -125,7 +125,7 @@ async def test_a_workspace_arrives_as_it_is_and_an_edit_costs_one_piece(project:
         edited = await send(link, str(project), upload.find_directory)
         assert edited != bundle
         seen.clear()
-        await machine_.furnish(edited, tmp_path / "second")
+        await machine_.copy_to(edited, tmp_path / "second")
         assert same(tmp_path / "second", project)
         assert first > 8
         assert fetched(seen) <= 1 + 3  # the manifest, and what the three files were in
@@ -150,7 +150,7 @@ async def test_the_same_again_is_one_question(project: Path, tmp_path: Path) -> 
         assert [type(message) for message in asked] == [OfferBundle]
         async with trio.open_nursery() as nursery:
             for number in range(20):
-                nursery.start_soon(machine_.furnish, bundle, tmp_path / f"view{number}")
+                nursery.start_soon(machine_.copy_to, bundle, tmp_path / f"view{number}")
         pieces = [message.piece for message in seen if isinstance(message, FetchPiece)]
         assert len(pieces) == len(set(pieces))
         assert sum(isinstance(message, FetchBundle) for message in seen) == 1
@@ -164,7 +164,7 @@ async def test_two_nodes_of_one_machine_fetch_once(project: Path, tmp_path: Path
         async with trio.open_nursery() as nursery:
             for number, node in enumerate((one, two)):
                 there = machine(tmp_path, counted(node.ask_blobs, seen))
-                nursery.start_soon(there.furnish, bundle, tmp_path / f"view{number}")
+                nursery.start_soon(there.copy_to, bundle, tmp_path / f"view{number}")
         assert same(tmp_path / "view0", project)
         assert same(tmp_path / "view1", project)
         assert sum(isinstance(message, FetchBundle) for message in seen) == 1
@@ -175,11 +175,11 @@ async def test_an_attempt_that_writes_changes_nobody_elses_workspace(project: Pa
         link, node = await link_to(st), await st.node()
         bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, node.ask_blobs)
-        await machine_.furnish(bundle, tmp_path / "one")
+        await machine_.copy_to(bundle, tmp_path / "one")
         (tmp_path / "one/pkg0/m1.py").write_text("vandal")
         (tmp_path / "one/data.bin").unlink()
         (tmp_path / "one/data.bin").write_bytes(b"vandal")
-        await machine_.furnish(bundle, tmp_path / "two")
+        await machine_.copy_to(bundle, tmp_path / "two")
         assert same(tmp_path / "two", project)
 
 
@@ -193,7 +193,7 @@ async def test_a_tree_that_was_written_to_is_made_anew(project: Path, tmp_path: 
         victim = tree / "pkg0/m1.py"
         victim.chmod(0o644)
         victim.write_text("vandal")
-        await machine_.furnish(bundle, tmp_path / "view", lines.append)
+        await machine_.copy_to(bundle, tmp_path / "view", lines.append)
         assert same(tmp_path / "view", project)
         assert any("'pkg0/m1.py' was written to; it is made anew" in line for line in lines)
 
@@ -204,17 +204,17 @@ async def test_a_copy_that_an_attempt_left_is_made_whole_for_the_next(project: P
         bundle = await send(link, str(project), upload.find_directory)
         machine_ = machine(tmp_path, node.ask_blobs)
         one, two = tmp_path / "one", tmp_path / "two"
-        await machine_.furnish(bundle, one)
+        await machine_.copy_to(bundle, one)
         kept = (one / "pkg1/m50.py").stat().st_ino
         spoil(one, tmp_path)
-        assert machine_.give_back(bundle, one)
+        assert machine_.return_copy(bundle, one)
         assert not one.exists()
-        await machine_.furnish(bundle, two)
+        await machine_.copy_to(bundle, two)
         assert same(two, project)
         assert (two / "pkg1/m50.py").stat().st_ino == kept
         (tmp_path / "elsewhere").write_text("vandal")  # a hard link that it kept is none to the next
         assert same(two, project)
-        await machine_.furnish(bundle, tmp_path / "three")  # no other one waits
+        await machine_.copy_to(bundle, tmp_path / "three")  # no other one waits
         assert same(tmp_path / "three", project)
 
 
@@ -223,14 +223,14 @@ async def test_a_copy_of_an_earlier_version_does_for_the_next_one(project: Path,
         link, node = await link_to(st), await st.node()
         machine_ = machine(tmp_path, node.ask_blobs)
         first = await send(link, str(project), upload.find_directory)
-        await machine_.furnish(first, tmp_path / "one")
+        await machine_.copy_to(first, tmp_path / "one")
         kept = (tmp_path / "one/pkg1/m50.py").stat().st_ino
-        assert machine_.give_back(first, tmp_path / "one")
+        assert machine_.return_copy(first, tmp_path / "one")
         write(project, "pkg0/m1.py", "edited")
         write(project, "new/file.py", "new")
         shutil.rmtree(project / "pkg3")
         second = await send(link, str(project), upload.find_directory)
-        await machine_.furnish(second, tmp_path / "two")
+        await machine_.copy_to(second, tmp_path / "two")
         assert same(tmp_path / "two", project)
         assert (tmp_path / "two/pkg1/m50.py").stat().st_ino == kept
 
@@ -257,7 +257,7 @@ def spoil(copy: Path, outside: Path) -> None:
 
 
 def test_large_files_are_shared_where_they_cannot_be_written_through(project: Path, tmp_path: Path) -> None:
-    """For root read-only is no obstacle, so it gets copies (`Workspaces.furnish` says so)."""
+    """For root read-only is no obstacle, so it gets copies (`Workspaces.copy_to` says so)."""
     store, book = WorkspaceStore(tmp_path / "store"), upload.ScanCache(str(project))
     store.open()
     bundle = upload.scan(book, upload.Limits())
@@ -302,7 +302,7 @@ async def test_cuts_and_a_controller_that_begins_anew_cost_only_what_was_under_w
         bundle = await send(link, str(project), upload.find_directory)
         assert bundle == source.bundle
         assert len(put) == len(set(put))
-        await machine(tmp_path, node.ask_blobs).furnish(bundle, tmp_path / "view")
+        await machine(tmp_path, node.ask_blobs).copy_to(bundle, tmp_path / "view")
         assert same(tmp_path / "view", project)
 
 
@@ -319,12 +319,12 @@ async def test_a_node_that_is_killed_while_it_fetches_leaves_what_has_come(proje
                 seen.append(message)
                 return await node.ask_blobs(message)
 
-            await machine(tmp_path, ask).furnish(bundle, tmp_path / "never")
+            await machine(tmp_path, ask).copy_to(bundle, tmp_path / "never")
         store = tmp_path / "machine"
         (store / "trees" / f"{bundle}.new").mkdir()  # as a node that was killed at the next step leaves it
         (store / "files" / "half.123.new").write_text("ha")
         again: list[object] = []
-        await machine(tmp_path, counted(node.ask_blobs, again)).furnish(bundle, tmp_path / "view")
+        await machine(tmp_path, counted(node.ask_blobs, again)).copy_to(bundle, tmp_path / "view")
         assert same(tmp_path / "view", project)
         both = [m.piece for m in (*seen, *again) if isinstance(m, FetchPiece)]
         assert len(both) - len(set(both)) <= 4
@@ -347,11 +347,11 @@ async def test_who_waits_goes_on_when_the_one_who_fetched_is_cancelled(project: 
 
             async def cancelled() -> None:
                 with first:
-                    await machine_.furnish(bundle, tmp_path / "never")
+                    await machine_.copy_to(bundle, tmp_path / "never")
 
             nursery.start_soon(cancelled)
             await begun.wait()
-            nursery.start_soon(machine_.furnish, bundle, tmp_path / "view")
+            nursery.start_soon(machine_.copy_to, bundle, tmp_path / "view")
             first.cancel()
         assert same(tmp_path / "view", project)
 
@@ -461,11 +461,11 @@ async def test_a_full_disk_of_the_machine_is_said(
         monkeypatch.setattr(trees.WorkspaceStore, "put_piece", full)
         machine_ = machine(tmp_path, node.ask_blobs)
         with pytest.raises(WorkspaceFailed, match="does not fit on the disk of this machine"):
-            await machine_.furnish(bundle, tmp_path / "view")
+            await machine_.copy_to(bundle, tmp_path / "view")
         monkeypatch.undo()
         monkeypatch.setattr(trees, "_copy_bytes", full)
         with pytest.raises(WorkspaceFailed, match="does not fit on the disk of this machine"):
-            await machine_.furnish(bundle, tmp_path / "view2")
+            await machine_.copy_to(bundle, tmp_path / "view2")
 
 
 async def test_a_piece_that_rots_on_the_controller_is_noticed_and_sent_again(project: Path, tmp_path: Path) -> None:
@@ -476,9 +476,9 @@ async def test_a_piece_that_rots_on_the_controller_is_noticed_and_sent_again(pro
         largest.write_bytes(b"rotten")
         machine_ = machine(tmp_path, node.ask_blobs)
         with pytest.raises(WorkspaceFailed, match="damaged or gone on the controller: launch again"):
-            await machine_.furnish(bundle, tmp_path / "view")
+            await machine_.copy_to(bundle, tmp_path / "view")
         assert await send(link, str(project), upload.find_directory) == bundle
-        await machine_.furnish(bundle, tmp_path / "view")
+        await machine_.copy_to(bundle, tmp_path / "view")
         assert same(tmp_path / "view", project)
 
 

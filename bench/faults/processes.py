@@ -60,7 +60,7 @@ def kind_of(process: Process, people: dict[int, Process], nodes: Iterable[int]) 
         return process.comm.removeprefix("fray-")
     if process.comm.startswith("fray:"):
         return "job"
-    if parent is not None and parent.comm.startswith(("fray-keeper", "fray-init")):
+    if parent is not None and parent.comm.startswith(("fray-shim", "fray-init")):
         return "job"  # a program, or an orphan that the keeper has adopted
     return "zygote" if process.parent in nodes else "child"
 

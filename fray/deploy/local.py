@@ -39,10 +39,10 @@ from fray.net.codec import blob_id
 from fray.net.transport import Network
 from fray.node.config import NodeConfig
 from fray.node.job_process.bootstrap import job_variables
-from fray.node.launcher import OnLog, OnObserved
+from fray.node.launcher import Launcher
 from fray.node.logs.store import MemoryLogs
 from fray.node.logs.writer import LineSplitter, system_lines
-from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_in_use, ports_taken
+from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_in_use, ports_taken_outcome
 from fray.node.run import run_node
 from fray.node.shim.progress_pipe import READ_BYTES, ProgressLog, open_pipe
 from fray.runtime.background import open_background_nursery
@@ -88,14 +88,12 @@ class _LocalAttempt:
     remarks: ProgressLog = field(factory=ProgressLog)
 
 
-class TaskLauncher:
+class TaskLauncher(Launcher):
     """Runs attempts as tasks of this loop: a `fray.node.launcher.Launcher`."""
 
     def __init__(self, network: Network, stage: Callable[[AttemptSpec], SyncRunner], rng: random.Random) -> None:
-        self.on_observed: OnObserved = lambda observed, value: None
-        self.on_log: OnLog = lambda attempt, chunk: None
-        self.logs = MemoryLogs(time.time)
-        self.on_said: Callable[[AttemptId, Said], None] = lambda attempt, said: None
+        super().__init__()
+        self.logs: MemoryLogs = MemoryLogs(time.time)
         self._network, self._stage, self._rng = network, stage, rng
         self._held: dict[AttemptId, _LocalAttempt] = {}
         self._nursery: trio.Nursery | None = None
@@ -130,7 +128,7 @@ class TaskLauncher:
             held.cancel.cancel()
 
     async def capture(self, attempt_id: AttemptId) -> str:
-        """See `fray.node.health.monitor.Attentive`; all jobs share the process, and so its threads."""
+        """See `Launcher.capture`; all jobs share the process, and so its threads."""
         await trio.lowlevel.checkpoint()
         return f"{stack_dump.threads_text()}\n{stack_dump.tasks_text()}"
 
@@ -138,7 +136,7 @@ class TaskLauncher:
         attempt_id = held.ticket.attempt_id
         if held.ended:
             return
-        self.on_said(attempt_id, said)
+        self.on_report(attempt_id, said)
         if isinstance(said, Progress):
             self._remark(attempt_id, held.remarks.line(said, trio.current_time()))
 
@@ -152,7 +150,7 @@ class TaskLauncher:
         if not taken:
             self.on_observed(ObservedAttempt(attempt_id=ticket.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None)
         if taken:
-            ended = AttemptResult(ports_taken(ticket, taken))
+            ended = AttemptResult(ports_taken_outcome(ticket, taken))
         elif ticket.spec.entry is EntryKind.BINARY:
             ended = await self._run_program(held)
         else:
@@ -166,7 +164,7 @@ class TaskLauncher:
                 cancel=held.cancel,
                 on_report=partial(self._hear, held),
             )
-        self._remark(ticket.attempt_id, held.remarks.last(trio.current_time()))
+        self._remark(ticket.attempt_id, held.remarks.last_line(trio.current_time()))
         held.ended = True
         current_job.clear_preemption_notice(ticket.attempt_id)
         outcome = evolve(

@@ -10,7 +10,7 @@ from fray.model.ids import NodeName
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity
 
-LEASE_LEAST_S = 240.0
+LEASE_MIN_S = 240.0
 """A shorter lease leaves a node no time to end what it runs before it is placed elsewhere."""
 NOTICE_MARGIN_S = 120.0
 """Both ends notice a loss at different times (up to 80 s apart, by heartbeats), and ending attempts takes time too."""
@@ -98,8 +98,8 @@ class NodeConfig:
     environments: EnvironmentLimits = Factory(EnvironmentLimits)
     boot_id: str = ""
     process: ProcessMark | None = None
-    found: tuple[str, ...] = ()
-    """Of the devices of its capacity, those that were found here and are not only said to be."""
+    detected_devices: tuple[str, ...] = ()
+    """Of the devices of its capacity, those that were detected_devices here and are not only said to be."""
     drain_s: float = 0.0
     """Asked to leave, it lets jobs finish for so long that may end by themselves."""
 

@@ -23,8 +23,8 @@ from fray.node.containers.engine import node_label
 from fray.node.environments.preparer import Environments
 from fray.node.inventory import process_mark
 from fray.node.job_process.bootstrap import PRELOAD, WARM_AMONG_MACHINES, node_environ
-from fray.node.launcher import Ask
-from fray.node.linux.cgroups import find
+from fray.node.launcher import RequestController
+from fray.node.linux.cgroups import find_cgroup_manager
 from fray.node.prepare import PreparedEnvironment, Preparer, Say
 from fray.node.resources.allocator import ResourceAllocator
 from fray.node.run import run_node
@@ -57,14 +57,14 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
         offered=offered,
         zygote=zygote,
         pid_namespace=config.pid_namespace,
-        holdings=_holdings(config),
+        allocator=_make_allocator(config),
         log_rules=config.logs,
-        environments=_environments(config),
+        environments=_make_environments(config),
         descriptors=inherited,
     )
     store = cache_directory(config) / "workspaces"
-    workspaces = _WithWorkspaces(store, lambda message: launcher.ask(message), mark.boot_id, launcher.preparer)
-    launcher.preparer, launcher.before_removal = workspaces, workspaces.give_back
+    workspaces = _WithWorkspaces(store, lambda message: launcher.request(message), mark.boot_id, launcher.preparer)
+    launcher.preparer, launcher.before_removal = workspaces, workspaces.return_copy
     leave = trio.Event()
     refused: FrayError | None = None
     async with trio.open_nursery() as nursery:
@@ -81,25 +81,25 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
 class _WithWorkspaces:
     """`fray.node.workspaces.preparer.WorkspacePreparer`, imported (10 ms) when the first job has a workspace."""
 
-    def __init__(self, store: Path, ask: Ask, boot_id: str, then: Preparer) -> None:
-        self._store, self._ask, self._boot_id, self.then = store, ask, boot_id, then
+    def __init__(self, store: Path, request: RequestController, boot_id: str, then: Preparer) -> None:
+        self._store, self._request, self._boot_id, self.then = store, request, boot_id, then
         self._with: WorkspacePreparer | None = None
 
-    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
-        if ticket.spec.environment.bundle is None:
-            return await self.then.prepare(ticket, say)
+    async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
+        if attempt_spec.spec.environment.bundle is None:
+            return await self.then.prepare(attempt_spec, say)
         if self._with is None:
             from fray.node.workspaces.preparer import WorkspacePreparer, Workspaces
 
-            self._with = WorkspacePreparer(Workspaces(self._store, self._ask, self._boot_id), self.then)
-        return await self._with.prepare(ticket, say)
+            self._with = WorkspacePreparer(Workspaces(self._store, self._request, self._boot_id), self.then)
+        return await self._with.prepare(attempt_spec, say)
 
-    def give_back(self, ticket: AttemptSpec) -> None:
+    def return_copy(self, attempt_spec: AttemptSpec) -> None:
         if self._with is not None:
-            self._with.give_back(ticket)
+            self._with.return_copy(attempt_spec)
 
 
-def _environments(config: NodeConfig) -> Environments:
+def _make_environments(config: NodeConfig) -> Environments:
     environ = node_environ(os.environ, os.path.abspath(config.state_dir))
     label = node_label(os.path.abspath(config.state_dir))
     return Environments(cache_directory(config) / "environments", config.environments, environ, label=label)
@@ -113,10 +113,12 @@ def cache_directory(config: NodeConfig) -> Path:
     return Path(home if os.path.isabs(home) else config.state_dir, "fray")
 
 
-def _holdings(config: NodeConfig) -> ResourceAllocator:
+def _make_allocator(config: NodeConfig) -> ResourceAllocator:
     """Control groups are for daemons: an embedded node is a guest in its driver's."""
     embedded = config.parent_pid is not None
-    groups = None if embedded or config.memory_limit is not MemoryLimitMode.AUTO else find(config.state_dir)
+    groups = (
+        None if embedded or config.memory_limit is not MemoryLimitMode.AUTO else find_cgroup_manager(config.state_dir)
+    )
     return ResourceAllocator(groups, enforce=config.memory_limit is not MemoryLimitMode.OFF)
 
 

@@ -13,13 +13,13 @@ import sys
 from typing import NoReturn
 
 from fray.node.job_process.bootstrap import PRELOAD, SWITCH_INTERVAL_S
-from fray.node.zygotes.zygote import ForkedZygote, fork_zygote, load
+from fray.node.zygotes.zygote import ForkedZygote, fork_zygote, import_all
 
 
 def main() -> NoReturn:
     """Exit status: 0 after SIGTERM or SIGINT or the driver's end, 1 if the cluster does not take it."""
     gc.disable()  # what is imported stays: looking for garbage in it costs a tenth of the start
-    load(name.partition(":")[0] for name in PRELOAD)
+    import_all(name.partition(":")[0] for name in PRELOAD)
     status = _be_node(int(sys.argv[1]), fork_zygote(PRELOAD))
     sys.stderr.flush()
     os._exit(status)  # taking the interpreter apart would cost 20 ms of the cluster's end

@@ -1,7 +1,7 @@
 """The first words of a machine that has a join token instead of the cluster's: they get it a key of its own.
 
-Law. The key is kept in the node's directory (mode 600), so that a node that starts again needs no second token. Before
-the token is shown for the first time, a claim is made up and kept there too: if the answer is lost, or this process
+Law. The key is state in the node's directory (mode 600), so that a node that starts again needs no second token. Before
+the token is shown for the first time, a claim is made up and state there too: if the answer is lost, or this process
 dies, the same claim says that it is the same machine.
 """
 
@@ -51,56 +51,56 @@ class JoinState:
     key: str = field(default="", repr=False)
 
 
-def as_machine(config: NodeConfig) -> NodeConfig:
+def with_machine_attribute(config: NodeConfig) -> NodeConfig:
     """The config of a node that says which machine it is, as its join token has it.
 
     Raises:
         InvalidRequest: it is no join token, or the operator names another machine.
     """
     token, _ = read_token(config.join_token)
-    told = config.capacity.attributes.get(MACHINE_ATTRIBUTE, token.unit)
-    if told != token.unit:
-        raise InvalidRequest(f"the join token is for machine {token.unit!r}, and this node says machine={told}")
+    given = config.capacity.attributes.get(MACHINE_ATTRIBUTE, token.unit)
+    if given != token.unit:
+        raise InvalidRequest(f"the join token is for machine {token.unit!r}, and this node says machine={given}")
     attributes = {**config.capacity.attributes, MACHINE_ATTRIBUTE: token.unit}
     return evolve(config, capacity=evolve(config.capacity, attributes=attributes))
 
 
 async def find_credential(config: NodeConfig, network: Network, rng: random.Random) -> Credential:
-    """The key of this machine's own: kept, or asked for now.
+    """The key of this machine's own: state, or asked for now.
 
     Raises:
         InvalidRequest: the token is none, or the number of this host among those of its machine is missing.
         Unauthorized: the token has expired or is spent.
-        OSError: the key cannot be kept.
+        OSError: the key cannot be state.
     """
     token, key = read_token(config.join_token)
-    kept = _read(config)
-    if kept is None or kept.token != token.key_id:
-        kept = JoinState(token.key_id, mint(rng, CLAIM_LENGTH))
-        _write(config, kept)
-    if not kept.key:
-        asked = JoinRequest(node=config.name, worker=_worker(config, token), claim=kept.claim)
+    state = _read(config)
+    if state is None or state.token != token.key_id:
+        state = JoinState(token.key_id, mint(rng, CLAIM_LENGTH))
+        _write(config, state)
+    if not state.key:
+        asked = JoinRequest(node=config.name, worker=_worker(config, token), claim=state.claim)
         given = await _request_join(config, network, Credential(token.key_id, key), asked, rng)
-        kept = evolve(kept, key_id=given.key_id, key=given.key)
-        _write(config, kept)
+        state = evolve(state, key_id=given.key_id, key=given.key)
+        _write(config, state)
         log.info("joined the cluster as a host of machine %s", token.unit, extra={"worker": asked.worker})
-    return Credential(kept.key_id, kept.key)
+    return Credential(state.key_id, state.key)
 
 
 def _worker(config: NodeConfig, token: JoinKey) -> int:
-    told = config.capacity.attributes.get(WORKER_ATTRIBUTE, "" if token.hosts > 1 else "0")
-    if not told.isdecimal():
+    given = config.capacity.attributes.get(WORKER_ATTRIBUTE, "" if token.hosts > 1 else "0")
+    if not given.isdecimal():
         raise InvalidRequest(
             f"machine {token.unit!r} has {token.hosts} hosts: which of them is this? Set the attribute "
-            f"{WORKER_ATTRIBUTE} to its number, from 0 (it is {told!r})"
+            f"{WORKER_ATTRIBUTE} to its number, from 0 (it is {given!r})"
         )
-    return int(told)
+    return int(given)
 
 
 async def _request_join(
     config: NodeConfig, network: Network, credential: Credential, asked: JoinRequest, rng: random.Random
 ) -> JoinGrant:
-    heard = _GreetingHandler()
+    handler = _GreetingHandler()
     async with trio.open_nursery() as nursery:
 
         async def dial() -> None:
@@ -110,22 +110,22 @@ async def _request_join(
                     [config.controller],
                     credential,
                     greeting=lambda: encode_message(asked),
-                    handler=heard,
+                    handler=handler,
                     incarnation=mint(rng),
                     policy=RedialPolicy(refused_ends=False, give_up_s=None),
                     rng=rng,
                 )
             except FrayError as error:
-                heard.on_end(error)
+                handler.on_end(error)
 
         nursery.start_soon(dial)
-        await heard.over.wait()
+        await handler.greeted.wait()
         nursery.cancel_scope.cancel()
-    if isinstance(heard.answer, FrayError):
-        raise heard.answer
-    if not isinstance(heard.answer, JoinGrant):
-        raise ProtocolMismatch(f"the controller answered a join token with {type(heard.answer).__name__}")
-    return heard.answer
+    if isinstance(handler.answer, FrayError):
+        raise handler.answer
+    if not isinstance(handler.answer, JoinGrant):
+        raise ProtocolMismatch(f"the controller answered a join token with {type(handler.answer).__name__}")
+    return handler.answer
 
 
 class _GreetingHandler:
@@ -133,7 +133,7 @@ class _GreetingHandler:
 
     def __init__(self) -> None:
         self.answer: object = None
-        self.over = trio.Event()
+        self.greeted = trio.Event()
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         pass
@@ -143,7 +143,7 @@ class _GreetingHandler:
 
     def on_reset(self, greeting: bytes) -> None:
         self.answer, _ = decode_message(greeting)
-        self.over.set()
+        self.greeted.set()
 
     def on_suspended(self, why: str) -> None:
         pass
@@ -153,7 +153,7 @@ class _GreetingHandler:
 
     def on_end(self, error: FrayError) -> None:
         self.answer = self.answer or error
-        self.over.set()
+        self.greeted.set()
 
 
 # On disk -------------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _read(config: NodeConfig) -> JoinState | None:
         return None
 
 
-def _write(config: NodeConfig, kept: JoinState) -> None:
+def _write(config: NodeConfig, state: JoinState) -> None:
     """Whole or not at all. A node without a directory (in simulation) keeps nothing."""
     if not config.state_dir:
         return
@@ -178,9 +178,9 @@ def _write(config: NodeConfig, kept: JoinState) -> None:
     path = directory / f"{FILE}.new"
     with suppress(FileNotFoundError):
         path.unlink()
-    told = {"token": kept.token, "claim": kept.claim, "key_id": kept.key_id, "key": kept.key}
+    given = {"token": state.token, "claim": state.claim, "key_id": state.key_id, "key": state.key}
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(json.dumps(told))
+        out.write(json.dumps(given))
         out.flush()
         os.fsync(out.fileno())
     path.rename(directory / FILE)

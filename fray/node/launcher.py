@@ -1,12 +1,14 @@
-"""The seam between a node and whatever runs its attempts: processes, tasks of one loop, or a fake."""
+"""Interface between a node and what runs its attempts: processes, tasks of one loop, or a simulation."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import trio
 
+from fray.errors import ChannelClosed
 from fray.model.log_records import LogChunk
 from fray.model.monitoring.progress_protocol import Said
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome
@@ -14,103 +16,108 @@ from fray.net.transport import Bytes
 from fray.node.logs.store import AttemptLogs
 
 OnObserved: TypeAlias = Callable[[ObservedAttempt, bytes | None], None]
-"""Told of every change of phase; the bytes are the outcome's value, with the phase ENDED."""
+"""Callback for every change of phase; the bytes are the outcome's value and come with the phase ENDED only."""
 OnLog: TypeAlias = Callable[[str, LogChunk], None]
-"""Told of lines as they come: attempt id, then records in the order of their numbers."""
+"""Callback for new log lines: attempt id, then records in the order of their numbers."""
 
-Ask: TypeAlias = Callable[[object], Awaitable[tuple[Any, Sequence[Bytes]]]]
-"""A request to the controller, and its answer with what is attached. Raises FrayError."""
+RequestController: TypeAlias = Callable[[object], Awaitable[tuple[Any, Sequence[Bytes]]]]
+"""Sends a request to the controller and returns the answer and its attachments. Raises FrayError."""
 
-OnSaid: TypeAlias = Callable[[str, Said], None]
-"""Told of what an attempt says of itself."""
+OnReport: TypeAlias = Callable[[str, Said], None]
+"""Callback for progress, health and usage reports of an attempt."""
+
+CheckPath: TypeAlias = Callable[[str, int, str], Awaitable[None]]
+"""Sends a GET for a path to a port of an attempt; raises `fray.node.health.http_check.BadAnswer`."""
+
+SUSPENDED_BEFORE_START = Outcome(
+    cause=EndReason.MACHINE_LOST, message="its machine was suspended for minutes before it started"
+)
 
 
-class Launcher(Protocol):
-    """Starts, stops and watches attempts. Nothing but `run` blocks; what happens is told through ``on_observed``.
+async def _not_a_member(message: object) -> Any:
+    raise ChannelClosed("this node is not a member of a cluster", reason="closed")
 
-    Per attempt: any number of STARTING, RUNNING, STOPPING, then exactly one ENDED with an outcome, after its last log
-    line was told and once nothing of it lives any more.
+
+class Launcher(ABC):
+    """Starts, stops and observes attempts.
+
+    Only `run` and `capture` and `details` may wait; everything that happens is reported through the callbacks.
+
+    Invariants: an attempt is reported as any number of STARTING, RUNNING, STOPPING and then exactly once as ENDED with
+    an outcome, after its last log line was reported and once none of its processes is alive.
+
+    Attributes:
+        logs: the logs of its attempts.
+        on_observed: set by the node before `run`.
+        on_log: set by the node before `run`.
+        on_report: set by the node before `run`.
+        on_busy: set by the node before `run`; called whenever `busy` changes.
+        in_doubt: set by the node before `run`. Returns whether the machine was suspended for minutes and has not
+            reached the controller since: its attempts may run elsewhere by now, so what would start now ends with
+            `SUSPENDED_BEFORE_START` instead.
+        request: set by the node before `run`. Fails while the node is not a member of the cluster.
+        check_path: sends health checks where attempts have no real ports; None: over HTTP.
     """
 
-    on_observed: OnObserved
-    """Set by the node before `run`."""
-    on_log: OnLog
-    """Set by the node before `run`."""
+    logs: AttemptLogs
 
-    @property
-    def logs(self) -> AttemptLogs:
-        """What it keeps of what its attempts printed."""
-        ...
+    def __init__(self) -> None:
+        self.on_observed: OnObserved = lambda observed, value: None
+        self.on_log: OnLog = lambda attempt_id, chunk: None
+        self.on_report: OnReport = lambda attempt_id, report: None
+        self.on_busy: Callable[[], None] = lambda: None
+        self.in_doubt: Callable[[], bool] = lambda: False
+        self.request: RequestController = _not_a_member
+        self.check_path: CheckPath | None = None
 
+    @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own whatever is needed; started when attempts may be started. Cancelled: every attempt ends, unreported."""
-        ...
+        """Own everything the attempts need; started when attempts may be started.
 
-    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
-        """Start an attempt; one that cannot be started ends with `Cause.ENVIRONMENT`."""
-        ...
+        When cancelled, every attempt ends, unreported.
+        """
 
+    @abstractmethod
+    def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
+        """Start an attempt; one that cannot be started ends with `EndReason.ENVIRONMENT`."""
+
+    @abstractmethod
     def stop(self, attempt_id: str, notice_s: float | None = None) -> None:
-        """End it by the ladder of its spec. Its outcome has `Cause.STOPPED` unless it succeeded before it noticed.
+        """End an attempt by the termination policy of its spec.
+
+        Its outcome has `EndReason.STOPPED` unless it succeeded before it noticed.
 
         Args:
-            notice_s: its place is taken: tell it so, and begin with the ladder so much later. A program gets SIGTERM at
-                once, and SIGKILL so much later than else. None: it is ended for another reason.
+            notice_s: it is preempted: notify it now, and start its termination so many seconds later. A program gets
+                SIGTERM at once, and SIGKILL so much later than otherwise. None: it is stopped for another reason.
         """
-        ...
 
+    @abstractmethod
     def kill(self, attempt_id: str) -> None:
-        """End it now."""
-        ...
+        """End an attempt at once."""
 
+    @abstractmethod
     def forget(self, attempt_id: str) -> None:
-        """Drop all that is kept of it; waits until it has ended if it has not."""
-        ...
+        """Drop everything stored about an attempt, as soon as it has ended."""
 
+    # Optional
 
-@runtime_checkable
-class Withholding(Protocol):
-    """A launcher that looks whether devices are free before they are given again."""
+    @property
+    def busy(self) -> dict[str, str]:
+        """Devices that cannot be allocated yet, each with the reason.
 
-    busy: dict[str, str]
-    """Those that are not, and who holds them. One that an attempt had is in here before the attempt's end is told."""
-    on_busy: Callable[[], None]
-    """Set by the node before `Launcher.run`; told whenever that changes."""
-
-
-@runtime_checkable
-class Furnished(Protocol):
-    """A launcher that knows more of its machine than its configuration does."""
+        A device that an attempt used is in here before the end of that attempt is reported.
+        """
+        return {}
 
     def attributes(self) -> dict[str, str]:
-        """Attributes for the node's `Capacity`; asked once `Launcher.run` has started."""
-        ...
+        """Return attributes for the node's `Capacity`; called once `run` has started."""
+        return {}
 
+    async def details(self) -> dict[str, str] | None:
+        """Return a few short lines for people, by topic, as of now; None if there are never any."""
+        return None
 
-@runtime_checkable
-class Particular(Protocol):
-    """A launcher that has more to tell of itself to people."""
-
-    async def particulars(self) -> dict[str, str]:
-        """A few short lines by what they are about, as they are now."""
-        ...
-
-
-@runtime_checkable
-class Doubting(Protocol):
-    """A launcher that begins nothing while its node does not know whether it still may."""
-
-    in_doubt: Callable[[], bool]
-    """Set by the node before `Launcher.run`: this machine was stopped for minutes and has not met the controller since.
-    What would begin now ends as lost instead."""
-
-
-STOPPED_MEANWHILE = Outcome(cause=EndReason.MACHINE_LOST, message="its machine was stopped for minutes before it began")
-
-
-@runtime_checkable
-class Asking(Protocol):
-    """A launcher that needs more of the controller than tickets: workspaces."""
-
-    ask: Ask
-    """Set by the node before `Launcher.run`. Fails while the node is no member of the cluster."""
+    async def capture(self, attempt_id: str) -> str:
+        """Return the stacks of all threads of an attempt as text, or why there are none. The caller sets the limit."""
+        return "[fray] this node cannot capture the stacks of its attempts"

@@ -22,10 +22,10 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import daemon_logging
-from fray.node.config import LEASE_LEAST_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
+from fray.node.config import LEASE_MIN_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
-from fray.node.joining import as_machine
+from fray.node.joining import with_machine_attribute
 from fray.node.logs.options import FILE_KEYS, add_log_options, log_rules
 from fray.node.ports import OFFERED, PortClaim, claim_ports, find_ports, parse_ports
 from fray.node.run import run_node
@@ -118,7 +118,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--config",
         type=Path,
         metavar="FILE",
-        help="TOML: the same options, and cpu, memory, disk, gpus, tpus, [attributes] in place of what is found here",
+        help="TOML: the same options, and cpu, memory, disk, gpus, tpus, [attributes] instead of what is detected",
     )
     parser.add_argument("--state-dir", metavar="DIR", help="this node's own directory (default: below ~/.local/state)")
     parser.add_argument(
@@ -138,7 +138,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="something that jobs may ask for: zone=eu-a; may be given several times",
     )
-    parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: found out)")
+    parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: detected)")
     parser.add_argument(
         "--insecure",
         action="store_true",
@@ -173,7 +173,9 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         help="auto (default): programs run in one of their own where the system allows it; on: every job; off: none",
     )
     parser.add_argument(
-        "--ports", metavar="FIRST-LAST", help=f"which jobs may be given, or none (default: {OFFERED} that are found)"
+        "--ports",
+        metavar="FIRST-LAST",
+        help=f"which jobs may be given, or none (default: {OFFERED} chosen by the node)",
     )
     parser.add_argument(
         "--memory-limit",
@@ -196,48 +198,48 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         OSError: a file cannot be read.
     """
     environ = os.environ if environ is None else environ
-    told = _read_file(options.config) if options.config is not None else {}
+    settings = _read_file(options.config) if options.config is not None else {}
     for key in _OPTIONS:
         if getattr(options, key) is not None:
-            told[key] = getattr(options, key)
-    told["attributes"] = {**told.get("attributes", {}), **attributes_of(options.attribute)}
-    if "controller" not in told:
+            settings[key] = getattr(options, key)
+    settings["attributes"] = {**settings.get("attributes", {}), **attributes_of(options.attribute)}
+    if "controller" not in settings:
         raise InvalidRequest("say which cluster: --controller fray://HOST:PORT")
-    controller = parse_controller(told["controller"])
-    name = check_name(told.get("name") or socket.gethostname(), "a node")
+    controller = parse_controller(settings["controller"])
+    name = check_name(settings.get("name") or socket.gethostname(), "a node")
     networked = not _is_local(controller)
-    if networked and not told.get("insecure"):
+    if networked and not settings.get("insecure"):
         raise InvalidRequest(
-            f"the controller at {told['controller']} is another machine, and what passes would not be encrypted: "
+            f"the controller at {settings['controller']} is another machine, and what passes would not be encrypted: "
             "add --insecure if the network is trusted"
         )
-    lease_s = float(told.get("lease_s", 600.0))
-    if lease_s < LEASE_LEAST_S:
-        raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_LEAST_S:g} seconds or more")
-    state_dir = _state_dir(told.get("state_dir"), name, environ)
-    join_token = _join_token(told, environ)
+    lease_s = float(settings.get("lease_s", 600.0))
+    if lease_s < LEASE_MIN_S:
+        raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_MIN_S:g} seconds or more")
+    state_dir = _state_dir(settings.get("state_dir"), name, environ)
+    join_token = _join_token(settings, environ)
     here = read_capacity()
-    capacity = override(here, told)
+    capacity = override(here, settings)
     config = NodeConfig(
         name=name,
         controller=controller,
-        token="" if join_token else _token(told.get("token_file"), environ),
+        token="" if join_token else _token(settings.get("token_file"), environ),
         join_token=join_token,
         capacity=capacity,
-        found=_found(here, capacity),
+        detected_devices=_detected_devices(here, capacity),
         state_dir=state_dir,
-        cache_dir=told.get("cache_dir", ""),
-        advertise=told.get("advertise") or _local_address(controller),
+        cache_dir=settings.get("cache_dir", ""),
+        advertise=settings.get("advertise") or _local_address(controller),
         networked=networked,
         lease_s=lease_s,
-        parent_pid=told.get("parent_pid"),
-        drain_s=_drain_s(told.get("drain_s", 0.0)),
-        secrets_dir=check_directory(told["secrets"]) if "secrets" in told else "",
-        logs=log_rules(told),
-        environments=_environment_limits(told.get("environments", {})),
-        **{name: _one_of(words, told.get(name, "auto"), name) for name, words in _WORDS.items()},
+        parent_pid=settings.get("parent_pid"),
+        drain_s=_drain_s(settings.get("drain_s", 0.0)),
+        secrets_dir=check_directory(settings["secrets"]) if "secrets" in settings else "",
+        logs=log_rules(settings),
+        environments=_environment_limits(settings.get("environments", {})),
+        **{name: _one_of(words, settings.get(name, "auto"), name) for name, words in _WORDS.items()},
     )
-    return as_machine(config) if join_token else config
+    return with_machine_attribute(config) if join_token else config
 
 
 def attributes_of(given: Sequence[str]) -> dict[str, str]:
@@ -249,44 +251,48 @@ def attributes_of(given: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _found(here: Capacity, offered: Capacity) -> tuple[str, ...]:
+def _detected_devices(here: Capacity, offered: Capacity) -> tuple[str, ...]:
     ids = {device.id for device in here.devices}
     return tuple(device.id for device in offered.devices if device.id in ids)
 
 
-def _drain_s(told: float) -> float:
-    if not 0 <= told < float("inf"):
-        raise InvalidRequest(f"drain_s={told:g} must be 0 or more seconds")
-    return float(told)
+def _drain_s(settings: float) -> float:
+    if not 0 <= settings < float("inf"):
+        raise InvalidRequest(f"drain_s={settings:g} must be 0 or more seconds")
+    return float(settings)
 
 
-def _environment_limits(told: Mapping[str, Any]) -> EnvironmentLimits:
+def _environment_limits(settings: Mapping[str, Any]) -> EnvironmentLimits:
     known = {"size_bytes": (int, str), "keep_s": (int, float), "build_s": (int, float)}
-    for key, value in told.items():
+    for key, value in settings.items():
         if key not in known or isinstance(value, bool) or not isinstance(value, known[key]):
             raise InvalidRequest(f"[environments] {key} = {value!r}: known are size_bytes, keep_s, build_s")
-    size = {"size_bytes": parse_bytes(told["size_bytes"], "[environments] size_bytes")} if "size_bytes" in told else {}
-    return EnvironmentLimits(**{**told, **size})
+    size = (
+        {"size_bytes": parse_bytes(settings["size_bytes"], "[environments] size_bytes")}
+        if "size_bytes" in settings
+        else {}
+    )
+    return EnvironmentLimits(**{**settings, **size})
 
 
-def _one_of(words: type[StrEnum], told: str, name: str) -> Any:
+def _one_of(words: type[StrEnum], settings: str, name: str) -> Any:
     try:
-        return words(told)
+        return words(settings)
     except ValueError:
-        raise InvalidRequest(f"{name} = {told!r} must be one of {', '.join(words)}") from None
+        raise InvalidRequest(f"{name} = {settings!r} must be one of {', '.join(words)}") from None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        told = tomllib.loads(path.read_text())
+        settings = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"{path}: {error}") from None
-    for key, value in told.items():
+    for key, value in settings.items():
         if key not in _FILE_KEYS:
             raise InvalidRequest(f"{path}: unknown key {key!r}; known are {', '.join(sorted(_FILE_KEYS))}")
         if not isinstance(value, _FILE_KEYS[key]):
             raise InvalidRequest(f"{path}: {key} = {value!r} is of the wrong type")
-    return told
+    return settings
 
 
 def parse_controller(text: str) -> str:
@@ -333,9 +339,9 @@ def _local_address(controller: str) -> str:
         return socket.gethostname()
 
 
-def _state_dir(told: str | None, name: str, environ: Mapping[str, str]) -> str:
+def _state_dir(settings: str | None, name: str, environ: Mapping[str, str]) -> str:
     home = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return str(Path(told or f"{home}/fray/node-{name}").expanduser().absolute())
+    return str(Path(settings or f"{home}/fray/node-{name}").expanduser().absolute())
 
 
 def _token(file: str | None, environ: Mapping[str, str]) -> str:
@@ -346,9 +352,9 @@ def _token(file: str | None, environ: Mapping[str, str]) -> str:
     return token
 
 
-def _join_token(told: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    file = told.get("join_token_file")
-    if file and told.get("token_file"):
+def _join_token(settings: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    file = settings.get("join_token_file")
+    if file and settings.get("token_file"):
         raise InvalidRequest("give --token-file or --join-token-file, not both: a machine that joins has its own key")
     if not file:
         return environ.get(JOIN_VARIABLE, "").strip()
@@ -358,28 +364,33 @@ def _join_token(told: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     return token
 
 
-def override(found: Capacity, told: Mapping[str, Any]) -> Capacity:
-    """What the operator says in place of what was found."""
-    devices = [device for kind in ("gpu", "tpu") for device in _devices(kind, found, told.get(f"{kind}s"))]
+def override(detected: Capacity, settings: Mapping[str, Any]) -> Capacity:
+    """What the operator says in place of what was detected."""
+    devices = [device for kind in ("gpu", "tpu") for device in _devices(kind, detected, settings.get(f"{kind}s"))]
     return evolve(
-        found,
-        cpu_milli=round(told["cpu"] * 1000) if "cpu" in told else found.cpu_milli,
-        memory_bytes=parse_bytes(told["memory"], "memory") if "memory" in told else found.memory_bytes,
-        disk_bytes=parse_bytes(told["disk"], "disk") if "disk" in told else found.disk_bytes,
+        detected,
+        cpu_milli=round(settings["cpu"] * 1000) if "cpu" in settings else detected.cpu_milli,
+        memory_bytes=parse_bytes(settings["memory"], "memory") if "memory" in settings else detected.memory_bytes,
+        disk_bytes=parse_bytes(settings["disk"], "disk") if "disk" in settings else detected.disk_bytes,
         devices=tuple(devices),
-        attributes={**found.attributes, **{key: str(value) for key, value in told.get("attributes", {}).items()}},
-        ports=parse_ports(told["ports"]) if "ports" in told else PortRange(0, OFFERED),
+        attributes={
+            **detected.attributes,
+            **{key: str(value) for key, value in settings.get("attributes", {}).items()},
+        },
+        ports=parse_ports(settings["ports"]) if "ports" in settings else PortRange(0, OFFERED),
     )
 
 
-def _devices(kind: str, found: Capacity, told: int | list[str] | None) -> Sequence[Device]:
-    """``told``: a number takes the first so many, a list names the variants."""
-    there = [device for device in found.devices if device.kind == kind]
-    if told is None:
+def _devices(kind: str, detected: Capacity, settings: int | list[str] | None) -> Sequence[Device]:
+    """``settings``: a number takes the first so many, a list names the variants."""
+    there = [device for device in detected.devices if device.kind == kind]
+    if settings is None:
         return there
-    if isinstance(told, int):
-        return [*there, *(Device(f"{kind}-{index}", kind, "unknown") for index in range(len(there), told))][:told]
-    return [Device(f"{kind}-{index}", kind, variant) for index, variant in enumerate(told)]
+    if isinstance(settings, int):
+        return [*there, *(Device(f"{kind}-{index}", kind, "unknown") for index in range(len(there), settings))][
+            :settings
+        ]
+    return [Device(f"{kind}-{index}", kind, variant) for index, variant in enumerate(settings)]
 
 
 if __name__ == "__main__":

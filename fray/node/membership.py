@@ -41,14 +41,14 @@ from fray.node.config import NodeConfig
 from fray.node.controller_requests import ControllerRequests
 from fray.node.health.metrics_report import MetricsReporter
 from fray.node.health.monitor import HealthMonitor
-from fray.node.launcher import Furnished, Launcher, Particular, Withholding
+from fray.node.launcher import Launcher
 from fray.node.logs.push import LogPusher
-from fray.node.port_tunnels import Forwards
+from fray.node.port_tunnels import PortTunnels
 from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, decide
 from fray.node.self_test import SelfTest
 from fray.node.state_reports import PendingReports
 
-TELL_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 """How often it looks whether there is news of itself for people."""
 
 log = logging.getLogger("fray.node")
@@ -64,23 +64,23 @@ class ClusterMembership:
         self.channel: Channel | None = None
         self.leaving: str | None = None
         """Why nothing new is started any more."""
-        self.vitals = MetricsReporter()
-        self.wards = HealthMonitor(launcher, self, self.vitals)
+        self.metrics = MetricsReporter()
+        self.health_monitor = HealthMonitor(launcher, self, self.metrics)
         self._requests: Requests | None = None
         self._launcher = launcher
-        self._condemned: dict[AttemptId, str] = {}
-        self.probes = SelfTest(config, launcher)
-        self.answers = ControllerRequests(launcher.logs, self.probes.probe)
+        self._failures: dict[AttemptId, str] = {}
+        self.self_test = SelfTest(config, launcher)
+        self.controller_requests = ControllerRequests(launcher.logs, self.self_test.probe)
         self._payloads: dict[BlobId, bytes] = {}
         self._cluster_vars: dict[str, str] = {}
-        self._newest = (0, 0)
+        self._latest_revision = (0, 0)
         self._reports = PendingReports(self.held)
-        self.pushed = LogPusher()
-        self._forgotten = trio.Event()
+        self.log_pusher = LogPusher()
+        self._controller_reset = trio.Event()
         """The controller knows nothing of what was told before."""
         self._wake = trio.Event()
         self._moving = trio.lowlevel.ParkingLot()
-        self.forwards = Forwards(lambda: self.wanted, config.advertise)
+        self.tunnels = PortTunnels(lambda: self.wanted, config.advertise)
 
     def __repr__(self) -> str:
         return f"<Member {self.config.name} ({self.incarnation}): {len(self.wanted)} wanted, {len(self.held)} held>"
@@ -105,12 +105,10 @@ class ClusterMembership:
     def _capacity(self) -> Capacity:
         """As configured, with what its launcher says of itself."""
         capacity = self.config.capacity
-        if not isinstance(self._launcher, Furnished):
-            return capacity
         return evolve(capacity, attributes={**self._launcher.attributes(), **capacity.attributes})
 
     def _busy(self) -> dict[str, str]:
-        return self._launcher.busy if isinstance(self._launcher, Withholding) else {}
+        return self._launcher.busy
 
     @property
     def in_doubt(self) -> bool:
@@ -123,22 +121,22 @@ class ClusterMembership:
     def attach(self, channel: Channel) -> ClusterMembership:
         self.channel, self._requests = channel, Requests(channel)
         channel.stale_s = STALE_S
-        self.forwards.attach(channel)
+        self.tunnels.attach(channel)
         return self
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
             return
-        if self.forwards.on_frame(kind, flags, target, ref, body):
+        if self.tunnels.on_frame(kind, flags, target, ref, body):
             return
         if kind == Kind.REQUEST:
-            self.answers.on_request(ref, body)
+            self.controller_requests.on_request(ref, body)
         elif kind == Kind.NOTICE:
             message, blobs = decode_message(body)
             if isinstance(message, DesiredState):
-                self._on_wanted(message, blobs)
+                self._on_desired_state(message, blobs)
             elif isinstance(message, CaptureRequest):
-                self._on_capture_asked(message)
+                self._on_capture_request(message)
 
     def on_batch(self) -> None:
         pass
@@ -148,14 +146,14 @@ class ClusterMembership:
         epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
         self._cluster_vars = hello.env_vars if isinstance(hello, ControllerHello) else {}
         log.info("joined the cluster", extra={"controller": self.config.controller, "epoch": epoch})
-        self.forwards.on_lost("the controller was restarted")
-        self._newest = max(self._newest, (epoch, 0))
+        self.tunnels.on_lost("the controller was restarted")
+        self._latest_revision = max(self._latest_revision, (epoch, 0))
         if self._requests is not None:
             self._requests.on_reset()
-        self._reports.tell_all()
+        self._reports.report_all()
         self._wake.set()
-        self._forgotten.set()
-        self.vitals.tell_again()
+        self._controller_reset.set()
+        self.metrics.resend_all()
 
     def on_suspended(self, why: str) -> None:
         log.warning("lost the controller, dialling again", extra={"why": why})
@@ -166,21 +164,21 @@ class ClusterMembership:
     def on_end(self, error: FrayError) -> None:
         if self._requests is not None:
             self._requests.on_end(error)
-        self.forwards.on_lost(f"the conversation with the controller has ended: {error}")
+        self.tunnels.on_lost(f"the conversation with the controller has ended: {error}")
         self._wake.set()
         self._moving.unpark_all()
 
     # Down
 
-    def _on_wanted(self, message: DesiredState, blobs: Sequence[Bytes]) -> None:
-        if (message.epoch, message.revision) < self._newest:
+    def _on_desired_state(self, message: DesiredState, blobs: Sequence[Bytes]) -> None:
+        if (message.epoch, message.revision) < self._latest_revision:
             return
-        self._newest = (message.epoch, message.revision)
+        self._latest_revision = (message.epoch, message.revision)
         if message.full:
             self.wanted = {}
         for attempt_id in message.gone:
             self.wanted.pop(attempt_id, None)
-        self.wanted.update((wish.attempt_id, wish) for wish in message.wishes)
+        self.wanted.update((desired.attempt_id, desired) for desired in message.wishes)
         self._payloads = {blob_id(blob): bytes(blob) for blob in blobs}
         self._reconcile()
         self._payloads = {}
@@ -191,10 +189,10 @@ class ClusterMembership:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Start(wish) if self.leaving is None:
-                self._start(wish)
-            case Decline(wish):
-                self._settle(wish, Outcome(cause=wish.stop_cause, message="stopped before it started"))
+            case Start(desired) if self.leaving is None:
+                self._start(desired)
+            case Decline(desired):
+                self._end_unstarted(desired, Outcome(cause=desired.stop_cause, message="stopped before it started"))
             case Stop(attempt_id, notice_s):
                 self._launcher.stop(attempt_id, notice_s)
             case Kill(attempt_id):
@@ -202,53 +200,53 @@ class ClusterMembership:
             case Forget(attempt_id):
                 self._forget(attempt_id)
 
-    def _start(self, wish: DesiredAttempt) -> None:
-        payload = self._payloads.get(wish.spec.payload) if wish.spec.payload is not None else None
-        if wish.spec.payload is not None and payload is None:
+    def _start(self, desired: DesiredAttempt) -> None:
+        payload = self._payloads.get(desired.spec.payload) if desired.spec.payload is not None else None
+        if desired.spec.payload is not None and payload is None:
             lost = f"node {self.config.name} has not been sent its payload"
-            self._settle(wish, Outcome(cause=EndReason.MACHINE_LOST, message=lost))
+            self._end_unstarted(desired, Outcome(cause=EndReason.MACHINE_LOST, message=lost))
             return
-        known = self._secrets(wish)
-        unknown = sorted(set(wish.spec.secrets.values()) - set(known))
+        known = self._secrets(desired)
+        unknown = sorted(set(desired.spec.secrets.values()) - set(known))
         if unknown:
             text = f"node {self.config.name} does not know the secret {', '.join(unknown)}; its author did not bring it"
-            self._settle(wish, Outcome(cause=EndReason.ENVIRONMENT, message=text))
+            self._end_unstarted(desired, Outcome(cause=EndReason.ENVIRONMENT, message=text))
             return
-        self.held[wish.attempt_id] = ObservedAttempt(attempt_id=wish.attempt_id, phase=Phase.STARTING)
-        self._launcher.start(self._ticket(wish, known), payload)
+        self.held[desired.attempt_id] = ObservedAttempt(attempt_id=desired.attempt_id, phase=Phase.STARTING)
+        self._launcher.start(self._make_attempt_spec(desired, known), payload)
 
-    def _secrets(self, wish: DesiredAttempt) -> dict[str, str]:
+    def _secrets(self, desired: DesiredAttempt) -> dict[str, str]:
         """By name: as this node's operator says, else as the author does."""
-        found = {name: secrets.read(self.config.secrets_dir, name) for name in wish.spec.secrets.values()}
-        return {**wish.secrets, **{name: value for name, value in found.items() if value is not None}}
+        found = {name: secrets.read(self.config.secrets_dir, name) for name in desired.spec.secrets.values()}
+        return {**desired.secrets, **{name: value for name, value in found.items() if value is not None}}
 
-    def _ticket(self, wish: DesiredAttempt, known: dict[str, str]) -> AttemptSpec:
+    def _make_attempt_spec(self, desired: DesiredAttempt, known: dict[str, str]) -> AttemptSpec:
         return AttemptSpec(
-            attempt_id=wish.attempt_id,
-            spec=wish.spec,
+            attempt_id=desired.attempt_id,
+            spec=desired.spec,
             controller=self.config.controller,
-            key=wish.key,
+            key=desired.key,
             node=self.config.name,
             advertise=self.config.advertise,
             networked=self.config.networked,
-            devices=wish.devices,
-            ports=wish.ports,
-            peers=wish.peers,
-            mates={role: roster.peers() for role, roster in wish.mates.items()},
+            devices=desired.devices,
+            ports=desired.ports,
+            peers=desired.peers,
+            mates={role: roster.peers() for role, roster in desired.mates.items()},
             cluster_vars=self._cluster_vars,
             secrets=known,
         )
 
-    def _settle(self, wish: DesiredAttempt, outcome: Outcome) -> None:
+    def _end_unstarted(self, desired: DesiredAttempt, outcome: Outcome) -> None:
         """An attempt that ends without having been started."""
-        self._observe(ObservedAttempt(attempt_id=wish.attempt_id, phase=Phase.ENDED, outcome=outcome))
+        self._observe(ObservedAttempt(attempt_id=desired.attempt_id, phase=Phase.ENDED, outcome=outcome))
 
     def _forget(self, attempt_id: AttemptId) -> None:
         self._launcher.forget(attempt_id)
         del self.held[attempt_id]
-        self.pushed.forget(attempt_id)
-        self._condemned.pop(attempt_id, None)
-        self.vitals.forget(attempt_id)
+        self.log_pusher.forget(attempt_id)
+        self._failures.pop(attempt_id, None)
+        self.metrics.forget(attempt_id)
         self._reports.forget(attempt_id)
         self._wake.set()
 
@@ -257,22 +255,22 @@ class ClusterMembership:
     def on_observed(self, observed: ObservedAttempt, value: bytes | None) -> None:
         """A phase has changed. Nothing is done about it here: the launcher may be in the middle of something."""
         if observed.attempt_id not in self.held:
-            self.probes.on_observed(observed)
+            self.self_test.on_observed(observed)
             return
         if value is not None:
-            self._reports.keep(observed.attempt_id, value)
-        self._watch_over(observed)
+            self._reports.add_value(observed.attempt_id, value)
+        self._update_monitor(observed)
         self._observe(evolve(observed, outcome=self._with_stacks(observed.attempt_id, self._with_cause(observed))))
 
     def _with_cause(self, observed: ObservedAttempt) -> Outcome | None:
         """Launchers know that they stopped an attempt, not what for."""
-        outcome, wish = observed.outcome, self.wanted.get(observed.attempt_id)
+        outcome, desired = observed.outcome, self.wanted.get(observed.attempt_id)
         if outcome is None or outcome.cause is not EndReason.STOPPED:
             return outcome
-        if wish is not None and wish.stop:
-            return evolve(outcome, cause=wish.stop_cause)
-        if observed.attempt_id in self._condemned:
-            return evolve(outcome, cause=EndReason.FAILURE, message=self._condemned[observed.attempt_id])
+        if desired is not None and desired.stop:
+            return evolve(outcome, cause=desired.stop_cause)
+        if observed.attempt_id in self._failures:
+            return evolve(outcome, cause=EndReason.FAILURE, message=self._failures[observed.attempt_id])
         if self.leaving is not None:
             return evolve(outcome, cause=EndReason.PREEMPTED, message=f"{self.leaving}; {outcome.message}")
         return outcome
@@ -284,77 +282,78 @@ class ClusterMembership:
     def _observe(self, observed: ObservedAttempt) -> None:
         self.held[observed.attempt_id] = observed
         if observed.phase is Phase.ENDED:
-            self.forwards.end(observed.attempt_id)
-        self._reports.move(observed.attempt_id)
+            self.tunnels.end(observed.attempt_id)
+        self._reports.mark_changed(observed.attempt_id)
         self._wake.set()
         self._moving.unpark_all()
 
     def on_log(self, attempt_id: AttemptId, chunk: LogChunk) -> None:
-        """It has printed these lines, which are pushed to the controller if somebody follows."""
+        """It has printed these lines, which are log_pusher to the controller if somebody follows."""
         if self._is_followed(attempt_id):
-            self.pushed.push(self.channel, attempt_id, chunk)
+            self.log_pusher.push(self.channel, attempt_id, chunk)
 
     def _is_followed(self, attempt_id: AttemptId) -> bool:
-        wish = self.wanted.get(attempt_id)
-        return wish is not None and wish.followed
+        desired = self.wanted.get(attempt_id)
+        return desired is not None and desired.followed
 
-    async def tell_of_itself(self, channel: Channel) -> None:
-        """What people want to know of this node: once it has joined, and whenever that is something else by now."""
-        launcher, told = self._launcher, dict[str, str]()
-        if not isinstance(launcher, Particular):
-            return
+    async def report_details(self, channel: Channel) -> None:
+        """Send the details of this node for people: once it has joined, and whenever they have changed."""
+        sent: dict[str, str] = {}
         while channel.error is None:
-            if self._forgotten.is_set():
-                self._forgotten, told = trio.Event(), {}
-            found = short(await launcher.particulars())
-            if found != told and channel.connected:
-                told = found
-                self.tell(NodeDetails(told=told))
-            with trio.move_on_after(TELL_EVERY_S):
-                await self._forgotten.wait()
+            if self._controller_reset.is_set():
+                self._controller_reset, sent = trio.Event(), {}
+            details = await self._launcher.details()
+            if details is None:
+                return
+            found = short(details)
+            if found != sent and channel.connected:
+                sent = found
+                self.notify(NodeDetails(told=found))
+            with trio.move_on_after(REPORT_EVERY_S):
+                await self._controller_reset.wait()
 
     # Watching over them
 
-    def on_said(self, attempt_id: AttemptId, said: Said) -> None:
-        """A process of the attempt has said something of itself."""
+    def on_report(self, attempt_id: AttemptId, report: Said) -> None:
+        """A process of the attempt has report something of itself."""
         if attempt_id in self.held:
-            self.wards.said(attempt_id, said)
+            self.health_monitor.on_report(attempt_id, report)
 
-    def _watch_over(self, observed: ObservedAttempt) -> None:
-        wish = self.wanted.get(observed.attempt_id)
-        if observed.phase is Phase.RUNNING and wish is not None:
-            self.wards.began(observed.attempt_id, wish.spec, health_port(wish))
+    def _update_monitor(self, observed: ObservedAttempt) -> None:
+        desired = self.wanted.get(observed.attempt_id)
+        if observed.phase is Phase.RUNNING and desired is not None:
+            self.health_monitor.on_running(observed.attempt_id, desired.spec, health_port(desired))
         elif observed.phase is not Phase.STARTING:
-            self.wards.ended(observed.attempt_id)
+            self.health_monitor.on_ending(observed.attempt_id)
 
-    def condemn(self, attempt_id: AttemptId, message: str) -> None:
+    def fail_attempt(self, attempt_id: AttemptId, message: str) -> None:
         """End it as a failure, unless its end has begun."""
-        one, wish = self.held.get(attempt_id), self.wanted.get(attempt_id)
-        if one is not None and one.phase is Phase.RUNNING and wish is not None and not wish.stop:
+        one, desired = self.held.get(attempt_id), self.wanted.get(attempt_id)
+        if one is not None and one.phase is Phase.RUNNING and desired is not None and not desired.stop:
             log.warning("%s: %s", attempt_id, message)
-            self._condemned[attempt_id] = message
+            self._failures[attempt_id] = message
             self._launcher.stop(attempt_id)
 
-    def note(self, attempt_id: AttemptId, what: str, text: str) -> None:
+    def annotate(self, attempt_id: AttemptId, what: str, text: str) -> None:
         """For the story of its job; what the controller cannot be told now, it is not told."""
-        self.tell(AttemptAnnotation(attempt_id=attempt_id, what=what, text=text))
+        self.notify(AttemptAnnotation(attempt_id=attempt_id, what=what, text=text))
 
     def _with_stacks(self, attempt_id: AttemptId, outcome: Outcome | None) -> Outcome | None:
         if outcome is None or outcome.captured:
             return outcome
-        return evolve(outcome, captured=self.vitals.captured(attempt_id))
+        return evolve(outcome, captured=self.metrics.last_capture(attempt_id))
 
-    def _on_capture_asked(self, asked: CaptureRequest) -> None:
-        def tell(attempt_id: AttemptId, text: str) -> None:
-            self.tell(StackCapture(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
+    def _on_capture_request(self, asked: CaptureRequest) -> None:
+        def send(attempt_id: AttemptId, text: str) -> None:
+            self.notify(StackCapture(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
 
         known = [attempt_id for attempt_id in asked.attempts if attempt_id in self.held]
         for attempt_id in asked.attempts:
             if attempt_id not in known:
-                tell(attempt_id, f"[fray] node {self.config.name} does not run it (any more)")
-        self.wards.look_for(known, tell)
+                send(attempt_id, f"[fray] node {self.config.name} does not run it (any more)")
+        self.health_monitor.capture_each(known, send)
 
-    def tell(self, message: object) -> None:
+    def notify(self, message: object) -> None:
         """A notice to the controller, unless the conversation is over or full."""
         if self.channel is not None:
             try:
@@ -362,7 +361,7 @@ class ClusterMembership:
             except (ChannelClosed, ChannelFull):
                 pass
 
-    async def ask(self, message: object) -> tuple[Any, Sequence[Bytes]]:
+    async def request(self, message: object) -> tuple[Any, Sequence[Bytes]]:
         """A request to the controller; it waits while there is no connection, and ends with this membership.
 
         Raises:
@@ -381,7 +380,7 @@ class ClusterMembership:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 self._reconcile()
-                while channel.error is None and self._reports.waiting(self._busy()):
+                while channel.error is None and self._reports.has_report(self._busy()):
                     await channel.wait_room()
                     self._send_report(channel)
         except ChannelClosed:
@@ -390,8 +389,8 @@ class ClusterMembership:
     def _send_report(self, channel: Channel) -> None:
         report, values, ended = self._reports.next(self._busy())
         for attempt_id in ended:
-            self.pushed.push_over(channel, attempt_id, followed=self._is_followed(attempt_id))
-        self.vitals.send(channel, ended)
+            self.log_pusher.push_end(channel, attempt_id, followed=self._is_followed(attempt_id))
+        self.metrics.send(channel, ended)
         channel.notice(report, values)
         self._moving.unpark_all()
 
@@ -418,11 +417,11 @@ class ClusterMembership:
 
     async def wait_reported(self) -> None:
         """All that has moved was sent (or its channel has ended)."""
-        while self._reports.moved and self.channel is not None and self.channel.error is None:
+        while self._reports.has_changes and self.channel is not None and self.channel.error is None:
             await self._moving.park()
 
 
-def health_port(wish: DesiredAttempt) -> int:
+def health_port(desired: DesiredAttempt) -> int:
     """Where the attempt's health is asked for; 0 if it has no such port."""
-    check = wish.spec.health
-    return wish.ports.get(check.port, 0) if check is not None and check.path is not None else 0
+    check = desired.spec.health
+    return desired.ports.get(check.port, 0) if check is not None and check.path is not None else 0

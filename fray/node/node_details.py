@@ -25,13 +25,13 @@ def isolation(mode: PidNamespaceMode, error: str) -> str:
     return "a PID namespace for programs; subreaper for Python jobs (--pid-namespace on: for all)"
 
 
-def memory_limit(holdings: ResourceAllocator) -> str:
+def memory_limit(allocator: ResourceAllocator) -> str:
     """How jobs are held to the memory they asked for."""
-    if not holdings.enforce:
+    if not allocator.enforce:
         return "off: jobs may take more than they asked for, as --memory-limit off says"
-    if holdings.groups is None:
+    if allocator.groups is None:
         return "by looking at what processes have: no control groups (not allowed here, or --memory-limit watch)"
-    return f"by control groups of version {holdings.groups.version}, below {holdings.groups.base}"
+    return f"by control groups of version {allocator.groups.version}, below {allocator.groups.base}"
 
 
 def logs(rules: LogRules) -> str:
@@ -45,8 +45,8 @@ def logs(rules: LogRules) -> str:
 
 def zygotes(others: dict[str, int]) -> str:
     """``others``: interpreters of environments that have a zygote, with the attempts that use each."""
-    told = [f"{Path(path).parents[2].name[:12]} ({users} attempts)" for path, users in sorted(others.items())]
-    return ", ".join(["its own", *told])
+    described = [f"{Path(path).parents[2].name[:12]} ({users} attempts)" for path, users in sorted(others.items())]
+    return ", ".join(["its own", *described])
 
 
 def python() -> str:

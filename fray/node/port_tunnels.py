@@ -37,25 +37,28 @@ async def open_port(host: str, port: int) -> HalfCloseableStream:
     raise error
 
 
-class Forwards:
+class PortTunnels:
     """All of them, of one membership.
 
     Args:
-        wanted: what this node shall hold.
+        desired_attempts: what this node shall hold.
         host: under which it is known to others.
         connect: opens the connections; default: `open_port`.
     """
 
     def __init__(
-        self, wanted: Callable[[], Mapping[AttemptId, DesiredAttempt]], host: str, connect: OpenPort | None = None
+        self,
+        desired_attempts: Callable[[], Mapping[AttemptId, DesiredAttempt]],
+        host: str,
+        connect: OpenPort | None = None,
     ) -> None:
-        self._wanted, self._host, self._connect = wanted, host, connect or open_port
-        self._carrier: TunnelMultiplexer | None = None
+        self._desired, self._host, self._connect = desired_attempts, host, connect or open_port
+        self._multiplexer: TunnelMultiplexer | None = None
         self._nursery: trio.Nursery | None = None
         self._open: dict[AttemptId, dict[ByteStreamTunnel, None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Forwards: {sum(map(len, self._open.values()))} open>"
+        return f"<PortTunnels: {sum(map(len, self._open.values()))} open>"
 
     async def run(self) -> None:
         """Carry connections until cancelled."""
@@ -63,45 +66,45 @@ class Forwards:
             await trio.sleep_forever()
 
     def attach(self, channel: Channel) -> None:
-        self._carrier = TunnelMultiplexer(channel, dialled=True, on_open=self._on_open)
+        self._multiplexer = TunnelMultiplexer(channel, dialled=True, on_open=self._on_open)
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
         """See `Carrier.on_frame`."""
-        return self._carrier is not None and self._carrier.on_frame(kind, flags, target, ref, body)
+        return self._multiplexer is not None and self._multiplexer.on_frame(kind, flags, target, ref, body)
 
     def on_lost(self, why: str) -> None:
         """The controller does not know them any more."""
-        if self._carrier is not None:
-            self._carrier.on_lost(ConnectionFailed(why))
+        if self._multiplexer is not None:
+            self._multiplexer.on_lost(ConnectionFailed(why))
 
     def end(self, attempt_id: AttemptId) -> None:
         """Its process has ended."""
-        for splice in list(self._open.get(attempt_id, ())):
-            splice.refuse(ConnectionFailed(f"{attempt_id} has ended"))
+        for tunnel in list(self._open.get(attempt_id, ())):
+            tunnel.refuse(ConnectionFailed(f"{attempt_id} has ended"))
 
-    def _on_open(self, lane: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> ByteStreamTunnel:
-        wish = self._wanted().get(message.to)
-        if wish is None or message.port not in wish.ports:
+    def _on_open(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> ByteStreamTunnel:
+        desired = self._desired().get(message.to)
+        if desired is None or message.port not in desired.ports:
             raise Refused(f"{message.to} has no port {message.port!r} on this machine")
         if self._nursery is None:
             raise ChannelFull("this node is just starting or leaving")
-        splice = ByteStreamTunnel()
-        splice.begin(lane)
-        self._open.setdefault(message.to, {})[splice] = None
-        self._nursery.start_soon(self._carry, message, wish.ports[message.port], splice)
-        return splice
+        tunnel = ByteStreamTunnel()
+        tunnel.begin(flow)
+        self._open.setdefault(message.to, {})[tunnel] = None
+        self._nursery.start_soon(self._carry, message, desired.ports[message.port], tunnel)
+        return tunnel
 
-    async def _carry(self, message: OpenTunnel, port: int, splice: ByteStreamTunnel) -> None:
+    async def _carry(self, message: OpenTunnel, port: int, tunnel: ByteStreamTunnel) -> None:
         try:
             stream = await self._reach(message, port)
-            if splice.gone is None:
-                splice.accept()
-            await splice.carry(stream)
+            if tunnel.gone is None:
+                tunnel.accept()
+            await tunnel.carry(stream)
         except FrayError as error:
-            splice.refuse(error)
+            tunnel.refuse(error)
         finally:
             mine = self._open[message.to]
-            del mine[splice]
+            del mine[tunnel]
             if not mine:
                 del self._open[message.to]
 

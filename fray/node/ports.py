@@ -84,10 +84,14 @@ def parse_ports(text: str) -> PortRange:
     return PortRange(int(first), int(last) - int(first) + 1)
 
 
-def ports_taken(ticket: AttemptSpec, taken: Iterable[int]) -> Outcome:
+def ports_taken_outcome(attempt_spec: AttemptSpec, taken: Iterable[int]) -> Outcome:
     """How an attempt ends that is not started because of these."""
-    held = [f"{name!r} ({ticket.ports[name]})" for name in ticket.ports if ticket.ports[name] in taken]
-    message = f"a process that is none of Fray's listens on node {ticket.node} at the port given as {', '.join(held)}"
+    held = [
+        f"{name!r} ({attempt_spec.ports[name]})" for name in attempt_spec.ports if attempt_spec.ports[name] in taken
+    ]
+    message = (
+        f"a process that is none of Fray's listens on node {attempt_spec.node} at the port given as {', '.join(held)}"
+    )
     return Outcome(cause=EndReason.PORT_TAKEN, message=message)
 
 

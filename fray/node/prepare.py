@@ -1,6 +1,7 @@
-"""What an attempt needs before a keeper is asked for it: packages, files, variables, an image.
+"""What an attempt needs before a shim is asked for it: packages, files, variables, an image.
 
-One step, between the ticket and the process. It may take minutes (packages are fetched) or nothing at all (the node's
+One step, between the attempt_spec and the process. It may take minutes (packages are fetched) or nothing at all (the
+node's
 own environment: no checkpoint is made). What it says are lines of the attempt's log; a stop cancels it.
 """
 
@@ -15,7 +16,7 @@ from attrs import filters as attr_filters
 
 from fray.model.specs import AttemptSpec, EndReason
 
-if TYPE_CHECKING:  # keepers read this file, and know no loop
+if TYPE_CHECKING:  # shims read this file, and know no loop
     import trio
 
 Say: TypeAlias = Callable[[str], None]
@@ -35,14 +36,14 @@ class PreparedEnvironment:
     """What the process of an attempt starts from, once all it needs is on this machine."""
 
     interpreter: str = ""
-    """Python of its environment, whose zygote forks its keeper. Empty: the node's own."""
+    """Python of its environment, whose zygote forks its shim. Empty: the node's own."""
     environ: dict[str, str] = field(factory=dict, repr=False)
     """What that zygote has as its variables."""
-    hold: str = ""
-    """Lock file of the environment, for the zygote to hold."""
+    lock_path: str = ""
+    """Lock file of the environment, for the zygote to lock_path."""
     variables: dict[str, str] = Factory(dict)
     """Of its environment; the job's own variables go before them."""
-    firm: dict[str, str] = field(factory=dict, repr=False)
+    fixed_variables: dict[str, str] = field(factory=dict, repr=False)
     """Go before the job's own variables: ports, secrets. They are in no record and no log."""
     cwd: str | None = None
     """Where it works. Default: the author's directory if it exists here, else the attempt's own."""
@@ -59,15 +60,15 @@ class PreparedEnvironment:
     argv: tuple[str, ...] = ()
     """In front of the program and its arguments."""
 
-    def told(self) -> dict[str, Any]:
-        """What its keeper hears of it: what concerns the process, not its zygote."""
-        return asdict(self, filter=attr_filters.exclude("environ", "hold"))
+    def for_shim(self) -> dict[str, Any]:
+        """What its shim hears of it: what concerns the process, not its zygote."""
+        return asdict(self, filter=attr_filters.exclude("environ", "lock_path"))
 
 
 class Preparer(Protocol):
     """Makes ready what attempts need."""
 
-    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
+    async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
         """Return once everything is here. Cancelled: what only this attempt waited for is given up.
 
         Raises:
@@ -77,7 +78,7 @@ class Preparer(Protocol):
 
 
 class EnvironmentServices(Protocol):
-    """What is behind a preparer: processes that work for it, and what attempts hold until they end."""
+    """What is behind a preparer: processes that work for it, and what attempts lock_path until they end."""
 
     @property
     def pids(self) -> AbstractSet[int]:
@@ -89,10 +90,10 @@ class EnvironmentServices(Protocol):
         ...
 
     async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
-        """The attempt's keeper was killed: end what that had to end and is below nobody here."""
+        """The attempt's shim was killed: end what that had to end and is below nobody here."""
         ...
 
-    async def told(self) -> str:
+    async def describe(self) -> str:
         """What it has ready, for people; empty: nothing."""
         ...
 
@@ -113,13 +114,13 @@ class NothingToPrepare:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
 
-    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
+    async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
         return PreparedEnvironment()
 
     async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
         pass
 
-    async def told(self) -> str:
+    async def describe(self) -> str:
         return ""
 
     def release(self, attempt_id: str) -> None:

@@ -1,9 +1,9 @@
 """From what a node shall hold and what it holds to what it must do. Pure.
 
-The whole law, by phase of what is held:
+The whole law, by phase of what is observed_attempts:
 
 =================  =============  ====================  =======================
-wanted             not held       held, not ended       held, ended
+desired_attempts             not observed_attempts       observed_attempts, not ended       observed_attempts, ended
 =================  =============  ====================  =======================
 yes                Start          nothing               nothing (it is reported)
 yes, with stop     Decline        Stop unless stopping  nothing (it is reported)
@@ -26,14 +26,14 @@ from fray.model.specs import DesiredAttempt, ObservedAttempt, Phase
 
 @frozen
 class Start:
-    wish: DesiredAttempt
+    desired: DesiredAttempt
 
 
 @frozen
 class Decline:
     """Report as stopped what was never started here."""
 
-    wish: DesiredAttempt
+    desired: DesiredAttempt
 
 
 @frozen
@@ -60,20 +60,29 @@ class Forget:
 Action: TypeAlias = Start | Decline | Stop | Kill | Forget
 
 
-def decide(wanted: Mapping[AttemptId, DesiredAttempt], held: Mapping[AttemptId, ObservedAttempt]) -> list[Action]:
+def decide(
+    desired_attempts: Mapping[AttemptId, DesiredAttempt], observed_attempts: Mapping[AttemptId, ObservedAttempt]
+) -> list[Action]:
     """What to do now: endings first, so that what they free is free when something starts."""
-    endings = [_of_held(held[attempt_id], wanted.get(attempt_id)) for attempt_id in held]
-    starts = [_of_missing(wish) for attempt_id, wish in wanted.items() if attempt_id not in held]
+    endings = [
+        _act_on_observed(observed_attempts[attempt_id], desired_attempts.get(attempt_id))
+        for attempt_id in observed_attempts
+    ]
+    starts = [
+        _act_on_missing(desired)
+        for attempt_id, desired in desired_attempts.items()
+        if attempt_id not in observed_attempts
+    ]
     return [action for action in (*endings, *starts) if action is not None]
 
 
-def _of_missing(wish: DesiredAttempt) -> Action:
-    return Decline(wish) if wish.stop else Start(wish)
+def _act_on_missing(desired: DesiredAttempt) -> Action:
+    return Decline(desired) if desired.stop else Start(desired)
 
 
-def _of_held(observed: ObservedAttempt, wish: DesiredAttempt | None) -> Action | None:
-    if wish is None:
+def _act_on_observed(observed: ObservedAttempt, desired: DesiredAttempt | None) -> Action | None:
+    if desired is None:
         return Forget(observed.attempt_id) if observed.phase is Phase.ENDED else Kill(observed.attempt_id)
-    if wish.stop and observed.phase in (Phase.STARTING, Phase.RUNNING):
-        return Stop(observed.attempt_id, wish.notice_s)
+    if desired.stop and observed.phase in (Phase.STARTING, Phase.RUNNING):
+        return Stop(observed.attempt_id, desired.notice_s)
     return None

@@ -13,9 +13,8 @@ from fray.model.messages.node import NodeGoodbye, NodeLeaves
 from fray.net.channel.public import Channel, RedialPolicy, run_dialled
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
-from fray.node.health.monitor import SupportsCapture
-from fray.node.joining import as_machine, find_credential
-from fray.node.launcher import Asking, Doubting, Launcher, Withholding
+from fray.node.joining import find_credential, with_machine_attribute
+from fray.node.launcher import Launcher
 from fray.node.linux.process_wait import wait_process_end
 from fray.node.membership import ClusterMembership
 
@@ -35,14 +34,10 @@ class _MembershipProxy:
         self.member = ClusterMembership(config, launcher, "")
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
         launcher.on_log = lambda attempt_id, chunk: self.member.on_log(attempt_id, chunk)
-        if isinstance(launcher, SupportsCapture):
-            launcher.on_said = lambda attempt_id, said: self.member.on_said(attempt_id, said)
-        if isinstance(launcher, Withholding):
-            launcher.on_busy = lambda: self.member.on_busy()
-        if isinstance(launcher, Doubting):
-            launcher.in_doubt = lambda: self.member.in_doubt
-        if isinstance(launcher, Asking):
-            launcher.ask = lambda message: self.member.ask(message)
+        launcher.on_report = lambda attempt_id, report: self.member.on_report(attempt_id, report)
+        launcher.on_busy = lambda: self.member.on_busy()
+        launcher.in_doubt = lambda: self.member.in_doubt
+        launcher.request = lambda message: self.member.request(message)
 
 
 async def run_node(
@@ -66,15 +61,15 @@ async def run_node(
         LaunchFailed: the launcher could not start.
     """
     if config.join_token:
-        config = as_machine(config)
-    desk, leave = _MembershipProxy(config, launcher), trio.Event() if leave is None else leave
+        config = with_machine_attribute(config)
+    proxy, leave = _MembershipProxy(config, launcher), trio.Event() if leave is None else leave
     error: FrayError | None = None
     async with trio.open_nursery() as nursery:
         try:
             await nursery.start(launcher.run)
             if config.parent_pid is not None:
                 nursery.start_soon(_end_with, config.parent_pid, nursery.cancel_scope)
-            await _run_memberships(desk, config, network, launcher, rng, leave, task_status)
+            await _run_memberships(proxy, config, network, launcher, rng, leave, task_status)
         except FrayError as reason:
             error = reason
         nursery.cancel_scope.cancel()
@@ -83,7 +78,7 @@ async def run_node(
 
 
 async def _run_memberships(
-    desk: _MembershipProxy,
+    proxy: _MembershipProxy,
     config: NodeConfig,
     network: Network,
     launcher: Launcher,
@@ -95,8 +90,8 @@ async def _run_memberships(
     joined, pause_s = False, REJOIN_FIRST_S
     credential = await _find_credential(config, network, rng, leave)
     while credential is not None and not leave.is_set():
-        desk.member = member = ClusterMembership(config, launcher, mint(rng))
-        error = await _be_member(member, credential, network, rng, leave, None if joined else task_status)
+        proxy.member = member = ClusterMembership(config, launcher, mint(rng))
+        error = await _run_membership(member, credential, network, rng, leave, None if joined else task_status)
         if leave.is_set():
             return
         joined_now = member.channel is not None
@@ -142,7 +137,7 @@ def is_final(error: FrayError, was_member: bool) -> bool:
     return isinstance(error, NodeNameInUse) or (refused and not was_member)
 
 
-async def _be_member(
+async def _run_membership(
     member: ClusterMembership,
     credential: Credential,
     network: Network,
@@ -156,7 +151,7 @@ async def _be_member(
         reminder = trio.CancelScope()
         nursery.start_soon(_warn_until_connected, config, reminder)
         nursery.start_soon(_leave_in_order, member, leave, nursery.cancel_scope)
-        await nursery.start(member.wards.run)
+        await nursery.start(member.health_monitor.run)
         try:
             channel: Channel = await nursery.start(_dial, member, credential, network, rng)
         except FrayError as error:
@@ -166,14 +161,14 @@ async def _be_member(
         if task_status is not None:
             task_status.started()
         nursery.start_soon(member.report, channel)
-        nursery.start_soon(member.vitals.run, channel)
-        nursery.start_soon(member.tell_of_itself, channel)
-        nursery.start_soon(member.forwards.run)
-        nursery.start_soon(member.pushed.run, channel)
-        nursery.start_soon(member.answers.run, channel)
-        over = await channel.wait_over()
+        nursery.start_soon(member.metrics.run, channel)
+        nursery.start_soon(member.report_details, channel)
+        nursery.start_soon(member.tunnels.run)
+        nursery.start_soon(member.log_pusher.run, channel)
+        nursery.start_soon(member.controller_requests.run, channel)
+        reason = await channel.wait_over()
         nursery.cancel_scope.cancel()
-        return over
+        return reason
     return ChannelClosed("left in order", reason="left")
 
 
@@ -208,7 +203,7 @@ async def _warn_until_connected(config: NodeConfig, scope: trio.CancelScope) -> 
 async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: trio.CancelScope) -> None:
     await leave.wait()
     why, drain_s = f"node {member.config.name} leaves the cluster", member.config.drain_s
-    member.tell(NodeLeaves(finish_s=drain_s, reason="it was asked to end"))
+    member.notify(NodeLeaves(finish_s=drain_s, reason="it was asked to end"))
     if drain_s:
         log.info("leaving: %d attempts have %g s to finish, or to go elsewhere", len(member.held), drain_s)
         with trio.move_on_after(drain_s):

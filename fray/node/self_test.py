@@ -36,7 +36,7 @@ PROGRAM = ("true", "0", "0")
 
 
 class SelfTest:
-    """Of one membership. Attempts of its own go through the launcher and are told to nobody else."""
+    """Of one membership. Attempts of its own go through the launcher and are outcomes to nobody else."""
 
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
         self._config, self._launcher = config, launcher
@@ -46,13 +46,13 @@ class SelfTest:
 
     def on_observed(self, observed: ObservedAttempt) -> bool:
         """Take what the launcher tells; False: it is not about a probe."""
-        hear = self._waiting.get(observed.attempt_id)
-        if hear is not None and observed.phase is Phase.ENDED and observed.outcome is not None:
-            hear(observed.outcome)
-        return hear is not None
+        on_outcome = self._waiting.get(observed.attempt_id)
+        if on_outcome is not None and observed.phase is Phase.ENDED and observed.outcome is not None:
+            on_outcome(observed.outcome)
+        return on_outcome is not None
 
     async def probe(self) -> str:
-        """What is wrong with this machine, in a line; empty: nothing was found."""
+        """What is wrong with this machine, in a line; empty: nothing was detected_devices."""
         steps: list[tuple[str, float, Callable[[], Awaitable[str]]]] = [
             ("a process", PROCESS_S, self._process),
             ("its disk", DISK_S, self._disk),
@@ -68,16 +68,16 @@ class SelfTest:
         return ""
 
     async def _process(self) -> str:
-        """By the way of every job: zygote, keeper, directory, log."""
+        """By the way of every job: zygote, shim, directory, log."""
         self._count += 1
         id_ = attempt_id(f"{PROBE}-{self._count}", 0, 0)
-        ended, told = trio.Event(), list[Outcome]()
+        ended, outcomes = trio.Event(), list[Outcome]()
 
-        def hear(outcome: Outcome) -> None:
-            told.append(outcome)
+        def on_outcome(outcome: Outcome) -> None:
+            outcomes.append(outcome)
             ended.set()
 
-        self._waiting[id_] = hear
+        self._waiting[id_] = on_outcome
         try:
             self._launcher.start(self._ticket(id_), None)
             await ended.wait()
@@ -85,7 +85,7 @@ class SelfTest:
             self._launcher.kill(id_)
             self._launcher.forget(id_)
             del self._waiting[id_]
-        outcome = told[0]
+        outcome = outcomes[0]
         return (
             ""
             if outcome.cause is EndReason.SUCCEEDED
@@ -111,12 +111,12 @@ class SelfTest:
         return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
 
     async def _devices(self) -> str:
-        if not self._config.found:
+        if not self._config.detected_devices:
             return ""
         from fray.node.inventory import find_devices
 
         now = await trio.to_thread.run_sync(find_devices, abandon_on_cancel=True)
-        return devices_trouble(self._config.found, now)
+        return devices_trouble(self._config.detected_devices, now)
 
 
 def disk_trouble(directory: Path) -> str:
@@ -137,7 +137,7 @@ def disk_trouble(directory: Path) -> str:
 
 
 def devices_trouble(known: Iterable[str], now: Iterable[str]) -> str:
-    """Which of the devices it once found are not there any more."""
+    """Which of the devices it once detected_devices are not there any more."""
     there = set(now)
     gone = [device for device in known if device not in there]
     return f"devices are gone: {', '.join(gone)}" if gone else ""

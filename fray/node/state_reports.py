@@ -1,4 +1,4 @@
-"""What a node has to report of its attempts: which of them have moved, and the next message about them. Pure."""
+"""What a node has to report of its attempts: which of them have changed, and the next message about them. Pure."""
 
 from __future__ import annotations
 
@@ -20,63 +20,65 @@ class PendingReports:
     def __init__(self, held: Mapping[AttemptId, ObservedAttempt]) -> None:
         self._held = held
         self._values: dict[AttemptId, bytes] = {}
-        self._moved: dict[AttemptId, None] = {}
+        self._changed: dict[AttemptId, None] = {}
         self._gone: dict[AttemptId, None] = {}
-        self._whole = True
-        self._told_busy: dict[str, str] = {}
+        self._full = True
+        self._reported_busy: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Reports: {len(self._moved)} moved, {len(self._gone)} gone{', all to tell' * self._whole}>"
+        return (
+            f"<PendingReports: {len(self._changed)} changed, {len(self._gone)} gone{', full report due' * self._full}>"
+        )
 
     @property
-    def moved(self) -> bool:
-        """Something has moved that was not reported."""
-        return bool(self._moved)
+    def has_changes(self) -> bool:
+        """Something has has_changes that was not reported."""
+        return bool(self._changed)
 
-    def tell_all(self) -> None:
+    def report_all(self) -> None:
         """The controller knows nothing of what was told before."""
-        self._whole = True
+        self._full = True
 
-    def keep(self, attempt_id: AttemptId, value: bytes) -> None:
+    def add_value(self, attempt_id: AttemptId, value: bytes) -> None:
         """The value that goes with the attempt's end."""
         self._values[attempt_id] = value
 
-    def move(self, attempt_id: AttemptId) -> None:
+    def mark_changed(self, attempt_id: AttemptId) -> None:
         """What is observed of it is not what was told."""
-        self._moved[attempt_id] = None
+        self._changed[attempt_id] = None
 
     def forget(self, attempt_id: AttemptId) -> None:
         """It is held no longer."""
         self._values.pop(attempt_id, None)
-        self._moved.pop(attempt_id, None)
+        self._changed.pop(attempt_id, None)
         self._gone[attempt_id] = None
 
-    def waiting(self, busy: Mapping[str, str]) -> bool:
+    def has_report(self, busy: Mapping[str, str]) -> bool:
         """Whether there is news; ``busy``: which devices are, and why."""
-        return bool(self._whole or self._moved or self._gone or self._told_busy != busy)
+        return bool(self._full or self._changed or self._gone or self._reported_busy != busy)
 
     def next(self, busy: dict[str, str]) -> tuple[ObservedState, list[bytes], list[AttemptId]]:
         """The next report, with its values, and whose end it tells."""
-        full, self._whole = self._whole, False
+        full, self._full = self._full, False
         if full:
-            self._moved, self._gone = dict.fromkeys(self._held), {}
+            self._changed, self._gone = dict.fromkeys(self._held), {}
         chunk = self._take_chunk()
-        later = [self._without_end(self._held[attempt_id]) for attempt_id in self._moved] if full else []
+        later = [self._without_end(self._held[attempt_id]) for attempt_id in self._changed] if full else []
         gone, self._gone = tuple(self._gone), {}
-        self._told_busy = busy
+        self._reported_busy = busy
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
         ended = [one.attempt_id for one in chunk if one.phase is Phase.ENDED]
         return ObservedState(full=full, observed=(*chunk, *later), gone=gone, busy=busy), values, ended
 
     def _take_chunk(self) -> list[ObservedAttempt]:
-        """The next of what has moved, with no more values than fit one message; at least one."""
+        """The next of what has changed, with no more values than fit one message; at least one."""
         chunk, size_bytes = [], 0
-        for attempt_id in list(self._moved):
+        for attempt_id in list(self._changed):
             if size_bytes >= REPORT_CHUNK_BYTES:
                 break
             size_bytes += len(self._values.get(attempt_id, b""))
             chunk.append(self._held[attempt_id])
-            del self._moved[attempt_id]
+            del self._changed[attempt_id]
         return chunk
 
     def _without_end(self, observed: ObservedAttempt) -> ObservedAttempt:

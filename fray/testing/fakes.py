@@ -22,11 +22,11 @@ from fray.net.codec import blob_id
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.node.health.http_check import BadAnswer
-from fray.node.launcher import STOPPED_MEANWHILE, Ask, OnLog, OnObserved, OnSaid
+from fray.node.launcher import SUSPENDED_BEFORE_START, Launcher
 from fray.node.logs.store import MemoryLogs
-from fray.node.ports import ports_taken
+from fray.node.ports import ports_taken_outcome
 from fray.node.self_test import PROBE
-from fray.node.shim.resource_usage import too_much
+from fray.node.shim.resource_usage import out_of_memory_outcome
 from fray.node.workspaces.preparer import fetch
 from fray.runtime.context import Runtime
 from fray.runtime.process import current_job
@@ -188,7 +188,7 @@ class _Process:
         return self.ticket.attempt_id
 
 
-class SimLauncher:
+class SimLauncher(Launcher):
     """Runs attempts as tasks that can be killed like processes: a `fray.node.launcher.Launcher`.
 
     A killed one is off the network at once, and its tasks are cancelled; whatever their ``finally`` blocks do then
@@ -205,12 +205,9 @@ class SimLauncher:
         shelf: SimShelf,
         environments: SimEnvironments,
     ) -> None:
-        self.on_observed: OnObserved = lambda observed, value: None
-        self.on_log: OnLog = lambda attempt, chunk: None
-        self.logs = logs
-        self.on_said: OnSaid = lambda attempt, said: None
-        self.ask: Ask = _no_member
-        self.in_doubt: Callable[[], bool] = lambda: False
+        super().__init__()
+        self.logs: MemoryLogs = logs
+        self.check_path = self._check_path
         self.shelf, self.environments = shelf, environments
         self.held: dict[AttemptId, _Process] = {}
         self._machine, self._network, self._truth, self._rng = machine, network, truth, rng
@@ -218,21 +215,14 @@ class SimLauncher:
         self._pids = 100
         self._dead = False
         self._grips = SimDevices(machine, truth)
+        self._grips.on_busy = lambda: self.on_busy()
         self.bad = False
         """What starts there is killed at once."""
 
     @property
     def busy(self) -> dict[str, str]:
-        """See `fray.node.launcher.Withholding`."""
+        """See `fray.node.launcher.Launcher.busy`."""
         return self._grips.busy
-
-    @property
-    def on_busy(self) -> Callable[[], None]:
-        return self._grips.on_busy
-
-    @on_busy.setter
-    def on_busy(self, hear: Callable[[], None]) -> None:
-        self._grips.on_busy = hear
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:
@@ -276,11 +266,11 @@ class SimLauncher:
             self._nursery.start_soon(self._forget, process)
 
     async def capture(self, attempt_id: AttemptId) -> str:
-        """See `fray.node.health.monitor.Attentive`; looking takes a while."""
+        """See `Launcher.capture`; it takes a while."""
         await trio.sleep(CAPTURE_S)
         return f"the stacks of {attempt_id}"
 
-    async def ask_path(self, attempt_id: AttemptId, port: int, path: str) -> None:
+    async def _check_path(self, attempt_id: AttemptId, port: int, path: str) -> None:
         """In place of HTTP: the book says who is sick."""
         await trio.sleep(NEAR_S[0])
         if attempt_id not in self._truth.living:
@@ -291,7 +281,7 @@ class SimLauncher:
     def _hear(self, process: _Process, said: Said) -> None:
         if process.gone:
             return
-        self.on_said(process.attempt_id, said)
+        self.on_report(process.attempt_id, said)
         life = self._truth.living.get(process.attempt_id)
         if life is not None and isinstance(said, Progress):
             life.beaten = trio.current_time()
@@ -337,10 +327,10 @@ class SimLauncher:
             self._end(process, Outcome(cause=EndReason.STOPPED, message="ended before it began"), None, "asked")
             return
         if ticket.ports and self._rng.random() < STRANGER:
-            self._end(process, ports_taken(ticket, list(ticket.ports.values())[:1]), None, "by itself")
+            self._end(process, ports_taken_outcome(ticket, list(ticket.ports.values())[:1]), None, "by itself")
             return
         if self.in_doubt():
-            self._end(process, STOPPED_MEANWHILE, None, "by itself")
+            self._end(process, SUSPENDED_BEFORE_START, None, "by itself")
             return
         if self.bad:
             self._end(process, KILLED_AT_START, None, "crashed")
@@ -365,7 +355,7 @@ class SimLauncher:
         if bundle is None:
             return ""
         try:
-            manifest, _ = await fetch(bundle, self.ask, self.shelf, lambda line: None)
+            manifest, _ = await fetch(bundle, self.request, self.shelf, lambda line: None)
         except FrayError as error:
             return f"the workspace cannot be fetched: {error}"
         damage = self.shelf.damage(bundle, manifest)
@@ -453,10 +443,6 @@ class SimLauncher:
             self.on_observed(ObservedAttempt(attempt_id=process.attempt_id, phase=phase, pid=pid), None)
 
 
-async def _no_member(message: object) -> Any:
-    raise Unreachable("no member of a cluster")
-
-
 async def _program(ticket: AttemptSpec, cancel: trio.CancelScope, chat: Callable[[], Awaitable[None]]) -> AttemptResult:
     """A program whose arguments say what it does: ``(name, seconds, exit code)``. One named ``chatter`` prints, one
     named ``hog`` takes too much memory."""
@@ -467,7 +453,7 @@ async def _program(ticket: AttemptSpec, cancel: trio.CancelScope, chat: Callable
                 await chat()
             await trio.sleep_forever()
         if argv[0] == "hog":
-            return AttemptResult(evolve(too_much(limit_bytes, limit_bytes + 1), signal=9))
+            return AttemptResult(evolve(out_of_memory_outcome(limit_bytes, limit_bytes + 1), signal=9))
         code = int(argv[2])
         cause = EndReason.FAILURE if code else EndReason.SUCCEEDED
         return AttemptResult(Outcome(cause=cause, exit_code=code, message=f"exit code {code}" if code else ""))

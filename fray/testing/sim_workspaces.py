@@ -96,7 +96,7 @@ class SimShelf:
     async def get(self, blob: BlobId) -> bytes:
         return self.kept[blob]
 
-    async def lacking(self, manifest: Manifest) -> list[ManifestChunk]:
+    async def missing(self, manifest: Manifest) -> list[ManifestChunk]:
         return [piece for piece in manifest.pieces if piece.blob not in self.kept]
 
     def damage(self, bundle: BlobId, manifest: Manifest) -> str:

@@ -287,7 +287,7 @@ def refuse_namespaces() -> None:
     """Run in the zygote: a machine that gives none."""
     from fray.node.zygotes import zygote
 
-    zygote.refusal = lambda: "not on this machine"  # type: ignore[assignment]
+    zygote.namespace_error = lambda: "not on this machine"  # type: ignore[assignment]
 
 
 def hog(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:

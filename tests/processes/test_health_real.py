@@ -140,7 +140,7 @@ async def test_a_stalled_job_begins_anew_if_asked_and_its_record_says_why(tmp_pa
                 assert await job.wait() == "well"
                 first = job.info.attempts[0]
                 assert first.cause is fray.EndReason.FAILURE
-                assert "stalled: no progress for 0.5 s since it began" in first.message
+                assert "stalled: no progress for 0.5 s since it started" in first.message
                 assert "stall_the_first_time" in first.captured
 
 

@@ -17,24 +17,24 @@ import fray
 from fray.errors import LaunchFailed
 from fray.model.specs import EndReason, EntryKind, Phase, TerminationPolicy
 from fray.node.config import PidNamespaceMode
-from fray.node.shim.pid_namespace import applies, isolation, refusal
+from fray.node.shim.pid_namespace import isolation_mode, namespace_error, uses_pid_namespace
 from tests.processes.benches import Bench, open_bench
 from tests.processes.trees import lives, open_tree, seconds_until_gone
 
 HERE = str(Path(__file__).parent)
-NONE_HERE = refusal()
+NONE_HERE = namespace_error()
 needs_namespaces = pytest.mark.skipif(bool(NONE_HERE), reason=f"no PID namespaces: {NONE_HERE}")
 BRANCHES = [pytest.param(PidNamespaceMode.ON, marks=needs_namespaces), PidNamespaceMode.OFF]
 
 
 def test_which_attempts_get_a_namespace() -> None:
     for entry in EntryKind:
-        assert applies(PidNamespaceMode.ON, entry, "")
-        assert not applies(PidNamespaceMode.OFF, entry, "")
-        assert applies(PidNamespaceMode.AUTO, entry, "") is (entry is EntryKind.BINARY)
-        assert not applies(PidNamespaceMode.ON, entry, "refused")
-    assert isolation(PidNamespaceMode.AUTO, "") == "pid_namespace:programs"
-    assert {isolation(PidNamespaceMode.OFF, ""), isolation(PidNamespaceMode.AUTO, "refused")} == {"subreaper"}
+        assert uses_pid_namespace(PidNamespaceMode.ON, entry, "")
+        assert not uses_pid_namespace(PidNamespaceMode.OFF, entry, "")
+        assert uses_pid_namespace(PidNamespaceMode.AUTO, entry, "") is (entry is EntryKind.BINARY)
+        assert not uses_pid_namespace(PidNamespaceMode.ON, entry, "refused")
+    assert isolation_mode(PidNamespaceMode.AUTO, "") == "pid_namespace:programs"
+    assert {isolation_mode(PidNamespaceMode.OFF, ""), isolation_mode(PidNamespaceMode.AUTO, "refused")} == {"subreaper"}
 
 
 async def said(bench: Bench, attempt: str) -> dict[str, Any]:

@@ -268,7 +268,7 @@ async def test_a_new_zygote_takes_over_and_running_jobs_go_on(tmp_path: Path) ->
 
 async def test_attempts_for_which_a_node_has_no_descriptors_wait_until_another_ends(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        bench.launcher.room = AttemptLimiter(1)
+        bench.launcher.attempt_limiter = AttemptLimiter(1)
         first = bench.start("deaf")
         await bench.until_phase(first, Phase.RUNNING)
         second, third = bench.start("answer"), bench.start("answer-again")

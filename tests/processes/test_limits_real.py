@@ -18,7 +18,7 @@ import fray.node.resources.allocator
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, Phase
 from fray.node.attempts.process_launcher import ProcessLauncher
-from fray.node.linux.cgroups import CgroupManager, find
+from fray.node.linux.cgroups import CgroupManager, find_cgroup_manager
 from fray.node.resources.allocator import ResourceAllocator
 from tests.processes.benches import open_bench
 from tests.processes.trees import lives
@@ -29,16 +29,16 @@ MB = 1024**2
 async def start_and_stop(state_dir: str, held: ResourceAllocator | None = None) -> None:
     """The next life of a node."""
     async with trio.open_nursery() as nursery:
-        await nursery.start(ProcessLauncher(state_dir, warm=(), holdings=held).run)
+        await nursery.start(ProcessLauncher(state_dir, warm=(), allocator=held).run)
         nursery.cancel_scope.cancel()
 
 
-HERE_GROUPS = find("probe")
+HERE_GROUPS = find_cgroup_manager("probe")
 needs_groups = pytest.mark.skipif(HERE_GROUPS is None, reason="this machine lets nobody make control groups here")
 
 
-def holdings(state_dir: Path, limiter: str) -> ResourceAllocator:
-    groups: CgroupManager | None = find(str(state_dir)) if limiter == "group" else None
+def allocator(state_dir: Path, limiter: str) -> ResourceAllocator:
+    groups: CgroupManager | None = find_cgroup_manager(str(state_dir)) if limiter == "group" else None
     return ResourceAllocator(groups, enforce=limiter != "off")
 
 
@@ -46,7 +46,7 @@ def holdings(state_dir: Path, limiter: str) -> ResourceAllocator:
 async def test_a_tree_that_takes_more_than_it_asked_for_is_ended_and_told_what_to_write(
     tmp_path: Path, limiter: str
 ) -> None:
-    async with open_bench(tmp_path, holdings=holdings(tmp_path, limiter)) as bench:
+    async with open_bench(tmp_path, allocator=allocator(tmp_path, limiter)) as bench:
         attempt = bench.start("hog", memory_limit_bytes=128 * MB)
         outcome = await bench.outcome(attempt)
         assert outcome.cause is EndReason.OUT_OF_MEMORY
@@ -54,12 +54,12 @@ async def test_a_tree_that_takes_more_than_it_asked_for_is_ended_and_told_what_t
         assert "Write ResourceConfig(memory='" in outcome.message
         most = 256 * MB if limiter == "group" else 1024 * MB  # who only watches, on a busy machine, comes late
         assert 100 * MB < outcome.peak_memory_bytes < most
-        if bench.launcher.holdings.groups is not None:
-            assert list(bench.launcher.holdings.groups.old()) == []
+        if bench.launcher.allocator.groups is not None:
+            assert list(bench.launcher.allocator.groups.leftover()) == []
 
 
 async def test_what_asked_for_nothing_has_no_limit_and_its_peak_is_on_record(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, holdings=holdings(tmp_path, "watch")) as bench:
+    async with open_bench(tmp_path, allocator=allocator(tmp_path, "watch")) as bench:
         attempt = bench.start("hog", env_vars={"PIECES": "20"})
         await bench.until_phase(attempt, Phase.RUNNING)
         pid = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
@@ -76,7 +76,7 @@ def resident(pid: int | None) -> int:
 
 
 async def test_pages_that_many_processes_share_count_once(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, holdings=holdings(tmp_path, "watch")) as bench:
+    async with open_bench(tmp_path, allocator=allocator(tmp_path, "watch")) as bench:
         attempt = bench.start("share", memory_limit_bytes=200 * MB)  # 7 resident sets of 60 MB and more
         outcome = await bench.outcome(attempt)
         assert outcome.cause is EndReason.SUCCEEDED, outcome.message
@@ -91,7 +91,7 @@ async def test_cpu_seconds_are_of_the_whole_tree_strays_included(tmp_path: Path)
 
 async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_path: Path) -> None:
     mine = sorted(os.sched_getaffinity(0))
-    async with open_bench(tmp_path, holdings=ResourceAllocator(None)) as bench:
+    async with open_bench(tmp_path, allocator=ResourceAllocator(None)) as bench:
         whole = {"pin_cpus": True, "demand": Demand(cpu_milli=1000)}
         for number in range(2):
             value = await bench.value(bench.start(f"pinned-{number}", env_vars={"MKL_NUM_THREADS": "7"}, **whole))
@@ -110,10 +110,10 @@ def test_a_node_that_is_killed_leaves_no_group_behind(tmp_path: Path) -> None:
     node = subprocess.Popen([sys.executable, "-c", DIE_BESIDE_A_JOB, str(tmp_path)], stdout=subprocess.PIPE)
     assert node.communicate()[0] == b"1\n"
     assert node.returncode == -signal.SIGKILL
-    found = find(str(tmp_path))
+    found = find_cgroup_manager(str(tmp_path))
     assert found is not None
     deadline = time.monotonic() + 30
-    while list(found.old()):
+    while list(found.leftover()):
         assert time.monotonic() < deadline
 
 
@@ -121,13 +121,13 @@ DIE_BESIDE_A_JOB = """
 import os, signal, sys, trio
 from pathlib import Path
 from tests.processes.benches import open_bench
-from tests.processes.test_limits_real import holdings
+from tests.processes.test_limits_real import allocator
 
 async def main(state_dir):
-    held = holdings(state_dir, "group")
-    async with open_bench(state_dir, holdings=held) as bench:
+    held = allocator(state_dir, "group")
+    async with open_bench(state_dir, allocator=held) as bench:
         await bench.until_line(bench.start("deaf"), "ready")
-        print(len(list(held.groups.old())), flush=True)
+        print(len(list(held.groups.leftover())), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 trio.run(main, Path(sys.argv[1]))
@@ -137,12 +137,12 @@ trio.run(main, Path(sys.argv[1]))
 @needs_groups
 def test_a_daemon_without_environment_is_found_by_its_group_when_keeper_and_all_are_gone(tmp_path: Path) -> None:
     """The worst without a namespace: what is left has no mark, no parent of ours, and works elsewhere."""
-    left = find(str(tmp_path))
+    left = find_cgroup_manager(str(tmp_path))
     assert left is not None
     group = left.make("attempt")
     pid = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}, setsid=True)
-    group.enter(pid)
-    trio.run(start_and_stop, str(tmp_path), holdings(tmp_path, "group"))
+    group.add_process(pid)
+    trio.run(start_and_stop, str(tmp_path), allocator(tmp_path, "group"))
     assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
     assert not os.path.exists(group.path)
 
@@ -166,12 +166,12 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_to
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stranger came while the attempt ran; whoever held the device before it is none of its doing."""
-    monkeypatch.setattr(fray.node.resourcesces.allocator, "FREE_S", 0.1)
+    monkeypatch.setattr(fray.node.resources.allocator, "FREE_S", 0.1)
     device = tmp_path / "nvidia0"
     device.touch()
     held, told = heard(ResourceAllocator(None))
     held.files = {"gpu-0": str(device)}
-    async with open_bench(tmp_path / "node", holdings=held, offered={"gpu": 1}) as bench:
+    async with open_bench(tmp_path / "node", allocator=held, offered={"gpu": 1}) as bench:
         with open(device):  # noqa: ASYNC230 - as a driver's daemon has it
             attempt = bench.start("obey", devices=("gpu-0",))
             await bench.until_line(attempt, "ready")
@@ -185,10 +185,10 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_to
         assert await told.receive() == {}
 
 
-def heard(holdings: ResourceAllocator) -> tuple[ResourceAllocator, trio.MemoryReceiveChannel[dict[str, str]]]:
+def heard(allocator: ResourceAllocator) -> tuple[ResourceAllocator, trio.MemoryReceiveChannel[dict[str, str]]]:
     send, receive = trio.open_memory_channel[dict[str, str]](10)
-    holdings.on_busy = lambda: send.send_nowait(holdings.busy)
-    return holdings, receive
+    allocator.on_busy = lambda: send.send_nowait(allocator.busy)
+    return allocator, receive
 
 
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="nobody can be held here")
@@ -202,7 +202,7 @@ async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_b
     freezer.mkdir()
     held, told = heard(ResourceAllocator(None))
     try:
-        async with open_bench(tmp_path, holdings=held, subreaper=True, warm=("job_bodies:sweep_shortly",)) as bench:
+        async with open_bench(tmp_path, allocator=held, subreaper=True, warm=("job_bodies:sweep_shortly",)) as bench:
             attempt = bench.start("scatter", devices=("gpu-0",), env_vars={"FREEZER": str(freezer)})
             outcome = await bench.outcome(attempt)
             assert (outcome.cause, outcome.message[:30]) == (EndReason.SUCCEEDED, "1 of its processes could not b")

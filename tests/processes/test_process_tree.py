@@ -84,6 +84,6 @@ def strike(tree: Tree, rng: random.Random) -> float:
     if rng.random() < 0.3:
         victims += [pid for pid in tree.marked() if comm(pid) == "fray-zygote"]
     for pid in victims:
-        kill_if(pid, lambda pid: comm(pid) in ("fray-keeper", "fray-zygote"))
+        kill_if(pid, lambda pid: comm(pid) in ("fray-shim", "fray-zygote"))
     names = [keepers[pid] for pid in doomed]
     return seconds_until_gone(lambda: [pid for name in names for pid in tree.of_job(name)], LIMIT_S)

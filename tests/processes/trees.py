@@ -68,7 +68,7 @@ class Tree:
         """Living keepers and their jobs' names as they are now; those that have forked their job."""
         found = {}
         for pid in self.marked():
-            if comm(pid).startswith("fray:storm") and comm(parent := parent_of(pid)) == "fray-keeper":
+            if comm(pid).startswith("fray:storm") and comm(parent := parent_of(pid)) == "fray-shim":
                 found[parent] = comm(pid).removeprefix("fray:")
         return found
 

@@ -71,7 +71,7 @@ def test_jobs_that_stall_and_fall_ill_come_to_the_ends_they_should() -> None:
 
 
 def test_a_node_that_lets_stalled_jobs_live_breaks_p1(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ClusterMembership, "condemn", lambda *arguments: None)
+    monkeypatch.setattr(ClusterMembership, "fail_attempt", lambda *arguments: None)
     told = run_story(1, plan=calm("stalled job"), gone_within_s=CALM_S)
     assert any("stalled at" in text for text in breaches(told, "P1"))
 

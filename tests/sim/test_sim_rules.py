@@ -14,7 +14,7 @@ from fray.model.resources import Capacity
 from fray.model.specs import AttemptSpec, DesiredAttempt, EndReason
 from fray.node.logs.store import MemoryLogs
 from fray.node.membership import ClusterMembership
-from fray.node.port_tunnels import Forwards
+from fray.node.port_tunnels import PortTunnels
 from fray.scheduler import lifecycle
 from fray.scheduler.jobs import groups, retries, submit
 from fray.scheduler.jobs import transitions as law_of_jobs
@@ -124,11 +124,11 @@ def test_a_tree_of_which_only_the_root_is_ended_is_seen(monkeypatch: Patch) -> N
 
 
 def test_a_forward_to_another_port_is_seen(monkeypatch: Patch) -> None:
-    async def reach(self: Forwards, message: Any, port: int) -> Any:
+    async def reach(self: PortTunnels, message: Any, port: int) -> Any:
         return await really(self, message, port - 1)
 
-    really = Forwards._reach
-    monkeypatch.setattr(Forwards, "_reach", reach)
+    really = PortTunnels._reach
+    monkeypatch.setattr(PortTunnels, "_reach", reach)
     assert "led to" in broken(*["background job", "forwarded port"] * 12)
 
 

@@ -41,7 +41,7 @@ def test_a_machine_that_would_start_with_another_workspace_is_told() -> None:
 def test_versions_share_what_is_the_same() -> None:
     async def pieces() -> list[str]:
         shelf = SimShelf(dict(version(10).data))
-        return [piece.blob for piece in await shelf.lacking(version(11).manifest)]
+        return [piece.blob for piece in await shelf.missing(version(11).manifest)]
 
     lacking = trio.run(pieces)
     assert 0 < len(lacking) < len(version(11).manifest.pieces)

@@ -1,4 +1,4 @@
-"""Attempts as real processes: zygote, one keeper an attempt, the job below it.
+"""Attempts as real processes: zygote, one shim an attempt, the job below it.
 
 Each attempt has a directory (its Unix sockets, payload and outcome), a log that outlives it (`fray.node.logs.store`),
 and one task here, which takes its course (`fray.node.attempts.runner`) and tells every phase.
@@ -20,15 +20,15 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from fray.errors import ChannelClosed, LaunchFailed
+from fray.errors import LaunchFailed
 from fray.model.log_records import LogChunk
 from fray.model.specs import AttemptSpec, ObservedAttempt, Outcome, Phase
 from fray.net.buffers import shared_memory
 from fray.node.attempts.runner import (
     AttemptRunner,
     RunningAttempt,
-    close_keeper,
-    unstarted,
+    close_shim,
+    start_failure,
 )
 from fray.node.config import LogRules, PidNamespaceMode
 from fray.node.job_process.bootstrap import (
@@ -37,7 +37,7 @@ from fray.node.job_process.bootstrap import (
     STATE_MARK,
     node_environ,
 )
-from fray.node.launcher import Ask, OnLog, OnObserved, OnSaid
+from fray.node.launcher import Launcher
 from fray.node.linux.process_tree import (
     become_subreaper,
     children,
@@ -59,23 +59,19 @@ from fray.node.prepare import (
 )
 from fray.node.resources.allocator import ResourceAllocator
 from fray.node.resources.attempt_limit import AttemptLimiter
-from fray.node.shim.pid_namespace import applies, isolation
+from fray.node.shim.pid_namespace import isolation_mode, uses_pid_namespace
 from fray.node.shim.stack_capture import CAPTURED, find_py_spy
 from fray.node.zygotes.manager import ZygoteManager
 from fray.node.zygotes.pool import ZygotePool
 from fray.node.zygotes.zygote import ForkedZygote
 
 OVERDUE_S = 10.0
-"""A keeper that has not ended its job this long after the ladder's end is killed itself."""
+"""A shim that has not ended its job this long after the ladder's end is killed itself."""
 
 log = logging.getLogger("fray.node")
 
 
-async def _no_member(message: object) -> Any:
-    raise ChannelClosed("this node is no member of a cluster", reason="closed")
-
-
-class ProcessLauncher:
+class ProcessLauncher(Launcher):
     """The `fray.node.launcher.Launcher` of real nodes.
 
     Args:
@@ -90,7 +86,7 @@ class ProcessLauncher:
         zygote: the first one, if it is there already: then the state directory is new, and nobody has lived in it.
         pid_namespace: which attempts have a PID namespace of their own.
         environments: makes ready what attempts need. Default: they need nothing but what is there.
-        holdings: what else is given to attempts. Default: CPUs, no control groups, memory watched.
+        allocator: what else is given to attempts. Default: CPUs, no control groups, memory watched.
         log_rules: what is kept of what they print.
         descriptors: how many each may have open. Default: as many as this process.
     """
@@ -106,72 +102,62 @@ class ProcessLauncher:
         zygote: ForkedZygote | None = None,
         pid_namespace: PidNamespaceMode = PidNamespaceMode.AUTO,
         environments: RequirementProvider | None = None,
-        holdings: ResourceAllocator | None = None,
+        allocator: ResourceAllocator | None = None,
         log_rules: LogRules | None = None,
         descriptors: int | None = None,
     ) -> None:
+        super().__init__()
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.offered = entry, subreaper, dict(offered or {})
-        self.holdings = holdings or ResourceAllocator(None)
-        self.on_observed: OnObserved = lambda observed, value: None
-        self.on_log: OnLog = lambda attempt_id, chunk: None
-        self.logs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
-        self.on_said: OnSaid = lambda attempt_id, said: None
-        self.ask: Ask = _no_member
-        self.in_doubt: Callable[[], bool] = lambda: False
-        self.before_removal: Callable[[AttemptSpec], None] = lambda ticket: None
+        self.allocator = allocator or ResourceAllocator(None)
+        self.allocator.on_busy = lambda: self.on_busy()
+        self.logs: DiskLogs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
+        self.before_removal: Callable[[AttemptSpec], None] = lambda attempt_spec: None
         """Called in a thread when the directory of an attempt is to go."""
         self.preparer: Preparer = environments or NothingToPrepare()
-        self.household: EnvironmentServices = environments or NothingToPrepare()
+        self.environment_services: EnvironmentServices = environments or NothingToPrepare()
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))
         self._descriptors = descriptors
         self.zygotes = ZygoteManager(warm, environ, self._on_zygote_lost, zygote, descriptors=descriptors)
-        self.broods = ZygotePool(self.zygotes, partial(self._zygotes_of, warm))
-        self.room = AttemptLimiter()
+        self.zygote_pool = ZygotePool(self.zygotes, partial(self._make_zygote_manager, warm))
+        self.attempt_limiter = AttemptLimiter()
         self._attempts: dict[str, RunningAttempt] = {}
         self._nursery: trio.Nursery | None = None
-        self._hatched = trio.Event()
-        self._lasting: dict[int, int | None] = {}
+        self._shim_started = trio.Event()
+        self._lingering_shims: dict[int, int | None] = {}
         """Keepers that cannot end yet although their attempts have: descriptor and pid."""
 
     def statistics(self) -> dict[str, Any]:
         """A window for people: the zygote's pid, and phase and pids of each attempt."""
-        attempts = {a.attempt_id: (str(a.phase), a.keeper, a.pid) for a in self._attempts.values()}
+        attempts = {a.attempt_id: (str(a.phase), a.shim, a.pid) for a in self._attempts.values()}
         return {"zygote": self.zygotes.pid, "attempts": attempts}
 
     def attributes(self) -> dict[str, str]:
-        """See `fray.node.launcher.Furnished`."""
-        held = isolation(self.pid_namespace, self.zygotes.no_namespace)
-        return {"isolation": held, "memory_limit": self.holdings.limiter}
+        """See `Launcher.attributes`."""
+        held = isolation_mode(self.pid_namespace, self.zygotes.namespace_error)
+        return {"isolation": held, "memory_limit": self.allocator.memory_limiter}
 
-    async def particulars(self) -> dict[str, str]:
-        """See `fray.node.launcher.Particular`."""
-        from fray.node import node_details as told  # a second after the node's start is early enough
+    async def details(self) -> dict[str, str]:
+        """See `Launcher.details`."""
+
+        from fray.node import node_details  # imported a second after the node's start, not on the way to it
 
         found = {
-            "isolation": told.isolation(self.pid_namespace, self.zygotes.no_namespace),
-            "memory limit": told.memory_limit(self.holdings),
-            "environments": await self.household.told(),
-            "zygotes": told.zygotes(self.broods.interpreters),
-            "logs": told.logs(self.logs.store.rules),
-            "python": told.python(),
+            "isolation": node_details.isolation(self.pid_namespace, self.zygotes.namespace_error),
+            "memory limit": node_details.memory_limit(self.allocator),
+            "environments": await self.environment_services.describe(),
+            "zygotes": node_details.zygotes(self.zygote_pool.interpreters),
+            "logs": node_details.logs(self.logs.store.rules),
+            "python": node_details.python(),
         }
         return {about: text for about, text in found.items() if text}
 
     @property
     def busy(self) -> dict[str, str]:
-        """See `fray.node.launcher.Withholding`."""
-        return self.holdings.busy
-
-    @property
-    def on_busy(self) -> Callable[[], None]:
-        return self.holdings.on_busy
-
-    @on_busy.setter
-    def on_busy(self, hear: Callable[[], None]) -> None:
-        self.holdings.on_busy = hear
+        """See `Launcher.busy`."""
+        return self.allocator.busy
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See `Launcher.run`.
@@ -180,7 +166,7 @@ class ProcessLauncher:
             LaunchFailed: another node uses the state directory, the zygote cannot start, or PID namespaces are asked
                 for and cannot be had.
         """
-        with _claim(self.state_dir):
+        with _lock_state_dir(self.state_dir):
             self._end_survivors()
             if self.subreaper:
                 become_subreaper()
@@ -199,134 +185,138 @@ class ProcessLauncher:
     async def _serve(self, task_status: trio.TaskStatus[None]) -> LaunchFailed | None:
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._nursery.start(self.broods.run)
-                await self._nursery.start(self.household.run)
+                await self._nursery.start(self.zygote_pool.run)
+                await self._nursery.start(self.environment_services.run)
                 self._check_namespaces()
             except LaunchFailed as error:
                 self._nursery.cancel_scope.cancel()
                 return error
             if self.subreaper:
                 self._nursery.start_soon(self._reap_adopted)
-            self._look_on(list(self.holdings.busy))
+            self._watch_busy_devices(list(self.allocator.busy))
             self._nursery.start_soon(self.logs.run)
             task_status.started()
         return None
 
     def _check_namespaces(self) -> None:
-        error = self.zygotes.no_namespace
+        error = self.zygotes.namespace_error
         if error and self.pid_namespace is PidNamespaceMode.ON:
             raise LaunchFailed(f"this machine gives no PID namespaces: {error}; say --pid-namespace auto")
 
     # The seam
 
-    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
+    def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "start needs a launcher that runs"
-        directory = self._root / hashlib.sha256(ticket.attempt_id.encode()).hexdigest()[:12]
-        ticket = evolve(ticket, directory=str(directory))
-        attempt = RunningAttempt(ticket=ticket, directory=directory)
-        self._attempts[ticket.attempt_id] = attempt
+        directory = self._root / hashlib.sha256(attempt_spec.attempt_id.encode()).hexdigest()[:12]
+        attempt_spec = evolve(attempt_spec, directory=str(directory))
+        attempt = RunningAttempt(attempt_spec=attempt_spec, directory=directory)
+        self._attempts[attempt_spec.attempt_id] = attempt
         try:
             directory.mkdir(mode=0o700)
-            attempt.log = self.logs.store.open(ticket.attempt_id, partial(self._printed, ticket.attempt_id))
-            (directory / "attempt").write_text(ticket.attempt_id)
+            attempt.log = self.logs.store.open(
+                attempt_spec.attempt_id, partial(self._on_lines, attempt_spec.attempt_id)
+            )
+            (directory / "attempt").write_text(attempt_spec.attempt_id)
             if payload is not None:
-                attempt.ticket = evolve(ticket, payload_path=str(directory / "payload"))
+                attempt.attempt_spec = evolve(attempt_spec, payload_path=str(directory / "payload"))
                 (directory / "payload").write_bytes(payload)
         except OSError as error:
-            self._end(attempt, unstarted(f"its directory on node {ticket.node} cannot be made: {error}"), None)
+            self._report_ended(
+                attempt, start_failure(f"its directory on node {attempt_spec.node} cannot be made: {error}"), None
+            )
         else:
-            self._nursery.start_soon(self._attend, attempt)
+            self._nursery.start_soon(self._run_attempt, attempt)
 
     def stop(self, attempt_id: str, notice_s: float | None = None) -> None:
         attempt = self._attempts.get(attempt_id)
-        if attempt is None or attempt.stop_asked or attempt.ended.is_set():
+        if attempt is None or attempt.stop_requested or attempt.ended.is_set():
             return
-        attempt.stop_asked = True
-        ladder = attempt.ticket.spec.ladder
+        attempt.stop_requested = True
+        ladder = attempt.attempt_spec.spec.ladder
         overdue_s = ladder.cancel_s + ladder.term_s + OVERDUE_S
         if notice_s is None:
-            self._ask(attempt, "stop", overdue_s)
+            self._request_end(attempt, "stop", overdue_s)
         else:
-            self._ask(attempt, "notice", notice_s + overdue_s, notice_s)
+            self._request_end(attempt, "notice", notice_s + overdue_s, notice_s)
 
     def kill(self, attempt_id: str) -> None:
         attempt = self._attempts.get(attempt_id)
-        if attempt is None or attempt.kill_asked or attempt.ended.is_set():
+        if attempt is None or attempt.kill_requested or attempt.ended.is_set():
             return
-        attempt.kill_asked = True
-        self._ask(attempt, "kill", OVERDUE_S)
+        attempt.kill_requested = True
+        self._request_end(attempt, "kill", OVERDUE_S)
 
     def forget(self, attempt_id: str) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is None:
             return
-        attempt.forget_asked = True
+        attempt.forget_requested = True
         if attempt.ended.is_set():
             self._delete(attempt)
 
     async def capture(self, attempt_id: str) -> str:
-        """See `fray.node.health.monitor.Attentive`."""
+        """See `Launcher.capture`."""
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.control is None:
             return "[fray] it is not running"
         captured = attempt.captured
-        attempt.control.tell(capture=find_py_spy())
+        attempt.control.notify(capture=find_py_spy())
         await captured.wait()
         try:
             return (attempt.directory / CAPTURED).read_text("utf-8", "replace")
         except OSError:
-            return "[fray] its keeper could not look into it"
+            return "[fray] its shim could not look into it"
 
-    def _ask(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
+    def _request_end(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
         assert self._nursery is not None
-        self._nursery.start_soon(self._enforce, attempt, overdue_s)
-        if attempt.ask(what, value):
-            AttemptRunner(attempt, self).observe(Phase.STOPPING)
+        self._nursery.start_soon(self._kill_overdue_shim, attempt, overdue_s)
+        if attempt.request(what, value):
+            AttemptRunner(attempt, self).report_phase(Phase.STOPPING)
 
     # One attempt
 
-    async def _attend(self, attempt: RunningAttempt) -> None:
+    async def _run_attempt(self, attempt: RunningAttempt) -> None:
         try:
             outcome, value = await AttemptRunner(attempt, self).run()
-            if attempt.left:
-                outcome = self._hold_left(attempt, outcome)
+            if attempt.unkillable:
+                outcome = self._keep_devices_busy(attempt, outcome)
             else:
-                await self.holdings.give_back(attempt.ticket)
-                self._look_on(attempt.ticket.devices)
+                await self.allocator.release(attempt.attempt_spec)
+                self._watch_busy_devices(attempt.attempt_spec.devices)
         finally:
-            close_keeper(attempt)
-            self.holdings.drop(attempt.ticket)
-        self._end(attempt, outcome, value)
+            close_shim(attempt)
+            self.allocator.release_now(attempt.attempt_spec)
+        self._report_ended(attempt, outcome, value)
         shared_memory.sweep()
         self.sweep_adopted()
 
-    def _hold_left(self, attempt: RunningAttempt, outcome: Outcome) -> Outcome:
-        """The kernel holds some of its processes: its keeper goes on trying, and nobody gets its devices meanwhile."""
+    def _keep_devices_busy(self, attempt: RunningAttempt, outcome: Outcome) -> Outcome:
+        """The kernel holds some of its processes: its shim goes on trying, and nobody gets its devices meanwhile."""
         assert self._nursery is not None
-        pidfd = os.dup(attempt.keeper_pidfd)
-        self._lasting[pidfd] = attempt.keeper
-        why = f"{attempt.left} processes of {attempt.attempt_id} cannot be ended (below pid {attempt.keeper})"
-        log.error("%s; its keeper goes on trying", why)
-        self.holdings.hold(dict.fromkeys(attempt.ticket.devices, why))
-        self._nursery.start_soon(self._outlast, pidfd, attempt.ticket.devices)
-        note = f"{attempt.left} of its processes could not be ended yet: the kernel holds them"
+        pidfd = os.dup(attempt.shim_pidfd)
+        self._lingering_shims[pidfd] = attempt.shim
+        why = f"{attempt.unkillable} processes of {attempt.attempt_id} cannot be ended (below pid {attempt.shim})"
+        log.error("%s; its shim goes on trying", why)
+        self.allocator.mark_busy(dict.fromkeys(attempt.attempt_spec.devices, why))
+        self._nursery.start_soon(self._wait_lingering_shim, pidfd, attempt.attempt_spec.devices)
+        note = f"{attempt.unkillable} of its processes could not be ended yet: the kernel holds them"
         return evolve(outcome, message="; ".join(filter(None, (outcome.message, note))))
 
-    async def _outlast(self, keeper_pidfd: int, devices: tuple[str, ...]) -> None:
+    async def _wait_lingering_shim(self, shim_pidfd: int, devices: tuple[str, ...]) -> None:
         try:
-            await trio.lowlevel.wait_readable(keeper_pidfd)
-            log.warning("the keeper %s has ended what it could not end before", self._lasting.get(keeper_pidfd))
-            self.holdings.free(devices)
+            await trio.lowlevel.wait_readable(shim_pidfd)
+            log.warning("the shim %s has ended what it could not end before", self._lingering_shims.get(shim_pidfd))
+            self.allocator.mark_free(devices)
         finally:
-            del self._lasting[keeper_pidfd]
-            os.close(keeper_pidfd)
+            del self._lingering_shims[shim_pidfd]
+            os.close(shim_pidfd)
 
-    def _look_on(self, devices: Iterable[str]) -> None:
-        busy = [device for device in devices if device in self.holdings.busy]
+    def _watch_busy_devices(self, devices: Iterable[str]) -> None:
+        busy = [device for device in devices if device in self.allocator.busy]
         if busy and self._nursery is not None:
-            self._nursery.start_soon(self.holdings.wait_let_go, busy)
+            self._nursery.start_soon(self.allocator.wait_released, busy)
 
-    def _end(self, attempt: RunningAttempt, outcome: Outcome, value: bytes | None) -> None:
+    def _report_ended(self, attempt: RunningAttempt, outcome: Outcome, value: bytes | None) -> None:
         attempt.phase = Phase.ENDED
         attempt.ended.set()
         attempt.captured.set()
@@ -335,10 +325,10 @@ class ProcessLauncher:
             self.logs.ended(attempt.attempt_id)
         told = ObservedAttempt(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
         self.on_observed(told, value)
-        if attempt.forget_asked:
+        if attempt.forget_requested:
             self._delete(attempt)
 
-    def _printed(self, attempt_id: str, chunk: LogChunk) -> None:
+    def _on_lines(self, attempt_id: str, chunk: LogChunk) -> None:
         self.on_log(attempt_id, chunk)
 
     def say(self, attempt_id: str, text: str) -> None:
@@ -347,14 +337,14 @@ class ProcessLauncher:
         if attempt is not None and not attempt.ended.is_set():
             attempt.say(text)
 
-    async def _enforce(self, attempt: RunningAttempt, overdue_s: float) -> None:
+    async def _kill_overdue_shim(self, attempt: RunningAttempt, overdue_s: float) -> None:
         with trio.move_on_after(overdue_s):
             await attempt.ended.wait()
             return
-        log.error("%s: its keeper (pid %s) does not end it; killing the keeper", attempt.attempt_id, attempt.keeper)
-        if attempt.keeper_pidfd >= 0 and not attempt.ended.is_set():
+        log.error("%s: its shim (pid %s) does not end it; killing the shim", attempt.attempt_id, attempt.shim)
+        if attempt.shim_pidfd >= 0 and not attempt.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(attempt.keeper_pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(attempt.shim_pidfd, signal.SIGKILL)
 
     def _delete(self, attempt: RunningAttempt) -> None:
         """Out of the way at once; what a job left there may be large, so a thread removes it."""
@@ -364,7 +354,7 @@ class ProcessLauncher:
 
     def _remove(self, attempt: RunningAttempt) -> None:
         try:
-            self.before_removal(attempt.ticket)
+            self.before_removal(attempt.attempt_spec)
         finally:
             remove(attempt.directory)
 
@@ -374,13 +364,13 @@ class ProcessLauncher:
         """End what an earlier node on this state directory left behind, and clear its directories."""
         if not self._is_new:
             mark = str(self.state_dir)
-            ended, left = end_all(lambda pid: _is_ours(pid, mark))
-            for group in self.holdings.old_groups():
-                ended, left = ended + len(group.pids()), left + group.end()
+            ended, left = end_all(lambda pid: _belongs_to_node(pid, mark))
+            for group in self.allocator.leftover_groups():
+                ended, left = ended + len(group.pids()), left + group.kill_and_remove()
             if ended:
                 log.warning("ended %d processes of an earlier life of this node (%d are left)", ended, left)
             if left:
-                self.holdings.hold_survivors(lambda pid: _is_ours(pid, mark))
+                self.allocator.mark_survivors_busy(lambda pid: _belongs_to_node(pid, mark))
             remove(self._root)
             self.logs.store.recover()
         self._root.mkdir(mode=0o700, parents=True)
@@ -390,50 +380,52 @@ class ProcessLauncher:
             async for _ in signals:
                 self.sweep_adopted()
 
-    def _zygotes_of(self, warm: Sequence[str], prepared: PreparedEnvironment) -> ZygoteManager:
+    def _make_zygote_manager(self, warm: Sequence[str], prepared: PreparedEnvironment) -> ZygoteManager:
         environ = node_environ(prepared.environ, str(self.state_dir))
-        interpreter, hold = prepared.interpreter, prepared.hold
+        interpreter, lock_path = prepared.interpreter, prepared.lock_path
         given = self._descriptors
-        return ZygoteManager(warm, environ, self._on_zygote_lost, interpreter=interpreter, hold=hold, descriptors=given)
+        return ZygoteManager(
+            warm, environ, self._on_zygote_lost, interpreter=interpreter, lock_path=lock_path, descriptors=given
+        )
 
     def _on_zygote_lost(self) -> None:
         self.sweep_adopted()
 
     def sweep_adopted(self, dead: int | None = None) -> bool:
-        """End every child that is neither a zygote nor a living keeper: orphans that no zygote was there to adopt.
+        """End every child that is neither a zygote nor a living shim: orphans that no zygote was there to adopt.
 
-        False: not now, because one of the children may be a keeper that has not said so yet. That passes: its
-        greeting, or the end of its socket, is on its way, and `wait_hatched` returns then.
+        False: not now, because one of the children may be a shim that has not said so yet. That passes: its
+        greeting, or the end of its socket, is on its way, and `wait_shim_started` returns then.
         """
         if not self.subreaper:
             return True
         living = [a for a in self._attempts.values() if not a.ended.is_set()]
-        zygotes = self.broods.pids
+        zygotes = self.zygote_pool.pids
         if any(a.zygote not in (None, *zygotes) for a in living):
             return False
-        keepers = [*(a.keeper for a in living if a.keeper != dead), *self._lasting.values()]
-        spare = {pid for pid in (*keepers, *zygotes, *self.household.pids) if pid is not None}
+        shims = [*(a.shim for a in living if a.shim != dead), *self._lingering_shims.values()]
+        spare = {pid for pid in (*shims, *zygotes, *self.environment_services.pids) if pid is not None}
         if any(pid not in spare for pid in children(os.getpid())):
             end_descendants(spare)
         return True
 
-    def gets_namespace(self, ticket: AttemptSpec) -> bool:
-        return applies(self.pid_namespace, ticket.spec.entry, self.zygotes.no_namespace)
+    def has_pid_namespace(self, attempt_spec: AttemptSpec) -> bool:
+        return uses_pid_namespace(self.pid_namespace, attempt_spec.spec.entry, self.zygotes.namespace_error)
 
-    def note_hatched(self) -> None:
+    def note_shim_started(self) -> None:
         """One that was asked for has said its pid, or never will."""
-        self._hatched.set()
-        self._hatched = trio.Event()
+        self._shim_started.set()
+        self._shim_started = trio.Event()
 
-    async def wait_hatched(self) -> None:
-        await self._hatched.wait()
+    async def wait_shim_started(self) -> None:
+        await self._shim_started.wait()
 
     @property
     def _root(self) -> Path:
         return self.state_dir / "attempts"
 
 
-def _is_ours(pid: int, mark: str) -> bool:
+def _belongs_to_node(pid: int, mark: str) -> bool:
     """A process below a node on this state directory: it has the node's mark in its environment; or it works in the
     directory of an attempt and has no terminal, as somebody who only looks around there would."""
     if mark in environ_of(pid).get(STATE_MARK, "").split(":"):
@@ -442,7 +434,7 @@ def _is_ours(pid: int, mark: str) -> bool:
 
 
 @contextlib.contextmanager
-def _claim(state_dir: Path) -> Iterator[None]:
+def _lock_state_dir(state_dir: Path) -> Iterator[None]:
     """Hold the state directory for this process alone."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

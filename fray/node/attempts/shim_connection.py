@@ -1,4 +1,4 @@
-"""The node's end of the socket between node and keeper: JSON lines (`fray.node.shim.main` lists the words)."""
+"""The node's end of the socket between node and shim: JSON lines (`fray.node.shim.main` lists the words)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 
 class ShimConnection:
-    """One keeper's socket; `close` it, and the keeper ends its job."""
+    """One shim's socket; `close` it, and the shim ends its job."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -26,7 +26,7 @@ class ShimConnection:
         self._descriptors: list[int] = []
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Send something large. OSError if the keeper is gone."""
+        """Send something large. OSError if the shim is gone."""
         left = memoryview(json.dumps(message).encode() + b"\n")
         while left:
             try:
@@ -34,13 +34,13 @@ class ShimConnection:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._socket)
 
-    def tell(self, **message: float | str) -> None:
-        """Send something small: the keeper always reads, and the buffer holds thousands of these."""
+    def notify(self, **message: float | str) -> None:
+        """Send something small: the shim always reads, and the buffer holds thousands of these."""
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the keeper is gone."""
+        """The next message; None when the shim is gone."""
         while not self._lines:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, FDS_LIMIT, _CLOEXEC)

@@ -2,9 +2,10 @@
 
 The engine's client stands in the place of the job's main process: it is in the foreground, passes on what is printed
 and SIGTERM, and ends with the container's exit code. Law: a container has the name of its attempt, and whoever is the
-last to know the attempt (its keeper, else its node, else the node's next life) removes the container of that name.
+last to know the attempt (its shim, else its node, else the node's next life) removes the container of that name.
 
-What the process needs lies in the attempt's directory, which is mounted: the ticket in a file, record and cancel in
+What the process needs lies in the attempt's directory, which is mounted: the attempt_spec in a file, record and
+cancel in
 named pipes. Variables are named on the command line, their values are the client's own: ``ps`` shows none.
 """
 
@@ -25,7 +26,7 @@ PING_S = 1.0
 LIBRARY = "/opt/fray"
 """Where Fray and what it needs are in a container, behind the image's own packages."""
 LABEL = "fray.node"
-TICKET, OUTCOME, CONTROL = "ticket.json", "outcome", "control"
+TICKET, OUTCOME, CONTROL = "attempt.json", "outcome", "control"
 
 
 @frozen
@@ -76,7 +77,7 @@ def node_label(state_dir: str) -> str:
 
 
 def run_command(
-    ticket: AttemptSpec,
+    attempt_spec: AttemptSpec,
     prepared: PreparedEnvironment,
     *,
     entry: str,
@@ -85,23 +86,25 @@ def run_command(
     user: str,
 ) -> list[str]:
     """The whole command line of the client for one attempt. Nothing secret is in it."""
-    spec = ticket.spec
-    flags = ["--rm", "--init", "--name", container_name(ticket.attempt_id), "--label", prepared.label]
+    spec = attempt_spec.spec
+    flags = ["--rm", "--init", "--name", container_name(attempt_spec.attempt_id), "--label", prepared.label]
     flags += ["--network", "host", "--ipc", "host", "--user", user, "--workdir", cwd]
-    flags += [f"--volume={path}:{path}" for path in _places(ticket)]
+    flags += [f"--volume={path}:{path}" for path in _places(attempt_spec)]
     flags += [f"--volume={path}:{LIBRARY}/{name}:ro" for name, path in sorted(prepared.library.items())]
     cpus, memory = spec.demand.cpu_milli / 1000, spec.memory_limit_bytes
-    flags += limit_flags(cpus, memory, ticket.devices, podman=os.path.basename(prepared.engine) == "podman")
+    flags += limit_flags(cpus, memory, attempt_spec.devices, podman=os.path.basename(prepared.engine) == "podman")
     flags += [word for name in sorted(variables) for word in ("--env", name)]
-    command = spec.argv if spec.entry is EntryKind.BINARY else python_command(spec.environment.python, entry, ticket)
+    command = (
+        spec.argv if spec.entry is EntryKind.BINARY else python_command(spec.environment.python, entry, attempt_spec)
+    )
     return [prepared.engine, "run", *flags, prepared.image, *command]
 
 
-def _places(ticket: AttemptSpec) -> list[str]:
+def _places(attempt_spec: AttemptSpec) -> list[str]:
     """Directories with sockets and files: of all attempts here, so that they reach one another; of the controller."""
-    found = [os.path.dirname(ticket.directory)]
-    if ticket.controller.startswith("unix:"):
-        found.append(os.path.dirname(ticket.controller.removeprefix("unix:")))
+    found = [os.path.dirname(attempt_spec.directory)]
+    if attempt_spec.controller.startswith("unix:"):
+        found.append(os.path.dirname(attempt_spec.controller.removeprefix("unix:")))
     return [path for path in dict.fromkeys(found) if path]
 
 
@@ -119,8 +122,8 @@ def limit_flags(cpus: float, memory_bytes: int, devices: Sequence[str], *, podma
     return flags
 
 
-def python_command(python: str, entry: str, ticket: AttemptSpec) -> list[str]:
-    return ["python3", "-P", "-c", _BOOTSTRAP, python, entry, ticket.directory]
+def python_command(python: str, entry: str, attempt_spec: AttemptSpec) -> list[str]:
+    return ["python3", "-P", "-c", _BOOTSTRAP, python, entry, attempt_spec.directory]
 
 
 _BOOTSTRAP = f"""

@@ -34,7 +34,7 @@ class Images:
     limit_s: float
     pids: set[int] = field(factory=set)
 
-    async def have(self, engine: Engine, image: str, say: Callable[[str], None]) -> None:
+    async def ensure(self, engine: Engine, image: str, say: Callable[[str], None]) -> None:
         """Return once the image is on this machine.
 
         Raises:
@@ -49,8 +49,8 @@ class Images:
         if patience.cancelled_caught:
             raise NotPrepared(f"image {image} was not there after {self.limit_s:g} s, and is given up")
         if code:
-            told = "\n".join(lines[-LAST_LINES:])
-            raise NotPrepared(f"{engine.kind} pull {image} failed (exit code {code}):\n{told}")
+            output = "\n".join(lines[-LAST_LINES:])
+            raise NotPrepared(f"{engine.kind} pull {image} failed (exit code {code}):\n{output}")
 
     async def remove(self, engine: str, attempt_id: str) -> None:
         """The container of an attempt, if it is still there."""

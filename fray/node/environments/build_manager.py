@@ -41,7 +41,7 @@ class _Build:
     waiting: int = 0
     lines: list[str] = field(factory=list)
     listeners: list[Say] = field(factory=list)
-    over: trio.Event = field(factory=trio.Event)
+    done: trio.Event = field(factory=trio.Event)
     failed: str | None = None
 
     @property
@@ -72,9 +72,9 @@ class BuildManager:
     nursery: trio.Nursery
     pids: set[int] = field(factory=set)
     """Of the builders: children of this process that are no orphans."""
-    _under_way: dict[str, _Build] = field(factory=dict)
+    _builds: dict[str, _Build] = field(factory=dict)
 
-    async def take(self, recipe: Recipe, workspace: str | None, say: Say) -> tuple[Environment, EnvironmentLock]:
+    async def acquire(self, recipe: Recipe, workspace: str | None, say: Say) -> tuple[Environment, EnvironmentLock]:
         """The environment with a shared lock on it, made first if it has to be. Close the lock after use.
 
         Raises:
@@ -82,7 +82,7 @@ class BuildManager:
         """
         for _ in range(TRIES):
             try:
-                found = self.cache.take(recipe.key)
+                found = self.cache.acquire(recipe.key)
             except OSError as error:
                 raise NotPrepared(f"environments cannot be kept below {self.cache.root}: {error}") from None
             if found is not None:
@@ -91,32 +91,32 @@ class BuildManager:
         raise NotPrepared(f"environment {recipe.key} was made and removed {TRIES} times: its cache is too small for it")
 
     async def _wait_built(self, recipe: Recipe, workspace: str | None, say: Say) -> None:
-        build = self._under_way.get(recipe.key) or self._begin(recipe, workspace)
+        build = self._builds.get(recipe.key) or self._start(recipe, workspace)
         for line in build.lines:
             say(line)
         build.listeners.append(say)
         build.waiting += 1
         try:
-            await build.over.wait()
+            await build.done.wait()
         finally:
             build.waiting -= 1
             build.listeners.remove(say)
-            if not build.waiting and not build.over.is_set():
-                self._give_up(build)
+            if not build.waiting and not build.done.is_set():
+                self._abandon(build)
         if build.failed is not None and not build.lost_files:
             raise NotPrepared(build.failed)
 
-    def _give_up(self, build: _Build) -> None:
+    def _abandon(self, build: _Build) -> None:
         """Whoever asks again from now on has a build of his own: it waits at the lock until this one has ended."""
-        self._leave(build)
+        self._remove(build)
         build.scope.cancel()
 
-    def _leave(self, build: _Build) -> None:
-        if self._under_way.get(build.recipe.key) is build:
-            del self._under_way[build.recipe.key]
+    def _remove(self, build: _Build) -> None:
+        if self._builds.get(build.recipe.key) is build:
+            del self._builds[build.recipe.key]
 
-    def _begin(self, recipe: Recipe, workspace: str | None) -> _Build:
-        build = self._under_way[recipe.key] = _Build(recipe, workspace)
+    def _start(self, recipe: Recipe, workspace: str | None) -> _Build:
+        build = self._builds[recipe.key] = _Build(recipe, workspace)
         self.nursery.start_soon(self._build, build)
         return build
 
@@ -133,17 +133,17 @@ class BuildManager:
                 )
                 build.failed += "\n".join(build.lines[-10:])
         finally:
-            self._leave(build)
-            build.over.set()
+            self._remove(build)
+            build.done.set()
 
     async def _try_often(self, build: _Build) -> str | None:
         """None when it is ready."""
         for _ in range(TRIES):
-            code, told = await self._run_builder(build)
-            if code >= 0 and "killed" not in told:
-                failed = told.get("failed", f"its builder ended with code {code}; the node's log says why")
-                return None if "ready" in told else f"environment {build.recipe.key}: {failed}"
-            build.say(f"{told.get('killed', 'the builder')} was killed{f' by signal {-code}' if code < 0 else ''}")
+            code, result = await self._run_builder(build)
+            if code >= 0 and "killed" not in result:
+                failed = result.get("failed", f"its builder ended with code {code}; the node's log says why")
+                return None if "ready" in result else f"environment {build.recipe.key}: {failed}"
+            build.say(f"{result.get('killed', 'the builder')} was killed{f' by signal {-code}' if code < 0 else ''}")
         return f"environment {build.recipe.key}: what made it was killed {TRIES} times (is there memory for it?)"
 
     async def _run_builder(self, build: _Build) -> tuple[int, dict[str, str]]:
@@ -153,10 +153,10 @@ class BuildManager:
         )
         process = _spawn(plan, self.environ)
         self.pids.add(process.pid)
-        told: dict[str, str] = {}
+        result: dict[str, str] = {}
         try:
-            told = await _listen(process, build.say)
-            return await _wait_end(process), told
+            result = await _listen(process, build.say)
+            return await _wait_end(process), result
         finally:
             with trio.CancelScope(shield=True):
                 await _end(process)
@@ -176,7 +176,7 @@ def _spawn(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[byte
 async def _listen(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:
     """Pass on what it says until it has closed its end; its last word."""
     assert process.stdout is not None
-    told, rest = dict[str, str](), b""
+    result, rest = dict[str, str](), b""
     async with trio.lowlevel.FdStream(os.dup(process.stdout.fileno())) as stream:
         async for data in stream:
             *lines, rest = (rest + data).split(b"\n")
@@ -184,8 +184,8 @@ async def _listen(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:
                 if "say" in message:
                     say(f"  {message['say']}")
                 else:
-                    told = message
-    return told
+                    result = message
+    return result
 
 
 async def _wait_end(process: subprocess.Popen[bytes]) -> int:

@@ -85,26 +85,26 @@ def _report(plan: BuildPlan) -> int:
     try:
         build(plan)
     except BuildFailed as error:
-        _tell(failed=str(error))
+        _send(failed=str(error))
     except StepKilled as error:
-        _tell(killed=str(error))
+        _send(killed=str(error))
     except OSError as error:
-        _tell(failed=_os_failed(plan, error))
+        _send(failed=_os_failed(plan, error))
     else:
-        _tell(ready=plan.recipe.key)
+        _send(ready=plan.recipe.key)
         return 0
     return 1
 
 
-def _tell(**message: str) -> None:
-    told = {key: without_credentials(value) for key, value in message.items()}
+def _send(**message: str) -> None:
+    message_out = {key: without_credentials(value) for key, value in message.items()}
     with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(message_out) + "\n")
         sys.stdout.flush()
 
 
 def say(line: str) -> None:
-    _tell(say=line)
+    _send(say=line)
 
 
 def build(plan: BuildPlan) -> None:
@@ -115,22 +115,22 @@ def build(plan: BuildPlan) -> None:
         StepKilled: nothing of it is left either.
     """
     cache, key = Cache(Path(plan.root)), plan.recipe.key
-    lock = _lock(cache, key)
+    lock = _acquire_lock(cache, key)
     if lock is None:
         say(f"{key} has been made by another node of this machine")
         return
     with lock:
-        lock.sign()
-        if cache.clear(key):
+        lock.write_owner()
+        if cache.remove(key):
             say(f"an unfinished {key} is removed: whoever made it did not get to the end")
         try:
-            _make(plan, cache, key)
+            _build_environment(plan, cache, key)
         except BaseException:
-            cache.clear(key)
+            cache.remove(key)
             raise
 
 
-def _lock(cache: Cache, key: str) -> EnvironmentLock | None:
+def _acquire_lock(cache: Cache, key: str) -> EnvironmentLock | None:
     """The right to make it; None once it is there.
 
     To wait for the exclusive lock would be to wait for those, too, who use what has been made meanwhile: for jobs,
@@ -138,22 +138,22 @@ def _lock(cache: Cache, key: str) -> EnvironmentLock | None:
     """
     lock = cache.lock(key, exclusive=True)
     if lock is None:
-        say(f"waiting for process {EnvironmentLock.signed(cache.lock_path(key))}, which works on {key}")
+        say(f"waiting for process {EnvironmentLock.read_owner(cache.lock_path(key))}, which works on {key}")
     while lock is None:
         shared = cache.lock(key, exclusive=False, wait=True)
         assert shared is not None
         with shared:
-            if cache.look(key) is not None:
+            if cache.find(key) is not None:
                 return None
         time.sleep(AGAIN_S)  # its maker was killed, and others who waited look, too
         lock = cache.lock(key, exclusive=True)
-    if cache.look(key) is None:
+    if cache.find(key) is None:
         return lock
     lock.close()
     return None
 
 
-def _make(plan: BuildPlan, cache: Cache, key: str) -> None:
+def _build_environment(plan: BuildPlan, cache: Cache, key: str) -> None:
     recipe, directory = plan.recipe, cache.directory(key)
     directory.mkdir(mode=0o700)
     for name, text in files(recipe, overlay.constraints()).items():
@@ -162,7 +162,7 @@ def _make(plan: BuildPlan, cache: Cache, key: str) -> None:
     for step in steps(recipe, str(directory), _interpreter(recipe, tool)):
         tool.run(step)
     _add_fray(recipe, directory, tool)
-    cache.declare(key, recipe.python, recipe.describe())
+    cache.mark_ready(key, recipe.python, recipe.describe())
 
 
 def _interpreter(recipe: Recipe, tool: UvRunner) -> str:
@@ -179,8 +179,8 @@ def _add_fray(recipe: Recipe, directory: Path, tool: UvRunner) -> None:
     venv = directory / "venv"
     if overlay.is_installed(venv, recipe.python, "fray"):
         tool.run(Step(argv=("pip", "uninstall", "--python", f"{venv}/bin/python", "fray")))
-    overlay.lay(directory / "fray")
-    overlay.put_behind(venv, recipe.python, directory / "fray")
+    overlay.create(directory / "fray")
+    overlay.add_path(venv, recipe.python, directory / "fray")
     names = [name.partition(":")[0] for name in PRELOAD]
     command = [f"{venv}/bin/python", "-P", "-c", f"import {', '.join(names)}"]
     code, lines = tool.execute(command)
@@ -197,14 +197,14 @@ class UvRunner:
 
     def run(self, step: Step) -> None:
         say(f"$ uv {' '.join(step.argv)}")
-        code, lines = self.call(step, aloud=True)
+        code, lines = self.call(step, echo=True)
         if code:
             raise BuildFailed(self._explain(failed_step(step.title, code, lines)))
 
-    def call(self, step: Step, *, aloud: bool = False) -> tuple[int, list[str]]:
+    def call(self, step: Step, *, echo: bool = False) -> tuple[int, list[str]]:
         command = [_uv(), *step.argv]
         where = self.workspace if step.in_workspace else None
-        return self.execute(command, where, step.variables, aloud=aloud)
+        return self.execute(command, where, step.variables, echo=echo)
 
     def execute(
         self,
@@ -212,7 +212,7 @@ class UvRunner:
         where: str | None = None,
         variables: Mapping[str, str] | None = None,
         *,
-        aloud: bool = False,
+        echo: bool = False,
     ) -> tuple[int, list[str]]:
         """Exit code and all lines, stdout's and stderr's.
 
@@ -236,14 +236,14 @@ class UvRunner:
             assert process.stdout is not None
             for line in process.stdout:
                 lines.append(line.rstrip())
-                if aloud:
+                if echo:
                     say(lines[-1])
         if process.returncode == -signal.SIGKILL:
             raise StepKilled(f"{Path(command[0]).name} {' '.join(command[1:3])}")
         return process.returncode, lines
 
     def _explain(self, message: str) -> str:
-        return f"{message}\n{_room(self.directory)}" if is_full(message) else message
+        return f"{message}\n{_disk_full_text(self.directory)}" if is_full(message) else message
 
 
 def _uv() -> str:
@@ -259,10 +259,10 @@ def _uv() -> str:
 def _os_failed(plan: BuildPlan, error: OSError) -> str:
     message = f"its directory below {plan.root} cannot be made: {error}"
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{message}\n{_room(Path(plan.root))}" if full else message
+    return f"{message}\n{_disk_full_text(Path(plan.root))}" if full else message
 
 
-def _room(directory: Path) -> str:
+def _disk_full_text(directory: Path) -> str:
     return (
         f"the disk is full: {free_bytes(directory) / 1e6:,.1f} MB are free at {directory}. Make room there, or give "
         "fray-node another --cache-dir (uv keeps its own cache where UV_CACHE_DIR says)"

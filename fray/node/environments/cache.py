@@ -62,13 +62,13 @@ class EnvironmentLock:
     def __exit__(self, *reason: object) -> None:
         self.close()
 
-    def sign(self) -> None:
+    def write_owner(self) -> None:
         """Say who holds it alone, for those who wait."""
         os.truncate(self._file, 0)
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
 
     @staticmethod
-    def signed(path: str) -> str:
+    def read_owner(path: str) -> str:
         with contextlib.suppress(OSError):
             return Path(path).read_text() or "unknown"
         return "unknown"
@@ -108,22 +108,22 @@ class Cache:
                 return EnvironmentLock(path, file)
             os.close(file)  # it was removed together with its environment meanwhile
 
-    def look(self, key: str) -> Environment | None:
+    def find(self, key: str) -> Environment | None:
         """The environment, if it is whole."""
         try:
-            told: dict[str, Any] = json.loads((self.directory(key) / _READY).read_text())
+            ready: dict[str, Any] = json.loads((self.directory(key) / _READY).read_text())
         except (OSError, ValueError):
             return None
         return Environment(
-            key=key, directory=str(self.directory(key)), python=told["python"], size_bytes=told["size_bytes"]
+            key=key, directory=str(self.directory(key)), python=ready["python"], size_bytes=ready["size_bytes"]
         )
 
-    def take(self, key: str) -> tuple[Environment, EnvironmentLock] | None:
+    def acquire(self, key: str) -> tuple[Environment, EnvironmentLock] | None:
         """A whole environment with a shared lock on it; None if it is not there, or being made or removed."""
         lock = self.lock(key, exclusive=False)
         if lock is None:
             return None
-        found = self.look(key)
+        found = self.find(key)
         if found is None:
             lock.close()
             return None
@@ -131,18 +131,18 @@ class Cache:
             os.utime(self.directory(key) / _READY)
         return found, lock
 
-    def declare(self, key: str, python: str, about: str) -> Environment:
+    def mark_ready(self, key: str, python: str, about: str) -> Environment:
         """Say that it is whole; its maker holds the exclusive lock. Everything reaches the disk before its mark does,
         so that a machine that falls leaves no empty files behind one."""
         directory = self.directory(key)
-        told: dict[str, Any] = {"python": python, "size_bytes": size_bytes(directory), "about": about}
+        ready: dict[str, Any] = {"python": python, "size_bytes": size_bytes(directory), "about": about}
         part = directory / f"{_READY}.part"
-        part.write_text(json.dumps(told))
+        part.write_text(json.dumps(ready))
         os.sync()
         part.rename(directory / _READY)
-        return Environment(key=key, directory=str(directory), python=python, size_bytes=told["size_bytes"])
+        return Environment(key=key, directory=str(directory), python=python, size_bytes=ready["size_bytes"])
 
-    def clear(self, key: str) -> bool:
+    def remove(self, key: str) -> bool:
         """Remove it, the mark first; whether anything was there. Needs the exclusive lock."""
         directory = self.directory(key)
         (directory / _READY).unlink(missing_ok=True)
@@ -152,23 +152,27 @@ class Cache:
 
     # Giving up
 
-    def kept(self) -> list[CachedEnvironment]:
+    def entries(self) -> list[CachedEnvironment]:
         """All that is there, whole or not, the longest unused first."""
         with contextlib.suppress(FileNotFoundError):
             keys = [path.stem for path in self.root.iterdir() if path.suffix == ".lock"]
-            return sorted((self._kept(key) for key in keys), key=lambda one: one.used_at)
+            return sorted((self._entry(key) for key in keys), key=lambda one: one.used_at)
         return []
 
-    def _kept(self, key: str) -> CachedEnvironment:
-        found = self.look(key)
+    def _entry(self, key: str) -> CachedEnvironment:
+        found = self.find(key)
         used_at = 0.0
         with contextlib.suppress(OSError):
             used_at = (self.directory(key) / _READY).stat().st_mtime
         return CachedEnvironment(key=key, used_at=used_at, size_bytes=0 if found is None else found.size_bytes)
 
     def evict(self, limit_bytes: int, keep_s: float) -> list[str]:
-        """Remove what `too_many` names, except what is in use. Returns the keys removed."""
-        return [one.key for one in too_many(self.kept(), limit_bytes, keep_s, time.time()) if self._evict(one.key)]
+        """Remove what `choose_evictions` names, except what is in use. Returns the keys removed."""
+        return [
+            one.key
+            for one in choose_evictions(self.entries(), limit_bytes, keep_s, time.time())
+            if self._evict(one.key)
+        ]
 
     def _evict(self, key: str) -> bool:
         try:
@@ -178,7 +182,7 @@ class Cache:
         if lock is None:
             return False
         with lock:
-            there = self.clear(key)
+            there = self.remove(key)
             Path(lock.path).unlink(missing_ok=True)
         return there
 
@@ -191,7 +195,9 @@ class CachedEnvironment:
     size_bytes: int
 
 
-def too_many(kept: list[CachedEnvironment], limit_bytes: int, keep_s: float, now: float) -> list[CachedEnvironment]:
+def choose_evictions(
+    kept: list[CachedEnvironment], limit_bytes: int, keep_s: float, now: float
+) -> list[CachedEnvironment]:
     """Which of them to give up, in this order: what is not whole or was not used for ``keep_s``, then the longest
     unused, until the rest fits into ``limit_bytes``."""
     left_bytes, found = sum(one.size_bytes for one in kept), []

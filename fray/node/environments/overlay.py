@@ -18,7 +18,7 @@ from fray.node.environments.recipe import BaseEnvironment
 
 ROOTS = ("attrs", "cattrs", "cloudpickle", "trio", "trio-websocket")
 """What Fray needs, where it is not installed but found on the path."""
-ALSO = ("fsspec",)
+OPTIONAL = ("fsspec",)
 """Optional parts of Fray a job may use: they go with it where the node has them."""
 NOT_IN_JOBS = {"uv"}
 PTH = "zz_fray.pth"
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 def closure() -> dict[str, metadata.Distribution]:
     """By canonical name: what Fray needs, and what that needs, as installed where this code runs."""
     found: dict[str, metadata.Distribution] = {}
-    todo = [*_roots(), *ALSO]
+    todo = [*_roots(), *OPTIONAL]
     while todo:
         name = _canonical(todo.pop())
         if name in found or name in NOT_IN_JOBS:
@@ -38,20 +38,20 @@ def closure() -> dict[str, metadata.Distribution]:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue  # a marker says it is not needed here, or nobody needs it
-        todo += [_requirement_name(line) for line in _plain(found[name].requires)]
+        todo += [_requirement_name(line) for line in _without_extras(found[name].requires)]
     return found
 
 
 def constraints() -> list[str]:
     """Requirements of Fray and of what it needs, as uv reads constraints: so that the resolver chooses what Fray can
     run beside, or says itself why it cannot."""
-    lines = [line for dist in closure().values() for line in _plain(dist.requires)]
-    with_own = [*_plain(_own_requires()), *lines]
+    lines = [line for dist in closure().values() for line in _without_extras(dist.requires)]
+    with_own = [*_without_extras(_own_requires()), *lines]
     return sorted({line for line in with_own if _canonical(_requirement_name(line)) not in NOT_IN_JOBS})
 
 
 def _roots() -> list[str]:
-    return [_requirement_name(line) for line in _plain(_own_requires())]
+    return [_requirement_name(line) for line in _without_extras(_own_requires())]
 
 
 def _own_requires() -> list[str]:
@@ -61,7 +61,7 @@ def _own_requires() -> list[str]:
         return list(ROOTS)
 
 
-def _plain(requires: list[str] | None) -> list[str]:
+def _without_extras(requires: list[str] | None) -> list[str]:
     """Without those that belong to extras."""
     return [line for line in requires or [] if "extra ==" not in line and "extra==" not in line and "[" not in line]
 
@@ -82,11 +82,11 @@ def links() -> dict[str, str]:
     """Name in the overlay to what it stands for."""
     found = {"fray": str(Path(__file__).parents[2])}
     for dist in closure().values():
-        found |= dict(_tops(dist))
+        found |= dict(_top_level_paths(dist))
     return found
 
 
-def _tops(dist: metadata.Distribution) -> Iterator[tuple[str, str]]:
+def _top_level_paths(dist: metadata.Distribution) -> Iterator[tuple[str, str]]:
     for file in dist.files or []:
         top = file.parts[0]
         if top in ("..", "__pycache__", "bin") or top.endswith(".pth"):
@@ -100,7 +100,7 @@ def fingerprint() -> str:
     return ";".join(f"{name}={dists[name].version}" for name in sorted(dists)) + f";{links()['fray']}"
 
 
-def lay(directory: Path) -> None:
+def create(directory: Path) -> None:
     """Make the overlay, whole, where it is not yet."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, target in links().items():
@@ -114,7 +114,7 @@ def site_packages(venv: Path, python: str) -> Path:
     return venv / "lib" / f"python{python}" / "site-packages"
 
 
-def put_behind(venv: Path, python: str, overlay: Path) -> None:
+def add_path(venv: Path, python: str, overlay: Path) -> None:
     (site_packages(venv, python) / PTH).write_text(f"{overlay}\n")
 
 

@@ -84,42 +84,42 @@ class Environments:
         limits = self.limits
         return await trio.to_thread.run_sync(Cache(self.directory).evict, limits.size_bytes, limits.keep_s)
 
-    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
+    async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
         """See `Preparer.prepare`. The files of its workspace are in its directory already, if it has any."""
-        spec = ticket.spec.environment
-        workspace = f"{ticket.directory}/{WORKSPACE_NAME}" if spec.bundle is not None else None
+        spec = attempt_spec.spec.environment
+        workspace = f"{attempt_spec.directory}/{WORKSPACE_NAME}" if spec.bundle is not None else None
         if spec.docker_image is not None:
-            return await self._contain(spec.docker_image, say)
+            return await self._prepare_container(spec.docker_image, say)
         if workspace is None and not spec.extras and not spec.pip_packages and spec.python in ("", own_python()):
             return PreparedEnvironment()  # the way of most
-        return await self._prepare(ticket, workspace, say)
+        return await self._prepare(attempt_spec, workspace, say)
 
-    async def _prepare(self, ticket: AttemptSpec, workspace: str | None, say: Say) -> PreparedEnvironment:
+    async def _prepare(self, attempt_spec: AttemptSpec, workspace: str | None, say: Say) -> PreparedEnvironment:
         from fray.node.environments import overlay
         from fray.node.environments.recipe import BadRecipe, recipe_of
 
         try:
             project = _project(workspace)
-            recipe = recipe_of(ticket.spec.environment, overlay.base(), project)
+            recipe = recipe_of(attempt_spec.spec.environment, overlay.base(), project)
             paths = () if workspace is None or project is None else _paths(workspace, project)
         except BadRecipe as error:
             raise NotPrepared(str(error)) from None
         if recipe is None:
             return PreparedEnvironment(sys_path=paths)
-        found = await self._hold(recipe, workspace, ticket.attempt_id, say)
-        return evolve(self._of(found, ticket.spec.entry), sys_path=paths)
+        found = await self._acquire(recipe, workspace, attempt_spec.attempt_id, say)
+        return evolve(self._prepared_from(found, attempt_spec.spec.entry), sys_path=paths)
 
-    async def _contain(self, image: str, say: Say) -> PreparedEnvironment:
+    async def _prepare_container(self, image: str, say: Say) -> PreparedEnvironment:
         from fray.node.containers.engine import find_engine
         from fray.node.environments import overlay
 
         engine = find_engine(self.environ)
         if engine is None:
             raise NotPrepared("this machine has neither a docker daemon that answers nor podman any more")
-        await self._own_images().have(engine, image, say)
+        await self._image_manager().ensure(engine, image, say)
         return PreparedEnvironment(image=image, engine=engine.program, label=self.label, library=overlay.links())
 
-    def _own_images(self) -> Images:
+    def _image_manager(self) -> Images:
         from fray.node.containers.images import Images
 
         if self._images is None:
@@ -132,14 +132,14 @@ class Environments:
 
         engine = find_engine(self.environ)
         if engine is not None:
-            await self._own_images().sweep(engine.program, self.label)
+            await self._image_manager().sweep(engine.program, self.label)
 
     async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
         """See `Household.clean_up`."""
         if prepared.image:
-            await self._own_images().remove(prepared.engine, attempt_id)
+            await self._image_manager().remove(prepared.engine, attempt_id)
 
-    def _of(self, found: Environment, entry: EntryKind) -> PreparedEnvironment:
+    def _prepared_from(self, found: Environment, entry: EntryKind) -> PreparedEnvironment:
         """A program is started by the node's own zygote; Python code is forked from one of its environment."""
         from fray.node.environments.recipe import variables_in
 
@@ -147,12 +147,12 @@ class Environments:
         if entry is EntryKind.BINARY:
             return PreparedEnvironment(variables=changed)
         environ = {key: value for key, value in {**self.environ, **changed}.items() if value or key not in changed}
-        return PreparedEnvironment(interpreter=found.interpreter, environ=environ, hold=found.lock_path)
+        return PreparedEnvironment(interpreter=found.interpreter, environ=environ, lock_path=found.lock_path)
 
-    async def _hold(self, recipe: Recipe, workspace: str | None, attempt_id: str, say: Say) -> Environment:
+    async def _acquire(self, recipe: Recipe, workspace: str | None, attempt_id: str, say: Say) -> Environment:
         held = self._held.get(recipe.key)
         if held is None:
-            environment, lock = await self._own_builds().take(recipe, workspace, say)
+            environment, lock = await self._build_manager().acquire(recipe, workspace, say)
             held = self._held.get(recipe.key)
             if held is None:
                 held = self._held[recipe.key] = _EnvironmentLease(environment, lock)
@@ -161,7 +161,7 @@ class Environments:
         held.attempts.add(attempt_id)
         return held.environment
 
-    def _own_builds(self) -> BuildManager:
+    def _build_manager(self) -> BuildManager:
         from fray.node.environments.build_manager import BuildManager
         from fray.node.environments.cache import Cache
 
@@ -170,7 +170,7 @@ class Environments:
             self._builds = BuildManager(Cache(self.directory), self.environ, self.limits.build_s, self._nursery)
         return self._builds
 
-    async def told(self) -> str:
+    async def describe(self) -> str:
         """See `Household.told`."""
         if not self.directory.is_dir():
             return ""
@@ -178,7 +178,7 @@ class Environments:
         from fray.node.node_details import amount, days
 
         try:
-            kept = await trio.to_thread.run_sync(Cache(self.directory).kept)
+            kept = await trio.to_thread.run_sync(Cache(self.directory).entries)
         except OSError as error:
             return f"cannot be listed: {error}"
         if not kept:

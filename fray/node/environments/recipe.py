@@ -21,7 +21,7 @@ FORMAT = 1
 """Of the directories; another number makes every environment anew."""
 PROJECT, LOCK = "pyproject.toml", "uv.lock"
 CONSTRAINTS, REQUIREMENTS = "constraints.txt", "requirements.txt"
-NOT_HANDED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT", "UV_PYTHON")
+DROPPED_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT", "UV_PYTHON")
 """Of the node's variables: they name the node's own environment."""
 
 
@@ -195,14 +195,18 @@ def files(recipe: Recipe, constraints: list[str]) -> dict[str, str]:
 
 def uv_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The node's variables (proxies, indexes, certificates, uv's own), as uv shall have them."""
-    handed = {key: value for key, value in environ.items() if key not in NOT_HANDED}
+    handed = {key: value for key, value in environ.items() if key not in DROPPED_VARIABLES}
     return {**handed, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
 
 
 def variables_in(venv: str, environ: Mapping[str, str]) -> dict[str, str]:
     """What ``activate`` would change; empty ones are as good as unset."""
     path = environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-    return {**{key: "" for key in NOT_HANDED if key in environ}, "VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{path}"}
+    return {
+        **{key: "" for key in DROPPED_VARIABLES if key in environ},
+        "VIRTUAL_ENV": venv,
+        "PATH": f"{venv}/bin:{path}",
+    }
 
 
 @frozen(kw_only=True)
@@ -220,12 +224,12 @@ class BuildPlan:
 
     @classmethod
     def from_json(cls, text: str) -> BuildPlan:
-        told: dict[str, Any] = json.loads(text)
-        recipe = told["recipe"]
+        text_in: dict[str, Any] = json.loads(text)
+        recipe = text_in["recipe"]
         project = Project(**recipe["project"]) if recipe["project"] is not None else None
         lists = {name: tuple(recipe[name]) for name in ("extras", "pip_packages")}
         base = BaseEnvironment(**recipe["base"])
-        return cls(**{**told, "recipe": Recipe(**{**recipe, **lists, "base": base, "project": project})})
+        return cls(**{**text_in, "recipe": Recipe(**{**recipe, **lists, "base": base, "project": project})})
 
 
 # What went wrong -----------------------------------------------------------------------------------------------------
@@ -245,8 +249,8 @@ def is_full(text: str) -> bool:
 def failed_step(title: str, code: int, lines: list[str]) -> str:
     """The message of a step that failed, with the tool's own last words."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    told = "\n".join([f"{title} failed ({how}):", *lines[-LAST_LINES:]])
-    return told + _FRAYS_OWN if "unsatisfiable" in told else told
+    text_in = "\n".join([f"{title} failed ({how}):", *lines[-LAST_LINES:]])
+    return text_in + _FRAYS_OWN if "unsatisfiable" in text_in else text_in
 
 
 def no_python(recipe: Recipe) -> str:

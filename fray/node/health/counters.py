@@ -55,45 +55,45 @@ class HealthCounter:
     check: HealthCheck
     began: float
     """When the attempt did."""
-    standing: HealthState = HealthState.STARTING
+    state: HealthState = HealthState.STARTING
     bad: int = 0
     """In a row, those that count."""
     last: str = ""
     """What was wrong the last time."""
 
-    def good(self) -> HealthState:
+    def record_good(self) -> HealthState:
         self.bad = 0
         return self._turn(HealthAnswer.GOOD)
 
-    def missed(self, why: str, now: float) -> HealthState:
+    def record_bad(self, why: str, now: float) -> HealthState:
         """A bad answer, or none."""
-        if self.standing is HealthState.FAILED:
-            return self.standing
+        if self.state is HealthState.FAILED:
+            return self.state
         self.last = why
-        if self.standing is HealthState.STARTING and now < self.began + self.check.start_s:
+        if self.state is HealthState.STARTING and now < self.began + self.check.start_s:
             return self._turn(HealthAnswer.EXCUSED)
         self.bad += 1
         return self._turn(HealthAnswer.LAST if self.bad >= self.check.failures else HealthAnswer.BAD)
 
     def _turn(self, answer: HealthAnswer) -> HealthState:
-        self.standing = TABLE.get((self.standing, answer), self.standing)
-        return self.standing
+        self.state = TABLE.get((self.state, answer), self.state)
+        return self.state
 
-    def words(self) -> str:
+    def status_text(self) -> str:
         """As `AttemptInfo.health` has it."""
-        if self.standing is HealthState.WELL:
+        if self.state is HealthState.WELL:
             return "well"
         if not self.bad:
             return f"starting: {self.last}" if self.last else ""
         return f"unwell ({self.bad} of {self.check.failures}): {self.last}"
 
-    def verdict(self) -> str:
+    def failure_text(self) -> str:
         """The message of an attempt that has failed its check."""
         times = "once" if self.bad == 1 else f"{self.bad} times in a row"
-        return f"not healthy: {question(self.check)} failed {times}; the last time: {self.last}"
+        return f"not healthy: {check_text(self.check)} failed {times}; the last time: {self.last}"
 
 
-def question(check: HealthCheck) -> str:
+def check_text(check: HealthCheck) -> str:
     """``GET /healthz on port 'http'`` or ``the method ping()``."""
     return f"the method {check.actor}()" if check.path is None else f"GET {check.path} on port {check.port!r}"
 
@@ -107,19 +107,19 @@ class StallDetector:
     """The last beat, or the start."""
     stalled: bool = False
 
-    def beat(self, now: float) -> bool:
+    def on_progress(self, now: float) -> bool:
         """Progress; True: this ends a stall."""
         self.since = now
         was, self.stalled = self.stalled, False
         return was
 
-    def due_at(self) -> float:
+    def stalls_at(self) -> float:
         """When it has stalled, if no beat comes; infinite while it has."""
         return float("inf") if self.stalled else self.since + self.stall_s
 
-    def look(self, now: float) -> bool:
+    def check(self, now: float) -> bool:
         """True, once a stall: it has stalled."""
-        if self.stalled or now < self.due_at():
+        if self.stalled or now < self.stalls_at():
             return False
         self.stalled = True
         return True

@@ -12,7 +12,7 @@ class BadAnswer(Exception):
     """It says what was wrong, for people."""
 
 
-async def ask_path(port: int, path: str, host: str = "127.0.0.1") -> None:
+async def check_path(port: int, path: str, host: str = "127.0.0.1") -> None:
     """GET the path. Statuses from 200 to 399 are good, redirects too: nobody follows them. The caller sets the limit.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a node measures of its attempts, on its way up: the latest of each, at most every `TELL_EVERY_S`."""
+"""What a node measures of its attempts, on its way up: the latest of each, at most every `REPORT_EVERY_S`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.monitoring.health import Progress
 from fray.net.channel.public import Channel
 
-TELL_EVERY_S = 0.5
+REPORT_EVERY_S = 0.5
 CHUNK_LIMIT_BYTES = 1024 * 1024
 """One message, about; the rest follows."""
 _COST_BYTES = 200
@@ -26,52 +26,52 @@ class MetricsReporter:
 
     def __init__(self) -> None:
         self._known: dict[AttemptId, AttemptMetrics] = {}
-        self._said_at: dict[AttemptId, float] = {}
-        self._moved: dict[AttemptId, None] = {}
+        self._progress_at: dict[AttemptId, float] = {}
+        self._changed: dict[AttemptId, None] = {}
         self._captured: dict[AttemptId, str] = {}
-        self._owed: dict[AttemptId, None] = {}
+        self._unsent_captures: dict[AttemptId, None] = {}
         """Captures the controller does not have."""
         self._wake = trio.Event()
 
-    def change(self, attempt_id: AttemptId, **changes: Any) -> None:
+    def update(self, attempt_id: AttemptId, **changes: Any) -> None:
         """Set fields of its `Vital`."""
         before = self._known.get(attempt_id) or AttemptMetrics(attempt_id=attempt_id)
         after = evolve(before, **changes)
         if after != before:
             self._known[attempt_id] = after
-            self._move(attempt_id)
+            self._mark_changed(attempt_id)
 
-    def progress(self, attempt_id: AttemptId, progress: Progress) -> None:
-        self._said_at[attempt_id] = trio.current_time()
-        self.change(attempt_id, progress=progress)
+    def on_progress(self, attempt_id: AttemptId, progress: Progress) -> None:
+        self._progress_at[attempt_id] = trio.current_time()
+        self.update(attempt_id, progress=progress)
 
-    def capture(self, attempt_id: AttemptId, text: str) -> None:
+    def add_capture(self, attempt_id: AttemptId, text: str) -> None:
         """Stacks for its record."""
         self._captured[attempt_id] = text
-        self._owed[attempt_id] = None
+        self._unsent_captures[attempt_id] = None
         self._known.setdefault(attempt_id, AttemptMetrics(attempt_id=attempt_id))
-        self._move(attempt_id)
+        self._mark_changed(attempt_id)
 
-    def captured(self, attempt_id: AttemptId) -> str:
+    def last_capture(self, attempt_id: AttemptId) -> str:
         """The last; empty if there was none."""
         return self._captured.get(attempt_id, "")
 
-    def latest(self, attempt_id: AttemptId) -> Progress | None:
+    def last_progress(self, attempt_id: AttemptId) -> Progress | None:
         known = self._known.get(attempt_id)
         return known.progress if known is not None else None
 
     def forget(self, attempt_id: AttemptId) -> None:
-        for book in (self._known, self._said_at, self._moved, self._captured, self._owed):
+        for book in (self._known, self._progress_at, self._changed, self._captured, self._unsent_captures):
             book.pop(attempt_id, None)
 
-    def tell_again(self) -> None:
+    def resend_all(self) -> None:
         """The controller has forgotten everything."""
-        self._owed = dict.fromkeys(self._captured)
+        self._unsent_captures = dict.fromkeys(self._captured)
         for attempt_id in self._known:
-            self._move(attempt_id)
+            self._mark_changed(attempt_id)
 
-    def _move(self, attempt_id: AttemptId) -> None:
-        self._moved[attempt_id] = None
+    def _mark_changed(self, attempt_id: AttemptId) -> None:
+        self._changed[attempt_id] = None
         self._wake.set()
 
     # Up
@@ -83,29 +83,29 @@ class MetricsReporter:
                 await self._wake.wait()
                 await channel.wait_room()
                 self._wake = trio.Event()
-                self.send(channel, self._moved)
-                if self._moved:
+                self.send(channel, self._changed)
+                if self._changed:
                     self._wake.set()
-                await trio.sleep(TELL_EVERY_S)
+                await trio.sleep(REPORT_EVERY_S)
         except ChannelClosed:
             pass
 
     def send(self, channel: Channel, attempts: Iterable[AttemptId]) -> None:
         """Tell what has moved of these, as much as fits one message."""
-        told, size_bytes = [], 0
+        sent, size_bytes = [], 0
         for attempt_id in list(attempts):
-            if attempt_id in self._moved and size_bytes < CHUNK_LIMIT_BYTES:
-                told.append(self._take(attempt_id))
-                size_bytes += _COST_BYTES + len(told[-1].captured)
-        if told:
+            if attempt_id in self._changed and size_bytes < CHUNK_LIMIT_BYTES:
+                sent.append(self._take(attempt_id))
+                size_bytes += _COST_BYTES + len(sent[-1].captured)
+        if sent:
             try:
-                channel.notice(AttemptMetricsReport(vitals=tuple(told)))
+                channel.notice(AttemptMetricsReport(vitals=tuple(sent)))
             except (ChannelClosed, ChannelFull):
                 pass  # a connection that is over tells everything anew
 
     def _take(self, attempt_id: AttemptId) -> AttemptMetrics:
-        del self._moved[attempt_id]
-        captured = self._captured[attempt_id] if attempt_id in self._owed else ""
-        self._owed.pop(attempt_id, None)
-        age_s = max(0.0, trio.current_time() - self._said_at.get(attempt_id, trio.current_time()))
+        del self._changed[attempt_id]
+        captured = self._captured[attempt_id] if attempt_id in self._unsent_captures else ""
+        self._unsent_captures.pop(attempt_id, None)
+        age_s = max(0.0, trio.current_time() - self._progress_at.get(attempt_id, trio.current_time()))
         return evolve(self._known[attempt_id], age_s=round(age_s, 3), captured=captured)

@@ -1,6 +1,6 @@
 """From a bare process to user code: what the process of an attempt does before the runtime's ``main`` is called.
 
-Warm (forked by the keeper from what the zygote imported) and cold (a new interpreter, because the job sets variables
+Warm (forked by the shim from what the zygote imported) and cold (a new interpreter, because the job sets variables
 that are read at exec) meet in `enter`.
 """
 
@@ -50,9 +50,9 @@ _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 class ProcessSpec:
     """All that the process of an attempt starts from."""
 
-    ticket: AttemptSpec
+    attempt_spec: AttemptSpec
     entry: str
-    """``module:function``, called as ``function(ticket, outcome_fd, control_fd)``."""
+    """``module:function``, called as ``function(attempt_spec, outcome_fd, control_fd)``."""
     variables: dict[str, str]
     """What its environment has beside the node's."""
     cwd: str | None = None
@@ -78,44 +78,50 @@ def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
 
 
 def job_variables(
-    ticket: AttemptSpec,
+    attempt_spec: AttemptSpec,
     offered: Mapping[str, int] | None = None,
     prepared: PreparedEnvironment | None = None,
     cpus: Iterable[int] = (),
 ) -> dict[str, str]:
     """What the environment of an attempt has beside the node's. The later goes before the earlier: variables of the
     cluster, granted CPUs and devices and the gang in frameworks' words, what was prepared for it, the job's own
-    variables and secrets, what is firm, Fray's own.
+    variables and secrets, what is fixed_variables, Fray's own.
 
     Args:
         offered: how many accelerators of each kind the node has; a job sees only those it was granted.
         cpus: those it is pinned to.
     """
     ready = prepared or PreparedEnvironment()
-    inherited = {**os.environ, **ticket.cluster_vars}
-    granted = {**thread_variables(cpus, inherited), **device_variables(ticket.devices, offered or {})}
-    suggested = {**ticket.cluster_vars, **granted, **framework_variables(ticket), **ready.variables}
-    return {**suggested, **ticket.spec.env_vars, **ticket.secret_vars(), **ready.firm, **_fray_variables(ticket)}
+    inherited = {**os.environ, **attempt_spec.cluster_vars}
+    granted = {**thread_variables(cpus, inherited), **device_variables(attempt_spec.devices, offered or {})}
+    suggested = {**attempt_spec.cluster_vars, **granted, **framework_variables(attempt_spec), **ready.variables}
+    return {
+        **suggested,
+        **attempt_spec.spec.env_vars,
+        **attempt_spec.secret_vars(),
+        **ready.fixed_variables,
+        **_fray_variables(attempt_spec),
+    }
 
 
 def working_directory(body: ProcessSpec) -> str:
     """Where the job begins: as prepared, else where its author was, else in the attempt's own directory."""
-    cwd = body.cwd or body.ticket.spec.cwd
-    return cwd if cwd and os.path.isdir(cwd) else body.ticket.directory or "."
+    cwd = body.cwd or body.attempt_spec.spec.cwd
+    return cwd if cwd and os.path.isdir(cwd) else body.attempt_spec.directory or "."
 
 
-def _fray_variables(ticket: AttemptSpec) -> dict[str, str]:
+def _fray_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
     return {
-        "FRAY_JOB_ID": ticket.spec.job_id,
-        "FRAY_JOB_NAME": ticket.spec.name,
-        "FRAY_NAMESPACE": ticket.spec.namespace,
-        "FRAY_CLUSTER_ADDRESS": ticket.controller,
-        "FRAY_ATTEMPT_ID": ticket.attempt_id,
-        "FRAY_NODE": ticket.node,
-        "FRAY_JOB_INDEX": str(ticket.spec.index),
-        "FRAY_USER": ticket.spec.user,
-        **own_variables(ticket),
-        **({VARIABLE: f"{ticket.directory}/{PIPE}"} if ticket.directory else {}),
+        "FRAY_JOB_ID": attempt_spec.spec.job_id,
+        "FRAY_JOB_NAME": attempt_spec.spec.name,
+        "FRAY_NAMESPACE": attempt_spec.spec.namespace,
+        "FRAY_CLUSTER_ADDRESS": attempt_spec.controller,
+        "FRAY_ATTEMPT_ID": attempt_spec.attempt_id,
+        "FRAY_NODE": attempt_spec.node,
+        "FRAY_JOB_INDEX": str(attempt_spec.spec.index),
+        "FRAY_USER": attempt_spec.spec.user,
+        **own_variables(attempt_spec),
+        **({VARIABLE: f"{attempt_spec.directory}/{PIPE}"} if attempt_spec.directory else {}),
     }
 
 
@@ -136,7 +142,7 @@ def run_entrypoint(body: ProcessSpec) -> NoReturn:
         os._exit(1)
     code = 1
     try:
-        code = _exit_code(lambda: main(body.ticket, body.outcome_fd, body.control_fd))
+        code = _exit_code(lambda: main(body.attempt_spec, body.outcome_fd, body.control_fd))
         _leave()
     finally:
         os._exit(code)
@@ -172,7 +178,7 @@ def refuse(outcome_fd: int, message: str) -> None:
 
 
 def _set_up_process(body: ProcessSpec) -> Callable[[AttemptSpec, int, int], None]:
-    spec = body.ticket.spec
+    spec = body.attempt_spec.spec
     _open_stdio()
     os.environ.update(body.variables)
     time.tzset()
@@ -218,7 +224,7 @@ def resolve(entry: str) -> Callable[..., Any]:
 
 
 def name_process(name: str) -> None:
-    """Show the job's name in ``ps``, and let the kernel prefer it to its keeper when memory runs out."""
+    """Show the job's name in ``ps``, and let the kernel prefer it to its shim when memory runs out."""
     set_title(f"fray:{name}")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:
         score = int(file.read())
@@ -230,7 +236,7 @@ def name_process(name: str) -> None:
 
 
 def cold_command(body: ProcessSpec, ticket_fd: int) -> list[str]:
-    """The command line of a new interpreter for ``body``; the ticket goes by descriptor."""
+    """The command line of a new interpreter for ``body``; the attempt_spec goes by descriptor."""
     descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
     place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
     place += [] if body.at_home else ["--abroad"]
@@ -247,12 +253,12 @@ def main() -> None:
     arguments = parser.parse_args()
     ticket_fd, outcome_fd, control_fd = arguments.fds
     with open(ticket_fd, encoding="utf-8") as file:
-        ticket = from_json(AttemptSpec, file.read())
+        attempt_spec = from_json(AttemptSpec, file.read())
     for descriptor in (outcome_fd, control_fd):
         os.set_inheritable(descriptor, False)
     run_entrypoint(
         ProcessSpec(
-            ticket=ticket,
+            attempt_spec=attempt_spec,
             entry=arguments.entry,
             variables={},
             cwd=arguments.cwd,
@@ -266,15 +272,17 @@ def main() -> None:
 
 def enter_from(directory: str, entry: str) -> NoReturn:
     """The way in for a container: what others are handed by descriptors is in the attempt's directory."""
-    path = f"{directory}/ticket.json"
+    path = f"{directory}/attempt.json"
     with open(path, encoding="utf-8") as file:
         text, cwd, sys_path = json.load(file)
     os.unlink(path)
-    ticket = from_json(AttemptSpec, text)
-    known = {name: os.environ[key] for key, name in ticket.spec.secrets.items() if key in os.environ}
+    attempt_spec = from_json(AttemptSpec, text)
+    known = {name: os.environ[key] for key, name in attempt_spec.spec.secrets.items() if key in os.environ}
     run_entrypoint(
         ProcessSpec(
-            ticket=evolve(ticket, secrets=known),  # they were written to no file; errors must not show them either
+            attempt_spec=evolve(
+                attempt_spec, secrets=known
+            ),  # they were written to no file; errors must not show them either
             entry=entry,
             variables={},
             cwd=cwd,

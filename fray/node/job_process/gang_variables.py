@@ -1,4 +1,4 @@
-"""What a process is told by variables of its ports and of its gang. Pure, from its ticket alone.
+"""What a process is variables by variables of its ports and of its gang. Pure, from its attempt_spec alone.
 
 ``FRAY_*`` are Fray's own. The others are what frameworks read unaided: torch (``RANK``, ``WORLD_SIZE``,
 ``MASTER_ADDR``, …), JAX (``JAX_*``; how many and which process it is, `fray.runtime.process.jax_distributed` tells
@@ -26,94 +26,98 @@ PEERS_LIMIT_CHARS = 100_000
 LOOPBACK = ("127.", "::1", "localhost")
 
 
-def own_variables(ticket: AttemptSpec) -> dict[str, str]:
+def own_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
     """``FRAY_PORT_*``, rank and size; of a gang also its local rank, coordinator and peers."""
-    told = {f"FRAY_PORT_{_upper(name)}": str(port) for name, port in ticket.ports.items()}
-    rank = rank_of(ticket)
-    told |= group_variables(ticket)
-    told |= {"FRAY_HOST": ticket.advertise, "FRAY_RANK": str(rank), "FRAY_WORLD_SIZE": str(ticket.spec.members)}
-    if not ticket.peers:
-        return told
-    local = local_ranks(ticket)
-    told |= {"FRAY_LOCAL_RANK": str(local.index(rank)), "FRAY_LOCAL_WORLD_SIZE": str(len(local))}
-    if coordinator_of(ticket.peers):
-        told["FRAY_COORDINATOR_ADDRESS"] = coordinator_of(ticket.peers)
-    return told | dict(_peer_lists(ticket))
-
-
-def group_variables(ticket: AttemptSpec) -> dict[str, str]:
-    """Of a member of a job group: its group, its role, and ``FRAY_GROUP_{ROLE}_{PORT}``: where those of a role are."""
-    if not ticket.spec.job_group:
-        return {}
-    told = {
-        "FRAY_GROUP": group_name(ticket.spec),
-        "FRAY_GROUP_ID": ticket.spec.job_group,
-        "FRAY_ROLE": role_of(ticket.spec).name,
+    variables = {f"FRAY_PORT_{_upper(name)}": str(port) for name, port in attempt_spec.ports.items()}
+    rank = rank_of(attempt_spec)
+    variables |= group_variables(attempt_spec)
+    variables |= {
+        "FRAY_HOST": attempt_spec.advertise,
+        "FRAY_RANK": str(rank),
+        "FRAY_WORLD_SIZE": str(attempt_spec.spec.members),
     }
-    for role, peers in ticket.mates.items():
+    if not attempt_spec.peers:
+        return variables
+    local = local_ranks(attempt_spec)
+    variables |= {"FRAY_LOCAL_RANK": str(local.index(rank)), "FRAY_LOCAL_WORLD_SIZE": str(len(local))}
+    if coordinator_of(attempt_spec.peers):
+        variables["FRAY_COORDINATOR_ADDRESS"] = coordinator_of(attempt_spec.peers)
+    return variables | dict(_peer_lists(attempt_spec))
+
+
+def group_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
+    """Of a member of a job group: its group, its role, and ``FRAY_GROUP_{ROLE}_{PORT}``: where those of a role are."""
+    if not attempt_spec.spec.job_group:
+        return {}
+    variables = {
+        "FRAY_GROUP": group_name(attempt_spec.spec),
+        "FRAY_GROUP_ID": attempt_spec.spec.job_group,
+        "FRAY_ROLE": role_of(attempt_spec.spec).name,
+    }
+    for role, peers in attempt_spec.mates.items():
         for port in peers[0].ports:
             text = ",".join(peer.address(port) for peer in peers)
             if len(text) <= PEERS_LIMIT_CHARS:
-                told[f"FRAY_GROUP_{_variable(role)}_{_upper(port)}"] = text
-    return told
+                variables[f"FRAY_GROUP_{_variable(role)}_{_upper(port)}"] = text
+    return variables
 
 
-def framework_variables(ticket: AttemptSpec) -> dict[str, str]:
+def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
     """Of a gang: what torch, JAX and libtpu look for."""
-    coordinator = coordinator_of(ticket.peers)
-    if not is_gang(ticket.spec) or not coordinator:
+    coordinator = coordinator_of(attempt_spec.peers)
+    if not is_gang(attempt_spec.spec) or not coordinator:
         return {}
     host, _, port = coordinator.rpartition(":")
-    rank, local = rank_of(ticket), local_ranks(ticket)
+    rank, local = rank_of(attempt_spec), local_ranks(attempt_spec)
     alone = any(
-        device.startswith("gpu") for device in ticket.devices
+        device.startswith("gpu") for device in attempt_spec.devices
     )  # it sees no GPUs but its own: cuda:0 is its first
-    told = {
+    variables = {
         "RANK": str(rank),
-        "WORLD_SIZE": str(ticket.spec.members),
+        "WORLD_SIZE": str(attempt_spec.spec.members),
         "LOCAL_RANK": "0" if alone else str(local.index(rank)),
         "LOCAL_WORLD_SIZE": "1" if alone else str(len(local)),
         "MASTER_ADDR": host.strip("[]"),
         "MASTER_PORT": port,
         "JAX_COORDINATOR_ADDRESS": coordinator,
-        "JAX_NUM_PROCESSES": str(ticket.spec.members),
+        "JAX_NUM_PROCESSES": str(attempt_spec.spec.members),
         "JAX_PROCESS_ID": str(rank),
     }
-    if all(peer.host.startswith(LOOPBACK) for peer in ticket.peers):
-        told |= {"GLOO_SOCKET_IFNAME": "lo", "JAX_COORDINATOR_BIND_ADDRESS": coordinator}  # stay closed to others
-    return told | _tpu_variables(ticket, rank)
+    if all(peer.host.startswith(LOOPBACK) for peer in attempt_spec.peers):
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "JAX_COORDINATOR_BIND_ADDRESS": coordinator}  # stay closed to others
+    return variables | _tpu_variables(attempt_spec, rank)
 
 
-def _tpu_variables(ticket: AttemptSpec, rank: int) -> dict[str, str]:
+def _tpu_variables(attempt_spec: AttemptSpec, rank: int) -> dict[str, str]:
     """Ranks go slice by slice, and within one by its hosts' own numbers (`fray.scheduler.jobs.transitions`)."""
-    hosts = slice_hosts(ticket.spec)
+    hosts = slice_hosts(attempt_spec.spec)
     if not hosts:
         return {}
     own, worker = divmod(rank, hosts)
-    mine = ticket.peers[own * hosts : (own + 1) * hosts]
-    told = {
+    mine = attempt_spec.peers[own * hosts : (own + 1) * hosts]
+    variables = {
         "TPU_WORKER_ID": str(worker),
         "TPU_WORKER_HOSTNAMES": ",".join(peer.host for peer in mine),
-        "TPU_ACCELERATOR_TYPE": ticket.spec.demand.device_variant,
+        "TPU_ACCELERATOR_TYPE": attempt_spec.spec.demand.device_variant,
     }
-    first = ticket.peers[0]
-    if slices(ticket.spec) > 1 and MEGASCALE in first.ports:
-        told |= {
+    first = attempt_spec.peers[0]
+    if slices(attempt_spec.spec) > 1 and MEGASCALE in first.ports:
+        variables |= {
             "MEGASCALE_COORDINATOR_ADDRESS": first.host,
             "MEGASCALE_PORT": str(first.ports[MEGASCALE]),
-            "MEGASCALE_NUM_SLICES": str(slices(ticket.spec)),
+            "MEGASCALE_NUM_SLICES": str(slices(attempt_spec.spec)),
             "MEGASCALE_SLICE_ID": str(own),
         }
-    return told
+    return variables
 
 
-def _peer_lists(ticket: AttemptSpec) -> list[tuple[str, str]]:
+def _peer_lists(attempt_spec: AttemptSpec) -> list[tuple[str, str]]:
     """``FRAY_PEERS``: where each member can be met, by rank; and the same for each port with a name."""
-    names = ticket.peers[0].ports if ticket.peers else {}
+    names = attempt_spec.peers[0].ports if attempt_spec.peers else {}
     lists = [
         (
             "FRAY_PEERS" if name == COORDINATOR else f"FRAY_PEERS_{_upper(name)}",
-            [peer.address(name) for peer in ticket.peers],
+            [peer.address(name) for peer in attempt_spec.peers],
         )
         for name in names
     ]

@@ -1,4 +1,4 @@
-"""The record a job writes of its own end, and the outcome its keeper leaves on disk.
+"""The record a job writes of its own end, and the outcome its shim leaves on disk.
 
 On the job's descriptor: ``to_json(outcome)``, a newline, then the bytes of the value if there is one. An outcome that
 names its value (SHA-256 of the bytes) counts only when the bytes are all there: a job killed half-way through a
@@ -34,7 +34,7 @@ class OutcomeReader:
     directory: Path
     header: Outcome | None = None
     broken: bool = False
-    unkept: str = ""
+    write_error: str = ""
     """Why the value is not on the disk."""
     _line: bytes = b""
     _size: int = 0
@@ -63,12 +63,12 @@ class OutcomeReader:
 
     def _feed_value(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size > VALUE_LIMIT_BYTES or self.unkept:
+        if self._size > VALUE_LIMIT_BYTES or self.write_error:
             return
         try:
             self._keep(data)
         except OSError as error:
-            self.unkept = str(error.strerror)
+            self.write_error = str(error.strerror)
 
     def _keep(self, data: bytes) -> None:
         if self._file < 0:
@@ -87,8 +87,8 @@ class OutcomeReader:
             return None
         if self._size > VALUE_LIMIT_BYTES:
             return _too_large(self._size)
-        if self.unkept:
-            return _unkept(self._size, self.unkept)
+        if self.write_error:
+            return _cannot_keep(self._size, self.write_error)
         blob = self._hash.hexdigest() if self._size else None
         whole = self.header.value in (None, blob)
         return evolve(self.header, value=blob) if whole else None
@@ -102,7 +102,7 @@ def _too_large(size: int) -> Outcome:
     return Outcome(cause=EndReason.FAILURE, message=message)
 
 
-def _unkept(size: int, why: str) -> Outcome:
+def _cannot_keep(size: int, why: str) -> Outcome:
     message = f"it ended with a result of {size} bytes, which its machine cannot keep: {why}"
     return Outcome(cause=EndReason.ENVIRONMENT, message=message, machine_fault=True)
 
@@ -115,14 +115,14 @@ def save(directory: Path, outcome: Outcome) -> None:
     part.rename(directory / _OUTCOME)
 
 
-def load(directory: Path, told: str | None = None) -> tuple[Outcome, bytes | None] | None:
-    """What `save` and `Record` left there; None if the keeper did not get so far.
+def load(directory: Path, text: str | None = None) -> tuple[Outcome, bytes | None] | None:
+    """What `save` and `Record` left there; None if the shim did not get so far.
 
     Args:
-        told: the outcome, from a keeper that could not `save` it.
+        text: the outcome, from a shim that could not `save` it.
     """
     try:
-        outcome = from_json(Outcome, told or (directory / _OUTCOME).read_text())
+        outcome = from_json(Outcome, text or (directory / _OUTCOME).read_text())
     except FileNotFoundError:
         return None
     value = None

@@ -20,7 +20,7 @@ from attrs import frozen
 
 ROOT = Path("/")
 PREFIX = "fray-"
-_OWN = "fray-node"
+_NODE_GROUP = "fray-node"
 END_S = 5.0
 
 
@@ -35,7 +35,7 @@ class Cgroup:
         """Who is in it, by the numbers of the caller's PID namespace; empty if it is gone."""
         return [pid for word in _read(Path(self.path) / "cgroup.procs").split() if (pid := int(word))]
 
-    def enter(self, pid: int) -> None:
+    def add_process(self, pid: int) -> None:
         """Put a process into it, with all its threads; those it forks later are in it from the start.
 
         The kernel may take 20 ms for it.
@@ -43,7 +43,7 @@ class Cgroup:
         with contextlib.suppress(ProcessLookupError):
             _write(Path(self.path) / "cgroup.procs", str(pid))
 
-    def kills(self) -> int:
+    def oom_kills(self) -> int:
         """How many of it the kernel has killed for lack of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         words = dict(line.split()[:2] for line in _read(Path(self.path) / name).splitlines() if " " in line)
@@ -55,7 +55,7 @@ class Cgroup:
         text = _read(Path(self.path) / name).strip()
         return int(text) if text.isdigit() else 0
 
-    def end(self, *, limit_s: float = END_S) -> int:
+    def kill_and_remove(self, *, limit_s: float = END_S) -> int:
         """Kill all that is in it until nothing is, and remove it.
 
         Returns how many are left after ``limit_s``; 1 also for a group that has nobody in it and cannot be removed yet.
@@ -102,7 +102,7 @@ class CgroupManager:
         self._prefix = f"{PREFIX}{hashlib.sha256(owner.encode()).hexdigest()[:10]}-"
 
     @property
-    def word(self) -> str:
+    def kind(self) -> str:
         return f"cgroup{self.version}"
 
     def make(self, name: str, limit_bytes: int = 0) -> Cgroup:
@@ -120,7 +120,7 @@ class CgroupManager:
                     _write(path / file, text.format(limit_bytes))
         return group
 
-    def old(self) -> Iterator[Cgroup]:
+    def leftover(self) -> Iterator[Cgroup]:
         """Groups that an earlier life of this node left behind."""
         for path in sorted(self.base.glob(f"{self._prefix}*")):
             yield Cgroup(str(path), self.version)
@@ -133,7 +133,7 @@ _LIMITS = {
 """File, text, and whether it must be there. What is limited is memory: swap would only make the end come slower."""
 
 
-def find(owner: str, root: Path = ROOT) -> CgroupManager | None:
+def find_cgroup_manager(owner: str, root: Path = ROOT) -> CgroupManager | None:
     """Where this process may make groups with a limit on memory; None: nowhere."""
     for version, base in ((2, _base_v2(root)), (1, _base_v1(root))):
         if base is not None and _may_make(base):
@@ -143,7 +143,7 @@ def find(owner: str, root: Path = ROOT) -> CgroupManager | None:
 
 def _base_v2(root: Path) -> Path | None:
     """This process's group, if the memory controller comes down to it and can be handed on."""
-    path = _own(root, "")
+    path = _own_path(root, "")
     mount = root / "sys/fs/cgroup"
     if path is None or not (mount / "cgroup.controllers").exists():
         return None
@@ -162,8 +162,8 @@ def _hand_down(base: Path) -> bool:
     if [pid for pid in _read(base / "cgroup.procs").split() if int(pid) != os.getpid()]:
         return False
     try:
-        (base / _OWN).mkdir(exist_ok=True)
-        _write(base / _OWN / "cgroup.procs", str(os.getpid()))
+        (base / _NODE_GROUP).mkdir(exist_ok=True)
+        _write(base / _NODE_GROUP / "cgroup.procs", str(os.getpid()))
         _write(control, "+memory")
     except OSError:
         return False
@@ -171,7 +171,7 @@ def _hand_down(base: Path) -> bool:
 
 
 def _base_v1(root: Path) -> Path | None:
-    path = _own(root, "memory")
+    path = _own_path(root, "memory")
     mount = root / "sys/fs/cgroup/memory"
     if path is None:
         return None
@@ -179,7 +179,7 @@ def _base_v1(root: Path) -> Path | None:
     return base if (base / "memory.limit_in_bytes").exists() else None
 
 
-def _own(root: Path, controller: str) -> str | None:
+def _own_path(root: Path, controller: str) -> str | None:
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):

@@ -2,7 +2,7 @@
 
 Law. Whole segments only: those of a living attempt that are written no more, all of one that has ended. Each becomes
 one object, compressed; an index beside them says which lines are where, written anew after each object, so what it
-names is there. What was copied is noted on the disk, so a node that starts again goes on. A storage that fails is tried
+names is there. What was copied is index on the disk, so a node that starts again goes on. A storage that fails is tried
 again, later and later, and the journal says so, once when it begins and once when it is over. Nobody waits for this.
 """
 
@@ -22,10 +22,10 @@ from fray.net import storage
 from fray.node.logs.store import LogStore
 from fray.node.logs.tail import end_of, segments
 
-LOOK_EVERY_S = 30.0
+SCAN_EVERY_S = 30.0
 """For segments of long logs; the end of an attempt is seen at once."""
-LOOK_LEAST_S = 1.0
-RETRY_FIRST_S, RETRY_MOST_S = 1.0, 300.0
+SCAN_MIN_S = 1.0
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 300.0
 ARCHIVED = "archived"
 """The file in an attempt's directory that notes what is in the archive."""
 
@@ -59,29 +59,29 @@ class Archiver:
         """Copy until cancelled."""
         while True:
             self._wake = trio.Event()
-            await self.copy_due()
-            await trio.sleep(LOOK_LEAST_S)  # many ends are one look
+            await self.copy_pending()
+            await trio.sleep(SCAN_MIN_S)  # many ends are one look
             with trio.move_on_after(self.pause_s()):
                 while self._failures:  # an end is no reason to try a storage that fails sooner
                     await trio.sleep_forever()
                 await self._wake.wait()
 
-    async def copy_due(self) -> int:
-        """Copy what is due, until something fails; returns how many objects were made."""
+    async def copy_pending(self) -> int:
+        """Copy what is pending, until something fails; returns how many objects were made."""
         done = 0
-        for due in await trio.to_thread.run_sync(self._find_due):
-            if not await self._try(due):
+        for pending in await trio.to_thread.run_sync(self._find_all_pending):
+            if not await self._try(pending):
                 break
             done += 1
         return done
 
     def pause_s(self) -> float:
         """Until the next look; longer with each failure."""
-        return min(RETRY_FIRST_S * 2 ** (self._failures - 1), RETRY_MOST_S) if self._failures else LOOK_EVERY_S
+        return min(RETRY_FIRST_S * 2 ** (self._failures - 1), RETRY_MAX_S) if self._failures else SCAN_EVERY_S
 
-    async def _try(self, due: _PendingCopy) -> bool:
+    async def _try(self, pending: _PendingCopy) -> bool:
         try:
-            await self._copy(due)
+            await self._copy(pending)
         except Exception as error:  # noqa: BLE001 - storages raise anything
             self._failures += 1
             if self._failures == 1:
@@ -92,40 +92,40 @@ class Archiver:
         self._failures = 0
         return True
 
-    async def _copy(self, due: _PendingCopy) -> None:
-        data = await trio.to_thread.run_sync(_read, due.path)
+    async def _copy(self, pending: _PendingCopy) -> None:
+        data = await trio.to_thread.run_sync(_read, pending.path)
         if data is None:
             return  # retention was faster
-        attempt_id = (due.directory / "attempt").read_text()
-        place, name = archived_at(self._archive, attempt_id), f"{due.first:012d}.log.gz"
+        attempt_id = (pending.directory / "attempt").read_text()
+        place, name = archived_at(self._archive, attempt_id), f"{pending.first:012d}.log.gz"
         packed = await trio.to_thread.run_sync(gzip.compress, data, 6)
         await storage.write(f"{place}/{name}", packed)
-        noted = _noted(due.directory)
-        noted["attempt"] = attempt_id
-        end = end_of(data, due.first)[0]
-        kept = [one for one in noted["objects"] if one["first"] != due.first]
-        noted["objects"] = [*kept, {"object": name, "first": due.first, "end": end, "bytes": len(data)}]
-        await storage.write(f"{place}/{INDEX}", json.dumps(noted).encode())
-        _note(due.directory, noted)
+        index = _read_index(pending.directory)
+        index["attempt"] = attempt_id
+        end = end_of(data, pending.first)[0]
+        kept = [one for one in index["objects"] if one["first"] != pending.first]
+        index["objects"] = [*kept, {"object": name, "first": pending.first, "end": end, "bytes": len(data)}]
+        await storage.write(f"{place}/{INDEX}", json.dumps(index).encode())
+        _write_index(pending.directory, index)
 
-    def _find_due(self) -> list[_PendingCopy]:
+    def _find_all_pending(self) -> list[_PendingCopy]:
         found: list[_PendingCopy] = []
         for directory in self._store.directories():
             if directory not in self._done:
-                due = _due(directory)
-                if not due and (directory / "ended").exists():
+                pending = _find_pending(directory)
+                if not pending and (directory / "ended").exists():
                     self._done.add(directory)
-                found += due
+                found += pending
         return found
 
 
-def _due(directory: Path) -> list[_PendingCopy]:
-    is_over = (directory / "ended").exists()
-    archived = {one["first"] for one in _noted(directory)["objects"]}
+def _find_pending(directory: Path) -> list[_PendingCopy]:
+    has_ended = (directory / "ended").exists()
+    archived = {one["first"] for one in _read_index(directory)["objects"]}
     found = segments(directory)
     return [
         _PendingCopy(directory, first, path)
-        for first, path in (found if is_over else found[:-1])
+        for first, path in (found if has_ended else found[:-1])
         if first not in archived
     ]
 
@@ -137,15 +137,15 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _noted(directory: Path) -> dict[str, Any]:
+def _read_index(directory: Path) -> dict[str, Any]:
     try:
-        noted: dict[str, Any] = json.loads((directory / ARCHIVED).read_text())
+        index: dict[str, Any] = json.loads((directory / ARCHIVED).read_text())
     except (FileNotFoundError, ValueError):
         return {"attempt": "", "objects": []}
-    return noted
+    return index
 
 
-def _note(directory: Path, noted: dict[str, Any]) -> None:
+def _write_index(directory: Path, index: dict[str, Any]) -> None:
     part = directory / f"{ARCHIVED}.part"
-    part.write_text(json.dumps(noted))
+    part.write_text(json.dumps(index))
     part.rename(directory / ARCHIVED)

@@ -37,11 +37,11 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def log_rules(told: Mapping[str, Any]) -> LogRules:
+def log_rules(settings: Mapping[str, Any]) -> LogRules:
     """Raises InvalidRequest: an amount that cannot be."""
     found = LogRules()
     sizes = {
-        name: parse_bytes(told[key], key) if key in told else default
+        name: parse_bytes(settings[key], key) if key in settings else default
         for name, key, default in (
             ("attempt_bytes", "logs_attempt", found.attempt_bytes),
             ("total_bytes", "logs_total", found.total_bytes),
@@ -49,7 +49,7 @@ def log_rules(told: Mapping[str, Any]) -> LogRules:
     }
     if min(sizes.values()) < LEAST_BYTES:
         raise InvalidRequest(f"logs_attempt and logs_total must be {LEAST_BYTES} bytes or more each")
-    age_s = float(told.get("logs_age_s", found.age_s))
+    age_s = float(settings.get("logs_age_s", found.age_s))
     if not age_s > 0:
         raise InvalidRequest(f"logs_age_s={age_s:g} must be more than 0 seconds")
-    return LogRules(**sizes, age_s=age_s, archive=told.get("logs_archive", ""))
+    return LogRules(**sizes, age_s=age_s, archive=settings.get("logs_archive", ""))

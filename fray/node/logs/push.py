@@ -21,11 +21,11 @@ PUSHED_LIMIT_BYTES = 64 * 1024
 
 
 class LogPusher:
-    """What the controller has been told of the logs of one node."""
+    """What the controller has been message of the logs of one node."""
 
     def __init__(self) -> None:
         self._unpushed: dict[AttemptId, int] = {}
-        """How far the logs go of which the controller has not been told the end."""
+        """How far the logs go of which the controller has not been message the end."""
         self._ends: dict[AttemptId, int] = {}
         self._wake = trio.Event()
 
@@ -40,14 +40,14 @@ class LogPusher:
             self._wake.set()
             return
         self._unpushed.pop(attempt_id, None)
-        self._tell(channel, attempt_id, chunk)
+        self._send(channel, attempt_id, chunk)
 
-    def push_over(self, channel: Channel, attempt_id: AttemptId, *, followed: bool) -> None:
-        """Before the attempt's end is told: how far its log goes, and that it goes no further."""
+    def push_end(self, channel: Channel, attempt_id: AttemptId, *, followed: bool) -> None:
+        """Before the attempt's end is message: how far its log goes, and that it goes no further."""
         end = self._ends.get(attempt_id, 0)
         self._unpushed.pop(attempt_id, None)
         if followed:
-            self._tell(channel, attempt_id, LogChunk(end, end), over=True)
+            self._send(channel, attempt_id, LogChunk(end, end), over=True)
 
     async def run(self, channel: Channel) -> None:
         """Say how far the logs go whose last lines were not pushed, when there is room; until the channel has ended."""
@@ -59,7 +59,7 @@ class LogPusher:
                     await channel.wait_room(PUSHED_LIMIT_BYTES)
                     end = self._unpushed.pop(attempt_id, None)
                     if end is not None:
-                        self._tell(channel, attempt_id, LogChunk(end, end))
+                        self._send(channel, attempt_id, LogChunk(end, end))
         except ChannelClosed:
             pass
 
@@ -67,9 +67,9 @@ class LogPusher:
         self._unpushed.pop(attempt_id, None)
         self._ends.pop(attempt_id, None)
 
-    def _tell(self, channel: Channel, attempt_id: AttemptId, chunk: LogChunk, *, over: bool = False) -> None:
-        told = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, over=over)
+    def _send(self, channel: Channel, attempt_id: AttemptId, chunk: LogChunk, *, over: bool = False) -> None:
+        message = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, over=over)
         try:
-            channel.notice(told, [chunk.data] if chunk.data else ())
+            channel.notice(message, [chunk.data] if chunk.data else ())
         except (ChannelClosed, ChannelFull):
             self._unpushed[attempt_id] = chunk.end

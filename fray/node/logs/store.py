@@ -1,8 +1,8 @@
-"""The logs a node keeps: one directory an attempt, written by its keeper, read by whoever asks, dropped by rule.
+"""The logs a node keeps: one directory an attempt, written by its shim, read by whoever asks, dropped by rule.
 
-Law. What is here is the truth about what attempts of this machine printed; it outlives them, their keepers and this
-node. Only retention removes it: an attempt's own oldest lines by its keeper, whole attempts by age and by the size of
-all together, those that ended first go first. The text of a killed keeper's unfinished lines is written out as lines
+Law. What is here is the truth about what attempts of this machine printed; it outlives them, their shims and this
+node. Only retention removes it: an attempt's own oldest lines by its shim, whole attempts by age and by the size of
+all together, those that ended first go first. The text of a killed shim's unfinished lines is written out as lines
 when it is found dead: by the node that lives, or by the next one.
 """
 
@@ -61,55 +61,55 @@ class AttemptLogWriter:
     """The log of one attempt, while its node holds it."""
 
     directory: Path
-    tell: Callable[[LogChunk], None]
+    on_lines: Callable[[LogChunk], None]
     """Told of its lines as they come."""
     limit_bytes: int
-    tell_keeper: Callable[[str], None] | None = None
-    """Set while its keeper writes: then nobody else does."""
+    send_to_shim: Callable[[str], None] | None = None
+    """Set while its shim writes: then nobody else does."""
     _tail: Tail = field(init=False)
-    _spool: LogWriter | None = None
+    _writer: LogWriter | None = None
 
     def __attrs_post_init__(self) -> None:
         self._tail = Tail(self.directory)
 
     def say(self, text: str) -> None:
         """Write lines of Fray's own (stream ``sys``), also before it has a process. A full disk costs them."""
-        if self.tell_keeper is not None:
-            self.tell_keeper(text)
+        if self.send_to_shim is not None:
+            self.send_to_shim(text)
             return
         with contextlib.suppress(OSError):
-            if self._spool is None:
-                self._spool = open_spool(self.directory)
-            self._spool.write("sys", time.time(), system_lines(text))
-        self.pass_on()
+            if self._writer is None:
+                self._writer = open_writer(self.directory)
+            self._writer.write("sys", time.time(), system_lines(text))
+        self.forward()
 
-    def for_keeper(self) -> dict[str, Any]:
-        """What its keeper must know of it; it writes from now on."""
-        self._close_spool()
-        return {"directory": str(self.directory), "lines": last_number(self.directory), "limit": self.limit_bytes}
+    def hand_over(self) -> dict[str, Any]:
+        """What its shim must know of it; it writes from now on."""
+        self._close_writer()
+        return {"directory": str(self.directory), "lines": next_number(self.directory), "limit": self.limit_bytes}
 
-    def pass_on(self) -> None:
+    def forward(self) -> None:
         """Tell what is new."""
         while (chunk := self._tail.read()) is not None:
-            self.tell(chunk)
+            self.on_lines(chunk)
 
     def finish(self, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
-        """Its keeper was killed: see `finish`."""
+        """Its shim was killed: see `finish_log`."""
         with contextlib.suppress(OSError):
-            finish(self.directory, pipes, hide)
-        self.pass_on()
+            finish_log(self.directory, pipes, hide)
+        self.forward()
 
     def close(self) -> None:
         """It has ended."""
         self._tail.close()
-        self._close_spool()
+        self._close_writer()
         with contextlib.suppress(OSError):
             (self.directory / _ENDED).touch()
 
-    def _close_spool(self) -> None:
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 class LogStore:
@@ -118,12 +118,12 @@ class LogStore:
     def __init__(self, root: Path, rules: LogRules) -> None:
         self.root, self.rules = root, rules
 
-    def open(self, attempt_id: AttemptId, tell: Callable[[LogChunk], None]) -> AttemptLogWriter:
+    def open(self, attempt_id: AttemptId, on_lines: Callable[[LogChunk], None]) -> AttemptLogWriter:
         """Begin one; ``tell`` hears of its lines. Raises OSError."""
         directory = self.directory(attempt_id)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / _NAME).write_text(attempt_id)
-        return AttemptLogWriter(directory, tell, self.rules.attempt_bytes)
+        return AttemptLogWriter(directory, on_lines, self.rules.attempt_bytes)
 
     def directory(self, attempt_id: AttemptId) -> Path:
         return self.root / hashlib.sha256(attempt_id.encode()).hexdigest()[:16]
@@ -142,7 +142,7 @@ class LogStore:
         for directory in self.directories():
             if not (directory / _ENDED).exists():
                 try:
-                    finish(directory)
+                    finish_log(directory)
                     (directory / _ENDED).touch()
                 except OSError as error:
                     log.warning("the end of a log cannot be written: %s", error, extra={"directory": str(directory)})
@@ -156,7 +156,7 @@ class LogStore:
 
     def sweep(self, now: float) -> int:
         """Drop what is too old or too much; returns the bytes that are left."""
-        kept = sorted((_measured(directory) for directory in self.directories()), key=lambda one: one.changed_at)
+        kept = sorted((_measure(directory) for directory in self.directories()), key=lambda one: one.changed_at)
         left = sum(one.size_bytes for one in kept)
         for index, one in enumerate(kept):
             too_many = len(kept) - index > ATTEMPTS_LIMIT
@@ -178,7 +178,7 @@ class _LogUsage:
     ended: bool
 
 
-def _measured(directory: Path) -> _LogUsage:
+def _measure(directory: Path) -> _LogUsage:
     size_bytes, changed_at = 0, 0.0
     for entry in os.scandir(directory):
         try:
@@ -205,14 +205,14 @@ def _files(directory: Path) -> list[Segment]:
     return [(first, path.read_bytes) for first, path in segments(directory)]
 
 
-def last_number(directory: Path) -> int:
+def next_number(directory: Path) -> int:
     """The number of the line that would come next."""
     found = segments(directory)
     return end_of(found[-1][1].read_bytes(), found[-1][0])[0] if found else 0
 
 
-def open_spool(directory: Path) -> LogWriter:
-    """To write behind all there is; only while no keeper does. Raises OSError."""
+def open_writer(directory: Path) -> LogWriter:
+    """To write behind all there is; only while no shim does. Raises OSError."""
     found = segments(directory)
     if not found:
         return LogWriter(directory)
@@ -221,16 +221,16 @@ def open_spool(directory: Path) -> LogWriter:
     return LogWriter.reopen(directory, first, lines, size)
 
 
-def finish(directory: Path, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
-    """Write out what a dead keeper had read of unfinished lines, and what it had not read of the job's pipes."""
-    rests = {**dict.fromkeys(pipes or {}, b""), **unfinished(directory)}
-    with contextlib.closing(open_spool(directory)) as spool:
-        spool.hide = hide
-        for stream, rest in rests.items():
-            cutter = LineSplitter(rest)
+def finish_log(directory: Path, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
+    """Write out what a dead shim had read of unfinished lines, and what it had not read of the job's pipes."""
+    unfinished_bytes = {**dict.fromkeys(pipes or {}, b""), **unfinished(directory)}
+    with contextlib.closing(open_writer(directory)) as writer:
+        writer.hide = hide
+        for stream, rest in unfinished_bytes.items():
+            splitter = LineSplitter(rest)
             for data in _left_in(pipes.get(stream) if pipes is not None else None):
-                spool.write(stream, time.time(), cutter.feed(data))
-            spool.write(stream, time.time(), cutter.flush())
+                writer.write(stream, time.time(), splitter.feed(data))
+            writer.write(stream, time.time(), splitter.flush())
 
 
 def _left_in(pipe: int | None) -> Iterator[bytes]:
@@ -249,7 +249,7 @@ def _left_in(pipe: int | None) -> Iterator[bytes]:
 
 
 def unfinished(directory: Path) -> dict[str, bytes]:
-    """By stream, the bytes of the line that its keeper had not read to its end."""
+    """By stream, the bytes of the line that its shim had not read to its end."""
     pending: dict[str, bytes] = {}
     for _, path in segments(directory)[-2:]:
         data = path.read_bytes()

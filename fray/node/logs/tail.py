@@ -1,4 +1,4 @@
-"""Reading the logs on a node's disk: behind the keeper as it writes, or from any place in them.
+"""Reading the logs on a node's disk: behind the shim as it writes, or from any place in them.
 
 Nothing here waits for anything but the disk, and nothing assumes that a file is whole: it ends with its last whole
 record.

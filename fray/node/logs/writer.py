@@ -1,10 +1,10 @@
-"""The keeper's part of logs: from a job's two pipes to records of whole lines on the node's disk
+"""The shim's part of logs: from a job's two pipes to records of whole lines on the node's disk
 (`fray.model.log_records`).
 
 Law. One read of a pipe is one record and one write; no line is looked at. A stream is read at most once in `BREATH_S`,
 `READ_BYTES` each time: so a thousand small prints a second cost a few writes, and a job that prints more than about
 12 MB a second waits in its ``print``. Everything read is on disk before the next read, an unfinished line too, marked
-as pending; so what a killed keeper had read is not lost. The files of an attempt are segments named by the number of
+as pending; so what a killed shim had read is not lost. The files of an attempt are segments named by the number of
 their first line; the oldest go when together they are over the attempt's limit.
 """
 
@@ -25,7 +25,7 @@ LINE_LIMIT_BYTES = 64 * 1024
 """A longer line comes in pieces."""
 SEGMENT_LIMIT_BYTES = 4 * 1024 * 1024
 READ_BYTES = 64 * 1024
-SAID_LIMIT_CHARS = 16_000
+MESSAGE_LIMIT_CHARS = 16_000
 """Of one thing that Fray says in an attempt's log."""
 
 
@@ -84,8 +84,8 @@ class LineSplitter:
 
 def system_lines(text: str) -> bytes:
     """Whole lines of what Fray itself says."""
-    if len(text) > SAID_LIMIT_CHARS:
-        text = f"{text[:SAID_LIMIT_CHARS]} … ({len(text) - SAID_LIMIT_CHARS} more characters)"
+    if len(text) > MESSAGE_LIMIT_CHARS:
+        text = f"{text[:MESSAGE_LIMIT_CHARS]} … ({len(text) - MESSAGE_LIMIT_CHARS} more characters)"
     return "".join(f"{line}\n" for line in text.splitlines() or [""]).encode("utf-8", "replace")
 
 
@@ -137,11 +137,11 @@ class LogWriter:
     @classmethod
     def reopen(cls, directory: Path, first: int, lines: int, size: int) -> LogWriter:
         """Go on behind the last whole record, which ends at ``size``, of the segment that begins with ``first``."""
-        spool = cls(directory, lines=lines)
-        spool._first, spool._size = first, size
-        spool._file = os.open(segment(directory, first), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        os.ftruncate(spool._file, size)
-        return spool
+        writer = cls(directory, lines=lines)
+        writer._first, writer._size = first, size
+        writer._file = os.open(segment(directory, first), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        os.ftruncate(writer._file, size)
+        return writer
 
     def _append(self, parts: list[Bytes], first: int) -> None:
         size = sum(map(len, parts))

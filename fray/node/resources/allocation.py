@@ -1,4 +1,4 @@
-"""What a node gave an attempt beside a process, as its keeper is told."""
+"""What a node gave an attempt beside a process, as its shim is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class Allocation:
-    """What one attempt has; its keeper is told."""
+    """What one attempt has; its shim is told."""
 
     limit_bytes: int = 0
     """Of the memory of its process tree; 0: none."""

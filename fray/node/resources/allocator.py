@@ -1,7 +1,8 @@
 """What a node gives an attempt beside a process, and takes back: CPUs, a control group, accelerators.
 
 Law: an accelerator is free for the next attempt when nobody holds it any more. After `FREE_S` it is *busy*: the node
-says so, with the holder's pid, before it says that the attempt has ended, so that nobody is given it in between; and
+says so, with the holder's pid, holders_before it says that the attempt has ended, so that nobody is allocation it in
+between; and
 looks on until it is free.
 """
 
@@ -35,10 +36,10 @@ log = logging.getLogger("fray.node")
 
 @frozen(kw_only=True)
 class _AttemptResources:
-    ticket: AttemptSpec
-    given: Allocation
-    keeper: Callable[[], int | None]
-    before: frozenset[tuple[int, int]] = Factory(frozenset)
+    attempt_spec: AttemptSpec
+    allocation: Allocation
+    shim: Callable[[], int | None]
+    holders_before: frozenset[tuple[int, int]] = Factory(frozenset)
     """Who held its devices when it began: (pid, start ticks)."""
 
 
@@ -61,98 +62,104 @@ class ResourceAllocator:
         self.groups, self.enforce, self.root = groups, enforce, root
         self.cpus = CpuTable(os.sched_getaffinity(0) if cpus is None else cpus)
         self.busy: dict[str, str] = {}
-        """Devices that cannot be given now, and why."""
+        """Devices that cannot be allocation now, and why."""
         self.on_busy: Callable[[], None] = lambda: None
         """Told whenever that changes."""
         self.files = device_holders.device_files(root)
-        self._held: dict[str, _AttemptResources] = {}
-        self._culprits: dict[str, frozenset[tuple[int, int]]] = {}
+        self._allocated: dict[str, _AttemptResources] = {}
+        self._busy_holders: dict[str, frozenset[tuple[int, int]]] = {}
         """Of each busy device: who must let go of it."""
         self._stale: list[Cgroup] = []
 
     @property
-    def limiter(self) -> str:
+    def memory_limiter(self) -> str:
         """How memory is limited: the node's attribute ``memory_limit``."""
         if not self.enforce:
             return "off"
-        return self.groups.word if self.groups is not None else "watch"
+        return self.groups.kind if self.groups is not None else "watch"
 
-    def old_groups(self) -> Iterable[Cgroup]:
+    def leftover_groups(self) -> Iterable[Cgroup]:
         """Those of an earlier life of this node."""
-        return self.groups.old() if self.groups is not None else ()
+        return self.groups.leftover() if self.groups is not None else ()
 
     # Giving
 
-    async def take(self, ticket: AttemptSpec, keeper: Callable[[], int | None], *, fenced: bool) -> Allocation:
+    async def allocate(
+        self, attempt_spec: AttemptSpec, shim: Callable[[], int | None], *, isolated: bool
+    ) -> Allocation:
         """What the attempt needs.
 
         Args:
-            keeper: says its keeper's pid once there is one.
-            fenced: it needs no group to hold it together.
+            shim: says its shim's pid once there is one.
+            isolated: it needs no group to hold it together.
 
         Raises:
             NotPrepared: there is not enough of something; the message says of what.
         """
-        attempt_id, spec = ticket.attempt_id, ticket.spec
+        attempt_id, spec = attempt_spec.attempt_id, attempt_spec.spec
         limit_bytes = spec.memory_limit_bytes if self.enforce else 0
-        path, version = self._make_group(ticket, limit_bytes) if limit_bytes or not fenced else ("", 0)
-        given = Allocation(limit_bytes=limit_bytes, group=path, group_version=version, cpus=self._pin(ticket))
-        before = frozenset(_marks(await self._holders(ticket.devices)))
-        self._held[attempt_id] = _AttemptResources(ticket=ticket, given=given, keeper=keeper, before=before)
-        return given
+        path, version = self._make_group(attempt_spec, limit_bytes) if limit_bytes or not isolated else ("", 0)
+        allocation = Allocation(
+            limit_bytes=limit_bytes, group=path, group_version=version, cpus=self._pin(attempt_spec)
+        )
+        holders_before = frozenset(_marks(await self._holders(attempt_spec.devices)))
+        self._allocated[attempt_id] = _AttemptResources(
+            attempt_spec=attempt_spec, allocation=allocation, shim=shim, holders_before=holders_before
+        )
+        return allocation
 
-    def _make_group(self, ticket: AttemptSpec, limit_bytes: int) -> tuple[str, int]:
+    def _make_group(self, attempt_spec: AttemptSpec, limit_bytes: int) -> tuple[str, int]:
         if self.groups is None:
             return "", 0
         try:
-            return self.groups.make(Path(ticket.directory).name, limit_bytes).path, self.groups.version
+            return self.groups.make(Path(attempt_spec.directory).name, limit_bytes).path, self.groups.version
         except OSError as error:
-            log.warning("%s has no control group: %s", ticket.attempt_id, error)
+            log.warning("%s has no control group: %s", attempt_spec.attempt_id, error)
             return "", 0
 
-    def _pin(self, ticket: AttemptSpec) -> tuple[int, ...]:
-        if not ticket.spec.pin_cpus:
+    def _pin(self, attempt_spec: AttemptSpec) -> tuple[int, ...]:
+        if not attempt_spec.spec.pin_cpus:
             return ()
-        count = ticket.spec.demand.cpu_milli // 1000
-        found = self.cpus.grant(ticket.attempt_id, count)
+        count = attempt_spec.spec.demand.cpu_milli // 1000
+        found = self.cpus.grant(attempt_spec.attempt_id, count)
         if found is None:
             free, whole = len(self.cpus.free()), len(self.cpus.cpus)
             raise NotPrepared(
-                f"pin_cpus: node {ticket.node} has {free} of its {whole} CPUs to pin, and {count} are wanted: it "
+                f"pin_cpus: node {attempt_spec.node} has {free} of its {whole} CPUs to pin, and {count} are wanted: it "
                 "offers more than there are. Leave pin_cpus out, or correct cpu in the node's configuration"
             )
         return found
 
     # Taking back
 
-    async def give_back(self, ticket: AttemptSpec) -> None:
+    async def release(self, attempt_spec: AttemptSpec) -> None:
         """The attempt's processes have ended. Returns when its devices are free, or busy."""
-        held = self._held.get(ticket.attempt_id)
+        held = self._allocated.get(attempt_spec.attempt_id)
         if held is None:
             return
         try:
-            if ticket.devices:
+            if attempt_spec.devices:
                 await self._wait_free(held)
         finally:
-            self.drop(ticket)
+            self.release_now(attempt_spec)
 
-    def drop(self, ticket: AttemptSpec) -> None:
+    def release_now(self, attempt_spec: AttemptSpec) -> None:
         """Take back what nobody needs to wait for."""
-        held = self._held.pop(ticket.attempt_id, None)
-        self.cpus.release(ticket.attempt_id)
-        if held is not None and held.given.group:
-            self._stale.append(Cgroup(held.given.group, held.given.group_version))
-        self._stale = [group for group in self._stale if group.end(limit_s=GROUP_END_S)]
+        held = self._allocated.pop(attempt_spec.attempt_id, None)
+        self.cpus.release(attempt_spec.attempt_id)
+        if held is not None and held.allocation.group:
+            self._stale.append(Cgroup(held.allocation.group, held.allocation.group_version))
+        self._stale = [group for group in self._stale if group.kill_and_remove(limit_s=GROUP_END_S)]
 
     async def _wait_free(self, held: _AttemptResources) -> None:
         pause_s, deadline = FIRST_PAUSE_S, trio.current_time() + FREE_S
-        while found := await self._strangers(held):
+        while found := await self._foreign_holders(held):
             if trio.current_time() >= deadline:
-                self._hold_found(found)
+                self._mark_held(found)
                 return
             await trio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-        if any(device.startswith("tpu") for device in held.ticket.devices):
+        if any(device.startswith("tpu") for device in held.attempt_spec.devices):
             device_holders.remove_stale_lock(self.root)
 
     async def _holders(self, devices: Iterable[str]) -> dict[int, set[str]]:
@@ -161,36 +168,36 @@ class ResourceAllocator:
             return {}
         return await trio.to_thread.run_sync(partial(device_holders.holders, files, self.root))
 
-    async def _strangers(self, held: _AttemptResources) -> dict[int, set[str]]:
+    async def _foreign_holders(self, held: _AttemptResources) -> dict[int, set[str]]:
         """Who holds its devices and has no right to."""
-        found = await self._holders(held.ticket.devices)
+        found = await self._holders(held.attempt_spec.devices)
         if found:
-            others = [one.keeper() for one in self._held.values() if one is not held]
-            ours = {pid for keeper in others if keeper is not None for pid in descendants(keeper)}
+            others = [one.shim() for one in self._allocated.values() if one is not held]
+            ours = {pid for shim in others if shim is not None for pid in descendants(shim)}
             found = {pid: files for pid, files in found.items() if pid not in ours}
-        return {pid: files for pid, files in found.items() if not held.before & set(_marks([pid]))}
+        return {pid: files for pid, files in found.items() if not held.holders_before & set(_marks([pid]))}
 
     # Busy ones
 
-    def hold(self, reasons: Mapping[str, str], culprits: Iterable[int] = ()) -> None:
-        """These devices, each with its reason, are busy from now on: until `free`, or `wait_let_go` by ``culprits``."""
+    def mark_busy(self, reasons: Mapping[str, str], holders: Iterable[int] = ()) -> None:
+        """These devices, each with its reason, are busy from now on: until `free`, or `wait_let_go` by ``holders``."""
         if reasons:
             self.busy = {**self.busy, **reasons}
-            self._culprits.update(dict.fromkeys(reasons, frozenset(_marks(culprits))))
-            log.error("cannot be given now: %s", "; ".join(f"{device}: {why}" for device, why in reasons.items()))
+            self._busy_holders.update(dict.fromkeys(reasons, frozenset(_marks(holders))))
+            log.error("devices unavailable: %s", "; ".join(f"{device}: {why}" for device, why in reasons.items()))
             self.on_busy()
 
-    def hold_survivors(self, is_ours: Callable[[int], bool]) -> None:
+    def mark_survivors_busy(self, is_ours: Callable[[int], bool]) -> None:
         """At the node's start: devices that processes of an earlier life still hold."""
         found = device_holders.holders(list(self.files.values()), self.root)
-        self._hold_found({pid: files for pid, files in found.items() if is_ours(pid)})
+        self._mark_held({pid: files for pid, files in found.items() if is_ours(pid)})
 
-    def _hold_found(self, found: Mapping[int, set[str]]) -> None:
-        told = device_holders.device_holder_text(found, self.root)
-        reasons = {device: f"held by {told[path]}" for device, path in self.files.items() if path in told}
-        self.hold(reasons, found)
+    def _mark_held(self, found: Mapping[int, set[str]]) -> None:
+        texts = device_holders.device_holder_text(found, self.root)
+        reasons = {device: f"held by {texts[path]}" for device, path in self.files.items() if path in texts}
+        self.mark_busy(reasons, found)
 
-    def free(self, devices: Iterable[str]) -> None:
+    def mark_free(self, devices: Iterable[str]) -> None:
         """These are not busy any more."""
         gone = set(devices) & set(self.busy)
         if gone:
@@ -198,18 +205,18 @@ class ResourceAllocator:
             log.warning("free again: %s", ", ".join(sorted(gone)))
             self.on_busy()
 
-    async def wait_let_go(self, devices: Iterable[str]) -> None:
+    async def wait_released(self, devices: Iterable[str]) -> None:
         """Look on until whoever holds these busy devices has let go of each, and say so."""
         devices, pause_s = list(devices), FIRST_PAUSE_S
-        while waiting := [device for device in devices if device in self.busy and self._culprits[device]]:
+        while waiting := [device for device in devices if device in self.busy and self._busy_holders[device]]:
             await trio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             found = await self._holders(waiting)
-            self.free([device for device in waiting if not self._held_on(device, found)])
+            self.mark_free([device for device in waiting if not self._is_still_held(device, found)])
 
-    def _held_on(self, device: str, found: Mapping[int, set[str]]) -> bool:
+    def _is_still_held(self, device: str, found: Mapping[int, set[str]]) -> bool:
         pids = [pid for pid, files in found.items() if self.files[device] in files]
-        return bool(self._culprits[device] & set(_marks(pids)))
+        return bool(self._busy_holders[device] & set(_marks(pids)))
 
 
 def _marks(pids: Iterable[int]) -> Iterable[tuple[int, int]]:

@@ -11,38 +11,38 @@ from fray.net import file_limits
 
 RESERVE = 256
 """Descriptors for all else: the controller's connection, readers of logs, forwards, builders."""
-EACH = 8
-"""An attempt has five most of the time: its keeper's socket and descriptor, two pipes, its log."""
-LEAST = 4
+PER_ATTEMPT = 8
+"""An attempt has five most of the time: its shim's socket and descriptor, two pipes, its log."""
+MIN_ATTEMPTS = 4
 
 log = logging.getLogger("fray.node")
 
 
 def attempts_for(limit: int) -> int:
     """At a time, with so many descriptors."""
-    return max(LEAST, (limit - RESERVE) // EACH)
+    return max(MIN_ATTEMPTS, (limit - RESERVE) // PER_ATTEMPT)
 
 
 class AttemptLimiter:
     """For the attempts of one node."""
 
     def __init__(self, attempts: int | None = None) -> None:
-        self._places = trio.CapacityLimiter(attempts or attempts_for(file_limits.limit()))
-        self._inside: set[str] = set()
+        self._slots = trio.CapacityLimiter(attempts or attempts_for(file_limits.limit()))
+        self._admitted: set[str] = set()
 
-    async def enter(self, attempt_id: str, say: Callable[[str], None]) -> None:
+    async def acquire(self, attempt_id: str, say: Callable[[str], None]) -> None:
         """Return once there is room; most find it at once."""
         try:
-            self._places.acquire_on_behalf_of_nowait(attempt_id)
+            self._slots.acquire_on_behalf_of_nowait(attempt_id)
         except trio.WouldBlock:
-            why = f"this node has descriptors for {self._places.total_tokens} attempts at a time (see ulimit -Hn)"
+            why = f"this node has descriptors for {self._slots.total_tokens} attempts at a time (see ulimit -Hn)"
             log.warning("%s waits: %s", attempt_id, why)
             say(f"it waits for another attempt to end: {why}")
-            await self._places.acquire_on_behalf_of(attempt_id)
-        self._inside.add(attempt_id)
+            await self._slots.acquire_on_behalf_of(attempt_id)
+        self._admitted.add(attempt_id)
 
-    def leave(self, attempt_id: str) -> None:
+    def release(self, attempt_id: str) -> None:
         """It has ended, whether or not it ever came in."""
-        if attempt_id in self._inside:
-            self._inside.discard(attempt_id)
-            self._places.release_on_behalf_of(attempt_id)
+        if attempt_id in self._admitted:
+            self._admitted.discard(attempt_id)
+            self._slots.release_on_behalf_of(attempt_id)

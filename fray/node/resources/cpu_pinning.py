@@ -1,6 +1,7 @@
 """Which attempt has which CPUs of this machine for itself. Pure.
 
-Law: a CPU is given to one holder at a time, and whole; what is given back was given. Attempts that asked for none run
+Law: a CPU is allocated to one holder at a time, and whole; what is allocated back was allocated. Attempts that asked
+for none run
 on all CPUs, beside those that are pinned.
 """
 
@@ -27,24 +28,24 @@ class CpuTable:
     """
 
     cpus: tuple[int, ...] = field(converter=_sorted)
-    given: dict[str, tuple[int, ...]] = field(factory=dict)
+    allocated: dict[str, tuple[int, ...]] = field(factory=dict)
     """By holder."""
 
     def free(self) -> list[int]:
-        taken = {cpu for cpus in self.given.values() for cpu in cpus}
+        taken = {cpu for cpus in self.allocated.values() for cpu in cpus}
         return [cpu for cpu in self.cpus if cpu not in taken]
 
     def grant(self, holder: str, count: int) -> tuple[int, ...] | None:
         """So many CPUs for ``holder``, neighbours where there are; None: there are too few. A holder asks once."""
         free = self.free()
-        if holder in self.given or count < 1 or count > len(free):
-            return self.given.get(holder)
-        self.given[holder] = _neighbours(free, count)
-        return self.given[holder]
+        if holder in self.allocated or count < 1 or count > len(free):
+            return self.allocated.get(holder)
+        self.allocated[holder] = _neighbours(free, count)
+        return self.allocated[holder]
 
     def release(self, holder: str) -> None:
         """Give back what it has, if it has any."""
-        self.given.pop(holder, None)
+        self.allocated.pop(holder, None)
 
 
 def _neighbours(free: list[int], count: int) -> tuple[int, ...]:

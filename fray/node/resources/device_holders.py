@@ -29,8 +29,8 @@ def device_files(root: Path = ROOT) -> dict[str, str]:
 
 def _gpu_minors(root: Path) -> list[int]:
     """In the order of their places on the bus, which is the inventory's."""
-    told = [_MINOR.search(_text(file)) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
-    known = [int(match[1]) for match in told if match]
+    texts = [_MINOR.search(_text(file)) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
+    known = [int(match[1]) for match in texts if match]
     return known or [int(path.rpartition("nvidia")[2]) for path in _numbered(root, "dev/nvidia[0-9]*")]
 
 

@@ -1,7 +1,8 @@
-"""The keeper's hold on its attempt's control group: everything below is put into it, and the kernel's kills are told.
+"""The shim's hold on its attempt's control group: everything below is put into it, and the kernel's kills are
+outcome_of_kill.
 
 A process that is moved waits for the kernel, 10 to 20 ms where nothing was moved lately. So the attempt starts outside
-and is put in by its keeper a moment later (`ENTER_AFTER_S`), on nobody's way; what it took until then is watched as in
+and is put in by its shim a moment later (`ENTER_AFTER_S`), on nobody's way; what it took until then is watched as in
 any other attempt (`fray.node.shim.resource_usage`).
 """
 
@@ -17,12 +18,12 @@ from fray.model.specs import EndReason, Outcome
 from fray.node.linux.cgroups import Cgroup
 from fray.node.linux.process_tree import descendants
 from fray.node.shim.plugin import ShimPlugin
-from fray.node.shim.resource_usage import too_much
+from fray.node.shim.resource_usage import out_of_memory_outcome
 
 ENTER_AFTER_S = 0.05
-LOOK_S = 0.25
+CHECK_EVERY_S = 0.25
 """How often the kernel's count of kills is read, where there is a limit."""
-_LOOKS_LIKE = (EndReason.KILLED, EndReason.FAILURE, EndReason.OUT_OF_MEMORY)
+_AMBIGUOUS_CAUSES = (EndReason.KILLED, EndReason.FAILURE, EndReason.OUT_OF_MEMORY)
 """What a kill by the kernel looks like from outside. The kernel counts those of groups among the machine's, too."""
 
 
@@ -31,50 +32,55 @@ class CgroupGuard(ShimPlugin):
 
     Args:
         limit_bytes: what the group is limited to; 0: it only holds its processes together.
-        condemn: called with the outcome when the kernel has killed one of them: the others end too.
+        fail: called with the outcome when the kernel has killed one of them: the others end too.
     """
 
-    def __init__(self, group: Cgroup, limit_bytes: int, condemn: Callable[[Outcome], None]) -> None:
-        self.group, self.limit_bytes, self._condemn = group, limit_bytes, condemn
-        self.entered = False
+    def __init__(self, group: Cgroup, limit_bytes: int, fail: Callable[[Outcome], None]) -> None:
+        self.group, self.limit_bytes, self._fail = group, limit_bytes, fail
+        self.processes_moved = False
         self._next_at: float | None = time.monotonic() + ENTER_AFTER_S
 
-    def next_at(self) -> float | None:
+    def next_due_at(self) -> float | None:
         return self._next_at
 
-    def due(self, now: float) -> None:
+    def on_timer(self, now: float) -> None:
         if self._next_at is None or now < self._next_at:
             return
-        if not self.entered:
-            self._enter_all()
-        elif self.group.kills():
-            self._condemn(self._killed())
+        if not self.processes_moved:
+            self._move_processes()
+        elif self.group.oom_kills():
+            self._fail(self._killed())
             self._next_at = None
             return
-        self._next_at = time.monotonic() + LOOK_S if self.limit_bytes else None
+        self._next_at = time.monotonic() + CHECK_EVERY_S if self.limit_bytes else None
 
-    def _enter_all(self) -> None:
+    def _move_processes(self) -> None:
         """Until a look finds nobody outside: whoever is forked by one that is inside is inside."""
-        self.entered = True
+        self.processes_moved = True
         while outside := set(descendants(os.getpid())) - set(self.group.pids()):
             before = len(outside)
             for pid in outside:
-                self.group.enter(pid)
+                self.group.add_process(pid)
             if before == len(set(descendants(os.getpid())) - set(self.group.pids())):
                 return  # zombies, or a system that says yes and does nothing
 
-    def abandoned(self) -> None:
+    def on_node_lost(self) -> None:
         self.group.remove()
 
-    def finish(self, outcome: Outcome) -> Outcome:
+    def amend_outcome(self, outcome: Outcome) -> Outcome:
         """A death by the kernel's hand is the first cause of what looks like a failure afterwards."""
-        peak_bytes = max(self.group.peak_bytes() if self.entered else 0, outcome.peak_memory_bytes)
-        if self.limit_bytes and outcome.cause in _LOOKS_LIKE and self.group.kills():
-            told, message = self._killed(), ""
+        peak_bytes = max(self.group.peak_bytes() if self.processes_moved else 0, outcome.peak_memory_bytes)
+        if self.limit_bytes and outcome.cause in _AMBIGUOUS_CAUSES and self.group.oom_kills():
+            outcome_of_kill, message = self._killed(), ""
             if outcome.cause is not EndReason.OUT_OF_MEMORY:
                 message = f". What was seen of it: {outcome.message}"
-            return evolve(told, message=told.message + message, exit_code=outcome.exit_code, signal=outcome.signal)
+            return evolve(
+                outcome_of_kill,
+                message=outcome_of_kill.message + message,
+                exit_code=outcome.exit_code,
+                signal=outcome.signal,
+            )
         return evolve(outcome, peak_memory_bytes=peak_bytes)
 
     def _killed(self) -> Outcome:
-        return too_much(self.limit_bytes, self.group.peak_bytes(), "was killed by the kernel")
+        return out_of_memory_outcome(self.limit_bytes, self.group.peak_bytes(), "was killed by the kernel")

@@ -18,23 +18,23 @@ NOT_EXECUTED = (126, 127)
 
 
 class ContainerPlugin(ShimPlugin):
-    """The keeper's care for its container."""
+    """The shim's care for its container."""
 
-    def __init__(self, engine: str, ticket: AttemptSpec) -> None:
-        self.engine, self.ticket = engine, ticket
+    def __init__(self, engine: str, attempt_spec: AttemptSpec) -> None:
+        self.engine, self.attempt_spec = engine, attempt_spec
 
-    def closing(self) -> None:
+    def on_exit(self) -> None:
         """The client has ended; if it was killed, the container goes on without it."""
         import subprocess
 
         quiet = subprocess.DEVNULL
-        command = remove_command(self.engine, [container_name(self.ticket.attempt_id)])
+        command = remove_command(self.engine, [container_name(self.attempt_spec.attempt_id)])
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=REMOVE_S, check=False)
 
-    def finish(self, outcome: Outcome) -> Outcome:
+    def amend_outcome(self, outcome: Outcome) -> Outcome:
         """Whose doing it was: the engine's client has exit codes of its own."""
-        python = self.ticket.spec.entry is not EntryKind.BINARY
+        python = self.attempt_spec.spec.entry is not EntryKind.BINARY
         own = outcome.exit_code == FAILED or (python and outcome.exit_code in NOT_EXECUTED)
         if outcome.cause is not EndReason.FAILURE or not own:
             return outcome

@@ -1,7 +1,7 @@
 """How an attempt ended, and how it is made to: plain decisions, no process in sight.
 
 The first cause counts. A record that the job wrote before anybody asked it to stop is its outcome, whatever happened
-to the process afterwards; after that what its keeper ended it for, the ladder, a signal nobody of Fray's sent, and the
+to the process afterwards; after that what its shim ended it for, the ladder, a signal nobody of Fray's sent, and the
 exit code, in this order.
 """
 
@@ -27,43 +27,45 @@ class TerminationStep(IntEnum):
 class TerminationSchedule:
     """Where an attempt is on its ladder. Times are those of one monotonic clock."""
 
-    ladder: TerminationPolicy
-    hears_cancel: bool
+    policy: TerminationPolicy
+    can_cancel: bool
     """False for programs, which start at SIGTERM."""
-    begun: float | None = None
+    started_at: float | None = None
     reached: TerminationStep | None = None
 
     def begin(self, now: float) -> None:
         """Start down; idempotent."""
-        if self.begun is None:
-            self.begun = now if self.hears_cancel else now - self.ladder.cancel_s
+        if self.started_at is None:
+            self.started_at = now if self.can_cancel else now - self.policy.cancel_s
 
-    def jump(self, now: float) -> None:
+    def skip_to_kill(self, now: float) -> None:
         """Straight to the bottom."""
-        self.begun = min(self.begun or now, now - self.ladder.cancel_s - self.ladder.term_s)
+        self.started_at = min(self.started_at or now, now - self.policy.cancel_s - self.policy.term_s)
 
-    def due(self, now: float) -> TerminationStep | None:
-        """The rung to take now, once; lower ones replace those that were missed."""
-        if self.begun is None:
+    def next_step(self, now: float) -> TerminationStep | None:
+        """The step to take now, once; lower ones replace those that were missed."""
+        if self.started_at is None:
             return None
-        age_s = now - self.begun
-        rung = TerminationStep.CANCEL
-        if age_s >= self.ladder.cancel_s:
-            rung = TerminationStep.TERM
-        if age_s >= self.ladder.cancel_s + self.ladder.term_s:
-            rung = TerminationStep.KILL
-        if self.reached is not None and rung <= self.reached:
+        age_s = now - self.started_at
+        step = TerminationStep.CANCEL
+        if age_s >= self.policy.cancel_s:
+            step = TerminationStep.TERM
+        if age_s >= self.policy.cancel_s + self.policy.term_s:
+            step = TerminationStep.KILL
+        if self.reached is not None and step <= self.reached:
             return None
-        self.reached = rung
-        return rung
+        self.reached = step
+        return step
 
-    def next_at(self) -> float | None:
+    def next_due_at(self) -> float | None:
         """When `due` will say something again."""
-        if self.begun is None or self.reached is TerminationStep.KILL:
+        if self.started_at is None or self.reached is TerminationStep.KILL:
             return None
         if self.reached is None:
-            return self.begun
-        return self.begun + self.ladder.cancel_s + (self.ladder.term_s if self.reached is TerminationStep.TERM else 0)
+            return self.started_at
+        return (
+            self.started_at + self.policy.cancel_s + (self.policy.term_s if self.reached is TerminationStep.TERM else 0)
+        )
 
 
 @frozen(kw_only=True)
@@ -75,66 +77,66 @@ class ExitStatus:
     signal: int | None = None
     record: Outcome | None = None
     """What the job wrote of itself, complete."""
-    record_came_first: bool = False
+    record_before_stop: bool = False
     """Before the ladder began."""
-    condemned: Outcome | None = None
-    """Why its keeper ended it, if nobody asked for that and no record came before."""
+    forced_outcome: Outcome | None = None
+    """Why its shim ended it, if nobody asked for that and no record came before."""
     reached: TerminationStep | None = None
     out_of_memory: bool = False
     """The kernel killed something for lack of memory while the attempt ran."""
     last_lines: str = ""
-    ladder: TerminationPolicy = field(factory=TerminationPolicy)
+    termination: TerminationPolicy = field(factory=TerminationPolicy)
     duration_s: float = 0.0
 
 
-def classify_exit(ending: ExitStatus) -> Outcome:
+def classify_exit(status: ExitStatus) -> Outcome:
     """The outcome of an attempt; see the module's law."""
-    return evolve(_judge(ending), duration_s=ending.duration_s)
+    return evolve(_decide(status), duration_s=status.duration_s)
 
 
-def _judge(ending: ExitStatus) -> Outcome:
-    record = ending.record
+def _decide(status: ExitStatus) -> Outcome:
+    record = status.record
     if record is not None and (
-        ending.record_came_first or ending.reached is None or record.cause is EndReason.SUCCEEDED
+        status.record_before_stop or status.reached is None or record.cause is EndReason.SUCCEEDED
     ):
-        return record if record.exit_code is not None else evolve(record, exit_code=ending.exit_code)
-    if ending.condemned is not None:
-        return evolve(ending.condemned, exit_code=ending.exit_code, signal=ending.signal)
-    if ending.reached is not None:
-        return _stopped(ending, ending.reached)
-    if ending.signal is not None:
-        return _killed(ending, ending.signal)
-    return _exited(ending, ending.exit_code or 0)
+        return record if record.exit_code is not None else evolve(record, exit_code=status.exit_code)
+    if status.forced_outcome is not None:
+        return evolve(status.forced_outcome, exit_code=status.exit_code, signal=status.signal)
+    if status.reached is not None:
+        return _stopped(status, status.reached)
+    if status.signal is not None:
+        return _killed(status, status.signal)
+    return _exited(status, status.exit_code or 0)
 
 
-def _stopped(ending: ExitStatus, reached: TerminationStep) -> Outcome:
-    after_term_s = ending.ladder.cancel_s if ending.entry is not EntryKind.BINARY else 0.0
+def _stopped(status: ExitStatus, reached: TerminationStep) -> Outcome:
+    after_term_s = status.termination.cancel_s if status.entry is not EntryKind.BINARY else 0.0
     how = {
         TerminationStep.CANCEL: "it ended when it was cancelled",
         TerminationStep.TERM: f"it ended by SIGTERM, sent {after_term_s:g} s after the request",
-        TerminationStep.KILL: f"killed, at the latest {after_term_s + ending.ladder.term_s:g} s after the request",
+        TerminationStep.KILL: f"killed, at the latest {after_term_s + status.termination.term_s:g} s after the request",
     }[reached]
     return Outcome(
-        cause=EndReason.STOPPED, message=f"stopped on request: {how}", exit_code=ending.exit_code, signal=ending.signal
+        cause=EndReason.STOPPED, message=f"stopped on request: {how}", exit_code=status.exit_code, signal=status.signal
     )
 
 
-def _killed(ending: ExitStatus, number: int) -> Outcome:
+def _killed(status: ExitStatus, number: int) -> Outcome:
     name = signal_name(number)
-    if ending.out_of_memory and number == signal.SIGKILL:
+    if status.out_of_memory and number == signal.SIGKILL:
         message = "killed by the kernel for lack of memory (its count of such kills rose while the job ran)"
         return Outcome(cause=EndReason.OUT_OF_MEMORY, message=message, signal=number)
     message = f"killed by {name} (nobody of Fray's sent it)"
-    return Outcome(cause=EndReason.KILLED, message=_with_lines(message, ending.last_lines), signal=number)
+    return Outcome(cause=EndReason.KILLED, message=_with_lines(message, status.last_lines), signal=number)
 
 
-def _exited(ending: ExitStatus, code: int) -> Outcome:
-    if code == 0 and ending.entry is EntryKind.BINARY:
+def _exited(status: ExitStatus, code: int) -> Outcome:
+    if code == 0 and status.entry is EntryKind.BINARY:
         return Outcome(cause=EndReason.SUCCEEDED, exit_code=0)
     message = f"ended with exit code {code}"
     if code == 0:
         message += " but without a result: something called os._exit or replaced the process"
-    return Outcome(cause=EndReason.FAILURE, message=_with_lines(message, ending.last_lines), exit_code=code)
+    return Outcome(cause=EndReason.FAILURE, message=_with_lines(message, status.last_lines), exit_code=code)
 
 
 def _with_lines(message: str, last_lines: str) -> str:

@@ -1,14 +1,14 @@
-"""The keeper: one small process per attempt, between the zygote that forked it and the job it forks.
+"""The shim: one small process per attempt, between the zygote that forked it and the job it forks.
 
-Law: the job and everything below it end before the keeper does. It is a subreaper, so nothing of the job escapes to
+Law: the job and everything below it end before the shim does. It is a subreaper, so nothing of the job escapes to
 init while it lives; if it is killed, the job's main process dies by PDEATHSIG and the rest falls to the zygote, or to
 the node. The node's end (its process descriptor, or the end of the control socket) ends the attempt at once.
 
-Conversation with the node, JSON lines on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
-``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": py-spy}``. Up: ``{"keeper": pid}`` with its
-pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log": lines}`` now and then, ``{"said": what}``
+Conversation with the node, JSON node on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
+``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": py-spy}``. Up: ``{"shim": pid}`` with its
+pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log": node}`` now and then, ``{"said": what}``
 (`fray.node.shim.progress_pipe`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.shim.stack_capture`),
-``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk (or with it, if it cannot be there).
+``{"ended": node, "swept": count, "left": count}`` once the outcome is on disk (or with it, if it cannot be there).
 """
 
 from __future__ import annotations
@@ -42,67 +42,67 @@ from fray.node.shim.usage_report import UsageReporter
 
 
 def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
-    """The whole life of a keeper, in a fresh fork of the zygote. Returns only in the process of the job."""
+    """The whole life of a shim, in a fresh fork of the zygote. Returns only in the process of the job."""
     become_subreaper()
-    set_title("fray-keeper")
+    set_title("fray-shim")
     outside = mount_proc()
-    lines = NodeSocket(control)
-    first = lines.wait_first()
+    node = NodeSocket(control)
+    first = node.receive_start()
     if first is None:
         os._exit(0)
-    ticket = from_json(AttemptSpec, first["ticket"])
-    directory = Path(ticket.directory)
-    lines.introduce(outside.pid)
+    attempt_spec = from_json(AttemptSpec, first["attempt_spec"])
+    directory = Path(attempt_spec.directory)
+    node.send_pid(outside.pid)
     pipe = open_pipe(directory)
     try:
-        child = spawn(_start(ticket, first))
+        child = spawn(_shim_config(attempt_spec, first))
     except OSError as error:
         child = None
         why = f"the machine cannot start a process: {error}"
         save(directory, Outcome(cause=EndReason.ENVIRONMENT, message=why, machine_fault=True))
-        lines.tell(ended=0, swept=0, left=0)
+        node.send(ended=0, swept=0, left=0)
     if isinstance(child, ProcessSpec):
         control.detach()  # closed already; the object must not close the number again once it is something else
         return child
     if child is None:
         os._exit(0)
-    lines.tell_with([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
-    watch = ShimLoop(ticket, child, lines, node_pidfd, _spool(directory, first["log"]))
-    ear, scribes = _add_monitoring(watch, pipe)
-    _guard(watch, Allocation(**first["given"]), UsageReporter(ear.measured), scribes)
+    node.send_with_descriptors([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
+    loop = ShimLoop(attempt_spec, child, node, node_pidfd, _open_log(directory, first["log"]))
+    progress_reader, capturer = _add_monitoring(loop, pipe)
+    _add_limits(loop, Allocation(**first["given"]), UsageReporter(progress_reader.on_usage), capturer)
     if first["prepared"]["image"]:
         from fray.node.shim.container_plugin import ContainerPlugin
 
-        watch.add(ContainerPlugin(first["prepared"]["engine"], ticket))
-    os._exit(_watch(watch))
+        loop.add(ContainerPlugin(first["prepared"]["engine"], attempt_spec))
+    os._exit(_run_loop(loop))
 
 
-def _add_monitoring(watch: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, StackCapturer]:
+def _add_monitoring(loop: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, StackCapturer]:
     """Listen to what the job says of itself, and look into it when asked to."""
-    whom = CaptureTarget(watch.child.pid, watch.child.control_fd, watch.directory)
-    scribes = StackCapturer(watch, whom, lambda: watch.lines.tell(captured=1))
-    watch.words["capture"] = scribes.begin
-    watch.add(scribes)
-    ear = ProgressPipeReader(pipe, lambda news: watch.lines.tell(said=news), watch.remark)
-    watch.words["heard"] = ear.heard
+    target = CaptureTarget(loop.child.pid, loop.child.control_fd, loop.directory)
+    capturer = StackCapturer(loop, target, lambda: loop.node.send(captured=1))
+    loop.handlers["capture"] = capturer.start
+    loop.add(capturer)
+    progress_reader = ProgressPipeReader(pipe, lambda news: loop.node.send(said=news), loop.log_line)
+    loop.handlers["heard"] = progress_reader.on_acknowledged
     if pipe >= 0:
-        watch.watch(pipe, ear.hear)
-        watch.add(ear)
-    return ear, scribes
+        loop.add_reader(pipe, progress_reader.read)
+        loop.add(progress_reader)
+    return progress_reader, capturer
 
 
-def _guard(watch: ShimLoop, given: Allocation, meter: UsageReporter, scribes: StackCapturer) -> None:
+def _add_limits(loop: ShimLoop, given: Allocation, usage_reporter: UsageReporter, capturer: StackCapturer) -> None:
     """Keep account of what its tree takes, and hold it to what it was given."""
-    end_it = partial(watch.condemn, now=True)
-    watch.add(ResourceUsage(given.limit_bytes, end_it, meter.looked, scribes.pids))
+    fail_now = partial(loop.fail, now=True)
+    loop.add(ResourceUsage(given.limit_bytes, fail_now, usage_reporter.on_sample, capturer.pids))
     if given.group:
-        watch.add(CgroupGuard(Cgroup(given.group, given.group_version), given.limit_bytes, end_it))
+        loop.add(CgroupGuard(Cgroup(given.group, given.group_version), given.limit_bytes, fail_now))
 
 
-def _start(ticket: AttemptSpec, first: dict[str, Any]) -> ShimConfig:
+def _shim_config(attempt_spec: AttemptSpec, first: dict[str, Any]) -> ShimConfig:
     prepared = PreparedEnvironment(**first["prepared"])
     return ShimConfig(
-        ticket=ticket,
+        attempt_spec=attempt_spec,
         entry=first["entry"],
         offered=first["offered"],
         prepared=prepared,
@@ -110,17 +110,17 @@ def _start(ticket: AttemptSpec, first: dict[str, Any]) -> ShimConfig:
     )
 
 
-def _spool(directory: Path, log: dict[str, Any] | None) -> LogWriter:
-    """Where its lines go; without a log (no room on the disk) they go with the attempt's own directory."""
+def _open_log(directory: Path, log: dict[str, Any] | None) -> LogWriter:
+    """Where its node go; without a log (no room on the disk) they go with the attempt's own directory."""
     return (
         LogWriter(Path(log["directory"]), lines=log["lines"], limit_bytes=log["limit"]) if log else LogWriter(directory)
     )
 
 
-def _watch(watch: ShimLoop) -> int:
+def _run_loop(loop: ShimLoop) -> int:
     gc.enable()
     try:
-        watch.run()
+        loop.run()
         return 0
     except BaseException:  # noqa: BLE001 - said on the node's stderr; the exit code makes the zygote sweep
         traceback.print_exc()

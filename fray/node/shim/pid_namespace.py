@@ -1,9 +1,9 @@
 """A PID namespace for one attempt: when its init ends, the kernel ends all that is in it, without exception.
 
-The init is the keeper itself, forked by the zygote into a namespace that is new (`fork_init`). It has a mount namespace
+The init is the shim itself, forked by the zygote into a namespace that is new (`fork_init`). It has a mount namespace
 besides, with a ``/proc`` of the same numbers, so that whatever looks at ``/proc`` in there
 (`fray.node.linux.process_tree`,
-``ps``, py-spy) sees one world. Everybody else sees the machine's numbers, which the keeper reads by its old ``/proc``
+``ps``, py-spy) sees one world. Everybody else sees the machine's numbers, which the shim reads by its old ``/proc``
 (`Outside`).
 
 It takes ``CAP_SYS_ADMIN``. User namespaces would give that to anybody, but what is in one has other rights to files,
@@ -30,13 +30,13 @@ _CAP_SYS_ADMIN = 21
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def applies(mode: PidNamespaceMode, entry: EntryKind, error: str) -> bool:
+def uses_pid_namespace(mode: PidNamespaceMode, entry: EntryKind, error: str) -> bool:
     """Whether an attempt gets a namespace; ``error`` is why this machine gives none, or empty."""
     return not error and (mode is PidNamespaceMode.ON or (mode is PidNamespaceMode.AUTO and entry is EntryKind.BINARY))
 
 
-def isolation(mode: PidNamespaceMode, error: str) -> str:
-    """What is in force on a node, in a word: its attribute ``isolation``."""
+def isolation_mode(mode: PidNamespaceMode, error: str) -> str:
+    """What is in force on a node, in a word: its attribute ``isolation_mode``."""
     if error or mode is PidNamespaceMode.OFF:
         return "subreaper"
     return "pid_namespace" if mode is PidNamespaceMode.ON else "pid_namespace:programs"
@@ -117,7 +117,7 @@ def _check(result: int, what: str) -> None:
 # Whether it can be ---------------------------------------------------------------------------------------------------
 
 
-def refusal() -> str:
+def namespace_error() -> str:
     """Why this process cannot make namespaces; empty: it can, as a trial has shown (1 ms). Only without threads."""
     if not _has_capability(_CAP_SYS_ADMIN):
         return "it takes CAP_SYS_ADMIN (root)"

@@ -1,8 +1,9 @@
-"""What a keeper hears from its job: the pipe that `fray.model.monitoring.progress_protocol` speaks of.
+"""What a shim hears from its job: the pipe that `fray.model.monitoring.progress_protocol` speaks of.
 
-Law: however much is said, the node is told the latest of each kind, at most every `TELL_EVERY_S` and never before it
-has heard the last (so a node that stands still blocks no keeper); the log gets a line every `REMARK_EVERY_S`. What was
-said last before the end is always told.
+Law: however much is said, the node is told the latest of each kind, at most every `REPORT_EVERY_S` and never before it
+has on_acknowledged the last_line (so a node that stands still blocks no shim); the log gets a line every
+`LOG_EVERY_S`. What was
+said last_line before the end is always told.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from fray.model.monitoring.progress_protocol import (
 )
 from fray.node.shim.plugin import ShimPlugin
 
-TELL_EVERY_S = 0.1
-REMARK_EVERY_S = 10.0
+REPORT_EVERY_S = 0.1
+LOG_EVERY_S = 10.0
 READ_BYTES = 64 * 1024
 LAST_READS = 4
 """The pipe of a process that has ended holds 64 KiB; whoever survived it may go on writing."""
@@ -36,7 +37,8 @@ NEVER = float("-inf")
 
 
 def open_pipe(directory: Path) -> int:
-    """The pipe's descriptor, there before the job is; -1 if the file system has no pipes: then nothing is heard.
+    """The pipe's descriptor, there before the job is; -1 if the file system has no pipes: then nothing is
+    on_acknowledged.
 
     It is open for writing too, so that it never ends when a writer leaves.
     """
@@ -47,26 +49,26 @@ def open_pipe(directory: Path) -> int:
 
 
 class ProgressLog:
-    """When progress shows in the log: the first word, then one every `REMARK_EVERY_S`, and the last."""
+    """When progress shows in the log: the first word, then one every `LOG_EVERY_S`, and the last_line."""
 
     def __init__(self) -> None:
         self._at = NEVER
         self._first: tuple[float, float] | None = None
-        self._owed: Progress | None = None
+        self._unlogged: Progress | None = None
 
     def line(self, progress: Progress, now: float) -> str | None:
         """What to write now, if anything."""
         if self._first is None:
             self._first = now, progress.done
-        self._owed = progress
-        return self._write(now) if now >= self._at + REMARK_EVERY_S else None
+        self._unlogged = progress
+        return self._write(now) if now >= self._at + LOG_EVERY_S else None
 
-    def last(self, now: float) -> str | None:
+    def last_line(self, now: float) -> str | None:
         """At the end."""
-        return self._write(now) if self._owed is not None else None
+        return self._write(now) if self._unlogged is not None else None
 
     def _write(self, now: float) -> str:
-        progress, self._owed, self._at = self._owed, None, now
+        progress, self._unlogged, self._at = self._unlogged, None, now
         assert progress is not None
         return f"[fray] {sentence(progress)}{self._left(progress, now)}"
 
@@ -91,20 +93,20 @@ class ProgressPipeReader(ShimPlugin):
 
     Args:
         pipe: from `open_pipe`.
-        tell: what the node hears: ``{"progress": [done, total, unit]}``, ``{"pulse": [good, text]}``,
+        send: what the node hears: ``{"progress": [done, total, unit]}``, ``{"pulse": [good, text]}``,
             ``{"used": [memory, peak, cpu]}``, or several of these in one.
-        remark: a line for the log.
+        log_line: a line for the log.
     """
 
-    def __init__(self, pipe: int, tell: Callable[[dict[str, Any]], object], remark: Callable[[str], object]) -> None:
-        self._pipe, self._tell, self._remark = pipe, tell, remark
+    def __init__(self, pipe: int, send: Callable[[dict[str, Any]], object], log_line: Callable[[str], object]) -> None:
+        self._pipe, self._send, self._log_line = pipe, send, log_line
         self._rest = b""
-        self._news: dict[str, Any] = {}
-        self._told_at = NEVER
-        self._unheard = False
-        self._remarks = ProgressLog()
+        self._pending: dict[str, Any] = {}
+        self._sent_at = NEVER
+        self._awaiting_ack = False
+        self._progress_log = ProgressLog()
 
-    def hear(self) -> None:
+    def read(self) -> None:
         """The pipe can be read."""
         with contextlib.suppress(BlockingIOError):
             self._feed(os.read(self._pipe, READ_BYTES), time.monotonic())
@@ -114,7 +116,7 @@ class ProgressPipeReader(ShimPlugin):
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest = b""
         latest: dict[type, Spoken] = {}
-        for line in reversed(lines):  # of thousands the last one counts
+        for line in reversed(lines):  # of thousands the last_line one counts
             said = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
             if said is not None:
                 latest.setdefault(type(said), said)
@@ -125,55 +127,55 @@ class ProgressPipeReader(ShimPlugin):
 
     def _note(self, said: Spoken, now: float) -> None:
         if isinstance(said, HealthReport):
-            self._news["pulse"] = [said.good, said.text]
+            self._pending["pulse"] = [said.good, said.text]
             return
-        self._news["progress"] = [said.done, said.total, said.unit]
-        self._write(self._remarks.line(said, now))
+        self._pending["progress"] = [said.done, said.total, said.unit]
+        self._write(self._progress_log.line(said, now))
 
     def _write(self, line: str | None) -> None:
         if line is not None:
-            self._remark(line)
+            self._log_line(line)
 
-    def measured(self, used: UsageReport) -> None:
-        """What the keeper itself has found out."""
-        self._news["used"] = [used.memory_bytes, used.peak_memory_bytes, used.cpu_s]
+    def on_usage(self, used: UsageReport) -> None:
+        """What the shim itself has found out."""
+        self._pending["used"] = [used.memory_bytes, used.peak_memory_bytes, used.cpu_s]
 
-    def heard(self, _: object) -> None:
-        """The node has heard what it was told last."""
-        self._unheard = False
+    def on_acknowledged(self, _: object) -> None:
+        """The node has on_acknowledged what it was told last_line."""
+        self._awaiting_ack = False
 
     # As a watcher
 
-    def next_at(self) -> float | None:
-        return self._told_at + TELL_EVERY_S if self._news and not self._unheard else None
+    def next_due_at(self) -> float | None:
+        return self._sent_at + REPORT_EVERY_S if self._pending and not self._awaiting_ack else None
 
-    def due(self, now: float) -> None:
-        if self._news and not self._unheard and now >= self._told_at + TELL_EVERY_S:
-            self._told_at = now
-            self._unheard = True
-            self._say()
+    def on_timer(self, now: float) -> None:
+        if self._pending and not self._awaiting_ack and now >= self._sent_at + REPORT_EVERY_S:
+            self._sent_at = now
+            self._awaiting_ack = True
+            self._send_pending()
 
-    def _say(self) -> None:
-        news, self._news = self._news, {}
-        self._tell(news)
+    def _send_pending(self) -> None:
+        pending, self._pending = self._pending, {}
+        self._send(pending)
 
-    def closing(self) -> None:
+    def on_exit(self) -> None:
         for _ in range(LAST_READS):
-            self.hear()
-        if self._news:
-            self._say()
-        self._write(self._remarks.last(time.monotonic()))
+            self.read()
+        if self._pending:
+            self._send_pending()
+        self._write(self._progress_log.last_line(time.monotonic()))
 
 
-def said_of(news: dict[str, Any]) -> list[Said]:
+def parse_report(pending: dict[str, Any]) -> list[Said]:
     """The inverse of what `Ear` tells."""
     found: list[Said] = []
-    if "progress" in news:
-        done, total, unit = news["progress"]
+    if "progress" in pending:
+        done, total, unit = pending["progress"]
         found.append(Progress(done=done, total=total, unit=unit))
-    if "pulse" in news:
-        found.append(HealthReport(*news["pulse"]))
-    if "used" in news:
-        memory_bytes, peak_bytes, cpu_s = news["used"]
+    if "pulse" in pending:
+        found.append(HealthReport(*pending["pulse"]))
+    if "used" in pending:
+        memory_bytes, peak_bytes, cpu_s = pending["used"]
         found.append(UsageReport(memory_bytes=memory_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s))
     return found

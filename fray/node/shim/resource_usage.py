@@ -1,8 +1,8 @@
-"""What an attempt's process tree takes: its memory, looked at now and then, and its CPU time, known at the end.
+"""What an attempt's process tree takes: its memory, on_sample at now and then, and its CPU time, known at the end.
 
-Law: looking costs at most `MOST_SHARE` of one CPU, however many processes there are; between two looks a tree with a
+Law: looking costs at most `MAX_CPU_SHARE` of one CPU, however many processes there are; between two looks a tree with a
 limit can take no more than memory is written in that time. Resident sets are added up first, which counts shared pages
-once for each process and is therefore never too little; only a sum near the limit is looked at again by proportional
+once for each process and is therefore never too little; only a sum near the limit is on_sample at again by proportional
 sets, which are exact and ten times as dear.
 """
 
@@ -21,13 +21,13 @@ from fray.model.specs import EndReason, Outcome
 from fray.node.linux.process_tree import descendants
 from fray.node.shim.plugin import ShimPlugin
 
-MOST_SHARE = 0.02
-FIRST_LOOK_S = 0.05
-NEAREST_LOOK_S, FARTHEST_LOOK_S = 0.02, 10.0
+MAX_CPU_SHARE = 0.02
+FIRST_SAMPLE_S = 0.05
+MIN_SAMPLE_S, MAX_SAMPLE_S = 0.02, 10.0
 FILL_BYTES_PER_S = 2 * 1024**3
 """How quickly a process can write to fresh memory, about."""
-NEAR = 0.9
-"""Resident sets beyond this part of the limit are looked at closely."""
+NEAR_LIMIT_SHARE = 0.9
+"""Resident sets beyond this part of the limit are on_sample at closely."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -55,75 +55,75 @@ def _proportional(pid: int) -> int:
     return _resident(pid)
 
 
-def next_look_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float) -> float:
+def next_sample_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float) -> float:
     """How long to wait after a look that took ``cost_s`` and found so much. Pure.
 
     Without a limit only the peak is at stake: less and less often. With one: before it can be passed by far.
     """
-    wanted_s = max(NEAREST_LOOK_S, (limit_bytes - used_bytes) / FILL_BYTES_PER_S) if limit_bytes else age_s
-    return max(min(wanted_s, FARTHEST_LOOK_S), cost_s / MOST_SHARE)
+    wanted_s = max(MIN_SAMPLE_S, (limit_bytes - used_bytes) / FILL_BYTES_PER_S) if limit_bytes else age_s
+    return max(min(wanted_s, MAX_SAMPLE_S), cost_s / MAX_CPU_SHARE)
 
 
 class ResourceUsage(ShimPlugin):
-    """Of the tree below the calling process, which is an attempt's keeper.
+    """Of the tree below the calling process, which is an attempt's shim.
 
     Args:
         limit_bytes: of its memory; 0: none.
-        condemn: called once with the outcome when there is more.
-        looked: called after each look with what was found: now, at most, and whose.
-        spare: processes of the keeper's own below it, which take nothing of the job's.
+        fail: called once with the outcome when there is more.
+        on_sample: called after each look with what was found: now, at most, and whose.
+        excluded: processes of the shim's own below it, which take nothing of the job's.
     """
 
     def __init__(
         self,
         limit_bytes: int,
-        condemn: Callable[[Outcome], None],
-        looked: Callable[[int, int, list[int]], object] = lambda used_bytes, peak_bytes, pids: None,
-        spare: Callable[[], Container[int]] = lambda: (),
+        fail: Callable[[Outcome], None],
+        on_sample: Callable[[int, int, list[int]], object] = lambda used_bytes, peak_bytes, pids: None,
+        excluded: Callable[[], Container[int]] = lambda: (),
     ) -> None:
-        self.limit_bytes, self._condemn, self._looked, self._spare = limit_bytes, condemn, looked, spare
+        self.limit_bytes, self._fail, self._on_sample, self._excluded = limit_bytes, fail, on_sample, excluded
         self.used_bytes = self.peak_bytes = 0
         """At the last look, and the most of all looks."""
         self._begun = time.monotonic()
-        self._next_at = self._begun + FIRST_LOOK_S
-        self._over = False
+        self._next_at = self._begun + FIRST_SAMPLE_S
+        self._exceeded = False
 
-    def next_at(self) -> float | None:
-        return None if self._over else self._next_at
+    def next_due_at(self) -> float | None:
+        return None if self._exceeded else self._next_at
 
-    def due(self, now: float) -> None:
-        if not self._over and now >= self._next_at:
+    def on_timer(self, now: float) -> None:
+        if not self._exceeded and now >= self._next_at:
             before_s = time.process_time()
-            self._look()
+            self._sample()
             cost_s = time.process_time() - before_s
-            pause_s = next_look_s(self.used_bytes, self.limit_bytes, cost_s, now - self._begun)
+            pause_s = next_sample_s(self.used_bytes, self.limit_bytes, cost_s, now - self._begun)
             self._next_at = time.monotonic() + pause_s
 
-    def closing(self) -> None:
-        if not self._over:
-            self._look()
+    def on_exit(self) -> None:
+        if not self._exceeded:
+            self._sample()
 
-    def finish(self, outcome: Outcome) -> Outcome:
+    def amend_outcome(self, outcome: Outcome) -> Outcome:
         """The record's peak and CPU seconds: of all that were ever below, as each was waited for in its turn."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         peak_bytes = max(outcome.peak_memory_bytes, self.peak_bytes, used.ru_maxrss * 1024)
         cpu_s = round(used.ru_utime + used.ru_stime, 6)
         return evolve(outcome, peak_memory_bytes=peak_bytes, cpu_s=cpu_s)
 
-    def _look(self) -> None:
-        spare = self._spare()
-        pids = [pid for pid in descendants(os.getpid()) if pid not in spare]
+    def _sample(self) -> None:
+        excluded = self._excluded()
+        pids = [pid for pid in descendants(os.getpid()) if pid not in excluded]
         used_bytes = resident_bytes(pids)
-        if self.limit_bytes and used_bytes > NEAR * self.limit_bytes:
+        if self.limit_bytes and used_bytes > NEAR_LIMIT_SHARE * self.limit_bytes:
             used_bytes = proportional_bytes(pids)
         self.used_bytes, self.peak_bytes = used_bytes, max(self.peak_bytes, used_bytes)
-        self._looked(self.used_bytes, self.peak_bytes, pids)
+        self._on_sample(self.used_bytes, self.peak_bytes, pids)
         if self.limit_bytes and used_bytes > self.limit_bytes:
-            self._over = True
-            self._condemn(too_much(self.limit_bytes, used_bytes))
+            self._exceeded = True
+            self._fail(out_of_memory_outcome(self.limit_bytes, used_bytes))
 
 
-def too_much(limit_bytes: int, peak_bytes: int, how: str = "was killed by Fray") -> Outcome:
+def out_of_memory_outcome(limit_bytes: int, peak_bytes: int, how: str = "was killed by Fray") -> Outcome:
     """The outcome of a tree that took more than it said it would."""
     advice = show_bytes(_rounded(max(peak_bytes, limit_bytes)))
     message = (

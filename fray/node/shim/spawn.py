@@ -1,4 +1,4 @@
-"""One fork: from the keeper to the process of the job."""
+"""One fork: from the shim to the process of the job."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from fray.node.prepare import PreparedEnvironment
 
 @frozen(kw_only=True)
 class ShimConfig:
-    """What the node tells a keeper."""
+    """What the node tells a shim."""
 
-    ticket: AttemptSpec
+    attempt_spec: AttemptSpec
     entry: str
     offered: dict[str, int] = Factory(dict)
     """How many accelerators of each kind the node has."""
@@ -41,7 +41,7 @@ class ShimConfig:
 
 @frozen(kw_only=True)
 class SpawnedProcess:
-    """The job's main process as its keeper holds it. All descriptors are the keeper's ends."""
+    """The job's main process as its shim holds it. All descriptors are the shim's ends."""
 
     pid: int
     pidfd: int
@@ -52,17 +52,17 @@ class SpawnedProcess:
 
 
 def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
-    """Fork the job. In the keeper: its `Child`. In the job, if it runs Python warm: its `Body`. Others are executed.
+    """Fork the job. In the shim: its `Child`. In the job, if it runs Python warm: its `Body`. Others are executed.
 
     Raises:
         OSError: the machine has no process or descriptor left.
     """
     out, err = os.pipe(), os.pipe()
-    outcome, control = _lines_into_container(start.ticket) if start.prepared.image else (os.pipe(), os.pipe())
-    keeper = os.getpid()
+    outcome, control = _lines_into_container(start.attempt_spec) if start.prepared.image else (os.pipe(), os.pipe())
+    shim = os.getpid()
     pid = os.fork()
     if pid == 0:
-        return _become_job(start, keeper, (out[1], err[1]), outcome[1], control[0])
+        return _become_job(start, shim, (out[1], err[1]), outcome[1], control[0])
     for descriptor in (out[1], err[1], outcome[1], control[0]):
         os.close(descriptor)
     os.set_blocking(control[1], False)
@@ -71,11 +71,11 @@ def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
     )
 
 
-def _lines_into_container(ticket: AttemptSpec) -> tuple[tuple[int, int], tuple[int, int]]:
+def _lines_into_container(attempt_spec: AttemptSpec) -> tuple[tuple[int, int], tuple[int, int]]:
     """As pipes, but with names, since no descriptor gets through to a container."""
     from fray.node.containers.engine import CONTROL, OUTCOME
 
-    return _named_pipe(f"{ticket.directory}/{OUTCOME}"), _named_pipe(f"{ticket.directory}/{CONTROL}")
+    return _named_pipe(f"{attempt_spec.directory}/{OUTCOME}"), _named_pipe(f"{attempt_spec.directory}/{CONTROL}")
 
 
 def _named_pipe(path: str) -> tuple[int, int]:
@@ -89,39 +89,37 @@ def _named_pipe(path: str) -> tuple[int, int]:
 # In the child --------------------------------------------------------------------------------------------------------
 
 
-def _become_job(
-    start: ShimConfig, keeper: int, stdio: tuple[int, int], outcome_fd: int, control_fd: int
-) -> ProcessSpec:
+def _become_job(start: ShimConfig, shim: int, stdio: tuple[int, int], outcome_fd: int, control_fd: int) -> ProcessSpec:
     try:
-        _detach(keeper, stdio, (outcome_fd, control_fd))
+        _detach(shim, stdio, (outcome_fd, control_fd))
         body = ProcessSpec(
-            ticket=start.ticket,
+            attempt_spec=start.attempt_spec,
             entry=start.entry,
-            variables=job_variables(start.ticket, start.offered, start.prepared, start.cpus),
+            variables=job_variables(start.attempt_spec, start.offered, start.prepared, start.cpus),
             cwd=start.prepared.cwd,
             sys_path=start.prepared.sys_path,
             at_home=not start.prepared.interpreter,
             outcome_fd=outcome_fd,
             control_fd=control_fd,
         )
-        name_process(start.ticket.spec.name)
+        name_process(start.attempt_spec.spec.name)
         if start.cpus:
             os.sched_setaffinity(0, start.cpus)
         if start.prepared.image:
             _run_container(body, start.prepared)
-        if start.ticket.spec.entry is EntryKind.BINARY:
+        if start.attempt_spec.spec.entry is EntryKind.BINARY:
             _run_program(body, start.prepared.argv)
         if needs_cold_start(os.environ, body.variables):
             _start_cold(body)
         return body
-    except BaseException:  # noqa: BLE001 - the keeper's own code must never go on in the child
+    except BaseException:  # noqa: BLE001 - the shim's own code must never go on in the child
         refuse(outcome_fd, f"the process could not be set up:\n{traceback.format_exc()}")
         os._exit(1)
 
 
-def _detach(keeper: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
+def _detach(shim: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
     os.setsid()
-    die_with(keeper)
+    die_with(shim)
     reset_signals()
     for source, target in zip((os.open(os.devnull, os.O_RDONLY), *stdio), (0, 1, 2), strict=True):
         os.dup2(source, target)
@@ -147,7 +145,7 @@ def close_all_but(keep: Iterable[int]) -> None:
 
 
 def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
-    argv = [*before, *body.ticket.spec.argv]
+    argv = [*before, *body.attempt_spec.spec.argv]
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.close(body.control_fd)
@@ -165,16 +163,16 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
     """The client holds both pipes open as long as it runs, so that neither ends before the container does."""
     from fray.node.containers.engine import TICKET, run_command
 
-    ticket = body.ticket
-    with open(os.open(f"{ticket.directory}/{TICKET}", os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-        file.write(to_json([to_json(evolve(ticket, secrets={})), working_directory(body), list(body.sys_path)]))
+    attempt_spec = body.attempt_spec
+    with open(os.open(f"{attempt_spec.directory}/{TICKET}", os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write(to_json([to_json(evolve(attempt_spec, secrets={})), working_directory(body), list(body.sys_path)]))
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)
     given = {name: value for name, value in body.variables.items() if name not in ("PATH", "VIRTUAL_ENV")}
-    own_path = body.ticket.spec.env_vars.get("PATH")
+    own_path = body.attempt_spec.spec.env_vars.get("PATH")
     given |= {} if own_path is None else {"PATH": own_path}
     user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body)
-    command = run_command(ticket, prepared, entry=body.entry, cwd=cwd, variables=given, user=user)
+    command = run_command(attempt_spec, prepared, entry=body.entry, cwd=cwd, variables=given, user=user)
     try:
         os.execve(command[0], command, {**os.environ, **given})
     except OSError as error:
@@ -183,8 +181,8 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
 
 
 def _start_cold(body: ProcessSpec) -> NoReturn:
-    ticket_fd = os.memfd_create("ticket", 0)
-    os.write(ticket_fd, to_json(body.ticket).encode())
+    ticket_fd = os.memfd_create("attempt_spec", 0)
+    os.write(ticket_fd, to_json(body.attempt_spec).encode())
     os.lseek(ticket_fd, 0, os.SEEK_SET)
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)

@@ -1,6 +1,6 @@
-"""Looking into a job from its keeper: the stacks of all threads, without the job's help where that is possible.
+"""Looking into a job from its shim: the stacks of all threads, without the job's help where that is possible.
 
-A capture is a process of its own below the keeper, the scribe: it may take seconds, and the keeper's loop does not. For
+A capture is a process of its own below the shim, the process: it may take seconds, and the shim's loop does not. For
 each Python process of the job it asks ``py-spy``, where that is installed and allowed to look, and else
 `faulthandler` by a signal (`fray.runtime.process.stack_dump`); then the job's loop for its tasks. It writes one file
 and is gone.
@@ -31,8 +31,8 @@ from fray.node.shim.spawn import close_all_but
 
 CAPTURED = "captured"
 """The file in the attempt's directory that holds the text."""
-SCRIBE_S = 8.0
-"""A scribe that takes longer is killed."""
+CAPTURE_S = 8.0
+"""A process that takes longer is killed."""
 PY_SPY_S = 4.0
 PROCESSES_LIMIT = 8
 """Python processes of one job that are looked into: the main one and those next to it."""
@@ -45,15 +45,15 @@ TASKS_S = 0.3
 _NAP_S = 0.01
 
 
-# In the keeper -------------------------------------------------------------------------------------------------------
+# In the shim -------------------------------------------------------------------------------------------------------
 
 
 class ShimContext(Protocol):
-    """The part of a keeper's loop that a `Scribe` needs."""
+    """The part of a shim's loop that a `Scribe` needs."""
 
-    def watch(self, descriptor: int, handler: Callable[[], None]) -> None: ...
+    def add_reader(self, descriptor: int, handler: Callable[[], None]) -> None: ...
 
-    def unwatch(self, descriptor: int) -> None: ...
+    def remove_reader(self, descriptor: int) -> None: ...
 
 
 @frozen
@@ -69,71 +69,71 @@ class CaptureTarget:
 
 
 class StackCapturer(ShimPlugin):
-    """One scribe at a time; ``tell`` is called when its file is there (or it has failed to write one)."""
+    """One process at a time; ``on_done`` is called when its file is there (or it has failed to write one)."""
 
-    def __init__(self, keeper: ShimContext, whom: CaptureTarget, tell: Callable[[], object]) -> None:
-        self._keeper, self._whom, self._tell = keeper, whom, tell
-        self._scribe: tuple[int, int] | None = None
+    def __init__(self, shim: ShimContext, target: CaptureTarget, on_done: Callable[[], object]) -> None:
+        self._shim, self._target, self._on_done = shim, target, on_done
+        self._process: tuple[int, int] | None = None
         self._overdue_at = 0.0
 
-    def begin(self, py_spy: str) -> None:
+    def start(self, py_spy: str) -> None:
         """The node wants a capture, and says where py-spy is; one that is under way serves."""
-        if self._scribe is not None:
+        if self._process is not None:
             return
-        keeper = os.getpid()
+        shim = os.getpid()
         try:
-            (self._whom.directory / CAPTURED).unlink(missing_ok=True)
-            scribe = os.fork()
-            if scribe == 0:
-                _be_scribe(keeper, evolve(self._whom, py_spy=py_spy))
-            descriptor = os.pidfd_open(scribe)
+            (self._target.directory / CAPTURED).unlink(missing_ok=True)
+            process = os.fork()
+            if process == 0:
+                _run_capture(shim, evolve(self._target, py_spy=py_spy))
+            descriptor = os.pidfd_open(process)
         except OSError:
-            self._tell()  # that there is no file says it all
+            self._on_done()  # that there is no file says it all
             return
-        self._scribe, self._overdue_at = (scribe, descriptor), time.monotonic() + SCRIBE_S
-        self._keeper.watch(descriptor, self._done)
+        self._process, self._overdue_at = (process, descriptor), time.monotonic() + CAPTURE_S
+        self._shim.add_reader(descriptor, self._done)
 
     def pids(self) -> list[int]:
-        """Of the scribe and what it runs."""
-        return [] if self._scribe is None else [self._scribe[0], *descendants(self._scribe[0])]
+        """Of the process and what it runs."""
+        return [] if self._process is None else [self._process[0], *descendants(self._process[0])]
 
     def _done(self) -> None:
-        assert self._scribe is not None
-        (scribe, descriptor), self._scribe = self._scribe, None
-        self._keeper.unwatch(descriptor)
+        assert self._process is not None
+        (process, descriptor), self._process = self._process, None
+        self._shim.remove_reader(descriptor)
         os.close(descriptor)
-        os.waitpid(scribe, 0)
-        self._tell()
+        os.waitpid(process, 0)
+        self._on_done()
 
-    def next_at(self) -> float | None:
-        return self._overdue_at if self._scribe is not None else None
+    def next_due_at(self) -> float | None:
+        return self._overdue_at if self._process is not None else None
 
-    def due(self, now: float) -> None:
-        if self._scribe is not None and now >= self._overdue_at:
-            os.kill(self._scribe[0], signal.SIGKILL)
-            self._overdue_at = now + SCRIBE_S
+    def on_timer(self, now: float) -> None:
+        if self._process is not None and now >= self._overdue_at:
+            os.kill(self._process[0], signal.SIGKILL)
+            self._overdue_at = now + CAPTURE_S
 
-    def closing(self) -> None:
+    def on_exit(self) -> None:
         """It is no process of the job, and is not counted as swept."""
-        if self._scribe is not None:
-            os.kill(self._scribe[0], signal.SIGKILL)
+        if self._process is not None:
+            os.kill(self._process[0], signal.SIGKILL)
             self._done()
 
 
-# The scribe ----------------------------------------------------------------------------------------------------------
+# The process ----------------------------------------------------------------------------------------------------------
 
 
-def _be_scribe(keeper: int, whom: CaptureTarget) -> NoReturn:
+def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
     try:
-        die_with(keeper)
-        set_title("fray-scribe")
+        die_with(shim)
+        set_title("fray-capture")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        close_all_but((whom.control_fd,))
-        text = capture(whom, time.monotonic() + SCRIBE_S - 1)
-        part = whom.directory / f"{CAPTURED}.part"
+        close_all_but((target.control_fd,))
+        text = capture(target, time.monotonic() + CAPTURE_S - 1)
+        part = target.directory / f"{CAPTURED}.part"
         part.write_text(cut(text, STACKS_LIMIT_BYTES), "utf-8", "replace")
-        part.rename(whom.directory / CAPTURED)
-    except BaseException:  # noqa: BLE001 - the keeper's own code must never go on in the child
+        part.rename(target.directory / CAPTURED)
+    except BaseException:  # noqa: BLE001 - the shim's own code must never go on in the child
         traceback.print_exc()
     finally:
         os._exit(0)
@@ -146,14 +146,14 @@ def find_py_spy() -> str:
     return shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy") or ""
 
 
-def capture(whom: CaptureTarget, deadline: float) -> str:
+def capture(target: CaptureTarget, deadline: float) -> str:
     """The text: each Python process, then the Trio tasks of the main one."""
-    tasks, shown = _tasks(whom.control_fd, whom.directory), []
-    for pid in _processes(whom.pid):
+    tasks, shown = _tasks(target.control_fd, target.directory), []
+    for pid in _processes(target.pid):
         if time.monotonic() > deadline - SIGNALLED_S - QUIET_S:
             shown.append(f"[fray] process {pid} was not looked into: the others took too long\n")
         else:
-            shown.append(_look(pid, whom, deadline) or _state(pid))
+            shown.append(_look(pid, target, deadline) or _state(pid))
     return "\n".join(filter(None, (*shown, tasks)))
 
 
@@ -169,10 +169,10 @@ def _is_python(pid: int) -> bool:
     return False
 
 
-def _look(pid: int, whom: CaptureTarget, deadline: float) -> str:
+def _look(pid: int, target: CaptureTarget, deadline: float) -> str:
     """By whatever works; empty if nothing does."""
-    found = _by_py_spy(pid, whom.py_spy, deadline) if whom.py_spy and _is_python(pid) else ""
-    return found or _by_signal(pid, whom.directory)
+    found = _by_py_spy(pid, target.py_spy, deadline) if target.py_spy and _is_python(pid) else ""
+    return found or _by_signal(pid, target.directory)
 
 
 def _by_py_spy(pid: int, py_spy: str, deadline: float) -> str:
@@ -194,12 +194,12 @@ def _by_signal(pid: int, directory: Path) -> str:
     before = _size(file)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, STACKS_SIGNAL)
-    _settle(file, before)
+    _wait_quiet(file, before)
     text = _read(file, before)
     return f"Process {pid}:\n{text}" if text else ""
 
 
-def _settle(file: Path, size: int) -> None:
+def _wait_quiet(file: Path, size: int) -> None:
     """Wait until it has grown and grows no more."""
     quiet_at = give_up_at = time.monotonic() + SIGNALLED_S
     while (now := time.monotonic()) < min(give_up_at, quiet_at):

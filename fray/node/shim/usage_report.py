@@ -1,4 +1,4 @@
-"""What an attempt takes now, as its keeper tells it: after a look of its account, and only when it is news."""
+"""What an attempt takes now, as its shim tells it: after a look of its account, and only when it is news."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterable
 from fray.model.monitoring.progress_protocol import UsageReport
 from fray.node.linux.process_tree import cpu_ticks
 
-TELL_EVERY_S = 2.0
-NEWS = 0.05
+REPORT_EVERY_S = 2.0
+SIGNIFICANT_SHARE = 0.05
 """Memory that has changed by less than this part, and CPU time by less than twice it, are no news."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def is_news(before: UsageReport, after: UsageReport) -> bool:
+def is_significant(before: UsageReport, after: UsageReport) -> bool:
     """Whether somebody who knows ``before`` should be told. Pure."""
     moved_bytes = abs(after.memory_bytes - before.memory_bytes)
-    return moved_bytes > NEWS * before.memory_bytes or after.cpu_s > before.cpu_s * (1 + 2 * NEWS) + 0.01
+    return (
+        moved_bytes > SIGNIFICANT_SHARE * before.memory_bytes
+        or after.cpu_s > before.cpu_s * (1 + 2 * SIGNIFICANT_SHARE) + 0.01
+    )
 
 
 def cpu_s(pids: Iterable[int]) -> float:
@@ -29,23 +32,23 @@ def cpu_s(pids: Iterable[int]) -> float:
     for pid in pids:
         with contextlib.suppress(OSError, IndexError, ValueError):
             ticks += cpu_ticks(pid)
-    over = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return round(ticks / _TICKS_PER_S + over.ru_utime + over.ru_stime, 2)
+    waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(ticks / _TICKS_PER_S + waited_for.ru_utime + waited_for.ru_stime, 2)
 
 
 class UsageReporter:
     """Listens to an account, and tells now and then."""
 
-    def __init__(self, tell: Callable[[UsageReport], object]) -> None:
-        self._tell = tell
-        self._told = UsageReport()
-        self._told_at = float("-inf")
+    def __init__(self, send: Callable[[UsageReport], object]) -> None:
+        self._send = send
+        self._sent = UsageReport()
+        self._sent_at = float("-inf")
 
-    def looked(self, used_bytes: int, peak_bytes: int, pids: Iterable[int]) -> None:
+    def on_sample(self, used_bytes: int, peak_bytes: int, pids: Iterable[int]) -> None:
         now = time.monotonic()
-        if now < self._told_at + TELL_EVERY_S:
+        if now < self._sent_at + REPORT_EVERY_S:
             return
         used = UsageReport(memory_bytes=used_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s(pids))
-        if is_news(self._told, used):
-            self._told, self._told_at = used, now
-            self._tell(used)
+        if is_significant(self._sent, used):
+            self._sent, self._sent_at = used, now
+            self._send(used)

@@ -27,7 +27,7 @@ from fray.model.messages.bundles import FetchBundle, FetchPiece
 from fray.model.specs import AttemptSpec, JobSpec
 from fray.model.workspace import Manifest, ManifestChunk, join_parts
 from fray.net.codec import blob_id
-from fray.node.launcher import Ask
+from fray.node.launcher import RequestController
 from fray.node.prepare import (
     NotPrepared,
     PreparedEnvironment,
@@ -64,51 +64,54 @@ class ChunkCache(Protocol):
     async def has(self, blob: BlobId) -> bool: ...
     async def put(self, blob: BlobId, data: bytes) -> None: ...
     async def get(self, blob: BlobId) -> bytes: ...
-    async def lacking(self, manifest: Manifest) -> list[ManifestChunk]: ...
+    async def missing(self, manifest: Manifest) -> list[ManifestChunk]: ...
 
 
-async def fetch(bundle: BlobId, ask: Ask, shelf: ChunkCache, say: Say) -> tuple[Manifest, Sequence[BlobId]]:
-    """Have everything on the shelf that the tree of this bundle lacks; its manifest, and the parts that this came in.
+async def fetch(
+    bundle: BlobId, request: RequestController, chunk_cache: ChunkCache, say: Say
+) -> tuple[Manifest, Sequence[BlobId]]:
+    """Have everything on the chunk_cache that the tree of this bundle lacks; its manifest, and the parts that this
+    came in.
 
     Raises:
         FrayError: the controller does not have it, or the conversation has ended.
-        OSError: the shelf cannot take it.
+        OSError: the chunk_cache cannot take it.
     """
-    state, _ = await ask(FetchBundle(bundle=bundle))
-    await _have(ask, shelf, [part for part in state.parts if not await shelf.has(part)])
-    manifest = join_parts(bundle, [await shelf.get(part) for part in state.parts])
-    lacking = await shelf.lacking(manifest)
-    if lacking:
-        size = sum(piece.size_bytes for piece in lacking)
+    state, _ = await request(FetchBundle(bundle=bundle))
+    await _fetch_all(request, chunk_cache, [part for part in state.parts if not await chunk_cache.has(part)])
+    manifest = join_parts(bundle, [await chunk_cache.get(part) for part in state.parts])
+    missing = await chunk_cache.missing(manifest)
+    if missing:
+        size = sum(piece.size_bytes for piece in missing)
         say(f"workspace: fetching {size / 1e6:,.1f} of {manifest.size_bytes / 1e6:,.1f} MB")
-        await _have(ask, shelf, [piece.blob for piece in lacking])
+        await _fetch_all(request, chunk_cache, [piece.blob for piece in missing])
     return manifest, state.parts
 
 
-async def _have(ask: Ask, shelf: ChunkCache, blobs: Sequence[BlobId]) -> None:
+async def _fetch_all(request: RequestController, chunk_cache: ChunkCache, blobs: Sequence[BlobId]) -> None:
     left = iter(blobs)
     failure: Exception | None = None
 
-    async def some() -> None:
+    async def fetch_next() -> None:
         nonlocal failure
         try:
             for blob in left:
-                await shelf.put(blob, await _piece(ask, blob))
+                await chunk_cache.put(blob, await _piece(request, blob))
         except (FrayError, OSError) as error:
             failure = failure or error
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
         for _ in range(min(PIECES_AT_ONCE, len(blobs))):
-            nursery.start_soon(some)
+            nursery.start_soon(fetch_next)
     if failure is not None:
         raise failure
 
 
-async def _piece(ask: Ask, blob: BlobId) -> bytes:
+async def _piece(request: RequestController, blob: BlobId) -> bytes:
     while True:
         try:
-            _, (data,) = await ask(FetchPiece(piece=blob))
+            _, (data,) = await request(FetchPiece(piece=blob))
         except ChannelFull:
             await trio.sleep(BUSY_S)
             continue
@@ -121,7 +124,7 @@ async def _piece(ask: Ask, blob: BlobId) -> bytes:
 
 
 class _StoreFromThreads:
-    """`Trees` as a shelf, from threads."""
+    """`Trees` as a chunk_cache, from threads."""
 
     def __init__(self, trees: WorkspaceStore, limiter: trio.CapacityLimiter) -> None:
         self.trees, self._limiter = trees, limiter
@@ -139,8 +142,8 @@ class _StoreFromThreads:
         data: bytes = await self.run(self.trees.piece, blob)
         return data
 
-    async def lacking(self, manifest: Manifest) -> list[ManifestChunk]:
-        found: list[ManifestChunk] = await self.run(self.trees.lacking, manifest)
+    async def missing(self, manifest: Manifest) -> list[ManifestChunk]:
+        found: list[ManifestChunk] = await self.run(self.trees.missing, manifest)
         return found
 
 
@@ -149,25 +152,27 @@ class Workspaces:
 
     Args:
         root: of the store, shared by all nodes of this machine and user.
-        ask: how the controller is asked; None until the node has joined.
+        request: how the controller is asked; None until the node has joined.
     """
 
-    def __init__(self, root: Path, ask: Ask, boot_id: str = "", kept: WorkspaceRetention | None = None) -> None:
-        self._trees, self._ask, self._kept = WorkspaceStore(root, boot_id), ask, kept or WorkspaceRetention()
+    def __init__(
+        self, root: Path, request: RequestController, boot_id: str = "", kept: WorkspaceRetention | None = None
+    ) -> None:
+        self._trees, self._request, self._kept = WorkspaceStore(root, boot_id), request, kept or WorkspaceRetention()
         self._disk = _StoreFromThreads(self._trees, trio.CapacityLimiter(THREADS))
         self._turns: dict[BlobId, trio.Lock] = {}
         self._is_open = False
         self._swept_at = float("-inf")
 
     @asynccontextmanager
-    async def held(self, bundle: BlobId, say: Say = lambda line: None) -> AsyncIterator[Path]:
+    async def use(self, bundle: BlobId, say: Say = lambda line: None) -> AsyncIterator[Path]:
         """The bundle's tree, ready, whole, read-only, and not removed as long as this lasts.
 
         Raises:
             WorkspaceFailed: it cannot be had; the message says whose doing that is.
         """
         try:
-            descriptor = await self._hold(bundle, say)
+            descriptor = await self._acquire(bundle, say)
         except (FrayError, TreeCorrupted) as error:
             raise WorkspaceFailed(f"the workspace cannot be fetched: {error}") from error
         except OSError as error:
@@ -179,10 +184,10 @@ class Workspaces:
 
     async def ready(self, bundle: BlobId, say: Say = lambda line: None) -> Path:
         """The bundle's tree, for a moment's look; see `held`."""
-        async with self.held(bundle, say) as tree:
+        async with self.use(bundle, say) as tree:
             return tree
 
-    async def furnish(self, bundle: BlobId, into: Path, say: Say = lambda line: None) -> None:
+    async def copy_to(self, bundle: BlobId, into: Path, say: Say = lambda line: None) -> None:
         """A copy of the workspace at ``into`` (made here), which its attempt may write to.
 
         Raises:
@@ -190,7 +195,7 @@ class Workspaces:
         """
         share = os.geteuid() != 0  # read-only files are no obstacle to root
         for _ in range(TRIES):
-            async with self.held(bundle, say):
+            async with self.use(bundle, say):
                 try:
                     await self._disk.run(lambda: self._trees.copy(bundle, into, share=share))
                     return
@@ -198,18 +203,18 @@ class Workspaces:
                     say(f"workspace: {error}; it is made anew")
                 except OSError as error:
                     raise WorkspaceFailed(self._why(error)) from error
-            await self._spoil(bundle, into)
+            await self._discard_damaged(bundle, into)
         raise WorkspaceFailed(f"the workspace in {self._trees.root} is damaged again and again: who writes there?")
 
-    def give_back(self, bundle: BlobId, copy: Path) -> bool:
+    def return_copy(self, bundle: BlobId, copy: Path) -> bool:
         """In a thread: an attempt has left its copy. False: it is not wanted, and still there."""
-        return self._trees.give_back(bundle, copy)
+        return self._trees.return_copy(bundle, copy)
 
-    async def _spoil(self, bundle: BlobId, into: Path) -> None:
+    async def _discard_damaged(self, bundle: BlobId, into: Path) -> None:
         await self._disk.run(remove, into)
         descriptor = await self._lock(bundle, fcntl.LOCK_EX)
         try:
-            await self._disk.run(self._trees.spoil, bundle)
+            await self._disk.run(self._trees.discard_damaged, bundle)
         finally:
             os.close(descriptor)
 
@@ -220,7 +225,7 @@ class Workspaces:
 
     # Making it ready
 
-    async def _hold(self, bundle: BlobId, say: Say) -> int:
+    async def _acquire(self, bundle: BlobId, say: Say) -> int:
         """A shared lock on a tree that is there."""
         if not self._is_open:
             await self._disk.run(self._trees.open)
@@ -256,7 +261,7 @@ class Workspaces:
         began = time.monotonic()
         await self._sweep()
         for last in (*[False] * (TRIES - 1), True):
-            manifest, parts = await fetch(bundle, self._ask, self._disk, say)
+            manifest, parts = await fetch(bundle, self._request, self._disk, say)
             try:
                 await self._disk.run(self._trees.build, bundle, manifest, parts)
             except (FileNotFoundError, TreeCorrupted, InvalidRequest):
@@ -275,12 +280,12 @@ class Workspaces:
                 log.info("old workspaces were removed", extra={"trees": removed})
 
 
-# Before a keeper is asked for ----------------------------------------------------------------------------------------
+# Before a shim is asked for ----------------------------------------------------------------------------------------
 
 
-def workspace_of(ticket: AttemptSpec) -> Path | None:
+def workspace_of(attempt_spec: AttemptSpec) -> Path | None:
     """Where an attempt's own copy of its workspace is, once `WorkspacePreparer` has begun what comes after it."""
-    return Path(ticket.directory, WORKSPACE_NAME) if ticket.spec.environment.bundle is not None else None
+    return Path(attempt_spec.directory, WORKSPACE_NAME) if attempt_spec.spec.environment.bundle is not None else None
 
 
 class WorkspacePreparer:
@@ -289,23 +294,23 @@ class WorkspacePreparer:
     def __init__(self, workspaces: Workspaces, then: Preparer) -> None:
         self.workspaces, self.then = workspaces, then
 
-    async def prepare(self, ticket: AttemptSpec, say: Say) -> PreparedEnvironment:
-        place = workspace_of(ticket)
+    async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
+        place = workspace_of(attempt_spec)
         if place is None:
-            return await self.then.prepare(ticket, say)
+            return await self.then.prepare(attempt_spec, say)
         try:
-            await self.workspaces.furnish(ticket.spec.environment.bundle or "", place, say)
+            await self.workspaces.copy_to(attempt_spec.spec.environment.bundle or "", place, say)
         except WorkspaceFailed as error:
             raise NotPrepared(str(error)) from error
-        prepared = await self.then.prepare(ticket, say)
-        cwd, inside = paths_in(ticket.spec, str(place))
+        prepared = await self.then.prepare(attempt_spec, say)
+        cwd, inside = paths_in(attempt_spec.spec, str(place))
         return evolve(prepared, cwd=cwd, sys_path=(*inside, *prepared.sys_path))
 
-    def give_back(self, ticket: AttemptSpec) -> None:
+    def return_copy(self, attempt_spec: AttemptSpec) -> None:
         """In a thread, before the directory of an attempt is removed: its workspace may do for another."""
-        place = workspace_of(ticket)
+        place = workspace_of(attempt_spec)
         if place is not None and place.is_dir():
-            self.workspaces.give_back(ticket.spec.environment.bundle or "", place)
+            self.workspaces.return_copy(attempt_spec.spec.environment.bundle or "", place)
 
 
 # Paths in it ---------------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from fray.model.ids import BlobId
 from fray.model.workspace import LINK, PROGRAM, FileEntry, Manifest
 from fray.node.linux.remove_tree import remove, unmount
 
-SPARES_LIMIT_BYTES = 2 * 1000**3
+COPIES_LIMIT_BYTES = 2 * 1000**3
 """Of all copies that wait for an attempt."""
-SPARES_LIMIT = 8
+COPIES_LIMIT = 8
 """Of one workspace."""
 LOOK_AT = 3
 """Other workspaces among which an earlier version of this one is looked for."""
@@ -39,7 +39,7 @@ class ReusableCopies:
     is_whole: IsWhole
     """Of size and time."""
 
-    def give_back(self, bundle: BlobId, manifest: Manifest, copy: Path) -> bool:
+    def return_copy(self, bundle: BlobId, manifest: Manifest, copy: Path) -> bool:
         """Take a copy nobody works in any more; False if it is not wanted, and still where it was.
 
         What stands in its place may be a link to the data of its author: nothing is undone there.
@@ -47,7 +47,7 @@ class ReusableCopies:
         waiting = [name.split(".") for name in self._names()]
         held = sum(int(size) for _, size, _ in waiting)
         alike = sum(name == bundle for name, _, _ in waiting)
-        if held + manifest.size_bytes > SPARES_LIMIT_BYTES or alike >= SPARES_LIMIT:
+        if held + manifest.size_bytes > COPIES_LIMIT_BYTES or alike >= COPIES_LIMIT:
             return False
         try:
             if not stat.S_ISDIR(os.lstat(copy).st_mode) or not unmount(copy):

@@ -69,7 +69,7 @@ class WorkspaceStore:
         self._boot_id = boot_id
         self._files, self._trees, self._pieces = root / "files", root / "trees", root / "pieces"
         self._locks = root / "locks"
-        self._spares = ReusableCopies(root / "spares", is_untouched)
+        self._reusable = ReusableCopies(root / "spares", is_untouched)
 
     def open(self) -> None:
         """Make the directories, and throw away what an earlier boot of the machine has left."""
@@ -85,7 +85,7 @@ class WorkspaceStore:
 
     @property
     def _places(self) -> tuple[Path, ...]:
-        return self._files, self._trees, self._pieces, self._locks, self._spares.root
+        return self._files, self._trees, self._pieces, self._locks, self._reusable.root
 
     # Locks
 
@@ -114,7 +114,7 @@ class WorkspaceStore:
     def manifest(self, bundle: BlobId) -> Manifest:
         return read_manifest((self._trees / f"{bundle}.json").read_bytes())
 
-    def lacking(self, manifest: Manifest) -> list[ManifestChunk]:
+    def missing(self, manifest: Manifest) -> list[ManifestChunk]:
         """Pieces that have something of files that are not here, and are not here themselves."""
         numbers = {
             span.piece for entry, where in spans(manifest) if where and not self._is_whole(entry) for span in where
@@ -137,7 +137,7 @@ class WorkspaceStore:
         """Make the tree, of pieces and files that are here; the bundle's lock is held alone.
 
         Raises:
-            FileNotFoundError: something went meanwhile; ask what is lacking again.
+            FileNotFoundError: something went meanwhile; ask what is missing again.
             OSError: the disk is full, or worse.
         """
         draft = self._trees / f"{bundle}.new"
@@ -215,8 +215,8 @@ class WorkspaceStore:
             Damaged: the tree is not what it was.
         """
         tree, manifest = self.tree(bundle), self.manifest(bundle)
-        taken = self._spares.take(bundle, into) or self._take_alike(manifest, into)
-        there = self._spares.prune(manifest, into) if taken else set()
+        taken = self._reusable.take(bundle, into) or self._take_alike(manifest, into)
+        there = self._reusable.prune(manifest, into) if taken else set()
         for directory in _directories(into, manifest.files):
             os.makedirs(directory, 0o700, exist_ok=True)
         for entry in manifest.files:
@@ -233,22 +233,22 @@ class WorkspaceStore:
 
     def _take_alike(self, manifest: Manifest, into: Path) -> bool:
         """The copy of an earlier version: an edit leaves most files as they are."""
-        for other in self._spares.newest():
+        for other in self._reusable.newest():
             with suppress(OSError, InvalidRequest):
                 theirs = {(entry.path, entry.blob, entry.mode) for entry in self.manifest(other).files}
                 alike = sum((entry.path, entry.blob, entry.mode) in theirs for entry in manifest.files)
                 if alike * 2 > max(len(theirs), len(manifest.files)):
-                    return self._spares.take(other, into)
+                    return self._reusable.take(other, into)
         return False
 
-    def give_back(self, bundle: BlobId, copy: Path) -> bool:
+    def return_copy(self, bundle: BlobId, copy: Path) -> bool:
         """Nobody works in this copy any more: the next attempt may have it. False: it is not wanted."""
         try:
-            return self._spares.give_back(bundle, self.manifest(bundle), copy)
+            return self._reusable.return_copy(bundle, self.manifest(bundle), copy)
         except (OSError, InvalidRequest):
             return False  # its tree is gone
 
-    def spoil(self, bundle: BlobId) -> None:
+    def discard_damaged(self, bundle: BlobId) -> None:
         """It is damaged: drop the tree, and with it what its files were made of. Its lock is held alone."""
         with suppress(OSError, ValueError):
             for entry in self.manifest(bundle).files:
@@ -261,7 +261,7 @@ class WorkspaceStore:
     def sweep(self, kept: WorkspaceRetention) -> int:
         """Remove what nobody uses and there is no room or time for, and what crashes have left; how many trees."""
         removed = 0
-        self._spares.drop(unless=self.has)
+        self._reusable.drop(unless=self.has)
         now, ages = time.time(), []
         for lock in list(self._locks.iterdir()):
             with suppress(FileNotFoundError):
@@ -288,7 +288,7 @@ class WorkspaceStore:
         return True
 
     def _remove_tree(self, bundle: BlobId) -> None:
-        self._spares.drop(unless=lambda other: other != bundle)
+        self._reusable.drop(unless=lambda other: other != bundle)
         old = self._trees / f"{bundle}.old"
         with suppress(FileNotFoundError):
             self.tree(bundle).rename(old)

@@ -40,15 +40,15 @@ def _plug(size_bytes: int) -> object:
 
 def _holes() -> dict[int, int]:
     """Free blocks by their size, as the allocator tells; nothing where there is no such allocator."""
-    tell: Callable[[], None] | None = getattr(sys, "_debugmallocstats", None)
-    if tell is None:
+    print_stats: Callable[[], None] | None = getattr(sys, "_debugmallocstats", None)
+    if print_stats is None:
         return {}
-    told, stderr = os.memfd_create("holes"), os.dup(2)
+    table, stderr = os.memfd_create("holes"), os.dup(2)
     try:
-        os.dup2(told, 2)
-        tell()
+        os.dup2(table, 2)
+        print_stats()
         os.dup2(stderr, 2)
-        return {int(size): int(free) for size, free in _CLASS.findall(os.pread(told, 1 << 20, 0))}
+        return {int(size): int(free) for size, free in _CLASS.findall(os.pread(table, 1 << 20, 0))}
     finally:
         os.close(stderr)
-        os.close(told)
+        os.close(table)

@@ -1,4 +1,4 @@
-"""The node's hold on its zygote: one lives at any time; one that dies is replaced, and running jobs go on."""
+"""The node's lock_path on its zygote: one lives at any time; one that dies is replaced, and running jobs go on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 FIRST_TRIES = 3
 """The first zygote is started so often in all when somebody kills it before it is ready: that says nothing about it."""
-LEAVE_S = 5.0
+EXIT_S = 5.0
 """How long a zygote has to end everything below it when the node leaves."""
 
 log = logging.getLogger("fray.node")
@@ -44,28 +44,28 @@ class ZygoteManager:
 
     def __init__(
         self,
-        warm: Sequence[str],
+        preload: Sequence[str],
         environ: Mapping[str, str],
         on_lost: Callable[[], None],
         first: ForkedZygote | None = None,
         *,
         interpreter: str = sys.executable,
-        hold: str = "",
+        lock_path: str = "",
         descriptors: int | None = None,
     ) -> None:
-        self.interpreter, self.hold = interpreter, hold
+        self.interpreter, self.lock_path = interpreter, lock_path
         """What runs it, and a lock that it holds, shared, while it lives."""
         self.descriptors = descriptors
         """How many it and its jobs may have open. Default: as this process."""
-        self.warm, self.environ = tuple(warm), dict(environ)
+        self.preload, self.environ = tuple(preload), dict(environ)
         self.on_lost = on_lost
         """Called when a zygote has died: what it had below it has come to this process, if it is a subreaper."""
         self.pid: int | None = first.pid if first is not None else None
-        self.no_namespace = ""
+        self.namespace_error = ""
         """Why this machine gives no PID namespaces; empty: it does. Known once there is a zygote."""
         self._first = first
         """The one that was forked before there was a loop."""
-        self._living: _RunningZygote | None = None
+        self._running: _RunningZygote | None = None
         self._changed = trio.Event()
         self._refs = 0
 
@@ -79,7 +79,7 @@ class ZygoteManager:
         while True:
             try:
                 tries += 1
-                await self._live(task_status if first else None)
+                await self._run_one(task_status if first else None)
                 pause_s, first = FIRST_PAUSE_S, False
             except LaunchFailed as error:
                 if first and not (error.details.get("killed") and tries < FIRST_TRIES):
@@ -88,25 +88,25 @@ class ZygoteManager:
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    async def _live(self, task_status: trio.TaskStatus[None] | None) -> None:
+    async def _run_one(self, task_status: trio.TaskStatus[None] | None) -> None:
         """One zygote from its start to its end."""
-        living = self._adopt() or self._spawn()
+        running = self._adopt() or self._spawn()
         try:
-            await self._wait_ready(living)
-            self._set(living)
+            await self._wait_ready(running)
+            self._set_running(running)
             if task_status is not None:
                 task_status.started()
-            await self._listen(living)
+            await self._listen(running)
         finally:
-            self._set(None)
+            self._set_running(None)
             with trio.CancelScope(shield=True):
-                await _reap_when_done(living)
-        log.warning("the zygote (pid %d) has died; starting another", living.pid)
+                await _reap_when_done(running)
+        log.warning("the zygote (pid %d) has died; starting another", running.pid)
         self.on_lost()
 
     def _adopt(self) -> _RunningZygote | None:
         first, self._first = self._first, None
-        return None if first is None else _living(first.pid, first.link)
+        return None if first is None else _running(first.pid, first.link)
 
     def _spawn(self) -> _RunningZygote:
         """From the node's main thread: the kernel ties a child to the thread that made it."""
@@ -116,8 +116,8 @@ class ZygoteManager:
             at_home = self.interpreter == sys.executable  # abroad, the node's directory is not to be imported from
             command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygotes.zygote"]
             command += ["--link-fd", str(theirs.fileno())]
-            command += ["--node-pid", str(os.getpid()), *(f"--warm={name}" for name in self.warm)]
-            command += ["--hold", self.hold] if self.hold else []
+            command += ["--node-pid", str(os.getpid()), *(f"--preload={name}" for name in self.preload)]
+            command += ["--lock-path", self.lock_path] if self.lock_path else []
             command += [f"--descriptors={self.descriptors}"] if self.descriptors is not None else []
             stdin = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
             try:
@@ -126,63 +126,63 @@ class ZygoteManager:
                 ours.close()
                 raise LaunchFailed(f"{self.interpreter} cannot be started: {error.strerror}") from None
         self.pid = pid
-        return _living(pid, ours)
+        return _running(pid, ours)
 
-    async def _wait_ready(self, living: _RunningZygote) -> None:
+    async def _wait_ready(self, running: _RunningZygote) -> None:
         with trio.move_on_after(READY_S):
-            if packet := await _packet(living.link):
-                living.ready, self.no_namespace = True, json.loads(packet)["namespace"]
+            if packet := await _packet(running.link):
+                running.ready, self.namespace_error = True, json.loads(packet)["namespace"]
                 return
-            await trio.lowlevel.wait_readable(living.pidfd)
-            names = ", ".join(self.warm) or "nothing"
-            code = _exit_code(living)
+            await trio.lowlevel.wait_readable(running.pidfd)
+            names = ", ".join(self.preload) or "nothing"
+            code = _exit_code(running)
             raise LaunchFailed(
                 f"the zygote ended with code {code} while it imported {names}: its last words are on the node's stderr",
                 killed=code == -signal.SIGKILL,
             )
         raise LaunchFailed(f"the zygote was not ready after {READY_S:g} s")
 
-    async def _listen(self, living: _RunningZygote) -> None:
-        while packet := await _packet(living.link):
-            event = living.swept.pop(json.loads(packet).get("swept"), None)
+    async def _listen(self, running: _RunningZygote) -> None:
+        while packet := await _packet(running.link):
+            event = running.swept.pop(json.loads(packet).get("swept"), None)
             if event is not None:
                 event.set()
 
-    def _set(self, living: _RunningZygote | None) -> None:
-        if living is None and self._living is not None:
-            for event in self._living.swept.values():
+    def _set_running(self, running: _RunningZygote | None) -> None:
+        if running is None and self._running is not None:
+            for event in self._running.swept.values():
                 event.set()
-        self._living = living
+        self._running = running
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _wait_living(self) -> _RunningZygote:
-        while self._living is None:
+    async def _wait_running(self) -> _RunningZygote:
+        while self._running is None:
             await self._changed.wait()
-        return self._living
+        return self._running
 
-    async def keep(self, control: socket.socket, *, namespace: bool = False) -> int:
-        """Have a keeper forked that holds ``control``; waits for a living zygote. If it fails the socket is closed.
+    async def fork_shim(self, control: socket.socket, *, namespace: bool = False) -> int:
+        """Have a shim forked that holds ``control``; waits for a running zygote. If it fails the socket is closed.
 
         Args:
             namespace: as the init of a new PID namespace.
 
         Returns the pid of the zygote that was asked.
         """
-        return await self._send({"keep": 1, "namespace": int(namespace)}, control)
+        return await self._send({"fork": 1, "namespace": int(namespace)}, control)
 
-    def replace(self, pid: int | None) -> None:
+    def kill(self, pid: int | None) -> None:
         """Kill the zygote of this pid, if it lives: it does not answer. Another will be started."""
-        if self._living is not None and self._living.pid == pid:
+        if self._running is not None and self._running.pid == pid:
             log.error("the zygote (pid %s) does not answer; killing it", pid)
-            signal.pidfd_send_signal(self._living.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._running.pidfd, signal.SIGKILL)
 
     async def sweep(self) -> None:
-        """Returns when nothing is left of keepers that have died."""
+        """Returns when nothing is left of shims that have died."""
         self._refs += 1
         event, ref = trio.Event(), self._refs
-        living = await self._wait_living()
-        living.swept[ref] = event
+        running = await self._wait_running()
+        running.swept[ref] = event
         await self._send({"sweep": ref}, None)
         await event.wait()
 
@@ -190,35 +190,35 @@ class ZygoteManager:
         data = [json.dumps(message).encode()]
         descriptors = [] if control is None else [control.fileno()]
         while True:
-            living = await self._wait_living()
+            running = await self._wait_running()
             try:
-                socket.send_fds(living.link, data, descriptors)
-                return living.pid
+                socket.send_fds(running.link, data, descriptors)
+                return running.pid
             except BlockingIOError:
                 with contextlib.suppress(trio.ClosedResourceError):
-                    await trio.lowlevel.wait_writable(living.link)
+                    await trio.lowlevel.wait_writable(running.link)
             except OSError:
-                await self._changed_from(living)
+                await self._wait_changed(running)
 
-    async def _changed_from(self, living: _RunningZygote) -> None:
-        while self._living is living:
+    async def _wait_changed(self, running: _RunningZygote) -> None:
+        while self._running is running:
             await self._changed.wait()
 
 
-def _living(pid: int, link: socket.socket) -> _RunningZygote:
+def _running(pid: int, link: socket.socket) -> _RunningZygote:
     link.setblocking(False)
     return _RunningZygote(pid=pid, link=link, pidfd=os.pidfd_open(pid))
 
 
-def _exit_code(living: _RunningZygote) -> int:
+def _exit_code(running: _RunningZygote) -> int:
     """Of one that has ended; it stays to be reaped. Negative: the signal that killed it."""
-    ended = os.waitid(os.P_PIDFD, living.pidfd, os.WEXITED | os.WNOWAIT)
+    ended = os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def _reap(living: _RunningZygote) -> None:
-    os.waitid(os.P_PIDFD, living.pidfd, os.WEXITED)
+def _reap(running: _RunningZygote) -> None:
+    os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED)
 
 
 async def _packet(link: socket.socket) -> bytes:
@@ -232,15 +232,15 @@ async def _packet(link: socket.socket) -> bytes:
             return b""
 
 
-async def _reap_when_done(living: _RunningZygote) -> None:
+async def _reap_when_done(running: _RunningZygote) -> None:
     """Let it end (it sweeps what is below it first), and reap it. One that is not ready has nothing below it."""
-    trio.lowlevel.notify_closing(living.link)
-    living.link.close()
-    if not living.ready:
-        signal.pidfd_send_signal(living.pidfd, signal.SIGKILL)
-    with trio.move_on_after(LEAVE_S) as patience:
-        await trio.lowlevel.wait_readable(living.pidfd)
+    trio.lowlevel.notify_closing(running.link)
+    running.link.close()
+    if not running.ready:
+        signal.pidfd_send_signal(running.pidfd, signal.SIGKILL)
+    with trio.move_on_after(EXIT_S) as patience:
+        await trio.lowlevel.wait_readable(running.pidfd)
     if patience.cancelled_caught:
-        signal.pidfd_send_signal(living.pidfd, signal.SIGKILL)
-    _reap(living)
-    os.close(living.pidfd)
+        signal.pidfd_send_signal(running.pidfd, signal.SIGKILL)
+    _reap(running)
+    os.close(running.pidfd)

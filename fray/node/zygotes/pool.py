@@ -1,7 +1,7 @@
 """Zygotes of several environments: the node's own, which always lives, and others while jobs need them.
 
 Law: an attempt is forked by a zygote of its environment, which runs as long as an attempt uses it and `IDLE_S` longer.
-At most `MOST_IDLE` of them wait for nothing: the longest idle ends first.
+At most `IDLE_LIMIT` of them wait for nothing: the longest idle ends first.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from fray.node.prepare import NotPrepared, PreparedEnvironment
 from fray.node.zygotes.manager import ZygoteManager
 
 IDLE_S = 300.0
-MOST_IDLE = 4
+IDLE_LIMIT = 4
 
 log = logging.getLogger("fray.node")
 
-Make: TypeAlias = Callable[[PreparedEnvironment], ZygoteManager]
+MakeManager: TypeAlias = Callable[[PreparedEnvironment], ZygoteManager]
 
 
 @define(eq=False)
 class PooledZygote:
     """The zygote of one environment, and who uses it."""
 
-    zygotes: ZygoteManager
+    manager: ZygoteManager
     users: int = 0
     idle_since: float = 0.0
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -51,23 +51,25 @@ class ZygotePool:
         make: for another environment.
     """
 
-    def __init__(self, own: ZygoteManager, make: Make, *, idle_s: float = IDLE_S, most_idle: int = MOST_IDLE) -> None:
-        self.own, self.idle_s, self.most_idle = PooledZygote(own), idle_s, most_idle
-        self._make = make
+    def __init__(
+        self, own: ZygoteManager, make: MakeManager, *, idle_s: float = IDLE_S, idle_limit: int = IDLE_LIMIT
+    ) -> None:
+        self.own, self.idle_s, self.idle_limit = PooledZygote(own), idle_s, idle_limit
+        self._make_manager = make
         self._others: dict[str, PooledZygote] = {}
-        self._leaving: set[PooledZygote] = set()
+        self._stopping: set[PooledZygote] = set()
         self._nursery: trio.Nursery | None = None
 
     @property
     def pids(self) -> set[int]:
         """Of all zygotes, those that start or end too."""
-        broods = (self.own, *self._others.values(), *self._leaving)
-        return {brood.zygotes.pid for brood in broods if brood.zygotes.pid is not None}
+        zygote_pool = (self.own, *self._others.values(), *self._stopping)
+        return {pooled.manager.pid for pooled in zygote_pool if pooled.manager.pid is not None}
 
     @property
     def interpreters(self) -> dict[str, int]:
         """Of other environments that have a zygote now, with the number of attempts that use it."""
-        return {interpreter: brood.users for interpreter, brood in self._others.items()}
+        return {interpreter: pooled.users for interpreter, pooled in self._others.items()}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the node's own alive, and the others as long as they are used; started when the own one is ready.
@@ -78,7 +80,7 @@ class ZygotePool:
         error: LaunchFailed | None = None
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._nursery.start(self.own.zygotes.run)
+                await self._nursery.start(self.own.manager.run)
             except LaunchFailed as reason:
                 error = reason
             else:
@@ -87,77 +89,77 @@ class ZygotePool:
         if error is not None:
             raise error
 
-    async def take(self, prepared: PreparedEnvironment) -> PooledZygote:
+    async def acquire(self, prepared: PreparedEnvironment) -> PooledZygote:
         """A zygote of that environment, started first if there is none. `Brood.release` it.
 
         Raises:
             NotPrepared: it cannot be started.
         """
-        brood = self._of(prepared)
-        brood.users += 1
-        brood.changed.unpark_all()
+        pooled = self._get_or_start(prepared)
+        pooled.users += 1
+        pooled.changed.unpark_all()
         taken = False
         try:
-            if brood is not self.own:
-                await brood.ready.wait()
-            taken = brood.failed is None
+            if pooled is not self.own:
+                await pooled.ready.wait()
+            taken = pooled.failed is None
         finally:
             if not taken:
-                brood.release()
-        if brood.failed is not None:
-            raise NotPrepared(brood.failed)
-        return brood
+                pooled.release()
+        if pooled.failed is not None:
+            raise NotPrepared(pooled.failed)
+        return pooled
 
-    def _of(self, prepared: PreparedEnvironment) -> PooledZygote:
+    def _get_or_start(self, prepared: PreparedEnvironment) -> PooledZygote:
         if not prepared.interpreter:
             return self.own
-        brood = self._others.get(prepared.interpreter)
-        if brood is None:
+        pooled = self._others.get(prepared.interpreter)
+        if pooled is None:
             assert self._nursery is not None, "zygotes need to run"
-            brood = self._others[prepared.interpreter] = PooledZygote(self._make(prepared))
-            self._nursery.start_soon(self._live, prepared.interpreter, brood)
-        return brood
+            pooled = self._others[prepared.interpreter] = PooledZygote(self._make_manager(prepared))
+            self._nursery.start_soon(self._run_one, prepared.interpreter, pooled)
+        return pooled
 
-    async def _live(self, interpreter: str, brood: PooledZygote) -> None:
+    async def _run_one(self, interpreter: str, pooled: PooledZygote) -> None:
         try:
-            with brood.scope:
+            with pooled.scope:
                 async with trio.open_nursery() as nursery:
-                    await self._start(nursery, brood)
-                    await self._wait_unused(brood)
-                    self._leave(interpreter, brood)
+                    await self._start(nursery, pooled)
+                    await self._wait_unused(pooled)
+                    self._remove(interpreter, pooled)
                     nursery.cancel_scope.cancel()
         finally:
-            self._leave(interpreter, brood)
-            self._leaving.discard(brood)
+            self._remove(interpreter, pooled)
+            self._stopping.discard(pooled)
 
-    async def _start(self, nursery: trio.Nursery, brood: PooledZygote) -> None:
+    async def _start(self, nursery: trio.Nursery, pooled: PooledZygote) -> None:
         try:
-            await nursery.start(brood.zygotes.run)
+            await nursery.start(pooled.manager.run)
         except LaunchFailed as error:
-            brood.failed = f"no process can be started in the environment: {error}"
-        brood.ready.set()
+            pooled.failed = f"no process can be started in the environment: {error}"
+        pooled.ready.set()
 
-    async def _wait_unused(self, brood: PooledZygote) -> None:
+    async def _wait_unused(self, pooled: PooledZygote) -> None:
         """Returns when nobody has used it for `idle_s`, when too many others are idle, or at once if it has failed."""
-        while brood.failed is None:
-            while brood.users:
-                await brood.changed.park()
-            if brood in self._too_idle():
+        while pooled.failed is None:
+            while pooled.users:
+                await pooled.changed.park()
+            if pooled in self._too_idle():
                 return
             with trio.move_on_after(self.idle_s) as patience:
-                await brood.changed.park()
-            if patience.cancelled_caught and not brood.users:
+                await pooled.changed.park()
+            if patience.cancelled_caught and not pooled.users:
                 return
 
     def _too_idle(self) -> list[PooledZygote]:
         idle = sorted((one for one in self._others.values() if not one.users), key=lambda one: one.idle_since)
-        gone = idle[: max(0, len(idle) - self.most_idle)]
-        for brood in gone:
-            brood.changed.unpark_all()
+        gone = idle[: max(0, len(idle) - self.idle_limit)]
+        for pooled in gone:
+            pooled.changed.unpark_all()
         return gone
 
-    def _leave(self, interpreter: str, brood: PooledZygote) -> None:
+    def _remove(self, interpreter: str, pooled: PooledZygote) -> None:
         """Whoever comes from now on gets another one."""
-        if self._others.get(interpreter) is brood:
+        if self._others.get(interpreter) is pooled:
             del self._others[interpreter]
-            self._leaving.add(brood)
+            self._stopping.add(pooled)

@@ -1,10 +1,10 @@
-"""The zygote: one single-threaded process beside each node, outside any event loop, that forks keepers.
+"""The zygote: one single-threaded process beside each node, outside any event loop, that forks shims.
 
-It imports once what every job needs, so that a job starts in milliseconds. Law: nothing of a keeper that died survives
+It imports once what every job needs, so that a job starts in milliseconds. Law: nothing of a shim that died survives
 it (orphans come here and are swept), and when the node is gone, everything below ends and then the zygote does. It
-holds no secret: a keeper reads its ticket from the node on a descriptor that only passes through here.
+holds no secret: a shim reads its attempt_spec from the node on a descriptor that only passes through here.
 
-Conversation with the node, one JSON message a packet. Down: ``{"keep": 1}`` with the keeper's control socket attached
+Conversation with the node, one JSON message a packet. Down: ``{"keep": 1}`` with the shim's control socket attached
 (with ``"namespace": 1`` as the init of a PID namespace), ``{"sweep": ref}``. Up: ``{"ready": pid, "namespace": why
 there can be none}``, ``{"swept": ref}``.
 """
@@ -35,35 +35,35 @@ from fray.net.file_limits import lower_limit
 from fray.node.job_process.bootstrap import run_entrypoint
 from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
 from fray.node.shim.main import run_shim
-from fray.node.shim.pid_namespace import fork_init, refusal
+from fray.node.shim.pid_namespace import fork_init, namespace_error
 from fray.node.shim.spawn import close_all_but
 from fray.node.zygotes.copy_on_write import compact_heap
 
 PACKET_LIMIT_BYTES = 4096
-KEEPERS_S = 0.5
-"""How long keepers have to end what they keep, once the node is gone."""
+SHIMS_S = 0.5
+"""How long shims have to end what they keep, once the node is gone."""
 
 
 class Zygote:
     def __init__(self, link: socket.socket, node_pidfd: int) -> None:
         self.link = link
         self.node_pidfd = node_pidfd
-        self.keepers: set[int] = set()
+        self.shims: set[int] = set()
         self.selector = selectors.DefaultSelector()
         self.wake, self._wake_write = socket.socketpair()
         for end in (self.wake, self._wake_write):
             end.setblocking(False)
 
     def serve(self) -> socket.socket | None:
-        """Fork keepers until the node is gone, then end all below and return None.
+        """Fork shims until the node is gone, then end all below and return None.
 
-        Returns a keeper's control socket in each forked keeper, so that the child leaves this stack frame.
+        Returns a shim's control socket in each forked shim, so that the child leaves this stack frame.
         """
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         for source in (self.link, self.wake, self.node_pidfd):
             self.selector.register(source, selectors.EVENT_READ)
-        self._say(ready=os.getpid(), namespace=refusal())
+        self._send(ready=os.getpid(), namespace=namespace_error())
         while True:
             ready = {key.fileobj for key, _ in self.selector.select()}
             if self.node_pidfd in ready:
@@ -74,42 +74,42 @@ class Zygote:
                 packet, descriptors = _receive(self.link)
                 if not packet:
                     break
-                control = self._obey(json.loads(packet), descriptors)
+                control = self._handle(json.loads(packet), descriptors)
                 if control is not None:
                     return control
-        self._wait_keepers()
+        self._wait_shims()
         end_descendants()
         return None
 
-    def _wait_keepers(self) -> None:
+    def _wait_shims(self) -> None:
         """The node is gone: they have seen it too, and know better what to leave in order. The rest is killed."""
-        deadline = time.monotonic() + KEEPERS_S
-        while self.keepers and (left_s := deadline - time.monotonic()) > 0:
+        deadline = time.monotonic() + SHIMS_S
+        while self.shims and (left_s := deadline - time.monotonic()) > 0:
             select.select([self.wake], [], [], left_s)
             self._reap()
 
-    def _obey(self, message: dict[str, int], descriptors: list[int]) -> socket.socket | None:
-        if "keep" in message:
+    def _handle(self, message: dict[str, int], descriptors: list[int]) -> socket.socket | None:
+        if "fork" in message:
             fork = fork_init if message.get("namespace") else os.fork
-            return self._fork_keeper(socket.socket(fileno=descriptors[0]), fork)
+            return self._fork_shim(socket.socket(fileno=descriptors[0]), fork)
         if "sweep" in message:
             self._reap()
-            end_descendants(self.keepers)
-            self._say(swept=message["sweep"])
+            end_descendants(self.shims)
+            self._send(swept=message["sweep"])
         return None
 
-    def _fork_keeper(self, control: socket.socket, fork: Callable[[], int]) -> socket.socket | None:
+    def _fork_shim(self, control: socket.socket, fork: Callable[[], int]) -> socket.socket | None:
         """In the child the control socket. If there is no process left, closing it tells the node."""
         with contextlib.suppress(OSError):
             pid = fork()
             if pid == 0:
-                self._forget_zygote(control)
+                self._close_inherited(control)
                 return control
-            self.keepers.add(pid)
+            self.shims.add(pid)
         control.close()
         return None
 
-    def _forget_zygote(self, control: socket.socket) -> None:
+    def _close_inherited(self, control: socket.socket) -> None:
         """Close all its descriptors, so that its end is seen as the end of its link; and leave no Python object behind
         that would close a number again once it belongs to something else."""
         signal.set_wakeup_fd(-1)
@@ -120,19 +120,19 @@ class Zygote:
         close_all_but((control.fileno(), self.node_pidfd))
 
     def _reap(self) -> None:
-        """Take the dead; sweep after a keeper that did not end as it should (one that did has left nothing)."""
+        """Take the dead; sweep after a shim that did not end as it should (one that did has left nothing)."""
         with contextlib.suppress(BlockingIOError):
             while self.wake.recv(4096):
                 pass
         untidy = False
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitpid(-1, os.WNOHANG))[0]:
-                self.keepers.discard(dead[0])
+                self.shims.discard(dead[0])
                 untidy = untidy or dead[1] != 0
         if untidy:
-            end_descendants(self.keepers)
+            end_descendants(self.shims)
 
-    def _say(self, **message: int | str) -> None:
+    def _send(self, **message: int | str) -> None:
         with contextlib.suppress(OSError):
             self.link.send(json.dumps(message).encode())
 
@@ -172,7 +172,7 @@ def fork_zygote(names: Sequence[str]) -> ForkedZygote:
         os.setsid()
         close_all_but((theirs.fileno(),))
         ours.detach()
-        be_zygote(theirs, node, names)
+        run_zygote(theirs, node, names)
     except BaseException:  # noqa: BLE001 - said on the node's stderr; the node's own code must never go on in here
         traceback.print_exc()
     finally:
@@ -184,24 +184,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="fray.node.zygotes.zygote", description="forks the jobs of a fray-node")
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
-    parser.add_argument("--warm", action="append", default=[])
-    parser.add_argument("--hold", help="a lock file of its environment")
+    parser.add_argument("--preload", action="append", default=[])
+    parser.add_argument("--lock-path", help="a lock file of its environment")
     parser.add_argument("--descriptors", type=int, help="how many it and its jobs may have open")
     options = parser.parse_args(arguments)
     if options.descriptors is not None:
         lower_limit(options.descriptors)
-    if options.hold:
-        _hold(options.hold)
+    if options.lock_path:
+        _hold_lock(options.lock_path)
     os.set_inheritable(options.link_fd, False)
-    be_zygote(socket.socket(fileno=options.link_fd), options.node_pid, options.warm)
+    run_zygote(socket.socket(fileno=options.link_fd), options.node_pid, options.preload)
 
 
-def _hold(path: str) -> None:
+def _hold_lock(path: str) -> None:
     """While this process lives its environment is in use. Whoever had it started holds the lock too, until then."""
     fcntl.flock(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_SH)
 
 
-def be_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoReturn:
+def run_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoReturn:
     """Warm up and serve; goes on as a job in each process that is to be one."""
     _set_up()
     try:
@@ -231,12 +231,12 @@ def _set_up() -> None:
 
 def preload(names: Sequence[str]) -> None:
     """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
-    load(names)
+    import_all(names)
     _warm_codec()
     compact_heap()
 
 
-def load(names: Iterable[str]) -> None:
+def import_all(names: Iterable[str]) -> None:
     """Import modules (``module``), or import and call (``module:function``)."""
     for name in names:
         module, _, function = name.partition(":")
@@ -246,7 +246,7 @@ def load(names: Iterable[str]) -> None:
 
 
 def _warm_codec() -> None:
-    """The converters of what every keeper reads and writes are compiled at first use: milliseconds each."""
+    """The converters of what every shim reads and writes are compiled at first use: milliseconds each."""
     spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
     from_json(AttemptSpec, to_json(AttemptSpec(attempt_id="", spec=spec, controller="", key="")))
     from_json(Outcome, to_json(Outcome(cause=EndReason.SUCCEEDED)))

@@ -76,6 +76,6 @@ def test_a_link_that_a_job_has_left_in_place_of_its_workspace_is_no_copy_for_the
     (tmp_path / "spares").mkdir()
     (tmp_path / "workspace").symlink_to(precious)
     spares = ReusableCopies(tmp_path / "spares", lambda seen, entry: True)
-    assert not spares.give_back("0" * 64, Manifest((), ()), tmp_path / "workspace")
+    assert not spares.return_copy("0" * 64, Manifest((), ()), tmp_path / "workspace")
     assert (precious / "data").exists()
     assert not spares.take("0" * 64, tmp_path / "next")

@@ -38,61 +38,61 @@ def at(name: str) -> PreparedEnvironment:
 
 
 @pytest.fixture
-async def broods(nursery: trio.Nursery) -> ZygotePool:
+async def zygote_pool(nursery: trio.Nursery) -> ZygotePool:
     starts: list[str] = []
     own = cast("ZygoteManager", Stub(starts, ""))
     made = ZygotePool(
-        own, lambda prepared: cast("ZygoteManager", Stub(starts, prepared.interpreter)), idle_s=60, most_idle=1
+        own, lambda prepared: cast("ZygoteManager", Stub(starts, prepared.interpreter)), idle_s=60, idle_limit=1
     )
     await nursery.start(made.run)
     return made
 
 
-def starts_of(broods: ZygotePool) -> list[str]:
-    return cast("Stub", broods.own.zygotes).starts
+def starts_of(zygote_pool: ZygotePool) -> list[str]:
+    return cast("Stub", zygote_pool.own.manager).starts
 
 
-async def test_the_node_s_own_is_always_there(broods: ZygotePool, autojump_clock: trio.testing.MockClock) -> None:
-    assert await broods.take(PreparedEnvironment()) is broods.own
-    assert starts_of(broods) == [""]
+async def test_the_node_s_own_is_always_there(zygote_pool: ZygotePool, autojump_clock: trio.testing.MockClock) -> None:
+    assert await zygote_pool.acquire(PreparedEnvironment()) is zygote_pool.own
+    assert starts_of(zygote_pool) == [""]
 
 
 async def test_many_who_ask_together_share_one_that_ends_a_while_after_the_last(
-    broods: ZygotePool, autojump_clock: trio.testing.MockClock
+    zygote_pool: ZygotePool, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(5):
-            nursery.start_soon(broods.take, at("a"))
-    assert starts_of(broods) == ["", "a"]
-    assert broods.interpreters == {"a": 5}
-    brood = await broods.take(at("a"))
+            nursery.start_soon(zygote_pool.acquire, at("a"))
+    assert starts_of(zygote_pool) == ["", "a"]
+    assert zygote_pool.interpreters == {"a": 5}
+    pooled = await zygote_pool.acquire(at("a"))
     for _ in range(6):
-        brood.release()
+        pooled.release()
     await trio.sleep(59)
-    (await broods.take(at("a"))).release()
+    (await zygote_pool.acquire(at("a"))).release()
     await trio.sleep(59)
-    assert broods.interpreters == {"a": 0}, "used meanwhile"
+    assert zygote_pool.interpreters == {"a": 0}, "used meanwhile"
     await trio.sleep(2)
-    assert broods.interpreters == {}
-    assert broods.pids == {1}
+    assert zygote_pool.interpreters == {}
+    assert zygote_pool.pids == {1}
 
 
 async def test_of_those_that_wait_for_nothing_the_longest_idle_goes(
-    broods: ZygotePool, autojump_clock: trio.testing.MockClock
+    zygote_pool: ZygotePool, autojump_clock: trio.testing.MockClock
 ) -> None:
     for name in ("a", "b"):
-        brood = await broods.take(at(name))
-        brood.release()
+        pooled = await zygote_pool.acquire(at(name))
+        pooled.release()
         await trio.sleep(5)
-    assert broods.interpreters == {"b": 0}
+    assert zygote_pool.interpreters == {"b": 0}
 
 
 async def test_one_that_cannot_start_fails_all_who_wait_and_the_next_one_tries_again(
-    broods: ZygotePool, autojump_clock: trio.testing.MockClock
+    zygote_pool: ZygotePool, autojump_clock: trio.testing.MockClock
 ) -> None:
     for _ in range(2):
         with pytest.raises(NotPrepared, match="it cannot be imported"):
-            await broods.take(at("broken"))
+            await zygote_pool.acquire(at("broken"))
         await trio.sleep(0.1)
-    assert starts_of(broods) == ["", "broken", "broken"]
-    assert broods.interpreters == {}
+    assert starts_of(zygote_pool) == ["", "broken", "broken"]
+    assert zygote_pool.interpreters == {}
