@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_node import FakeLauncher
 
-from fray.controller.connections.join_tokens import JoinTokens, check_place
+from fray.controller.join_tokens import JoinTokens, check_place
 from fray.controller.store import Store
 from fray.errors import ChannelFull, FrayError, InvalidRequest, ProtocolMismatch, StoreError, Unauthorized
 from fray.model.join_tokens import (
@@ -195,7 +195,7 @@ def test_a_unit_that_was_given_up_is_forgotten_when_its_last_token_has_expired()
 
 
 def test_no_more_units_are_remembered_than_the_limit(monkeypatch: Any) -> None:
-    monkeypatch.setattr("fray.controller.connections.join_tokens.UNITS_LIMIT", 2)
+    monkeypatch.setattr("fray.controller.join_tokens.UNITS_LIMIT", 2)
     joins = book()
     for unit in ("a", "b"):
         joins.spend(key_id(joins.mint(unit, 1, NOW)), asked(unit), "", NOW)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.controller.logs.cache import LogCache, LogCursor, LogRing
+from fray.controller.log_cache import LogCache, LogCursor, LogRing
 from fray.model.log_records import LogChunk, record, unpack
 
 COST = 300

@@ -8,7 +8,7 @@ import pytest
 import trio
 from controlling import Client, Node, Stage, spec, stage
 
-from fray.controller.connections.secrets import WAIT_S
+from fray.controller.secret_store import WAIT_S
 from fray.errors import InvalidRequest
 from fray.model.messages.client import Launch, ProvideSecrets, Terminate, WatchJobs
 from fray.model.specs import EndReason, EntryKind

@@ -8,8 +8,8 @@ import pytest
 
 import fray
 from fray import EnvironmentConfig, InvalidRequest, Secret
-from fray.controller.connections.secrets import SECRET_LIMIT_CHARS, SecretStore, check_secrets
 from fray.controller.options import parse
+from fray.controller.secret_store import SECRET_LIMIT_CHARS, SecretStore, check_secrets
 from fray.model.specs import AttemptSpec, EntryKind, JobSpec
 from fray.net.codec import to_json
 from fray.node import secrets

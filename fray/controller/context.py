@@ -11,11 +11,11 @@ from typing import Protocol
 
 from attrs import Factory, define, evolve, field
 
-from fray.controller.connections.join_tokens import JoinTokens
-from fray.controller.connections.secrets import SecretStore
-from fray.controller.logs.cache import LogCache
+from fray.controller.join_tokens import JoinTokens
+from fray.controller.log_cache import LogCache
 from fray.controller.metrics.attempt_metrics import AttemptMetricsStore
 from fray.controller.metrics.usage_history import UsageHistory
+from fray.controller.secret_store import SecretStore
 from fray.controller.store import Store
 from fray.controller.workspaces.bundles import BundleStore
 from fray.model.ids import AttemptId, BlobId

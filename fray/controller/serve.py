@@ -13,8 +13,8 @@ import trio
 from attrs import field, frozen
 
 from fray.controller.connections.gateway import Gateway
-from fray.controller.connections.join_tokens import JoinTokens
 from fray.controller.context import ControllerContext
+from fray.controller.join_tokens import JoinTokens
 from fray.controller.loop import Loop, anchored_clock
 from fray.controller.process_watch import pid_namespace_id
 from fray.controller.provider_driver import Maker, ProviderDriver, node_address

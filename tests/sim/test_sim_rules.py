@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from fray.controller.connections.join_tokens import JoinTokens
+from fray.controller.join_tokens import JoinTokens
 from fray.errors import SessionEnded
 from fray.model.messages.node import JoinGrant, JoinRequest
 from fray.model.resources import Capacity

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from fray.controller.connections.client_logs import ClientLogs, NodeConnections
 from fray.controller.connections.client_requests import HANDLERS, follow_jobs
 from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.relay import open_relay, open_way_to_port
@@ -16,7 +17,6 @@ from fray.controller.connections.session_errors import session_ended
 from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import heartbeat_s, is_goodbye
 from fray.controller.context import ControllerContext
-from fray.controller.logs.client_logs import ClientLogs, NodeConnections
 from fray.controller.process_watch import ProcessWatch
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, SessionEnded
 from fray.model.ids import JobId, Namespace, NodeName

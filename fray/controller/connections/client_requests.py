@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from fray.controller.connections.secrets import check_secrets
 from fray.controller.connections.validation import (
     check_bundles,
     check_checkpoint,
@@ -20,6 +19,7 @@ from fray.controller.connections.validation import (
     check_marked,
     check_reserved,
 )
+from fray.controller.secret_store import check_secrets
 from fray.errors import FrayError, InvalidRequest, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
 from fray.model.job_groups import JobGroupInfo

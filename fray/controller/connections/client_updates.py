@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import trio
 
+from fray.controller.connections.client_logs import ClientLogs
 from fray.controller.context import ControllerContext
-from fray.controller.logs.client_logs import ClientLogs
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages import client as words
 from fray.model.reservations import ReservationId

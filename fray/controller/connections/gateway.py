@@ -13,12 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from fray.controller.connections.client import ClientConnection
-from fray.controller.connections.join_tokens import (
-    GreetingOnlyHandler,
-    check_place,
-    close_after_grace,
-    end_with,
-)
+from fray.controller.connections.client_logs import ancestors
 from fray.controller.connections.node import NodeConnection
 from fray.controller.connections.session_errors import session_ended, session_unknown
 from fray.controller.connections.subscriptions import SubscriptionIndex
@@ -31,7 +26,12 @@ from fray.controller.connections.validation import (
     is_over,
 )
 from fray.controller.context import ControllerContext
-from fray.controller.logs.client_logs import ancestors
+from fray.controller.join_tokens import (
+    GreetingOnlyHandler,
+    check_place,
+    close_after_grace,
+    end_with,
+)
 from fray.controller.metrics.stack_captures import StackCaptures
 from fray.controller.process_watch import ProcessWatch, wait_gone
 from fray.errors import (

@@ -14,9 +14,9 @@ from typing import Protocol
 import trio
 from attrs import evolve
 
-from fray.controller.connections.secrets import WAIT_S
 from fray.controller.context import ControllerContext
 from fray.controller.process_watch import ProcessWatch
+from fray.controller.secret_store import WAIT_S
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
 from fray.model.log_records import LogChunk

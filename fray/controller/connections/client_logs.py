@@ -16,7 +16,7 @@ from attrs import evolve
 
 from fray.controller.connections.node import NodeConnection
 from fray.controller.context import ControllerContext
-from fray.controller.logs.cache import LogCursor, LogRing
+from fray.controller.log_cache import LogCursor, LogRing
 from fray.errors import DeadlineExceeded, FrayError, InvalidRequest, NoSuchJob
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
 from fray.model.log_records import LogChunk
